@@ -2,11 +2,12 @@
 
     python benchmarks/advice_edges.py calibration|held-out [--out FILE]
 
-For each network (256 handwritten digits), at the start of training and at its end, with momentum 0 and 0.9, batches of
-32 and all data: the advice, and the edge by bisection over training runs of 100 steps (``largest_stable_rate`` with
-factor=None). Prints a row each and how many intervals hold the edge. The errors of ``advise`` for what the local
-quadratic leaves out come from the set "calibration"; "held-out" has other architectures, activations and losses (14 of
-its 40 edges, the squared loss and part of the tanh CNN, had been seen when the errors were fixed).
+For each network (256 handwritten digits), at the start of training and at its end, with momentum 0
+and 0.9, batches of 32 and all data: the advice, and the edge by bisection over training runs of 100
+steps (``largest_stable_rate`` with factor=None). Prints a row each and how many intervals hold the
+edge. The errors of ``advise`` for what the local quadratic leaves out come from the set
+"calibration"; "held-out" has other architectures, activations and losses (14 of its 40 edges, the
+squared loss and part of the tanh CNN, had been seen when the errors were fixed).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Transformer(nn.Module):
         self.embed = nn.Linear(8, width)
         self.place = nn.Parameter(0.1 * torch.randn(8, width))
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True, activation="gelu")
+            nn.TransformerEncoderLayer(
+                width, 2, 2 * width, dropout=0.0, batch_first=True, activation="gelu"
+            )
             for _ in range(layers)
         )
         self.head = nn.Linear(width, 10)
@@ -51,14 +54,22 @@ class Transformer(nn.Module):
         return self.head(tokens.mean(dim=1))  # type: ignore[no-any-return]
 
 
-def perceptron(sizes: list[int], activation: Callable[[], nn.Module], norm: bool = False) -> nn.Module:
+def perceptron(
+    sizes: list[int], activation: Callable[[], nn.Module], norm: bool = False
+) -> nn.Module:
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after), *([nn.LayerNorm(after)] if norm and after != 10 else []), activation()]
+        layers += [
+            nn.Linear(before, after),
+            *([nn.LayerNorm(after)] if norm and after != 10 else []),
+            activation(),
+        ]
     return nn.Sequential(*layers[:-1])
 
 
-def convolutional(widths: tuple[int, int], activation: Callable[[], nn.Module], norm: bool = False) -> nn.Module:
+def convolutional(
+    widths: tuple[int, int], activation: Callable[[], nn.Module], norm: bool = False
+) -> nn.Module:
     layers: list[nn.Module] = [nn.Unflatten(1, (1, 8, 8))]
     for before, after in itertools.pairwise((1, *widths)):
         norms = [nn.GroupNorm(2, after)] if norm else []
@@ -72,7 +83,10 @@ SETS: dict[str, dict[str, tuple[Callable[[], nn.Module], str]]] = {
         "ReLU perceptron": (lambda: perceptron([64, 64, 32, 10], nn.ReLU), "cross_entropy"),
         "CNN": (lambda: convolutional((8, 16), nn.ReLU), "cross_entropy"),
         "transformer": (lambda: Transformer(16, 1), "cross_entropy"),
-        "GELU perceptron with layer norm": (lambda: perceptron([64, 40, 40, 40, 10], nn.GELU, True), "cross_entropy"),
+        "GELU perceptron with layer norm": (
+            lambda: perceptron([64, 40, 40, 40, 10], nn.GELU, True),
+            "cross_entropy",
+        ),
     },
     "held-out": {
         "squared-loss perceptron": (lambda: perceptron([64, 48, 10], nn.SiLU), "mse"),

@@ -1,11 +1,12 @@
-"""What does everything cost? The tables and figures of docs/bench.md, from what ``lambdahat bench`` has left.
+"""What does everything cost? The tables and figures of docs/bench.md, from what ``lambdahat bench``
+has left.
 
     lambdahat bench --peers --out FOLDER
     cp FOLDER/bench.json benchmarks/results/bench-cpu.json
     python benchmarks/bench_page.py
 
-puts, for each bench-NAME.json in benchmarks/results, a figure, what is to be explained and a table between the marks of
-the page.
+puts, for each bench-NAME.json in benchmarks/results, a figure, what is to be explained and a table
+between the marks of the page.
 """
 
 from __future__ import annotations
@@ -21,29 +22,48 @@ from lambdahat.cli.tables import markdown_table
 from lambdahat.report.figures import plot
 
 ROOT = Path(__file__).parents[1]
-PAGE, FIGURES, RESULTS = ROOT / "docs" / "bench.md", ROOT / "docs" / "figures", ROOT / "benchmarks" / "results"
+PAGE, FIGURES, RESULTS = (
+    ROOT / "docs" / "bench.md",
+    ROOT / "docs" / "figures",
+    ROOT / "benchmarks" / "results",
+)
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
 def section(name: str, found: BenchResult) -> str:
-    versions = ", ".join(f"{peer} {number}" for peer, number in found.about["versions"].items() if number[0].isdigit())
+    versions = ", ".join(
+        f"{peer} {number}"
+        for peer, number in found.about["versions"].items()
+        if number[0].isdigit()
+    )
     rows = [tuple(cell.replace("|", "\\|") for cell in as_row(found, row)) for row in found.rows]
     explain = "\n".join(f"- {line}" for line in findings(found)) or "- nothing"
     made = f"`lambdahat {found.about['command']}`, Python {found.about['python']}; {versions}."
     figure = f"![The cost of every task, ours and the peers'](figures/bench-{name}.png)"
-    parts = (f"### {headline(found)}", made, figure, "To be explained:", explain, markdown_table(HEADER, rows).rstrip())
+    parts = (
+        f"### {headline(found)}",
+        made,
+        figure,
+        "To be explained:",
+        explain,
+        markdown_table(HEADER, rows).rstrip(),
+    )
     return "\n\n".join(parts)
 
 
 def draw(name: str, found: BenchResult) -> None:
     buffer = io.BytesIO()
     plot(found).figure.savefig(buffer, dpi=90, metadata={"Software": None})
-    few = Image.open(buffer).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)  # the default merges two peers'
+    # the default merges two peers'
+    few = Image.open(buffer).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE)
     few.save(FIGURES / f"bench-{name}.png", optimize=True)
 
 
 def main() -> None:
-    found = {path.stem.removeprefix("bench-"): BenchResult.load(path) for path in sorted(RESULTS.glob("bench-*.json"))}
+    found = {
+        path.stem.removeprefix("bench-"): BenchResult.load(path)
+        for path in sorted(RESULTS.glob("bench-*.json"))
+    }
     for name, result in found.items():
         draw(name, result)
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

@@ -2,7 +2,8 @@
 
     make cluster-check
 
-runs the tests that say so, those marked slow too, and writes what came of each into benchmarks/results/clusters.txt.
+runs the tests that say so, those marked slow too, and writes what came of each into
+benchmarks/results/clusters.txt.
 """
 
 from __future__ import annotations
@@ -21,17 +22,34 @@ PACKAGES = ("torch", "joblib", "dask", "distributed", "ray")
 
 
 def main() -> int:
-    command = ["-m", "pytest", "tests/experiments/test_sweeps.py", "-k", CHOSEN, "-m", "slow or not slow", "-v"]
+    command = [
+        "-m",
+        "pytest",
+        "tests/experiments/test_sweeps.py",
+        "-k",
+        CHOSEN,
+        "-m",
+        "slow or not slow",
+        "-v",
+    ]
     said = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, text=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, *command],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     print(said.stdout, said.stderr, sep="")
-    outcomes = [" ".join(line.split()[:2]) for line in said.stdout.splitlines() if line.startswith("tests/")]
-    if said.returncode or any(not outcome.endswith("PASSED") for outcome in outcomes):  # what was skipped shows nothing
+    outcomes = [
+        " ".join(line.split()[:2]) for line in said.stdout.splitlines() if line.startswith("tests/")
+    ]
+    # what was skipped shows nothing
+    if said.returncode or any(not outcome.endswith("PASSED") for outcome in outcomes):
         return 1
     head = [
         time.strftime("python benchmarks/cluster_check.py, %Y-%m-%d %H:%M UTC", time.gmtime()),
-        f"python {sys.version.split()[0]}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES),
+        f"python {sys.version.split()[0]}, "
+        + ", ".join(f"{name} {version(name)}" for name in PACKAGES),
         f'python -m pytest tests/experiments/test_sweeps.py -k "{CHOSEN}" -m "slow or not slow" -v',
     ]
     RECORD.write_text("\n".join([*head, "", *outcomes]) + "\n", encoding="utf-8")

@@ -1,12 +1,14 @@
-"""How often does graphs.clusters find the planted number of clusters, and how often does its error bar hold it?
+"""How often does graphs.clusters find the planted number of clusters, and how often does its error
+bar hold it?
 
     python benchmarks/cluster_counts.py [--seeds 10]
 
-Clear: planted partitions of 2 to 40 clusters, whose eigengap behind the planted count is at least three times the
-widest of all other gaps but that behind 0, by NumPy's dense decomposition. Blurred: clusters of random sizes, mean
-degree 5 to 20, up to 60 % of the edges between clusters, clear or not. None: random graphs without clusters. Prints,
-and writes to benchmarks/results/cluster-counts.json, how many counts were right and how many 95 % intervals held the
-planted one.
+Clear: planted partitions of 2 to 40 clusters, whose eigengap behind the planted count is at least
+three times the widest of all other gaps but that behind 0, by NumPy's dense decomposition. Blurred:
+clusters of random sizes, mean degree 5 to 20, up to 60 % of the edges between clusters, clear or
+not. None: random graphs without clusters. Prints, and writes to
+benchmarks/results/cluster-counts.json, how many counts were right and how many 95 % intervals held
+the planted one.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def blurred_graph(rng: np.random.Generator, seed: int) -> tuple[nx.Graph | None,
     if count * size > 700 or outside > 1:
         return None, count
     sizes = [int(s) for s in rng.integers(max(6, size // 2), size * 3 // 2, count)]
-    made = nx.random_partition_graph(sizes, min(1, degree * (1 - mixing) / (size - 1)), outside, seed=seed)
+    made = nx.random_partition_graph(
+        sizes, min(1, degree * (1 - mixing) / (size - 1)), outside, seed=seed
+    )
     return (made if nx.is_connected(made) else None), count
 
 
@@ -96,12 +100,20 @@ def main() -> None:
             value, (low, high) = float(found), found.interval()
             known = bool(np.isfinite(value))
             held = known and bool(low - 1e-9 <= count <= high + 1e-9)
-            rows.setdefault(name, []).append((known and found.rounded == count, held, found.status.ok))
+            rows.setdefault(name, []).append(
+                (known and found.rounded == count, held, found.status.ok)
+            )
     record = {}
     for name, results in rows.items():
         right, held, ok = (int(sum(column)) for column in zip(*results, strict=True))
         sure = sum(right for right, _, fine in results if fine)
-        record[name] = {"graphs": len(results), "right": right, "held": held, "converged": ok, "converged right": sure}
+        record[name] = {
+            "graphs": len(results),
+            "right": right,
+            "held": held,
+            "converged": ok,
+            "converged right": sure,
+        }
         print(
             f"{name}: right {right} of {len(results)}, held by the 95 % interval {held}; "
             f"CONVERGED {ok}, of which right {sure}"

@@ -2,9 +2,10 @@
 
     python benchmarks/density_parts.py [--tf32] [--limit 4] [--case vgg16] [--depth 100]
 
-times, from a fresh process, the first gradient (most of it cuDNN's search), later ones, the whole density with the
-search that its own kernels need, products afterwards, and Gram–Schmidt's two passes over a basis as deep.
-``--limit`` is torch.backends.cudnn.benchmark_limit, the kernels that a search tries.
+times, from a fresh process, the first gradient (most of it cuDNN's search), later ones, the whole
+density with the search that its own kernels need, products afterwards, and Gram–Schmidt's two
+passes over a basis as deep. ``--limit`` is torch.backends.cudnn.benchmark_limit, the kernels that a
+search tries.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def median(work: Callable[[], Any], times: int = 5) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--limit", type=int, default=10)
     parser.add_argument("--case", default="vgg16", choices=("mlp", "tanh", "lenet5", "vgg16"))
@@ -58,7 +61,9 @@ def main() -> None:
     parts = {
         "first gradient": seconds(case.gradient),
         "gradient": median(case.gradient),
-        "density": seconds(lambda: spectrum(hessian(case.problem()), depth=args.depth, probes=1, seed=0)),
+        "density": seconds(
+            lambda: spectrum(hessian(case.problem()), depth=args.depth, probes=1, seed=0)
+        ),
     }
     for name, make in (("Hessian product", hessian), ("GGN product", ggn)):
         operator = make(case.problem())
@@ -66,7 +71,9 @@ def main() -> None:
         del operator
     basis = Basis(args.depth, case.num_parameters, v.dtype, v.device)
     basis.rows.normal_()
-    parts["Gram–Schmidt, last step"] = median(lambda: [basis.orthogonalise(v.clone(), args.depth) for _ in range(2)])
+    parts["Gram–Schmidt, last step"] = median(
+        lambda: [basis.orthogonalise(v.clone(), args.depth) for _ in range(2)]
+    )
     print(f"{args.case}, {case.describe()}, TF32 {args.tf32}, limit {args.limit}")
     for name, spent in parts.items():
         print(f"{name:24} {1e3 * spent:10.1f} ms")

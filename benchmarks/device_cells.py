@@ -1,13 +1,15 @@
-"""Cells of several experiments on one machine: some processes on its GPU, others on its CPU cores, until a deadline.
+"""Cells of several experiments on one machine: some processes on its GPU, others on its CPU cores,
+until a deadline.
 
-    python benchmarks/device_cells.py run --out OUT --seconds 500 --gpu 6 --cpu 9 mlp-decay@cuda xor@cpu
-    python benchmarks/device_cells.py fold OUT benchmarks/results/reproductions
+    python benchmarks/device_cells.py run --out OUT --seconds 500 --gpu 6 --cpu 9 mlp-decay@cuda
+    xor@cpu python benchmarks/device_cells.py fold OUT benchmarks/results/reproductions
 
-``run`` takes the cells of each experiment (``NAME@DEVICE``, or ``NAME/SCALE@DEVICE:only`` with the words of
-``reproduce --only``) in the order given, those of low seeds first, and writes each finished cell to a store in OUT at
-once. At the deadline the running cells are ended and what is stored stays; cells that OUT has are not run again.
-``fold`` adds the cells of these stores to those of another folder and drops what is no longer in a grid. ``unpack``
-makes CIFAR-100 of its packed chunks.
+``run`` takes the cells of each experiment (``NAME@DEVICE``, or ``NAME/SCALE@DEVICE:only`` with the
+words of ``reproduce --only``) in the order given, those of low seeds first, and writes each
+finished cell to a store in OUT at once. At the deadline the running cells are ended and what is
+stored stays; cells that OUT has are not run again. ``fold`` adds the cells of these stores to those
+of another folder and drops what is no longer in a grid. ``unpack`` makes CIFAR-100 of its packed
+chunks.
 """
 
 from __future__ import annotations
@@ -65,7 +67,14 @@ def _seed(cell: Cell) -> int:
 
 
 def run(
-    out: Path, specs: list[str], seconds: float, gpu: int, cpu: int, changes: dict[str, Any], mps: bool, every: float
+    out: Path,
+    specs: list[str],
+    seconds: float,
+    gpu: int,
+    cpu: int,
+    changes: dict[str, Any],
+    mps: bool,
+    every: float,
 ) -> None:
     """Run until all cells are done or the time is over."""
     end = time.monotonic() + seconds
@@ -73,13 +82,17 @@ def run(
     stores = {}
     for name, scale in dict.fromkeys((work.name, work.scale) for work in given):
         store = stores[name, scale] = Store(out, name, scale)
-        store.open([work.cell for work in given if (work.name, work.scale) == (name, scale)], " ".join(sys.argv))
+        store.open(
+            [work.cell for work in given if (work.name, work.scale) == (name, scale)],
+            " ".join(sys.argv),
+        )
     there = {pair: store.finished() for pair, store in stores.items()}
     given = [work for work in given if key_of(work.cell) not in there[work.name, work.scale]]
     context = multiprocessing.get_context("spawn")
     outcomes = context.Queue()
     with _shared_gpu(mps):
-        workers, queues = [], []  # a queue that nobody holds is gone before a started process opens it
+        # a queue that nobody holds is gone before a started process opens it
+        workers, queues = [], []
         for kind, count in (("cuda", gpu), ("cpu", cpu)):
             left = context.Queue()
             queues.append(left)
@@ -108,7 +121,10 @@ def run(
             else:
                 store.add(work.cell, outcome.rows, outcome.seconds, outcome.made)
             state = "failed" if outcome.rows is None else "done"
-            print(f"{state} in {outcome.seconds:.0f} s: {work.name} {_short(work.cell)} {outcome.error[-600:]}")
+            print(
+                f"{state} in {outcome.seconds:.0f} s: {work.name} {_short(work.cell)}"
+                f" {outcome.error[-600:]}"
+            )
         for worker in workers:
             worker.kill()
     print(f"{done} of {len(given)} cells, {end - time.monotonic():.0f} s left")
@@ -120,16 +136,22 @@ def _work(left: Any, outcomes: Any, every: float, share: float) -> None:
 
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
-    if torch.cuda.is_available():  # else convolutions take all memory for workspace, and the last processes have none
+    # else convolutions take all memory for workspace, and the last processes have none
+    if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(share)
     while (work := left.get()) is not None:
         started = said = time.monotonic()
 
-        def listen(task: str, done: int, total: int | None, work: Work = work, started: float = started) -> None:
+        def listen(
+            task: str, done: int, total: int | None, work: Work = work, started: float = started
+        ) -> None:
             nonlocal said
             if time.monotonic() - said > every:
                 said = time.monotonic()
-                print(f"{said - started:.0f} s: {work.name} {_short(work.cell)}: {task} {done}/{total}")
+                print(
+                    f"{said - started:.0f} s: {work.name} {_short(work.cell)}: {task}"
+                    f" {done}/{total}"
+                )
 
         with progress(listen):
             outcome = run_cell(work.cell, find(work.name), work.device, 1)
@@ -143,7 +165,9 @@ def _short(cell: Cell) -> str:
 
 @contextmanager
 def _shared_gpu(wanted: bool) -> Iterator[None]:
-    """CUDA's multi-process service, so that kernels of several processes run side by side; without it if it fails."""
+    """CUDA's multi-process service, so that kernels of several processes run side by side;
+    without it if it fails.
+    """
     if not wanted:
         yield
         return
@@ -168,11 +192,15 @@ def _shared_gpu(wanted: bool) -> Iterator[None]:
 
 def _quit_service() -> None:
     with suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, timeout=20, check=False)
+        subprocess.run(
+            ["nvidia-cuda-mps-control"], input="quit\n", text=True, timeout=20, check=False
+        )
 
 
 def fold(source: Path, target: Path) -> None:
-    """Add the finished cells of the stores in ``source`` to those in ``target``, which keep today's grid alone."""
+    """Add the finished cells of the stores in ``source`` to those in ``target``, which keep
+    today's grid alone.
+    """
     for found in stores_in(source):
         if not found.finished():
             continue
@@ -187,12 +215,22 @@ def fold(source: Path, target: Path) -> None:
                 print(f"{found.path.name}: not in the grid: {text}")
                 continue
             with sqlite3.connect(found.path) as connection:
-                records = connection.execute("SELECT record FROM rows WHERE key = ? ORDER BY number", (key,)).fetchall()
-            store.add(cell, [_record(record) for (record,) in records], seconds, json.loads(facts) if facts else None)
+                records = connection.execute(
+                    "SELECT record FROM rows WHERE key = ? ORDER BY number", (key,)
+                ).fetchall()
+            store.add(
+                cell,
+                [_record(record) for (record,) in records],
+                seconds,
+                json.loads(facts) if facts else None,
+            )
             added += 1
         with sqlite3.connect(store.path) as connection:
             for table, name in (("rows", "key"), ("made", "key"), ("digests", "name")):
-                connection.execute(f"DELETE FROM {table} WHERE {name} IN (SELECT key FROM cells WHERE position < 0)")
+                connection.execute(
+                    f"DELETE FROM {table} WHERE {name} IN (SELECT key FROM cells WHERE position"
+                    " < 0)"
+                )
             connection.execute("DELETE FROM cells WHERE position < 0")
         with sqlite3.connect(store.path) as connection:
             connection.execute("VACUUM")
@@ -202,24 +240,34 @@ def fold(source: Path, target: Path) -> None:
 def _finished(path: Path) -> list[tuple[str, str, float, str | None]]:
     with sqlite3.connect(path) as connection:
         return connection.execute(
-            "SELECT key, settings, seconds, facts FROM cells LEFT JOIN made USING (key) WHERE finished IS NOT NULL"
+            "SELECT key, settings, seconds, facts FROM cells LEFT JOIN made USING (key) WHERE"
+            " finished IS NOT NULL"
         ).fetchall()
 
 
 def unpack(folders: list[Path], out: Path, jobs: int) -> None:
-    """The folder ``cifar-100-python`` of packed chunks; without test images the first chunk's stand in their place."""
+    """The folder ``cifar-100-python`` of packed chunks; without test images the first chunk's
+    stand in their place.
+    """
     chunks = sorted(path for folder in folders for path in folder.glob("train-*.med"))
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         images = pool.map(_decoded, chunks)
     labels = [list(path.with_suffix(".labels").read_bytes()) for path in chunks]
     folder = out / "cifar-100-python"
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {"train": slice(None), "test": slice(1)}  # experiments hold out a part of the training images
+    # experiments hold out a part of the training images
+    parts = {"train": slice(None), "test": slice(1)}
     for name, part in parts.items():
         kept = [label for found in labels[part] for label in found]
-        data = {b"data": np.concatenate(images[part]), b"fine_labels": kept, b"coarse_labels": [0] * len(kept)}
+        data = {
+            b"data": np.concatenate(images[part]),
+            b"fine_labels": kept,
+            b"coarse_labels": [0] * len(kept),
+        }
         (folder / name).write_bytes(pickle.dumps(data, protocol=2))
-    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"%d" % i for i in range(100)]}, protocol=2))
+    (folder / "meta").write_bytes(
+        pickle.dumps({b"fine_label_names": [b"%d" % i for i in range(100)]}, protocol=2)
+    )
     print(f"{sum(map(len, labels))} images")
 
 
@@ -227,7 +275,11 @@ def _decoded(path: Path) -> np.ndarray[Any, Any]:
     """(n, 3072) bytes: bz2, zigzag residuals of the median edge predictor, green subtracted."""
     buffer = path.read_bytes()
     _, n, height, width = struct.unpack("<4sIII", buffer[:16])
-    residual = np.frombuffer(bz2.decompress(buffer[16:]), np.uint8).reshape(3, n, height, width).astype(np.int16)
+    residual = (
+        np.frombuffer(bz2.decompress(buffer[16:]), np.uint8)
+        .reshape(3, n, height, width)
+        .astype(np.int16)
+    )
     residual = np.where(residual & 1, (511 - residual) >> 1, residual >> 1)
     residual = np.ascontiguousarray(residual.transpose(2, 3, 0, 1))
     planes = np.empty((height, width, 3, n), np.int16)
@@ -241,12 +293,16 @@ def _decoded(path: Path) -> np.ndarray[Any, Any]:
             guess = np.where(corner >= high, low, np.where(corner <= low, high, left + up - corner))
             planes[y, x] = (residual[y, x] + guess) & 255
     green = planes[:, :, 0]
-    rgb = np.stack([(planes[:, :, 1] + green - 128) & 255, green, (planes[:, :, 2] + green - 128) & 255], 0)
+    rgb = np.stack(
+        [(planes[:, :, 1] + green - 128) & 255, green, (planes[:, :, 2] + green - 128) & 255], 0
+    )
     return np.ascontiguousarray(rgb.astype(np.uint8).transpose(3, 0, 1, 2)).reshape(n, -1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("specs", nargs="+")
@@ -255,8 +311,17 @@ def main() -> None:
     runs.add_argument("--gpu", type=int, default=1)
     runs.add_argument("--cpu", type=int, default=1)
     runs.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", dest="changes")
-    runs.add_argument("--mps", action="store_true", help="let processes share the GPU by CUDA's multi-process service")
-    runs.add_argument("--every", type=float, default=30.0, help="seconds between two lines of progress of a process")
+    runs.add_argument(
+        "--mps",
+        action="store_true",
+        help="let processes share the GPU by CUDA's multi-process service",
+    )
+    runs.add_argument(
+        "--every",
+        type=float,
+        default=30.0,
+        help="seconds between two lines of progress of a process",
+    )
     folds = commands.add_parser("fold")
     folds.add_argument("source", type=Path)
     folds.add_argument("target", type=Path)
@@ -266,7 +331,10 @@ def main() -> None:
     packed.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     if args.command == "run":
-        changes = {name: json.loads(value) for name, _, value in (change.partition("=") for change in args.changes)}
+        changes = {
+            name: json.loads(value)
+            for name, _, value in (change.partition("=") for change in args.changes)
+        }
         run(args.out, args.specs, args.seconds, args.gpu, args.cpu, changes, args.mps, args.every)
     elif args.command == "fold":
         fold(args.source, args.target)

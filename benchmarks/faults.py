@@ -1,11 +1,14 @@
-"""What is lost when files are hostile, disks are full and processes die? For each kind: tried, survived, lost.
+"""What is lost when files are hostile, disks are full and processes die? For each kind: tried,
+survived, lost.
 
     python benchmarks/faults.py                  # all kinds, minutes
-    python benchmarks/faults.py pickles --long   # some kinds, as many cases as there is patience for
+    python benchmarks/faults.py pickles --long   # some kinds, as many cases as there is patience
+    for
 
-A kind is a function of a number of cases and an empty folder. It returns (tried, survived, lost, notes). A case
-survives if it ends as docs/reliability.md promises: in the right answer, or in an error that names file or argument.
-Everything else is lost: a crash, a wrong answer without a word, a file that is damaged or gone, gigabytes of memory.
+A kind is a function of a number of cases and an empty folder. It returns (tried, survived, lost,
+notes). A case survives if it ends as docs/reliability.md promises: in the right answer, or in an
+error that names file or argument. Everything else is lost: a crash, a wrong answer without a word,
+a file that is damaged or gone, gigabytes of memory.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: the function, and how many cases of it a test, a usual run and a long run try."""
+    """A kind of fault: the function, and how many cases of it a test, a usual run and a long run
+    try.
+    """
 
     run: Callable[[int, Path], Tally]
     sample: int
@@ -63,13 +68,19 @@ def kind(name: str, sample: int, usual: int, long: int) -> Callable[[Any], Any]:
 
 
 def tally(outcomes: list[tuple[str, str]]) -> Tally:
-    """From (case, what went wrong or "") to a tally; the notes name the first few cases that were lost."""
+    """From (case, what went wrong or "") to a tally; the notes name the first few cases that were
+    lost.
+    """
     lost = [f"{case}: {fault}" for case, fault in outcomes if fault]
     return len(outcomes), len(outcomes) - len(lost), len(lost), lost[:5]
 
 
-def in_a_child(code: str, *arguments: Any, memory: int | None = None, seconds: float = 3600) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of Python code; ``memory`` bounds the address space, in MiB."""
+def in_a_child(
+    code: str, *arguments: Any, memory: int | None = None, seconds: float = 3600
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of Python code; ``memory`` bounds the address
+    space, in MiB.
+    """
 
     def bound() -> None:
         if memory is not None:
@@ -87,7 +98,10 @@ def in_a_child(code: str, *arguments: Any, memory: int | None = None, seconds: f
     return done.returncode, done.stdout, done.stderr
 
 
-CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
+CALL = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults,"
+    " sys.argv[2])(*sys.argv[3:])"
+)
 PRELOADED = [
     "torch",
     "lambdahat.cli.app",
@@ -107,15 +121,29 @@ PRELOADED = [
 ]
 
 
-def child(function: str, *arguments: Any, apart: list[str] | None = None) -> subprocess.Popen[bytes]:
+def child(
+    function: str, *arguments: Any, apart: list[str] | None = None
+) -> subprocess.Popen[bytes]:
     """A function of this file in a process of its own; ``apart`` is a command to start it by."""
-    command = [*(apart or []), sys.executable, "-c", CALL, str(Path(__file__).parent), function, *map(str, arguments)]
+    command = [
+        *(apart or []),
+        sys.executable,
+        "-c",
+        CALL,
+        str(Path(__file__).parent),
+        function,
+        *map(str, arguments),
+    ]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def forked(function: str, *arguments: Any) -> Any:
-    """A function of this file in a fork of a process that has imported everything, as imports take seconds."""
+    """A function of this file in a fork of a process that has imported everything, as imports take
+    seconds.
+    """
     here = str(Path(__file__).parent)
     if here not in sys.path:
         sys.path.insert(0, here)  # where the new process finds this file
@@ -136,7 +164,9 @@ def _quietly(function: str, *arguments: str) -> None:
 
 
 def in_a_fork(work: Callable[[], str]) -> str:
-    """What work in a fork of this process comes to, as text: its own, or of its error or its end."""
+    """What work in a fork of this process comes to, as text: its own, or of its error or its
+    end.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -186,28 +216,44 @@ def crafted_pickles() -> dict[str, bytes]:
     long_text = b"X" + struct.pack("<I", 20_000) + b"a" * 20_000 + b"q\x01"
     encoded = b"c_codecs\nencode\n(h\x01X\x06\x00\x00\x00latin1tR"
     thousands = b"".join(b"X\x04\x00\x00\x00%04d" % i + encoded for i in range(5000))
-    nested = b"".join([b"]q\x00(K\x01K\x01e"] + [b"0](" + b"h\x00" * 8 + b"eq\x00" for _ in range(12)])
+    nested = b"".join(
+        [b"]q\x00(K\x01K\x01e"] + [b"0](" + b"h\x00" * 8 + b"eq\x00" for _ in range(12)]
+    )
     return {
         "a good batch": batch(built(rows, plain, raw)),
         "an object array over its own bytes": batch(
-            b"cnumpy\nndarray\n(K\x02\x85cnumpy\ndtype\n(X\x01\x00\x00\x00OK\x00K\x01tRC\x10" + b"A" * 16 + b"tR"
+            b"cnumpy\nndarray\n(K\x02\x85cnumpy\ndtype\n(X\x01\x00\x00\x00OK\x00K\x01tRC\x10"
+            + b"A" * 16
+            + b"tR"
         ),
         "labels of objects over their own bytes": batch(
             built(rows, plain, raw),
-            b"cnumpy\nndarray\n(K\x02\x85cnumpy\ndtype\n(X\x01\x00\x00\x00OK\x00K\x01tRC\x10" + b"A" * 16 + b"tR",
+            b"cnumpy\nndarray\n(K\x02\x85cnumpy\ndtype\n(X\x01\x00\x00\x00OK\x00K\x01tRC\x10"
+            + b"A" * 16
+            + b"tR",
         ),
         "an object array by its state": batch(built(rows, dtype % b"O8", raw)),
         "objects through a dtype's state": batch(
-            built(rows, plain + b"(K\x03X\x01\x00\x00\x00|NNNJ\x08\x00\x00\x00J\x01\x00\x00\x00K\x3ftb", raw)
+            built(
+                rows,
+                plain + b"(K\x03X\x01\x00\x00\x00|NNNJ\x08\x00\x00\x00J\x01\x00\x00\x00K\x3ftb",
+                raw,
+            )
         ),
         "a structure": batch(
-            built(rows, plain + b"(K\x03X\x01\x00\x00\x00|N(X\x01\x00\x00\x00at}K\x08K\x08K\x10tb", raw)
+            built(
+                rows,
+                plain + b"(K\x03X\x01\x00\x00\x00|N(X\x01\x00\x00\x00at}K\x08K\x08K\x10tb",
+                raw,
+            )
         ),
         "a shape larger than its bytes": batch(built(b"(J\xff\xff\xff\x7fM\x00\x0ct", plain, raw)),
         "a negative shape": batch(built(b"(J\xff\xff\xff\xffM\x00\x0ct", plain, raw)),
         "a shape of large integers": batch(built(b"(" + huge + b"K\x02t", plain, raw)),
         "a state of a function": b"\x80\x04" + reconstruct + b"}X\x08\x00\x00\x00__code__K\x01sb.",
-        "slots of a function": b"\x80\x04c_codecs\nencode\nN}X\x0c\x00\x00\x00__defaults__K\x01\x85s\x86b.",
+        "slots of a function": (
+            b"\x80\x04c_codecs\nencode\nN}X\x0c\x00\x00\x00__defaults__K\x01\x85s\x86b."
+        ),
         "a class made anew": b"\x80\x04cnumpy\nndarray\nK\x05\x85\x81.",
         "a call of os.system": b"cos\nsystem\n(S'echo hacked > hacked'\ntR.",
         "os.system through the stack": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
@@ -221,7 +267,9 @@ def crafted_pickles() -> dict[str, bytes]:
         "lists nested deeply": batch(b"K\x01", b"]" * 50_000 + b"a" * 49_999),
         "a list that holds itself": batch(built(rows, plain, raw), b"]q\x00h\x00a"),
         "labels that double": batch(built(rows, plain, raw), nested),
-        "labels of long texts": batch(built(rows, plain, raw), b"](" + long_text + b"h\x01" * 20_000 + b"e"),
+        "labels of long texts": batch(
+            built(rows, plain, raw), b"](" + long_text + b"h\x01" * 20_000 + b"e"
+        ),
         "bytes encoded again and again": b"\x80\x02" + long_text + b"0}(" + thousands + b"u.",
         "a hundred thousand lists": b"\x80\x02" + b"]" * 100_000 + b".",
         "items of a number": b"\x80\x02K\x01K\x02a.",
@@ -236,19 +284,30 @@ def good_pickles() -> list[bytes]:
     import numpy as np
 
     data = np.random.default_rng(0).integers(0, 256, (2, 3072), np.uint8)
-    parts = {b"data": data, b"labels": [3, 7], b"batch_label": b"one", "filenames": ["a.png", "b.png"]}
+    parts = {
+        b"data": data,
+        b"labels": [3, 7],
+        b"batch_label": b"one",
+        "filenames": ["a.png", "b.png"],
+    }
     forms = [pickle.dumps(parts, protocol) for protocol in (0, 2, 3, 4)]
-    return [*forms, pickle.dumps({"data": np.asfortranarray(data), "labels": np.array([3, 7], ">i4")}, 4)]
+    return [
+        *forms,
+        pickle.dumps({"data": np.asfortranarray(data), "labels": np.array([3, 7], ">i4")}, 4),
+    ]
 
 
 def mutated(random_: random.Random, seeds: list[bytes]) -> bytes:
-    """One of the pickles, or two spliced, with a few bytes changed, put in, doubled or taken out."""
+    """One of the pickles, or two spliced, with a few bytes changed, put in, doubled or taken
+    out.
+    """
     data = bytearray(random_.choice(seeds))
     if random_.random() < 0.2:
         other = random_.choice(seeds)
         data = data[: random_.randrange(len(data))] + other[random_.randrange(len(other)) :]
     for _ in range(random_.choice((1, 1, 2, 4, 16))):
-        # most of a batch is pixels, where a change is no damage: aim at what surrounds them half of the time
+        # most of a batch is pixels, where a change is no damage: aim at what surrounds them half of
+        # the time
         near = random_.random() < 0.5
         place = random_.randrange(min(len(data), 300) if near else len(data)) if data else 0
         place = len(data) - 1 - place if near and random_.random() < 0.5 else place
@@ -269,7 +328,9 @@ def mutated(random_: random.Random, seeds: list[bytes]) -> bytes:
 
 
 def crafted_graphs() -> dict[str, tuple[str, bytes]]:
-    """Files of graphs, with their names, that crash, stop or fill the memory of the libraries that read them."""
+    """Files of graphs, with their names, that crash, stop or fill the memory of the libraries that
+    read them.
+    """
     import numpy as np
 
     def npz(kind: str, **arrays: Any) -> tuple[str, bytes]:
@@ -292,14 +353,22 @@ def crafted_graphs() -> dict[str, tuple[str, bytes]]:
 
     market, starts = b"%%MatrixMarket matrix ", [0, 1, 2, 3, 4, 4]
     entities = "".join(f'<!ENTITY {chr(98 + i)} "{f"&{chr(97 + i)};" * 10}">' for i in range(12))
-    laughs = f'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">{entities}]><graphml><graph><node id="&m;"/></graph></graphml>'
-    outside = '<!DOCTYPE l [<!ENTITY x SYSTEM "file:///etc/passwd">]><graphml><graph><node id="&x;"/></graph></graphml>'
+    laughs = (
+        f'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">{entities}]><graphml><graph><node'
+        ' id="&m;"/></graph></graphml>'
+    )
+    outside = (
+        '<!DOCTYPE l [<!ENTITY x SYSTEM "file:///etc/passwd">]><graphml><graph><node'
+        ' id="&x;"/></graph></graphml>'
+    )
     huge = np.array([10**11, 10**11])
     return {
         "columns beyond the matrix": compressed("csr", [0, 1, 10**8, 3], starts),
         "columns below 0": compressed("csr", [0, 1, -(10**8), 3], starts),
         "rows that begin anywhere": compressed("csr", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
-        "rows of columns that begin anywhere": compressed("csc", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
+        "rows of columns that begin anywhere": compressed(
+            "csc", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]
+        ),
         "blocks beyond the matrix": npz(
             "bsr",
             shape=np.array([4, 4]),
@@ -308,28 +377,53 @@ def crafted_graphs() -> dict[str, tuple[str, bytes]]:
             indptr=np.array([0, 1, 2]),
         ),
         "coordinates beyond the matrix": npz(
-            "coo", shape=np.array([5, 5]), data=np.ones(2), row=np.array([0, 10**8]), col=np.array([1, 2])
+            "coo",
+            shape=np.array([5, 5]),
+            data=np.ones(2),
+            row=np.array([0, 10**8]),
+            col=np.array([1, 2]),
         ),
-        "a hundred billion nodes": npz("coo", shape=huge, data=np.ones(1), row=np.array([0]), col=np.array([1])),
+        "a hundred billion nodes": npz(
+            "coo", shape=huge, data=np.ones(1), row=np.array([0]), col=np.array([1])
+        ),
         "a diagonal of them": npz("dia", shape=huge, data=np.ones((1, 5)), offsets=np.array([1])),
         "a matrix of text": npz(
-            "csr", shape=np.array([1, 1]), data=np.array(["a"]), indices=np.array([0]), indptr=np.array([0, 1])
+            "csr",
+            shape=np.array([1, 1]),
+            data=np.array(["a"]),
+            indices=np.array([0]),
+            indptr=np.array([0, 1]),
         ),
         "an array of petabytes": npy("<f8", "(100000000, 100000000)"),
         "an array of objects": npy("|O", "(2, 2)"),
         "an array of dates": npy("<M8[s]", "(2, 2)"),
         "lists nested deeply": ("graph.json", b"[" * 100_000),
         "a number of 400 digits": ("graph.json", b"[[0, " + b"9" * 400 + b"]]"),
-        "a trillion rows": ("graph.mtx", market + b"coordinate real general\n" + b"1000000000000 " * 2 + b"1\n1 2 1\n"),
-        "a hundred billion entries": ("graph.mtx", market + b"coordinate real general\n5 5 100000000000\n1 2 1\n"),
-        "a dense matrix of gigabytes": ("graph.mtx", market + b"array real general\n100000 100000\n1\n"),
-        "a hundred billion vertices": ("graph.net", b'*Vertices 100000000000\n1 "a"\n2 "b"\n*Edges\n1 2\n'),
+        "a trillion rows": (
+            "graph.mtx",
+            market + b"coordinate real general\n" + b"1000000000000 " * 2 + b"1\n1 2 1\n",
+        ),
+        "a hundred billion entries": (
+            "graph.mtx",
+            market + b"coordinate real general\n5 5 100000000000\n1 2 1\n",
+        ),
+        "a dense matrix of gigabytes": (
+            "graph.mtx",
+            market + b"array real general\n100000 100000\n1\n",
+        ),
+        "a hundred billion vertices": (
+            "graph.net",
+            b'*Vertices 100000000000\n1 "a"\n2 "b"\n*Edges\n1 2\n',
+        ),
         "brackets nested deeply": ("graph.gml", b"graph [" * 20_000),
         "a million empty lines": ("graph.gml", b"\n" * 1_000_000),
         "a large exponent": ("graph.txt", b"0 1\n1 2\n3 1e99999999\n"),
         "a small exponent": ("graph.txt", b"0 1\n1 2\n3 1.5e-99999999\n"),
         "many digits and a letter": ("graph.txt", b"1" * 200_000 + b"x 2\n1 2\n"),
-        "a dict nested deeply": ("graph.txt", b'0 1 {"weight": ' + b"-" * 100_000 + b"1}\n1 2 {}\n"),
+        "a dict nested deeply": (
+            "graph.txt",
+            b'0 1 {"weight": ' + b"-" * 100_000 + b"1}\n1 2 {}\n",
+        ),
         "a billion laughs": ("graph.graphml", laughs.encode()),
         "another file": ("graph.graphml", outside.encode()),
         "elements nested deeply": ("graph.gexf", b"<gexf>" + b"<graph>" * 100_000),
@@ -349,7 +443,9 @@ def good_graphs() -> list[tuple[str, bytes]]:
     for name in ("graphml", "gexf", "pajek", "gml", "edgelist"):
         stream = io.BytesIO()
         getattr(networkx, f"write_{name}")(graph, stream)
-        found.append((f"graph.{ {'pajek': 'net', 'edgelist': 'txt'}.get(name, name) }", stream.getvalue()))
+        found.append(
+            (f"graph.{ {'pajek': 'net', 'edgelist': 'txt'}.get(name, name) }", stream.getvalue())
+        )
     for kind in ("csr", "csc", "coo", "bsr", "dia"):
         stream = io.BytesIO()
         scipy.sparse.save_npz(stream, matrix.asformat(kind), compressed=False)
@@ -361,7 +457,12 @@ def good_graphs() -> list[tuple[str, bytes]]:
     np.save(stream, matrix.toarray())
     found.append(("graph.npy", stream.getvalue()))
     found.append(("graph.json", json.dumps(networkx.node_link_data(graph, edges="links")).encode()))
-    found.append(("graph.txt.gz", gzip.compress(b"\n".join(b"%d %d 0.5" % edge for edge in graph.edges()), mtime=0)))
+    found.append(
+        (
+            "graph.txt.gz",
+            gzip.compress(b"\n".join(b"%d %d 0.5" % edge for edge in graph.edges()), mtime=0),
+        )
+    )
     return found
 
 
@@ -407,7 +508,11 @@ def try_files(what: str, count: int, seed: int, folder: Path, begin: int = 0) ->
         signal.alarm(0)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         outcomes.append((name, fault or (f"{grown:.0f} MiB more" if grown > 200 else "")))
-    return {"outcomes": [pair for pair in outcomes if pair[1]], "tried": len(outcomes), "read": read}
+    return {
+        "outcomes": [pair for pair in outcomes if pair[1]],
+        "tried": len(outcomes),
+        "read": read,
+    }
 
 
 CHILD = """
@@ -416,28 +521,42 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import faults
 warnings.simplefilter("ignore")
-found = faults.try_files(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]), int(sys.argv[6]))
+name, first, count, folder, seed = sys.argv[2:7]
+found = faults.try_files(name, int(first), int(count), Path(folder), int(seed))
 print(json.dumps(found))
 """
 
 
 def fuzz(what: str, count: int, folder: Path) -> Tally:
-    """Files of one kind, read in a process of their own, which begins anew after each case that ends it."""
+    """Files of one kind, read in a process of their own, which begins anew after each case that
+    ends it.
+    """
     begin, read, lost = 0, 0, []
     tried = survived = 0
     while begin < count:
-        code, out, err = in_a_child(CHILD, Path(__file__).parent, what, count, 0, folder, begin, memory=6000)
+        code, out, err = in_a_child(
+            CHILD, Path(__file__).parent, what, count, 0, folder, begin, memory=6000
+        )
         if code == 0:
             found = json.loads(out.splitlines()[-1])
             tried, read = tried + found["tried"], read + found["read"]
             lost += [f"{case}: {fault}" for case, fault in found["outcomes"]]
             break
-        number, _, name = ((folder / "now").read_text() if (folder / "now").exists() else f"{begin} ").partition(" ")
+        number, _, name = (
+            (folder / "now").read_text() if (folder / "now").exists() else f"{begin} "
+        ).partition(" ")
         now = int(number or begin)
-        lost.append(f"case {now} {name}: the process ended with {code} ({err.strip().splitlines()[-1:]})")
+        lost.append(
+            f"case {now} {name}: the process ended with {code} ({err.strip().splitlines()[-1:]})"
+        )
         tried, begin = tried + now + 1 - begin, now + 1
     survived = tried - len(lost)
-    return tried, survived, len(lost), [f"{read:,} were read, {survived - read:,} refused", *lost[:5]]
+    return (
+        tried,
+        survived,
+        len(lost),
+        [f"{read:,} were read, {survived - read:,} refused", *lost[:5]],
+    )
 
 
 @kind("pickles", sample=600, usual=100_000, long=3_000_000)
@@ -457,7 +576,9 @@ def graph_files(count: int, folder: Path) -> Tally:
 
 @kind("bombs", sample=6, usual=6, long=6)
 def bombs(count: int, folder: Path) -> Tally:
-    """Packed files that unpack to gigabytes: an error that names the file, within 300 MiB of memory."""
+    """Packed files that unpack to gigabytes: an error that names the file, within 300 MiB of
+    memory.
+    """
     child("bombs_child", folder, count).wait()
     return tally([tuple(outcome) for outcome in json.loads((folder / "outcomes").read_text())])
 
@@ -485,7 +606,9 @@ def _npy_header(length: int) -> bytes:
     import numpy as np
 
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (length,)})
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "|u1", "fortran_order": False, "shape": (length,)}
+    )
     return stream.getvalue()
 
 
@@ -548,7 +671,10 @@ BOMBS = {
 def bombs_child(folder: str, count: str) -> None:
     """Bombs, each in a fork of this process; writes the outcomes."""
     preload()
-    outcomes = [(name, in_a_fork(lambda: try_bomb(name, Path(folder)))) for name in list(BOMBS)[: int(count)]]  # noqa: B023
+    outcomes = [
+        (name, in_a_fork(lambda name=name: try_bomb(name, Path(folder))))
+        for name in list(BOMBS)[: int(count)]
+    ]
     Path(folder, "outcomes").write_text(json.dumps(outcomes))
 
 
@@ -566,7 +692,9 @@ def try_bomb(name: str, folder: Path) -> str:
 
 @kind("archives", sample=60, usual=3000, long=300_000)
 def archives(count: int, folder: Path) -> Tally:
-    """Tar archives with paths out of the folder, links, devices or damage: nothing but verified files is written."""
+    """Tar archives with paths out of the folder, links, devices or damage: nothing but verified
+    files is written.
+    """
     import hashlib
 
     from lambdahat.data.files import File
@@ -575,7 +703,15 @@ def archives(count: int, folder: Path) -> Tally:
     random_, body, outcomes = random.Random(0), bytes(range(256)) * 8, []
     wanted = File("one", len(body), f"sha256:{hashlib.sha256(body).hexdigest()}")
     kinds = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
-    names = ["../evil", "/tmp/faults-evil", "in/../../evil", "in/one", "..", "in/./one", "in\\..\\evil"]
+    names = [
+        "../evil",
+        "/tmp/faults-evil",
+        "in/../../evil",
+        "in/one",
+        "..",
+        "in/./one",
+        "in\\..\\evil",
+    ]
     for number in range(count):
         inner = folder / "inner"
         target = inner / "target"
@@ -608,25 +744,46 @@ def archives(count: int, folder: Path) -> Tally:
             pass
         except BaseException as error:
             fault = f"{type(error).__name__}: {error}"[:200]
-        there = {p.name for p in inner.iterdir()} | {p.name for p in target.iterdir() if not p.is_symlink()}
-        if there - {"target", "precious", "all.tar.gz", "one"} or precious.read_bytes() != b"precious":
+        there = {p.name for p in inner.iterdir()} | {
+            p.name for p in target.iterdir() if not p.is_symlink()
+        }
+        if (
+            there - {"target", "precious", "all.tar.gz", "one"}
+            or precious.read_bytes() != b"precious"
+        ):
             fault = f"{sorted(there)} are there"
         one = target / "one"
         if one.exists() and one.read_bytes() != body:
             fault = "other contents were written"
-        outcomes.append((str(number), fault or ("/tmp/faults-evil" if Path("/tmp/faults-evil").exists() else "")))
+        outcomes.append(
+            (
+                str(number),
+                fault or ("/tmp/faults-evil" if Path("/tmp/faults-evil").exists() else ""),
+            )
+        )
         shutil.rmtree(inner)
     return tally(outcomes)
 
 
 # Disks
 
-UNWRITABLE = ("taken", "taken/inside", "x" * 300, "/proc/lambdahat/out", "", "\udcff", "loop", "fifo")
+UNWRITABLE = (
+    "taken",
+    "taken/inside",
+    "x" * 300,
+    "/proc/lambdahat/out",
+    "",
+    "\udcff",
+    "loop",
+    "fifo",
+)
 
 
 @kind("unwritable outputs", sample=8, usual=112, long=112)
 def unwritable(count: int, folder: Path) -> Tally:
-    """Every command with an --out that cannot be written: exit code 2, one line, and nothing else is touched."""
+    """Every command with an --out that cannot be written: exit code 2, one line, and nothing else
+    is touched.
+    """
     from typer.testing import CliRunner
 
     from lambdahat.cli.app import app
@@ -657,16 +814,27 @@ def unwritable(count: int, folder: Path) -> Tally:
                 place = "taken/inside"  # its --out is a file, which replaces another
             option = "--folder" if command[0] == "data" else "--out"
             found = CliRunner().invoke(app, [*command, option, place])
-            whole = found.exit_code == 2 and len(found.stderr.splitlines()) == 1 and option in found.stderr
+            whole = (
+                found.exit_code == 2
+                and len(found.stderr.splitlines()) == 1
+                and option in found.stderr
+            )
             whole &= sorted(os.listdir()) == there and Path("taken").read_text() == "precious"
-            outcomes.append((f"{command[0]} {place[:20]}", "" if whole else f"{found.exit_code} {found.output[-200:]}"))
+            outcomes.append(
+                (
+                    f"{command[0]} {place[:20]}",
+                    "" if whole else f"{found.exit_code} {found.output[-200:]}",
+                )
+            )
     finally:
         os.chdir(before)
     return tally(outcomes)
 
 
 def train_with_room(room: int, folder: Path) -> str:
-    """The weights that a training ends in, as JSON, or the error; the disk is full at the write numbered ``room``."""
+    """The weights that a training ends in, as JSON, or the error; the disk is full at the write
+    numbered ``room``.
+    """
     import errno
 
     import torch
@@ -691,14 +859,25 @@ def train_with_room(room: int, folder: Path) -> str:
     problem = Problem(model, "cross_entropy", (torch.randn(24, 3), torch.randint(2, (24,))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     try:
-        fit(problem, optimizer, 4, batch_size=6, folder=folder, seed=0, resume=folder.is_dir(), checkpoint_steps=1)
+        fit(
+            problem,
+            optimizer,
+            4,
+            batch_size=6,
+            folder=folder,
+            seed=0,
+            resume=folder.is_dir(),
+            checkpoint_steps=1,
+        )
     except OSError as error:
         return f"{error.errno} {error}"
     return json.dumps([parameter.flatten().tolist() for parameter in model.parameters()])
 
 
 def full_disks_child(folder: str, count: str) -> None:
-    """Trainings on full disks, each in a fork of this process; writes the outcomes and how many were stopped."""
+    """Trainings on full disks, each in a fork of this process; writes the outcomes and how many
+    were stopped.
+    """
     preload()
     place = Path(folder)
     whole = in_a_fork(lambda: train_with_room(-1, place / "whole"))
@@ -709,15 +888,21 @@ def full_disks_child(folder: str, count: str) -> None:
         stopped, fault = not found.startswith("["), ""
         if stopped:
             refused += 1
-            fault = "" if found.startswith("28 ") and str(run) in found else f"ended in {found[:150]}"
+            fault = (
+                "" if found.startswith("28 ") and str(run) in found else f"ended in {found[:150]}"
+            )
             found = in_a_fork(lambda: train_with_room(-1, run))  # noqa: B023
-        outcomes.append((str(number), fault or ("" if found == whole else f"resumed to {found[:150]}")))
+        outcomes.append(
+            (str(number), fault or ("" if found == whole else f"resumed to {found[:150]}"))
+        )
     (place / "outcomes").write_text(json.dumps([outcomes, refused]))
 
 
 @kind("full disks", sample=3, usual=60, long=600)
 def full_disks(count: int, folder: Path) -> Tally:
-    """Training on a disk that is full at some write: one error, and resumed with room it ends in the same bits."""
+    """Training on a disk that is full at some write: one error, and resumed with room it ends in
+    the same bits.
+    """
     child("full_disks_child", folder, count).wait()
     outcomes, refused = json.loads((folder / "outcomes").read_text())
     tried, survived, lost, notes = tally([tuple(outcome) for outcome in outcomes])
@@ -725,13 +910,27 @@ def full_disks(count: int, folder: Path) -> Tally:
 
 
 FULL = {
-    "measure": ["faults:a_problem", "--what", "trace,eigenpairs,spectrum", "--top", "2", "--depth", "8"],
+    "measure": [
+        "faults:a_problem",
+        "--what",
+        "trace,eigenpairs,spectrum",
+        "--top",
+        "2",
+        "--depth",
+        "8",
+    ],
     "landscape": ["faults:a_problem", "--points", "3"],
     "train": ["--model", "mlp", "--data", "digits", "--epochs", "2", "--samples", "40"],
     "reproduce": ["faults", "--scale", "smoke"],
     "graph spectrum": ["graph.txt", "--moments", "8"],
 }
-ROOM = {"measure": 130, "landscape": 190, "train": 180, "reproduce": 1900, "graph spectrum": 130}  # kilobytes, almost
+ROOM = {
+    "measure": 130,
+    "landscape": 190,
+    "train": 180,
+    "reproduce": 1900,
+    "graph spectrum": 130,
+}  # kilobytes, almost
 
 
 def invoke(command: str, out: Path) -> tuple[int, str]:
@@ -777,7 +976,9 @@ def whole_files(folder: Path) -> dict[str, Any]:
 
 
 def run_on_full_disk(place: Path, command: str, kilobytes: int, right: dict[str, Any]) -> str:
-    """A command on a disk of so many kilobytes, then, with room, once more: its exit code, and what went wrong."""
+    """A command on a disk of so many kilobytes, then, with room, once more: its exit code, and what
+    went wrong.
+    """
     os.chdir(place)
     (place / "disk").mkdir()
     disk = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", "disk"]
@@ -804,7 +1005,9 @@ def run_on_full_disk(place: Path, command: str, kilobytes: int, right: dict[str,
 
 
 def full_disks_commands_child(folder: str, count: str) -> None:
-    """Commands on full disks, each in a fork of this process; writes the outcomes and how many were stopped."""
+    """Commands on full disks, each in a fork of this process; writes the outcomes and how many were
+    stopped.
+    """
     preload()
     dice, outcomes, refused, right = random.Random(0), [], 0, dict[str, Any]()
     os.chdir(folder)
@@ -826,9 +1029,14 @@ def full_disks_commands_child(folder: str, count: str) -> None:
 
 @kind("full disks under commands", sample=2, usual=20, long=600)
 def full_disks_under_commands(count: int, folder: Path) -> Tally:
-    """Commands on a disk that is full at some write: one line and exit code 2, whole files, and with room the rest."""
+    """Commands on a disk that is full at some write: one line and exit code 2, whole files, and
+    with room the rest.
+    """
     apart = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
-    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode
+    ):
         return 0, 0, 0, ["this machine lets nobody make a small disk"]
     child("full_disks_commands_child", folder, count, apart=apart).wait()
     outcomes, refused = json.loads((folder / "outcomes").read_text())
@@ -841,7 +1049,9 @@ def full_disks_under_commands(count: int, folder: Path) -> Tally:
 
 @kind("hostile pages", sample=6, usual=200, long=5000)
 def hostile_pages(count: int, folder: Path) -> Tally:
-    """Results whose names and texts hold markup: no tag, attribute or script of theirs is in the page."""
+    """Results whose names and texts hold markup: no tag, attribute or script of theirs is in the
+    page.
+    """
     import html.parser
 
     from lambdahat.report.page import page
@@ -886,21 +1096,31 @@ def hostile_pages(count: int, folder: Path) -> Tally:
         text = page({name: Estimate(1.0, 0.1)}, folder / "page.html", title=name).read_text()
         reader = Reader()
         reader.feed(text)
-        fault = "" if reader.seen == plain.seen and text.count("<script") == scripts else f"{reader.seen} {name}"
+        fault = (
+            ""
+            if reader.seen == plain.seen and text.count("<script") == scripts
+            else f"{reader.seen} {name}"
+        )
         outcomes.append((str(number), fault))
     return tally(outcomes)
 
 
 @kind("pages of many results", sample=120, usual=2000, long=20_000)
 def many_results(count: int, folder: Path) -> Tally:
-    """A page of many saved results has them all, takes no more time for each than smaller pages, and opens."""
+    """A page of many saved results has them all, takes no more time for each than smaller pages,
+    and opens.
+    """
     import torch
 
     import lambdahat as lh
     from lambdahat.report.page import page
 
     operator = lh.operator(torch.diag(torch.arange(1.0, 41.0, dtype=torch.float64)))
-    kinds = [lh.spectrum(operator, depth=20, seed=0), lh.eigenpairs(operator, k=3), lh.trace(operator)]
+    kinds = [
+        lh.spectrum(operator, depth=20, seed=0),
+        lh.eigenpairs(operator, k=3),
+        lh.trace(operator),
+    ]
     times, path = {}, folder / "page.html"
     for size in sorted({max(count // 2**halvings, 1) for halvings in range(4)}):
         place = folder / str(size)
@@ -920,7 +1140,9 @@ def many_results(count: int, folder: Path) -> Tally:
 
 
 def in_a_browser(path: Path, folder: Path) -> tuple[str, str]:
-    """Open a page in Chromium, scroll to a few charts, and look whether they and not all others are drawn."""
+    """Open a page in Chromium, scroll to a few charts, and look whether they and not all others are
+    drawn.
+    """
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.report.browser import CHROMIUM, Browser
 
@@ -931,12 +1153,15 @@ def in_a_browser(path: Path, folder: Path) -> tuple[str, str]:
         try:
             browser.open(path, 1280)
             browser.until("typeof Plotly === 'object'")
-            opened, charts = time.monotonic() - start, browser.evaluate("document.querySelectorAll('.chart').length")
+            opened, charts = (
+                time.monotonic() - start,
+                browser.evaluate("document.querySelectorAll('.chart').length"),
+            )
             for number in (0, charts // 2, charts - 1):
                 chart = f"document.querySelectorAll('.chart')[{number}]"
                 browser.evaluate(
-                    f"{{ for (let e = {chart}; e; e = e.parentElement) if (e.tagName === 'DETAILS') "
-                    f"e.open = true; {chart}.scrollIntoView() }}"
+                    f"{{ for (let e = {chart}; e; e = e.parentElement) if (e.tagName === 'DETAILS')"
+                    f" e.open = true; {chart}.scrollIntoView() }}"
                 )
                 browser.until(f"{chart}.classList.contains('drawn')")
             drawn = browser.evaluate("document.querySelectorAll('.chart.drawn').length")
@@ -961,7 +1186,9 @@ def problem():
 calls = {
     "trace": lambda seed: lh.trace(lh.hessian(problem()), method="hutchinson", tol=0.3, seed=seed),
     "eigenpairs": lambda seed: lh.eigenpairs(lh.hessian(problem()), k=2, seed=seed),
-    "llc": lambda seed: lh.llc(problem(), chains=2, draws=20, burn_in=10, step_size=1e-3, kernel="sgld", seed=seed),
+    "llc": lambda seed: lh.llc(
+        problem(), chains=2, draws=20, burn_in=10, step_size=1e-3, kernel="sgld", seed=seed
+    ),
 }
 call, count = calls[sys.argv[1]], int(sys.argv[2])
 def memory():
@@ -993,7 +1220,9 @@ def leaks(count: int, folder: Path) -> Tally:
 
 
 def several_numbers(seed: int, workers: int = 0) -> list[float]:
-    """A trace, eigenvalues, a spectrum and λ̂ of a small problem; ``workers`` processes load its batches."""
+    """A trace, eigenvalues, a spectrum and λ̂ of a small problem; ``workers`` processes load its
+    batches.
+    """
     import torch
 
     import lambdahat as lh
@@ -1005,17 +1234,32 @@ def several_numbers(seed: int, workers: int = 0) -> list[float]:
         problem = lh.Problem(problem.source, "cross_entropy", loader)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = lh.llc(problem, chains=2, draws=20, burn_in=10, step_size=1e-3, kernel="sgld", mode="sequential")
+        found = lh.llc(
+            problem,
+            chains=2,
+            draws=20,
+            burn_in=10,
+            step_size=1e-3,
+            kernel="sgld",
+            mode="sequential",
+        )
         pairs = lh.eigenpairs(lh.hessian(problem), 3, max_matvecs=60)
         nodes = lh.spectrum(lh.hessian(problem), depth=8).nodes
         trace = lh.trace(lh.hessian(problem), method="hutchinson", max_matvecs=10)
-    return [float(trace), *map(float, pairs.values), *nodes.reshape(-1).tolist(), float(found), float(problem.loss())]
+    return [
+        float(trace),
+        *map(float, pairs.values),
+        *nodes.reshape(-1).tolist(),
+        float(found),
+        float(problem.loss()),
+    ]
 
 
 @kind("workers and threads", sample=5, usual=10, long=500)
 def concurrency(count: int, folder: Path) -> Tally:
-    """The same bits in forked and spawned workers, in eight threads at once, and from a ``DataLoader`` with workers;
-    with eight threads in torch, the same to rounding."""
+    """The same bits in forked and spawned workers, in eight threads at once, and from a
+    ``DataLoader`` with workers; with eight threads in torch, the same to rounding.
+    """
     from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
     import torch
@@ -1092,7 +1336,9 @@ def budgeted_model(subject: str, small: bool) -> tuple[Any, Any]:
 
 
 def budgeted_work(subject: str) -> dict[str, Callable[[Any], Any]]:
-    """Estimators, chains, KFAC and dense matrices; with many products only where it is vectors that take memory."""
+    """Estimators, chains, KFAC and dense matrices; with many products only where it is vectors that
+    take memory.
+    """
     import lambdahat as lh
 
     products, depth, pairs = (60, 100, 40) if subject == "vectors" else (8, 4, 3)
@@ -1113,23 +1359,35 @@ def budgeted_work(subject: str) -> dict[str, Callable[[Any], Any]]:
         "Hutchinson": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=products),
         "Hutch++": lambda p: lh.trace(lh.hessian(p), method="hutch++", max_matvecs=products),
         "XTrace": lambda p: lh.trace(lh.hessian(p), method="xtrace", max_matvecs=products),
-        "traces of layers": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.5, max_matvecs=products),
+        "traces of layers": lambda p: lh.trace_per_layer(
+            lh.hessian(p), tol=0.5, max_matvecs=products
+        ),
         "diagonal": lambda p: lh.diagonal(lh.hessian(p), probes=depth // 2),
         "diagonal of the GGN": lambda p: lh.diagonal(lh.ggn(p), probes=depth // 2),
         "Frobenius norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.5, max_matvecs=products),
         "spectral norm": lambda p: lh.spectral_norm(lh.hessian(p), tol=0.1, max_matvecs=15),
-        "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 5, tol=0.1, max_matvecs=max(products, 12)),
-        "many eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), pairs, tol=0.1, max_matvecs=max(products, 12)),
+        "eigenpairs": lambda p: lh.eigenpairs(
+            lh.hessian(p), 5, tol=0.1, max_matvecs=max(products, 12)
+        ),
+        "many eigenpairs": lambda p: lh.eigenpairs(
+            lh.hessian(p), pairs, tol=0.1, max_matvecs=max(products, 12)
+        ),
         "power iteration": lambda p: lh.power_iteration(lh.hessian(p), 3, tol=0.1, max_matvecs=12),
-        "long power iteration": lambda p: lh.power_iteration(lh.hessian(p), pairs, tol=0.1, max_matvecs=2 * pairs),
+        "long power iteration": lambda p: lh.power_iteration(
+            lh.hessian(p), pairs, tol=0.1, max_matvecs=2 * pairs
+        ),
         "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=8),
         "deep spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=depth),
         "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=depth // 2),
         "logdet": lambda p: lh.logdet(shifted(p), depth=4, probes=2),
         "logdet by entropy": lambda p: lh.logdet(shifted(p), method="maxent", depth=3, probes=2),
-        "logdet by Chebyshev": lambda p: lh.logdet(shifted(p), method="chebyshev", depth=3, probes=2),
+        "logdet by Chebyshev": lambda p: lh.logdet(
+            shifted(p), method="chebyshev", depth=3, probes=2
+        ),
         "exact logdet": lambda p: lh.logdet(shifted(p), method="exact"),
-        "function": lambda p: lh.trace_function(lh.ggn(p), lambda x: abs(x) ** 0.5, depth=3, probes=2),
+        "function": lambda p: lh.trace_function(
+            lh.ggn(p), lambda x: abs(x) ** 0.5, depth=3, probes=2
+        ),
         "dense": lambda p: lh.hessian(p).dense(),
         "dense GGN": lambda p: lh.ggn(p).dense(),
         "dense part": lambda p: lh.hessian(p).restrict("*bias").dense(),
@@ -1138,7 +1396,9 @@ def budgeted_work(subject: str) -> dict[str, Callable[[Any], Any]]:
         "exact KFAC": lambda p: lh.kfac(p) @ p.vector,
         "dense KFAC": lambda p: lh.kfac(p, kind="empirical").dense(),
         "inverse of KFAC": lambda p: lh.kfac(p, kind="empirical").inverse(0.1) @ p.vector,
-        "eigenpairs of KFAC": lambda p: lh.eigenpairs(lh.kfac(p, kind="empirical"), 5, tol=0.1, max_matvecs=30),
+        "eigenpairs of KFAC": lambda p: lh.eigenpairs(
+            lh.kfac(p, kind="empirical"), 5, tol=0.1, max_matvecs=30
+        ),
         "variance": lambda p: lh.variance(p, probes=2, samples=32),
         "landscape": lambda p: lh.landscape(p, ("filter", "filter"), points=3),
         "sharpness": lambda p: lh.sharpness(p, steps=2, tol=0.1),
@@ -1148,17 +1408,25 @@ def budgeted_work(subject: str) -> dict[str, Callable[[Any], Any]]:
         "llc": lambda p: lh.llc(p, chains=4, **few),
         "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
         "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
-        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300 if subject == "vectors" else 240),
-        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=2),
+        "llc with a pilot": lambda p: lh.llc(
+            p, chains=2, max_gradients=300 if subject == "vectors" else 240
+        ),
+        "llc by HMC": lambda p: lh.llc(
+            p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=2
+        ),
         "measurement": lambda p: lh.measure(p, ("trace", "spectrum"), depth=depth),
         "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128, radius=1e-3),
-        "effective dimensions": lambda p: lh.singular.effective_dimensions(p, depth=depth, probes=2),
+        "effective dimensions": lambda p: lh.singular.effective_dimensions(
+            p, depth=depth, probes=2
+        ),
         "evidence": lambda p: lh.singular.laplace_evidence(p, depth=depth, probes=2),
     }
 
 
 def try_budget(subject: str, name: str) -> str:
-    """Do some work within 200 MiB, in this process: "" or what went wrong. Only Linux tells the peak of a process."""
+    """Do some work within 200 MiB, in this process: "" or what went wrong. Only Linux tells the
+    peak of a process.
+    """
     import gc
 
     import lambdahat as lh
@@ -1172,7 +1440,10 @@ def try_budget(subject: str, name: str) -> str:
     with contextlib.suppress(ValueError):
         work(
             lh.Problem(
-                budgeted_model(subject, True)[0], "cross_entropy", budgeted_model(subject, True)[1], memory="200MiB"
+                budgeted_model(subject, True)[0],
+                "cross_entropy",
+                budgeted_model(subject, True)[1],
+                memory="200MiB",
             )
         )  # what is loaded at the first call counts for nobody
     model, data = budgeted_model(subject, False)
@@ -1186,17 +1457,27 @@ def try_budget(subject: str, name: str) -> str:
     most = mebibytes("VmHWM") - before
     if most > 220:
         return f"{most:.0f} MiB"
-    return "" if not refused or "memory" in refused or "mode" in refused else f"refused by {refused[:150]}"
+    return (
+        ""
+        if not refused or "memory" in refused or "mode" in refused
+        else f"refused by {refused[:150]}"
+    )
 
 
 def budgets_child(folder: str, count: str) -> None:
-    """Work within budgets, each in a fork of this process, which has imported all that they need."""
+    """Work within budgets, each in a fork of this process, which has imported all that they
+    need.
+    """
     import lambdahat as lh
 
     preload()
     for name in lh.__all__:
         getattr(lh, name)  # which imports its module
-    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work(subject)]
+    cases = [
+        (subject, name)
+        for subject in ("vectors", "activations", "outputs")
+        for name in budgeted_work(subject)
+    ]
     with Path(folder, "outcomes").open("a") as outcomes:
         for subject, name in random.Random(4).sample(cases, min(int(count), len(cases))):
             fault = in_a_fork(lambda: try_budget(subject, name))  # noqa: B023
@@ -1206,18 +1487,24 @@ def budgets_child(folder: str, count: str) -> None:
 
 @kind("memory budgets", sample=6, usual=51, long=153)
 def budgets(count: int, folder: Path) -> Tally:
-    """Every estimator, chains, KFAC and dense matrices with ``memory="200MiB"``: within 10 %, or refused by name."""
+    """Every estimator, chains, KFAC and dense matrices with ``memory="200MiB"``: within 10 %, or
+    refused by name.
+    """
     if not os.path.isfile("/proc/self/clear_refs"):
         return 0, 0, 0, ["this system does not tell the peak of a process"]
     child("budgets_child", folder, count).wait()
-    return tally([tuple(json.loads(line)) for line in (folder / "outcomes").read_text().splitlines()])
+    return tally(
+        [tuple(json.loads(line)) for line in (folder / "outcomes").read_text().splitlines()]
+    )
 
 
 # Damaged files
 
 
 def a_problem(seed: int = 0, headless: bool = False) -> Any:
-    """A perceptron on random data; ``headless`` has a last layer of 0, so that its loss is ln 3 on any data."""
+    """A perceptron on random data; ``headless`` has a last layer of 0, so that its loss is ln 3 on
+    any data.
+    """
     import torch
 
     from lambdahat import Problem
@@ -1237,11 +1524,17 @@ def measured(folder: Path, problem: Any = None) -> Any:
     """Three quantities of a problem, kept in a folder."""
     from lambdahat.measuring import measure
 
-    return measure(a_problem() if problem is None else problem, ("trace", "eigenpairs", "spectrum"), folder=folder)
+    return measure(
+        a_problem() if problem is None else problem,
+        ("trace", "eigenpairs", "spectrum"),
+        folder=folder,
+    )
 
 
 def an_experiment(cells: int, pause: float = 0.0, log: str = "") -> Any:
-    """An experiment of so many cells, each with a few rows from its own stream; nested, so that workers get it."""
+    """An experiment of so many cells, each with a few rows from its own stream; nested, so that
+    workers get it.
+    """
     from lambdahat.experiments.claims import Claim
     from lambdahat.experiments.experiment import Experiment
     from lambdahat.experiments.reproduction import Table
@@ -1289,7 +1582,11 @@ def plain(value: Any) -> Any:
     from lambdahat.results import Result
 
     if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
     if hasattr(value, "tobytes"):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Result):
@@ -1302,7 +1599,9 @@ def plain(value: Any) -> Any:
 
 
 def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
-    """Write one file or folder of every kind that is read back: by name, the place and the function that reads it."""
+    """Write one file or folder of every kind that is read back: by name, the place and the function
+    that reads it.
+    """
     import torch
 
     from lambdahat.cli.loading import read_checkpoint
@@ -1335,7 +1634,9 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     def rows(place: Path) -> Any:
         found = read_rows(place / "run" / "metrics.jsonl")
         if not Metrics(place / "run").covers(length):
-            raise ValueError("metrics.jsonl is short: an earlier checkpoint is taken")  # as resuming does
+            raise ValueError(
+                "metrics.jsonl is short: an earlier checkpoint is taken"
+            )  # as resuming does
         return found
 
     def stored(place: Path) -> Any:
@@ -1355,12 +1656,17 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
         return {**found.results, "seconds": 0}
 
     readers: dict[str, tuple[str, Callable[[Path], Any]]] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"):
+    for path in sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"
+    ):
         name = str(path.relative_to(folder))
         if path.parent.name == "checkpoints" and path.name.startswith("step"):
             readers[name] = name, newest
         elif path.name == "initial.safetensors":
-            readers[name] = name, lambda place: Checkpoints(place / "run" / "checkpoints").read_initial(initial)
+            readers[name] = (
+                name,
+                lambda place: Checkpoints(place / "run" / "checkpoints").read_initial(initial),
+            )
         elif path.name == "best.json":
             readers[name] = name, lambda place: weights(place / "run", "best")
         elif path.name == "metrics.jsonl":
@@ -1368,20 +1674,30 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
         elif path.name == "config.json":
             readers[name] = name, lambda place: vars(read_recipe(place / "run"))
         elif path.name == "averaged.safetensors":
-            readers[name] = name, lambda place: read_checkpoint(place / "run" / "averaged.safetensors")
+            readers[name] = (
+                name,
+                lambda place: read_checkpoint(place / "run" / "averaged.safetensors"),
+            )
         elif path.suffix == ".sqlite":
             readers[name] = name, stored
         elif path.parent.name == "measured":
             readers[name] = name, again
             if path.suffix == ".json" and path.name != "run.json":
-                readers[f"{name}, loaded"] = name, lambda place, name=name: Result.load(place / name)
+                readers[f"{name}, loaded"] = (
+                    name,
+                    lambda place, name=name: Result.load(place / name),
+                )
         elif path.name == "training.json":
             readers[name] = name, lambda place: Result.load(place / "run" / "training.json")
     return readers
 
 
-def damage_files(count: int, folder: Path, damage: Callable[[random.Random, bytes], bytes]) -> Tally:
-    """Damage a file of every kind in turn: the same is read, or the damage is named with the file."""
+def damage_files(
+    count: int, folder: Path, damage: Callable[[random.Random, bytes], bytes]
+) -> Tally:
+    """Damage a file of every kind in turn: the same is read, or the damage is named with the
+    file.
+    """
     from lambdahat.cli.exits import InputError
 
     readers = library(folder / "whole")
@@ -1410,18 +1726,29 @@ def damage_files(count: int, folder: Path, damage: Callable[[random.Random, byte
                     fault = "read as something else without a word"
             except (ValueError, OSError, InputError) as error:
                 named += 1
-                fault = "" if _names(str(error), path) else f"an error without the file: {error}"[:200]
+                fault = (
+                    "" if _names(str(error), path) else f"an error without the file: {error}"[:200]
+                )
             except BaseException as error:
                 fault = f"{type(error).__name__}: {error}"[:200]
         outcomes.append((f"{name}, case {number}", fault))
         shutil.rmtree(place)
     tried, survived, lost, notes = tally(outcomes)
-    return tried, survived, lost, [f"{len(names)} readings; {named:,} named, {same:,} changed nothing", *notes]
+    return (
+        tried,
+        survived,
+        lost,
+        [f"{len(names)} readings; {named:,} named, {same:,} changed nothing", *notes],
+    )
 
 
 def _names(text: str, path: Path) -> bool:
     """Whether a message names a file, or its other half."""
-    return path.name in text or path.with_suffix(".json").name in text or path.stem.split(".")[0] + "." in text
+    return (
+        path.name in text
+        or path.with_suffix(".json").name in text
+        or path.stem.split(".")[0] + "." in text
+    )
 
 
 def flip(dice: random.Random, blob: bytes) -> bytes:
@@ -1449,7 +1776,9 @@ def truncations(count: int, folder: Path) -> Tally:
 
 @kind("other problems", sample=6, usual=60, long=2000)
 def other_problems(count: int, folder: Path) -> Tally:
-    """Measure another problem of the same parameters and the same loss into the folder of the first."""
+    """Measure another problem of the same parameters and the same loss into the folder of the
+    first.
+    """
     import torch
 
     from lambdahat import Problem
@@ -1470,14 +1799,23 @@ def other_problems(count: int, folder: Path) -> Tally:
             ("another order", lambda: Problem(model, "cross_entropy", (other, y))),  # noqa: B023
             ("other data", lambda: a_problem(number + 1, headless=True)),  # noqa: B023
             ("other weights of classes", lambda: Problem(model, weighted, (x, y))),  # noqa: B023
-            ("the same", lambda: Problem(model, "cross_entropy", (x, y), batch_size=dice.randint(1, 40))),
+            (
+                "the same",
+                lambda: Problem(model, "cross_entropy", (x, y), batch_size=dice.randint(1, 40)),
+            ),
         )[number % 6]
         try:
             found = measured(folder / "first", changed())
-            right = case == "the same" and float(found["trace"]) == float(measured(folder / "first", first)["trace"])
+            right = case == "the same" and float(found["trace"]) == float(
+                measured(folder / "first", first)["trace"]
+            )
             fault = "" if right else "the first problem's result"
         except ValueError as error:
-            fault = "" if "folder must hold results of this run" in str(error) and case != "the same" else str(error)
+            fault = (
+                ""
+                if "folder must hold results of this run" in str(error) and case != "the same"
+                else str(error)
+            )
         outcomes.append((f"{case}, case {number}", fault))
     return tally(outcomes)
 
@@ -1490,7 +1828,11 @@ def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) ->
     from lambdahat.experiments.sweeps import sweep
 
     sweep(
-        an_experiment(int(cells), float(pause), f"{folder}/log"), folder, scale="cpu", jobs=int(jobs), backend=backend
+        an_experiment(int(cells), float(pause), f"{folder}/log"),
+        folder,
+        scale="cpu",
+        jobs=int(jobs),
+        backend=backend,
     )
 
 
@@ -1501,24 +1843,42 @@ def measure_child(folder: str, quantity: str) -> None:
         from lambdahat.sampling import sgld
 
         Path(folder, "log").write_text("begun")
-        sample(a_problem(), sgld(1e-5, 10.0, 10.0), chains=2, burn_in=10**8, batch_size=10, mode="processes")
+        sample(
+            a_problem(),
+            sgld(1e-5, 10.0, 10.0),
+            chains=2,
+            burn_in=10**8,
+            batch_size=10,
+            mode="processes",
+        )
     else:
         measured(Path(folder))
 
 
-def _killed_sweep(folder: Path, cells: int, kills: int, jobs: int, writers: int = 1) -> list[tuple[str, str]]:
-    """Kill sweeps at random moments after a newly finished cell, then finish; nothing is lost, twice or different."""
+def _killed_sweep(
+    folder: Path, cells: int, kills: int, jobs: int, writers: int = 1
+) -> list[tuple[str, str]]:
+    """Kill sweeps at random moments after a newly finished cell, then finish; nothing is lost,
+    twice or different.
+    """
     from lambdahat.experiments.findings import findings
     from lambdahat.experiments.store import Store
     from lambdahat.experiments.sweeps import sweep
 
     folder.mkdir(parents=True)
-    log, store, dice, outcomes = folder / "log", Store(folder, "faults", "cpu"), random.Random(kills), []
+    log, store, dice, outcomes = (
+        folder / "log",
+        Store(folder, "faults", "cpu"),
+        random.Random(kills),
+        [],
+    )
     before: list[tuple[set[str], int]] = []
     for number in range(kills):
         known = len(store.finished()) if store.path.is_file() else 0
         started = [forked("sweep_child", folder, cells, jobs, "loky", 0.05) for _ in range(writers)]
-        while not (store.path.is_file() and len(store.finished()) > known) and started[0].is_alive():
+        while (
+            not (store.path.is_file() and len(store.finished()) > known) and started[0].is_alive()
+        ):
             time.sleep(0.01)
         time.sleep(dice.uniform(0, 0.3))
         for process in started:
@@ -1527,11 +1887,15 @@ def _killed_sweep(folder: Path, cells: int, kills: int, jobs: int, writers: int 
         time.sleep(1.5 if jobs > 1 else 0)  # until its workers have gone
         done = store.finished()
         before.append((done, len(log.read_text().split())))
-        outcomes.append((f"kill {number}", "" if len(done) > known or len(done) == cells else "no progress"))
+        outcomes.append(
+            (f"kill {number}", "" if len(done) > known or len(done) == cells else "no progress")
+        )
     experiment = an_experiment(cells, 0.0, str(log))
     found = sweep(experiment, folder, scale="cpu")
     whole = sweep(an_experiment(cells), folder / "whole", scale="cpu")
-    keys = {row["seed"]: key for row, key in zip(experiment.grid("cpu"), _keys(experiment), strict=True)}
+    keys = {
+        row["seed"]: key for row, key in zip(experiment.grid("cpu"), _keys(experiment), strict=True)
+    }
     begun = [keys[int(seed)] for seed in log.read_text().split()]
     again = any(not done.isdisjoint(begun[count:]) for done, count in before)
     same = plain(list(found.rows())) == plain(list(whole.rows()))
@@ -1552,7 +1916,9 @@ def _keys(experiment: Any) -> list[str]:
 
 @kind("killed sweeps", sample=1, usual=6, long=20)
 def killed_sweeps(count: int, folder: Path) -> Tally:
-    """Sweeps over ten cells for each kill, with one and with two jobs, killed by SIGKILL and resumed."""
+    """Sweeps over ten cells for each kill, with one and with two jobs, killed by SIGKILL and
+    resumed.
+    """
     alone = _killed_sweep(folder / "one", max(10 * count, 20), count, jobs=1)
     return tally([*alone, *_killed_sweep(folder / "two", max(10 * count, 20), count, jobs=2)])
 
@@ -1561,7 +1927,9 @@ def killed_sweeps(count: int, folder: Path) -> Tally:
 def two_writers(count: int, folder: Path) -> Tally:
     """Two sweeps on one store at the same time, both killed, and finished by a third."""
     outcomes = _killed_sweep(folder / "both", max(10 * count, 20), count, jobs=1, writers=2)
-    return tally([outcome for outcome in outcomes if outcome[0] != "finished cells"])  # both may begin the same cell
+    return tally(
+        [outcome for outcome in outcomes if outcome[0] != "finished cells"]
+    )  # both may begin the same cell
 
 
 @kind("killed measurements", sample=2, usual=20, long=400)
@@ -1577,15 +1945,21 @@ def killed_measurements(count: int, folder: Path) -> Tally:
         process.kill()
         process.join()
         found = plain(measured(place).results)
-        outcomes.append((f"kill {number}", "" if found == plain(whole.results) else "other numbers"))
+        outcomes.append(
+            (f"kill {number}", "" if found == plain(whole.results) else "other numbers")
+        )
     return tally(outcomes)
 
 
 def running() -> dict[int, tuple[str, str]]:
     """The parent and the start of every process that runs, by its number."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True
+    )
     lines = [line.split(maxsplit=3) for line in listed.stdout.splitlines()]
-    return {int(pid): (parent, start) for pid, parent, stat, start in lines if not stat.startswith("Z")}
+    return {
+        int(pid): (parent, start) for pid, parent, stat, start in lines if not stat.startswith("Z")
+    }
 
 
 def descendants(parent: int) -> dict[int, tuple[str, str]]:
@@ -1600,10 +1974,16 @@ def descendants(parent: int) -> dict[int, tuple[str, str]]:
 
 @kind("orphans", sample=1, usual=3, long=40)
 def orphans(count: int, folder: Path) -> Tally:
-    """After SIGKILL of a sweep or of chains in processes, at a random moment: all its children end within 5 s."""
+    """After SIGKILL of a sweep or of chains in processes, at a random moment: all its children end
+    within 5 s.
+    """
     from importlib.util import find_spec
 
-    backends = [name for name in ("loky", "dask", "ray") if name == "loky" or (find_spec(name) and count > 1)]
+    backends = [
+        name
+        for name in ("loky", "dask", "ray")
+        if name == "loky" or (find_spec(name) and count > 1)
+    ]
     dice, outcomes, slowest = random.Random(0), [], 0.0
     for number in range(count):
         for name in [*backends, "chains"]:
@@ -1627,14 +2007,25 @@ def orphans(count: int, folder: Path) -> Tally:
             start = time.monotonic()
             while left and time.monotonic() - start < 5:
                 time.sleep(0.05)
-                left = {pid: each for pid, each in running().items() if left.get(pid, ("", ""))[1] == each[1]}
+                left = {
+                    pid: each
+                    for pid, each in running().items()
+                    if left.get(pid, ("", ""))[1] == each[1]
+                }
             slowest = max(slowest, time.monotonic() - start)
-            fault = "ended by itself" if ended else f"{len(left)} children after 5 s" if left else ""
+            fault = (
+                "ended by itself" if ended else f"{len(left)} children after 5 s" if left else ""
+            )
             outcomes.append((f"{name} {number}", fault))
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
     tried, survived, lost, notes = tally(outcomes)
-    return tried, survived, lost, [f"{', '.join(backends)} and chains; at most {slowest:.1f} s", *notes]
+    return (
+        tried,
+        survived,
+        lost,
+        [f"{', '.join(backends)} and chains; at most {slowest:.1f} s", *notes],
+    )
 
 
 def rank_child(folder: str, rank: str, size: str) -> None:
@@ -1648,7 +2039,9 @@ def rank_child(folder: str, rank: str, size: str) -> None:
 
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/ranks", int(size))
-    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=15))
+    dist.init_process_group(
+        "gloo", store=store, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=15)
+    )
     problem = a_problem()
     data = next(iter(problem.batches)).data
     operator = lh.hessian(lh.Problem(problem.source, "cross_entropy", data, ranks=dist.group.WORLD))
@@ -1667,11 +2060,16 @@ def rank_child(folder: str, rank: str, size: str) -> None:
 
 @kind("dead ranks", sample=1, usual=10, long=200)
 def dead_ranks(count: int, folder: Path) -> Tally:
-    """One of three processes of a problem killed or stopped at a random moment: the others end in an error with its
-    number."""
+    """One of three processes of a problem killed or stopped at a random moment: the others end in
+    an error with its number.
+    """
     dice, outcomes = random.Random(0), []
     for number in range(count):
-        place, dead, how = folder / str(number), dice.randrange(3), ("killed", "stopped")[number % 2]
+        place, dead, how = (
+            folder / str(number),
+            dice.randrange(3),
+            ("killed", "stopped")[number % 2],
+        )
         place.mkdir()
         ranks = [forked("rank_child", place, rank, 3) for rank in range(3)]
         while len(list(place.glob("begun-*"))) < 3 and all(process.is_alive() for process in ranks):
@@ -1683,7 +2081,9 @@ def dead_ranks(count: int, folder: Path) -> Tally:
             ranks[rank].join(90)
             file = place / f"told-{rank}"
             told = file.read_text() if file.is_file() else "nothing after 90 s"
-            faults += [] if f"rank {dead} does not answer" in told else [f"rank {rank} said {told[:150]}"]
+            faults += (
+                [] if f"rank {dead} does not answer" in told else [f"rank {rank} said {told[:150]}"]
+            )
         for process in ranks:
             process.kill()
             process.join()
@@ -1692,15 +2092,23 @@ def dead_ranks(count: int, folder: Path) -> Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", help=f"kinds of faults: {', '.join(KINDS)} (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "kinds", nargs="*", help=f"kinds of faults: {', '.join(KINDS)} (default: all)"
+    )
     parser.add_argument("--long", action="store_true", help="hours rather than minutes")
     parser.add_argument("--quick", action="store_true", help="the sample that the tests try")
     args = parser.parse_args()
     unknown = sorted(set(args.kinds) - set(KINDS))
     if unknown:
         parser.error(f"kinds must be among {', '.join(KINDS)}, got {', '.join(unknown)}")
-    print("| kind | tried | survived | lost | seconds | notes |\n| --- | --: | --: | --: | --: | --- |", flush=True)
+    print(
+        "| kind | tried | survived | lost | seconds | notes |\n| --- | --: | --: | --: | --: |"
+        " --- |",
+        flush=True,
+    )
     total = 0
     for name in args.kinds or KINDS:
         chosen = KINDS[name]
@@ -1714,7 +2122,11 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
         total += lost
         seconds = time.monotonic() - start
-        print(f"| {name} | {tried:,} | {survived:,} | {lost:,} | {seconds:.0f} | {'; '.join(notes)} |", flush=True)
+        print(
+            f"| {name} | {tried:,} | {survived:,} | {lost:,} | {seconds:.0f} |"
+            f" {'; '.join(notes)} |",
+            flush=True,
+        )
     sys.exit(1 if total else 0)
 
 

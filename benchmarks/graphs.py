@@ -1,9 +1,10 @@
 """What do entropic graph spectra cost, beside other tools and as graphs grow?
 
-What chapter 3 of the spectral thesis shows with them is in ``lambdahat reproduce graph-spectra``, ``graph-models``,
-``graph-similarity``, ``graph-clusters`` and ``graph-communities``. Each part here prints a table and, with
-``--json FOLDER``, writes it there: ``speed`` (eigsh, eigh, networkx), ``scaling`` (time over edges), ``large`` (the two
-synthetic graphs of §3.7.1.1: minutes to make) and ``reading`` (millions of edges).
+What chapter 3 of the spectral thesis shows with them is in ``lambdahat reproduce graph-spectra``,
+``graph-models``, ``graph-similarity``, ``graph-clusters`` and ``graph-communities``. Each part here
+prints a table and, with ``--json FOLDER``, writes it there: ``speed`` (eigsh, eigh, networkx),
+``scaling`` (time over edges), ``large`` (the two synthetic graphs of §3.7.1.1: minutes to make) and
+``reading`` (millions of edges).
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def load(folder: Path, name: str) -> graphs.Graph:
 
 def large(args: argparse.Namespace) -> Iterator[Row]:
     """§3.7.1.1: 201,600 nodes in 305 clusters of 500–1000, and 404,420 in 1,355 of 200–400."""
-    sizes = {20: (13_219, 500, 1000)} if args.quick else {305: (201_600, 500, 1000), 1355: (404_420, 200, 400)}
+    sizes = (
+        {20: (13_219, 500, 1000)}
+        if args.quick
+        else {305: (201_600, 500, 1000), 1355: (404_420, 200, 400)}
+    )
     for count, (nodes, least, most) in sizes.items():
         if args.only not in (None, count):
             continue
@@ -68,7 +73,12 @@ def large(args: argparse.Namespace) -> Iterator[Row]:
 def speed(args: argparse.Namespace) -> Iterator[Row]:
     """Seconds for a spectrum and a cluster count by us and by what a user would take instead."""
     road = load(args.data, "luxembourg_osm")
-    yield _timed("100 moments, 100 probes", road, "ours", lambda: probed_moments(road, 100, 100, 0, components(road)))
+    yield _timed(
+        "100 moments, 100 probes",
+        road,
+        "ours",
+        lambda: probed_moments(road, 100, 100, 0, components(road)),
+    )
     yield _timed("entropic spectrum, 100 moments", road, "ours", lambda: graphs.spectrum(road, 100))
     count = 30 if args.quick else 240
     one = planted(count, 0.1, 0)
@@ -83,7 +93,10 @@ def speed(args: argparse.Namespace) -> Iterator[Row]:
         lambda: _gap_count(1 - eigsh(matrix, count + 10, which="LA", v0=start)[0]),
     )
     yield _timed(
-        work, one, "eigh, all (numpy)", lambda: _gap_count(np.linalg.eigvalsh(np.eye(len(one)) - matrix.toarray()))
+        work,
+        one,
+        "eigh, all (numpy)",
+        lambda: _gap_count(np.linalg.eigvalsh(np.eye(len(one)) - matrix.toarray())),
     )
     made = nx.from_scipy_sparse_array(one.adjacency)
     yield _timed(
@@ -93,7 +106,10 @@ def speed(args: argparse.Namespace) -> Iterator[Row]:
         lambda: _gap_count(np.sort(nx.normalized_laplacian_spectrum(made).real)),
     )
     yield _timed(
-        work, one, "smoothed Lanczos, 100 probes × 80", lambda: float(graphs.smoothed_lanczos_clusters(one, 80, 100))
+        work,
+        one,
+        "smoothed Lanczos, 100 probes × 80",
+        lambda: float(graphs.smoothed_lanczos_clusters(one, 80, 100)),
     )
 
 
@@ -109,25 +125,37 @@ def _timed(work: str, one: graphs.Graph, by: str, call: Callable[[], Any]) -> Ro
     found = call()
     seconds = time.perf_counter() - start
     answer = {"answer": found} if isinstance(found, float) else {}
-    return {"work": work, "nodes": len(one), "edges": one.num_edges, "by": by, "seconds": seconds} | answer
+    return {
+        "work": work,
+        "nodes": len(one),
+        "edges": one.num_edges,
+        "by": by,
+        "seconds": seconds,
+    } | answer
 
 
 def scaling(args: argparse.Namespace) -> Iterator[Row]:
-    """CPU seconds of 50 moments from 16 probes over the edges, mean degree 10, the fitted exponent, and memory.
+    """CPU seconds of 50 moments from 16 probes over the edges, mean degree 10, the fitted exponent,
+    and memory.
 
-    Neighbours are numbered near each other, as road and web graphs are; or anywhere, where every edge misses the cache
-    once the vectors have outgrown it.
+    Neighbours are numbered near each other, as road and web graphs are; or anywhere, where every
+    edge misses the cache once the vectors have outgrown it.
     """
     for kind in ("near", "anywhere"):
         edges, seconds = [], []
-        for nodes in (2_000, 4_000, 8_000) if args.quick else (200_000, 400_000, 800_000, 1_600_000):
+        for nodes in (
+            (2_000, 4_000, 8_000) if args.quick else (200_000, 400_000, 800_000, 1_600_000)
+        ):
             rng = np.random.default_rng(nodes)
             first = rng.integers(0, nodes, 5 * nodes)
             away = rng.integers(1, 500 if kind == "near" else nodes, 5 * nodes)
             one = graphs.graph(np.stack([first, (first + away) % nodes], axis=1))
             del first, away
             where = components(one)
-            times = [_seconds(lambda one=one, where=where: probed_moments(one, 50, 16, 0, where)) for _ in range(3)]
+            times = [
+                _seconds(lambda one=one, where=where: probed_moments(one, 50, 16, 0, where))
+                for _ in range(3)
+            ]
             moments = _peak(lambda one=one, where=where: probed_moments(one, 50, 16, 0, where))[1]
             walk = _peak(lambda one=one: walk_partition(one, 0))[1]
             edges.append(one.num_edges)
@@ -148,10 +176,13 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _peak(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What the call returns, and by how many MiB the memory of the process rose meanwhile (Linux only)."""
+    """What the call returns, and by how many MiB the memory of the process rose meanwhile (Linux
+    only).
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what was freed before goes back, so that its use anew shows
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back to what is held now
+    # sets the high-water mark back to what is held now
+    Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     found = call()
     return found, _memory("VmHWM") - before
@@ -169,17 +200,20 @@ def _size(one: graphs.Graph) -> float:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """Of the processor, not of the clock: with one thread the same, and other programs do not count."""
+    """Of the processor, not of the clock: with one thread the same, and other programs do not
+    count.
+    """
     start = time.process_time()
     call()
     return time.process_time() - start
 
 
 def reading(args: argparse.Namespace) -> Iterator[Row]:
-    """Edges from text, ten million plain, two million with weights, names: CPU seconds, and memory beside it.
+    """Edges from text, ten million plain, two million with weights, names: CPU seconds, and memory
+    beside it.
 
-    The graph is its matrix and what it keeps of names: numbers of 8 bytes where those in the file have gaps, and 16
-    bytes for a text of at most 15. "times its matrix" leaves the names out.
+    The graph is its matrix and what it keeps of names: numbers of 8 bytes where those in the file
+    have gaps, and 16 bytes for a text of at most 15. "times its matrix" leaves the names out.
     """
     for kind, rows in (("plain", 10_000_000), ("weights", 2_000_000), ("names", 2_000_000)):
         count = rows // 50 if args.quick else rows
@@ -229,15 +263,24 @@ def show(title: str, table: list[Row], path: Path | None) -> None:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print(f"\n{title}")
     for line in cells:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip(), flush=True)
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip(),
+            flush=True,
+        )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"title": title, "rows": table}, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(
+            json.dumps({"title": title, "rows": table}, indent=1, ensure_ascii=False) + "\n"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="which parts; all but `large` and `reading` by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", help="which parts; all but `large` and `reading` by default"
+    )
     parser.add_argument("--data", type=Path, default=DATA, help="the folder of real graphs")
     parser.add_argument("--json", type=Path, help="write each part to this folder")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")

@@ -1,10 +1,12 @@
-"""Are the Lanczos products of a batch enough? From what benchmarks/minibatch_eigenvalues.py measured.
+"""Are the Lanczos products of a batch enough? From what benchmarks/minibatch_eigenvalues.py
+measured.
 
     python benchmarks/lanczos_steps.py RESULT...
 
-Some batches of 128 have, beside their extremes from a few products, a spectrum from many. A spectrum of m products
-holds those of fewer: the leading block of its Jacobi matrix. For every point it prints, batch by batch, what few
-products show of λ'₁, of its vector (squared cosine) and of λ'_P, over what many do.
+Some batches of 128 have, beside their extremes from a few products, a spectrum from many. A
+spectrum of m products holds those of fewer: the leading block of its Jacobi matrix. For every point
+it prints, batch by batch, what few products show of λ'₁, of its vector (squared cosine) and of
+λ'_P, over what many do.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def basis(nodes: Array, weights: Array, steps: int) -> Array:
 
 
 def few_over_many(spectrum: Spectrum, steps: int) -> tuple[float, float, float]:
-    """λ'₁, the squared cosine of its vector and λ'_P from ``steps`` products, over those from all."""
+    """λ'₁, the squared cosine of its vector and λ'_P from ``steps`` products, over those from
+    all.
+    """
     there = spectrum.weights[0] > 0
     nodes, weights = spectrum.nodes[0][there], spectrum.weights[0][there]
     vectors = basis(nodes, weights, min(steps, len(nodes)))
@@ -42,13 +46,18 @@ def few_over_many(spectrum: Spectrum, steps: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", nargs="+", type=Path)
     for result in map(BatchEigenvaluesResult.load, parser.parse_args().results):
         efforts = {subject.network: subject.effort for subject in SCALES[result.scale]}
         for point in result.points:
             effort = efforts[point.network]
-            print(f"{point.network}, epoch {point.epoch}, {point.operator}: {effort.steps} of {effort.depth} products")
+            print(
+                f"{point.network}, epoch {point.epoch}, {point.operator}: {effort.steps} of"
+                f" {effort.depth} products"
+            )
             for spectrum in point.batch_spectra:
                 largest, cosine, smallest = few_over_many(spectrum, effort.steps)
                 low = f", λ'_P {smallest:.3f}" if point.indefinite else ""

@@ -1,11 +1,14 @@
-"""What do trace, top-5, density and λ̂ of a GPT-2-sized language model cost, in time, memory and gradients?
+"""What do trace, top-5, density and λ̂ of a GPT-2-sized language model cost, in time, memory and
+gradients?
 
-A GPT-2 small (124 M parameters, vocabulary 50257, transformers' own), trained briefly on Tiny Shakespeare by
-characters, on sequences of 512. Every part has a time limit and is written to ``--out`` when it ends, so that a run
-that is cut off loses nothing. ``--peers`` does the same work with curvlinops and devinterp, where they are installed.
+A GPT-2 small (124 M parameters, vocabulary 50257, transformers' own), trained briefly on Tiny
+Shakespeare by characters, on sequences of 512. Every part has a time limit and is written to
+``--out`` when it ends, so that a run that is cut off loses nothing. ``--peers`` does the same work
+with curvlinops and devinterp, where they are installed.
 
-    PYTHONPATH=src:carry/peers:carry/arviz python3 benchmarks/large_model.py --device cuda --peers --out large.json
-    python3 benchmarks/large_model.py --tiny --out tiny.json          # shows that it runs; its times mean nothing
+    PYTHONPATH=src:carry/peers:carry/arviz python3 benchmarks/large_model.py --device cuda --peers
+    --out large.json python3 benchmarks/large_model.py --tiny --out tiny.json          # shows that
+    it runs; its times mean nothing
 """
 
 from __future__ import annotations
@@ -39,30 +42,52 @@ Facts = dict[str, Any]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="JSON file, written anew after every part")
     parser.add_argument("--text", type=Path, help="text to train on, plain or .gz")
-    parser.add_argument("--tiny", action="store_true", help="two layers of width 32: seconds on a CPU")
+    parser.add_argument(
+        "--tiny", action="store_true", help="two layers of width 32: seconds on a CPU"
+    )
     parser.add_argument("--peers", action="store_true", help="curvlinops and devinterp too")
-    parser.add_argument("--tf32", action="store_true", help="allow TF32 products (default: strict float32)")
-    parser.add_argument("--sequences", type=int, default=16, help="of the data set that is measured")
+    parser.add_argument(
+        "--tf32", action="store_true", help="allow TF32 products (default: strict float32)"
+    )
+    parser.add_argument(
+        "--sequences", type=int, default=16, help="of the data set that is measured"
+    )
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--train-steps", type=int, default=100)
     parser.add_argument("--llc-gradients", type=int, default=1000, help="of all chains together")
-    parser.add_argument("--memory", help='budget of the problem, such as "60GiB" (default: what is free)')
-    parser.add_argument("--limit", type=float, default=45.0, help="seconds of a part; 2× for the trace, 4× for λ̂")
-    parser.add_argument("--parts", default="", help="comma-separated names of the only parts to run")
+    parser.add_argument(
+        "--memory", help='budget of the problem, such as "60GiB" (default: what is free)'
+    )
+    parser.add_argument(
+        "--limit", type=float, default=45.0, help="seconds of a part; 2× for the trace, 4× for λ̂"
+    )
+    parser.add_argument(
+        "--parts", default="", help="comma-separated names of the only parts to run"
+    )
     args = parser.parse_args()
     if args.tiny:
-        args.sequences, args.batch_size, args.length, args.train_steps, args.llc_gradients = 8, 4, 16, 3, 1000
+        args.sequences, args.batch_size, args.length, args.train_steps, args.llc_gradients = (
+            8,
+            4,
+            16,
+            3,
+            1000,
+        )
         args.limit = 10.0
     return args
 
 
 def language_model(args: argparse.Namespace) -> nn.Module:
-    """GPT-2 small, or a tiny one of the same make; no dropout, for devinterp samples in train mode."""
+    """GPT-2 small, or a tiny one of the same make; no dropout, for devinterp samples in train
+    mode.
+    """
     with contextlib.suppress(ImportError):
         try:
             import torchvision  # noqa: F401
@@ -71,20 +96,30 @@ def language_model(args: argparse.Namespace) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-    size = {"vocab_size": 257, "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 64} if args.tiny else {}
+    size = (
+        {"vocab_size": 257, "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 64}
+        if args.tiny
+        else {}
+    )
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(**quiet, **size, bos_token_id=0, eos_token_id=0)).to(args.device)
+    return GPT2LMHeadModel(GPT2Config(**quiet, **size, bos_token_id=0, eos_token_id=0)).to(
+        args.device
+    )
 
 
 def tokens(args: argparse.Namespace, rows: int, skip: int = 0) -> Tensor:
     """Sequences of characters of the text as ids, (rows, length)."""
     path = args.text or TEXT
     if not path.exists():
-        raise SystemExit(f"no text at {path}: give --text, or put tinyshakespeare.txt.gz into carry/")
+        raise SystemExit(
+            f"no text at {path}: give --text, or put tinyshakespeare.txt.gz into carry/"
+        )
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     known = {byte: number for number, byte in enumerate(sorted(set(text)))}
     start, count = skip * args.length, rows * args.length
-    return torch.tensor([known[byte] for byte in text[start : start + count]]).view(rows, args.length)
+    return torch.tensor([known[byte] for byte in text[start : start + count]]).view(
+        rows, args.length
+    )
 
 
 def train(model: nn.Module, args: argparse.Namespace) -> float:
@@ -110,7 +145,9 @@ class Table:
         self.gradient_s = math.nan
 
     def part(self, name: str, work: Callable[[], Facts], seconds: float | None = None) -> Facts:
-        """Run one part within its limit, with wall time and peak memory; {} where it was left out or failed."""
+        """Run one part within its limit, with wall time and peak memory; {} where it was left
+        out or failed.
+        """
         if self.only and name not in self.only:
             return {}
         release()
@@ -122,7 +159,12 @@ class Table:
         except Exception as error:  # a part that fails leaves the others
             found = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         taken = time.perf_counter() - start
-        self.facts[name] = {"wall_s": taken, "wall_gradients": taken / self.gradient_s, "peak_GiB": peak(), **found}
+        self.facts[name] = {
+            "wall_s": taken,
+            "wall_gradients": taken / self.gradient_s,
+            "peak_GiB": peak(),
+            **found,
+        }
         print(name, json.dumps(self.facts[name]), flush=True)
         if self.args.out is not None:
             self.args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +242,12 @@ def main() -> None:
     ids = tokens(args, args.sequences).to(args.device)
     columns = {"input_ids": ids, "labels": ids}
     problem = lh.Problem(
-        model, "cross_entropy", columns, batch_size=args.batch_size, count="tokens", memory=args.memory
+        model,
+        "cross_entropy",
+        columns,
+        batch_size=args.batch_size,
+        count="tokens",
+        memory=args.memory,
     )
     ours(problem, table)
     if args.peers:
@@ -230,16 +277,27 @@ def ours(problem: lh.Problem, table: Table) -> None:
         return run
 
     def most(limit: float) -> int:
-        """The products that fit into a part's time, so that what is cut off still has a value and an error."""
+        """The products that fit into a part's time, so that what is cut off still has a value
+        and an error.
+        """
         known = table.facts.get("hessian product", {}).get("ms", 1e3) / 1e3
         return max(16, int(0.5 * limit / known))
 
     def trace() -> Facts:
-        found = lh.trace(lh.hessian(problem), tol=1.96 * TOL, max_matvecs=most(2 * table.args.limit))
-        return {"value": found.value, "stderr": found.stderr, "products": found.cost, "status": found.status.name}
+        found = lh.trace(
+            lh.hessian(problem), tol=1.96 * TOL, max_matvecs=most(2 * table.args.limit)
+        )
+        return {
+            "value": found.value,
+            "stderr": found.stderr,
+            "products": found.cost,
+            "status": found.status.name,
+        }
 
     def top() -> Facts:
-        found = lh.eigenpairs(lh.hessian(problem), k=5, tol=1e-3, max_matvecs=most(table.args.limit))
+        found = lh.eigenpairs(
+            lh.hessian(problem), k=5, tol=1e-3, max_matvecs=most(table.args.limit)
+        )
         return {
             "values": found.values.tolist(),
             "residuals": found.residuals.tolist(),
@@ -266,7 +324,13 @@ def ours(problem: lh.Problem, table: Table) -> None:
 
 def learning_coefficient(problem: lh.Problem, args: argparse.Namespace) -> Facts:
     start = time.perf_counter()
-    found = lh.llc(problem, chains=4, batch_size=args.batch_size, max_gradients=args.llc_gradients, kernel="sgld")
+    found = lh.llc(
+        problem,
+        chains=4,
+        batch_size=args.batch_size,
+        max_gradients=args.llc_gradients,
+        kernel="sgld",
+    )
     chains = found.chains
     taken = time.perf_counter() - start
     return {
@@ -285,7 +349,9 @@ def learning_coefficient(problem: lh.Problem, args: argparse.Namespace) -> Facts
 
 
 class Logits(nn.Module):
-    """Token ids (B, T) to the logits of all positions but the last, (B·(T − 1), vocabulary): what curvlinops takes."""
+    """Token ids (B, T) to the logits of all positions but the last, (B·(T − 1), vocabulary):
+    what curvlinops takes.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -296,7 +362,9 @@ class Logits(nn.Module):
 
 
 def curvlinops_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
-    """The same matrix: a Hessian–vector product, as many probes as ours took, top-5 and density by its own calls."""
+    """The same matrix: a Hessian–vector product, as many probes as ours took, top-5 and density
+    by its own calls.
+    """
     try:
         import curvlinops
         from scipy.sparse.linalg import eigsh
@@ -307,7 +375,9 @@ def curvlinops_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
     data = [(part, part[:, 1:].flatten()) for part in ids.split(table.args.batch_size)]
     parameters = [p for p in model.parameters() if p.requires_grad]
     make = curvlinops.HessianLinearOperator
-    operator = make(Logits(model), nn.CrossEntropyLoss(), parameters, data, check_deterministic=False)
+    operator = make(
+        Logits(model), nn.CrossEntropyLoss(), parameters, data, check_deterministic=False
+    )
     v = torch.randn(operator.shape[1], device=ids.device)
 
     def product() -> Facts:
@@ -315,11 +385,16 @@ def curvlinops_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
         return {"ms": 1e3 * taken, "gradients": taken / table.gradient_s}
 
     def trace() -> Facts:
-        wanted, end = table.facts.get("trace", {}).get("products", 16), time.time() + 0.8 * table.args.limit
+        wanted, end = (
+            table.facts.get("trace", {}).get("products", 16),
+            time.time() + 0.8 * table.args.limit,
+        )
         readings: list[float] = []
         while len(readings) < wanted and time.time() < end:
             readings.append(float(curvlinops.hutchinson_trace(operator, 1)))
-        spread = statistics.stdev(readings) / math.sqrt(len(readings)) if len(readings) > 1 else math.nan
+        spread = (
+            statistics.stdev(readings) / math.sqrt(len(readings)) if len(readings) > 1 else math.nan
+        )
         return {"value": statistics.fmean(readings), "stderr": spread, "products": len(readings)}
 
     def top() -> Facts:
@@ -331,7 +406,12 @@ def curvlinops_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
         return {}
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-        for name, work in (("product", product), ("trace", trace), ("top-5", top), ("density", density)):
+        for name, work in (
+            ("product", product),
+            ("trace", trace),
+            ("top-5", top),
+            ("density", density),
+        ):
             table.part(f"curvlinops {name}", work)
 
 
@@ -355,7 +435,9 @@ def devinterp_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
     def evaluate(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Facts]:
         given = batch["input_ids"]
         logits = model(input_ids=given).logits[:, :-1]
-        losses = nn.functional.cross_entropy(logits.flatten(0, 1), given[:, 1:].flatten(), reduction="none")
+        losses = nn.functional.cross_entropy(
+            logits.flatten(0, 1), given[:, 1:].flatten(), reduction="none"
+        )
         return losses.view(len(given), -1), {}
 
     def sampled() -> Facts:
@@ -380,7 +462,11 @@ def devinterp_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
                     step_callback=lambda *_: clock.append(time.perf_counter()),
                 )
         gaps = [after - before for before, after in pairwise(clock)]
-        return {"chain_step_ms": 1e3 * statistics.median(gaps), "steps": steps, "mean_loss": statistics.fmean(losses)}
+        return {
+            "chain_step_ms": 1e3 * statistics.median(gaps),
+            "steps": steps,
+            "mean_loss": statistics.fmean(losses),
+        }
 
     table.part("devinterp llc", sampled)
 

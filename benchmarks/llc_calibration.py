@@ -1,10 +1,11 @@
 """Do the draws of every kernel follow the posterior, at the settings that its own pilot finds?
 
-Simulation-based calibration on Gaussian posteriors. Each run makes a least-squares problem of its own (20 parameters,
-2,000 samples, condition numbers of about 30), draws one point from the exact posterior, and ranks it among the draws of
-``lh.llc(kernel=...)`` on mini-batches: by its loss, its distance from w*, and its coordinate along a random direction.
-If the draws follow the posterior, all ranks are uniform; the table has the p-values of Kolmogorov–Smirnov tests.
-Kernels that never reject have a known bias of steps, which ``llc`` takes off its value. "loss, corrected" ranks the
+Simulation-based calibration on Gaussian posteriors. Each run makes a least-squares problem of its
+own (20 parameters, 2,000 samples, condition numbers of about 30), draws one point from the exact
+posterior, and ranks it among the draws of ``lh.llc(kernel=...)`` on mini-batches: by its loss, its
+distance from w*, and its coordinate along a random direction. If the draws follow the posterior,
+all ranks are uniform; the table has the p-values of Kolmogorov–Smirnov tests. Kernels that never
+reject have a known bias of steps, which ``llc`` takes off its value. "loss, corrected" ranks the
 losses after they are scaled by the same factor. The last columns compare λ̂ with its closed form.
 """
 
@@ -31,7 +32,8 @@ from lambdahat.results import student_quantile
 Row = dict[str, Any]
 KERNELS = "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala"
 PARAMETERS, SAMPLES, DECADES, BATCH = 20, 2000, 1.5, 256
-RANKED = 99  # draws among which the exact one is ranked, or half the effective sample size if that is less
+# draws among which the exact one is ranked, or half the effective sample size if that is less
+RANKED = 99
 COLUMNS = "loss", "loss, corrected", "distance", "direction"
 
 
@@ -64,7 +66,9 @@ def single(task: tuple[str, int, int | None]) -> Row:
     seconds = time.perf_counter() - start
     assert found.chains is not None
     assert found.chains.parameters is not None
-    values, vectors = np.linalg.eigh(found.nbeta * hessian + float(found.localization) * np.eye(PARAMETERS))
+    values, vectors = np.linalg.eigh(
+        found.nbeta * hessian + float(found.localization) * np.eye(PARAMETERS)
+    )
     exact = vectors @ (rng.standard_normal(PARAMETERS) / np.sqrt(values))
     draws = found.chains.parameters.numpy().reshape(-1, PARAMETERS) - minimum
     count = max(min(RANKED, int(found.ess / 2)), 9)
@@ -81,7 +85,9 @@ def single(task: tuple[str, int, int | None]) -> Row:
         )
     )
     return row | {
-        "ranks": [float(((stat[:-1] < stat[-1]).sum() + rng.uniform()) / (count + 1)) for stat in seen],
+        "ranks": [
+            float(((stat[:-1] < stat[-1]).sum() + rng.uniform()) / (count + 1)) for stat in seen
+        ],
         "value": float(found),
         "stderr": float(found.stderr),
         "dof": found.dof,
@@ -99,7 +105,9 @@ def single(task: tuple[str, int, int | None]) -> Row:
 
 def summary(name: str, rows: list[Row]) -> Row:
     scores = [(row["value"] - row["truth"]) / row["stderr"] for row in rows]
-    held = [abs(z) <= student_quantile(0.95, row["dof"]) for z, row in zip(scores, rows, strict=True)]
+    held = [
+        abs(z) <= student_quantile(0.95, row["dof"]) for z, row in zip(scores, rows, strict=True)
+    ]
     ranks = zip(*(row["ranks"] for row in rows), strict=True)
     statuses = [row["status"] for row in rows]
     return {
@@ -111,30 +119,47 @@ def summary(name: str, rows: list[Row]) -> Row:
         },
         "raw error %": 100 * statistics.fmean(row["raw"] / row["truth"] - 1 for row in rows),
         "error %": 100 * statistics.fmean(row["value"] / row["truth"] - 1 for row in rows),
-        "± %": 100 * statistics.stdev(row["value"] / row["truth"] for row in rows) / math.sqrt(len(rows)),
+        "± %": 100
+        * statistics.stdev(row["value"] / row["truth"] for row in rows)
+        / math.sqrt(len(rows)),
         "coverage %": 100 * statistics.fmean(held),
         "rms z": math.sqrt(statistics.fmean(z**2 for z in scores)),
         "gradients": round(statistics.median(row["gradients"] for row in rows)),
         "seconds": statistics.median(row["seconds"] for row in rows),
-        "not ok": " ".join(f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"),
+        "not ok": " ".join(
+            f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"
+        ),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kernels", default=",".join(KERNELS), help="with commas between")
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--batch-size", type=int, default=BATCH, help="of the kernels that never reject")
+    parser.add_argument(
+        "--batch-size", type=int, default=BATCH, help="of the kernels that never reject"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no more runs are started")
-    parser.add_argument("--json", type=Path, default=Path("llc_calibration.jsonl"), help="one line for each run")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="after which no more runs are started"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=Path("llc_calibration.jsonl"), help="one line for each run"
+    )
     parser.add_argument("--summary", type=Path, help="write the table to this file as JSON")
     args = parser.parse_args()
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+    os.environ.update(
+        dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    )
     lines = args.json.read_text("utf-8").splitlines() if args.json.is_file() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
     done = {(row["kernel"], row["seed"], row["batch_size"]) for row in rows if "error" not in row}
-    sizes = {name: None if name in ("hmc", "mala") else args.batch_size for name in args.kernels.split(",")}
+    sizes = {
+        name: None if name in ("hmc", "mala") else args.batch_size
+        for name in args.kernels.split(",")
+    }
     tasks = [(name, seed, size) for seed in range(args.runs) for name, size in sizes.items()]
     tasks = [task for task in tasks if task not in done]
     with args.json.open("a", encoding="utf-8") as file:
@@ -145,7 +170,10 @@ def main() -> None:
     for row in rows:
         if "error" in row:
             print(f"{row['kernel']}, seed {row['seed']}: {row['error']}")
-    groups = {name: [row for row in rows if row["kernel"] == name and "error" not in row] for name in sizes}
+    groups = {
+        name: [row for row in rows if row["kernel"] == name and "error" not in row]
+        for name in sizes
+    }
     table = [summary(name, group) for name, group in groups.items() if len(group) > 1]
     setting = {"parameters": PARAMETERS, "samples": SAMPLES, "torch": torch.__version__}
     report("Ranks of exact draws among those of each kernel", setting, table, args.summary)

@@ -1,24 +1,28 @@
 """What does λ̂ to a root mean square error of 5 % cost on the MNIST MLP, here and with devinterp?
 
-Both estimate λ̂ of the stored network 784-128-10 at the nβ and γ of a stored reference (llc_networks.py). A cell is one
-estimate with one seed, written to ``--out`` at once; another call with the same file runs only what is missing.
+Both estimate λ̂ of the stored network 784-128-10 at the nβ and γ of a stored reference
+(llc_networks.py). A cell is one estimate with one seed, written to ``--out`` at once; another call
+with the same file runs only what is missing.
 
-``lh.llc`` is told an accuracy or a budget, and its cost includes its pilot. devinterp 2.0.1's SGLD is told nβ, γ, a
-step size ε of a grid, and a batch size, and runs 4 chains for some relaxation times 2/(εγ). All shorter runs are the
-beginnings of a long one, so their estimates come from the same chains. devinterp is favoured: the cost of finding its
-settings, of its baseline loss and of its files is not counted, and of all settings and readings the best counts.
+``lh.llc`` is told an accuracy or a budget, and its cost includes its pilot. devinterp 2.0.1's SGLD
+is told nβ, γ, a step size ε of a grid, and a batch size, and runs 4 chains for some relaxation
+times 2/(εγ). All shorter runs are the beginnings of a long one, so their estimates come from the
+same chains. devinterp is favoured: the cost of finding its settings, of its baseline loss and of
+its files is not counted, and of all settings and readings the best counts.
 
-- "as reported" is its mean over all steps, from w* on, less the loss at w* on 32 batches (its default), on the batches
-  of the chain or on all data, whichever is nearest to the reference;
-- "burn-in discarded" is a mean over the last quarter, half or three quarters of the steps of the loss less that at w*
-  on the same batch, which its users can compute from the losses that it stores.
+- "as reported" is its mean over all steps, from w* on, less the loss at w* on 32 batches (its
+  default), on the batches of the chain or on all data, whichever is nearest to the reference;
+- "burn-in discarded" is a mean over the last quarter, half or three quarters of the steps of the
+  loss less that at w* on the same batch, which its users can compute from the losses that it
+  stores.
 
-Cost is counted in gradients × samples, and in seconds. It is that of the shortest run from which on the error stays
-within 5 %, if the second half of the longest run is within 5 % too. "First" is the shortest run within 5 % at all: at a
-large ε it lies where a chain on its way to a value that is too high passes the right one, which only a user who knows
-the answer could tell.
+Cost is counted in gradients × samples, and in seconds. It is that of the shortest run from which on
+the error stays within 5 %, if the second half of the longest run is within 5 % too. "First" is the
+shortest run within 5 % at all: at a large ε it lies where a chain on its way to a value that is too
+high passes the right one, which only a user who knows the answer could tell.
 
-On a machine without devinterp carry a copy, made as sampling.py says, and name its folder with --peer-path.
+On a machine without devinterp carry a copy, made as sampling.py says, and name its folder with
+--peer-path.
 """
 
 from __future__ import annotations
@@ -65,9 +69,17 @@ LOSSES = partial(cross_entropy, reduction="none")
 
 
 def run_ours(problem: lh.Problem, reference: Row, name: str, seed: int) -> Row:
-    """One call of ``lh.llc``; ``samples`` are those that its gradients saw, of the pilot in batches of 512."""
+    """One call of ``lh.llc``; ``samples`` are those that its gradients saw, of the pilot in
+    batches of 512.
+    """
     start = time.perf_counter()
-    found = lh.llc(problem, seed=seed, nbeta=reference["nbeta"], localization=reference["localization"], **OURS[name])
+    found = lh.llc(
+        problem,
+        seed=seed,
+        nbeta=reference["nbeta"],
+        localization=reference["localization"],
+        **OURS[name],
+    )
     seconds = time.perf_counter() - start
     batch = found.chains.batch_size
     pilot = min(CHAINS * LONGEST_PILOT, found.cost) if "batch_size" not in OURS[name] else 0
@@ -89,10 +101,16 @@ def run_ours(problem: lh.Problem, reference: Row, name: str, seed: int) -> Row:
     }
 
 
-def run_devinterp(case: tuple[Any, Any], reference: Row, rate: float, batch: int, steps: int, seed: int) -> Row:
-    """devinterp's chains; nβ(L − L₀) as the mean over the chains in blocks of ten steps, for three choices of L₀."""
+def run_devinterp(
+    case: tuple[Any, Any], reference: Row, rate: float, batch: int, steps: int, seed: int
+) -> Row:
+    """devinterp's chains; nβ(L − L₀) as the mean over the chains in blocks of ten steps, for
+    three choices of L₀.
+    """
     model, data = case
-    settings = Settings(rate, reference["nbeta"], reference["localization"], batch, CHAINS, steps, 1000 * seed)
+    settings = Settings(
+        rate, reference["nbeta"], reference["localization"], batch, CHAINS, steps, 1000 * seed
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = devinterp_chains.sampled(model, LOSSES, data, settings)
@@ -111,8 +129,14 @@ def run_devinterp(case: tuple[Any, Any], reference: Row, rate: float, batch: int
 
 def readings(runs: list[Row], count: int) -> dict[str, list[list[float]]]:
     """λ̂ of each run after so many blocks, in the ways that a user may read it."""
-    reported = [[statistics.fmean(run[kind][:count]) for run in runs] for kind in ("first", "paired", "whole")]
-    discarded = [[statistics.fmean(run["paired"][int(share * count) : count]) for run in runs] for share in SHARES]
+    reported = [
+        [statistics.fmean(run[kind][:count]) for run in runs]
+        for kind in ("first", "paired", "whole")
+    ]
+    discarded = [
+        [statistics.fmean(run["paired"][int(share * count) : count]) for run in runs]
+        for share in SHARES
+    ]
     return {"as reported": reported, "burn-in discarded": discarded}
 
 
@@ -131,7 +155,9 @@ def devinterp_row(runs: list[Row], reading: str, truth: float) -> Row:
     within = [[error <= TARGET for error in row] for row in errors]
     choices, sound = range(len(tables[0])), abs(statistics.fmean(settled) / truth - 1) <= TARGET
     ends = {
-        choice: next((i for i in range(len(within)) if all(row[choice] for row in within[i:])), None)
+        choice: next(
+            (i for i in range(len(within)) if all(row[choice] for row in within[i:])), None
+        )
         for choice in choices
     }
     kept = {choice: end for choice, end in ends.items() if sound and end is not None}
@@ -169,15 +195,22 @@ def our_row(name: str, runs: list[Row], truth: float) -> Row:
         "seeds": len(runs),
         "λ̂": statistics.fmean(values),
         "RMSE %": 100 * error,
-        **{key: statistics.median(run[key] for run in runs) for key in ("gradients", "samples", "seconds")},
+        **{
+            key: statistics.median(run[key] for run in runs)
+            for key in ("gradients", "samples", "seconds")
+        },
         "batch": statistics.median(run["batch"] for run in runs),
         "intervals hold": f"{held} of {len(runs)}",
-        "statuses": " ".join(f"{status}:{statuses.count(status)}" for status in sorted(set(statuses))),
+        "statuses": " ".join(
+            f"{status}:{statuses.count(status)}" for status in sorted(set(statuses))
+        ),
     }
 
 
 def step_row(runs: list[Row]) -> Row:
-    """A step of kinetic Langevin dynamics beside one of SGLD, by the median of the ratios of the rounds."""
+    """A step of kinetic Langevin dynamics beside one of SGLD, by the median of the ratios of the
+    rounds.
+    """
     chains = runs[0]["chains"]
     kinds = {kind: statistics.median(run[kind] for run in runs) for kind in ("kinetic", "sgld")}
     ratio = statistics.median(run["kinetic"] / run["sgld"] for run in runs)
@@ -194,23 +227,36 @@ def summary(rows: list[Row], truth: float) -> list[Row]:
     """One line for each setting, and the cheapest of each side last."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        key = {"lambdahat": ("setting",), "devinterp": ("rate", "batch", "steps"), "steps": ("mode", "chains", "batch")}
+        key = {
+            "lambdahat": ("setting",),
+            "devinterp": ("rate", "batch", "steps"),
+            "steps": ("mode", "chains", "batch"),
+        }
         groups.setdefault((row["by"], *(row[name] for name in key[row["by"]])), []).append(row)
     table = []
     for (by, *_), runs in groups.items():
         if by == "lambdahat":
             table.append(our_row(runs[0]["setting"], runs, truth))
         elif by == "devinterp":
-            table += [devinterp_row(runs, reading, truth) for reading in ("as reported", "burn-in discarded")]
+            table += [
+                devinterp_row(runs, reading, truth)
+                for reading in ("as reported", "burn-in discarded")
+            ]
         else:
             table.append(step_row(runs))
     sides = "lambdahat", "devinterp"
     tried = [row for row in table if row["by"] in sides and row["seeds"] >= FEWEST]
     good = [row for row in tried if row["samples"] and row["RMSE %"] <= 100 * TARGET]
     for unit in ("samples", "seconds"):
-        best = {by: min((row[unit] for row in good if row["by"] == by), default=None) for by in sides}
+        best = {
+            by: min((row[unit] for row in good if row["by"] == by), default=None) for by in sides
+        }
         passing = [row[f"{unit}, first"] for row in tried if row.get(f"{unit}, first")]
-        costs = {"ours": best["lambdahat"], "devinterp's": best["devinterp"], "first": min(passing, default=None)}
+        costs = {
+            "ours": best["lambdahat"],
+            "devinterp's": best["devinterp"],
+            "first": min(passing, default=None),
+        }
         if all(best.values()):
             costs["ratio"] = best["devinterp"] / best["lambdahat"]
         table.append({"by": "least", "setting": f"{unit} to {100 * TARGET:g} %", **costs})
@@ -223,15 +269,29 @@ def numbers(kind: type) -> Any:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--peer-path", type=Path, help="folder with a copy of devinterp, put on sys.path")
+    parser.add_argument(
+        "--peer-path", type=Path, help="folder with a copy of devinterp, put on sys.path"
+    )
     parser.add_argument("--data", type=Path, default=Path("carry/mnist"), help="folder of MNIST")
-    parser.add_argument("--out", type=Path, default=Path("llc_cost.jsonl"), help="file of the finished cells")
-    parser.add_argument("--gamma", type=float, default=1.0, help="the reference's γ over P/‖w*‖²: 0.5, 1 or 2")
+    parser.add_argument(
+        "--out", type=Path, default=Path("llc_cost.jsonl"), help="file of the finished cells"
+    )
+    parser.add_argument(
+        "--gamma", type=float, default=1.0, help="the reference's γ over P/‖w*‖²: 0.5, 1 or 2"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--ours", default="0,1", help=f"numbers of {', '.join(OURS)}")
-    parser.add_argument("--peers", default="3e-5:512", help="pairs ε:batch size; a batch size of 0 is the whole data")
-    parser.add_argument("--relaxations", type=float, default=4.0, help="length of devinterp's chains over 2/(εγ)")
-    parser.add_argument("--step-chains", type=numbers(int), default=[], help="chains whose steps are timed: 4,32")
+    parser.add_argument(
+        "--peers",
+        default="3e-5:512",
+        help="pairs ε:batch size; a batch size of 0 is the whole data",
+    )
+    parser.add_argument(
+        "--relaxations", type=float, default=4.0, help="length of devinterp's chains over 2/(εγ)"
+    )
+    parser.add_argument(
+        "--step-chains", type=numbers(int), default=[], help="chains whose steps are timed: 4,32"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of the timing of steps")
     parser.add_argument("--seconds", type=float, default=math.inf, help="nothing is started later")
     args = parser.parse_args()
@@ -254,13 +314,31 @@ def main() -> None:
     model = model.to(args.device)
     problem = lh.Problem(model, "cross_entropy", (x, y), norm="eval")
     gamma, truth = reference["localization"], reference["value"]
-    described |= {"nβ": reference["nbeta"], "γ": gamma, "reference": truth, "its error": reference["stderr"]}
+    described |= {
+        "nβ": reference["nbeta"],
+        "γ": gamma,
+        "reference": truth,
+        "its error": reference["stderr"],
+    }
     cells: list[tuple[Row, Any]] = []
     for round_ in range(args.rounds if args.step_chains else 0):
         for chains in args.step_chains:
             mode = "graph" if args.device.startswith("cuda") else "auto"
-            key = {"by": "steps", "chains": chains, "batch": args.batch_size, "mode": mode, "seed": round_}
-            cells.append((key, partial(time_steps, problem, reference, chains, args.batch_size, mode, args.quick)))
+            key = {
+                "by": "steps",
+                "chains": chains,
+                "batch": args.batch_size,
+                "mode": mode,
+                "seed": round_,
+            }
+            cells.append(
+                (
+                    key,
+                    partial(
+                        time_steps, problem, reference, chains, args.batch_size, mode, args.quick
+                    ),
+                )
+            )
     for seed in range(args.seeds):
         for number in numbers(int)(args.ours):
             name = list(OURS)[number]
@@ -268,9 +346,15 @@ def main() -> None:
             cells.append((key, partial(run_ours, problem, reference, name, seed)))
         for pair in args.peers.split(",") if args.peers else []:
             rate, size = float(pair.split(":")[0]), int(pair.split(":")[1]) or len(x)
-            steps = 40 if args.quick else BLOCK * math.ceil(args.relaxations * 2 / (rate * gamma) / BLOCK)
+            steps = (
+                40
+                if args.quick
+                else BLOCK * math.ceil(args.relaxations * 2 / (rate * gamma) / BLOCK)
+            )
             key = {"by": "devinterp", "rate": rate, "batch": size, "steps": steps, "seed": seed}
-            cells.append((key, partial(run_devinterp, (model, (x, y)), reference, rate, size, steps, seed)))
+            cells.append(
+                (key, partial(run_devinterp, (model, (x, y)), reference, rate, size, steps, seed))
+            )
     place = {"device": described["device"], "quick": args.quick, "localization": gamma}
     done = [row for row in read(args.out) if place.items() <= row.items()]
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -288,15 +372,21 @@ def main() -> None:
         append(args.out, row)
         done.append(row)
         shown = {
-            name: row[name] for name in ("value", "stderr", "status", "gradients", "batch", "seconds") if name in row
+            name: row[name]
+            for name in ("value", "stderr", "status", "gradients", "batch", "seconds")
+            if name in row
         }
         print(key, shown, f"{time.monotonic() - begin:.0f} s in all", flush=True)
     report("λ̂ of the MNIST MLP to 5 %", described, summary(done, truth), args.json)
 
 
-def time_steps(problem: lh.Problem, reference: Row, chains: int, batch: int, mode: str, quick: bool) -> Row:
+def time_steps(
+    problem: lh.Problem, reference: Row, chains: int, batch: int, mode: str, quick: bool
+) -> Row:
     """Seconds of a chain-step of both kernels, one after the other."""
-    settings = Settings(1e-5, reference["nbeta"], reference["localization"], batch, chains, 20 if quick else 400)
+    settings = Settings(
+        1e-5, reference["nbeta"], reference["localization"], batch, chains, 20 if quick else 400
+    )
     kinds = {"kinetic": kinetic, "sgld": sgld}
     return {name: our_steps(problem, settings, mode, make).seconds for name, make in kinds.items()}
 

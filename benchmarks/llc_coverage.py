@@ -1,8 +1,10 @@
-"""Is λ̂ right at its defaults, and are its error bars true? Every case of the ground-truth suite over many seeds.
+"""Is λ̂ right at its defaults, and are its error bars true? Every case of the ground-truth suite
+over many seeds.
 
-``lh.llc(problem)`` of each case and seed, in processes of one thread, against the truth at the same nβ and γ. Each run
-is a line of the --json file as soon as it ends; another call with the same file and options runs only what is missing.
-The summary says how far single runs and the means of cases are off, and how often 95 % intervals hold the truth.
+``lh.llc(problem)`` of each case and seed, in processes of one thread, against the truth at the same
+nβ and γ. Each run is a line of the --json file as soon as it ends; another call with the same file
+and options runs only what is missing. The summary says how far single runs and the means of cases
+are off, and how often 95 % intervals hold the truth.
 """
 
 from __future__ import annotations
@@ -30,15 +32,23 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", default="*", help="globs of case names, with commas between")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--batch-size", type=int, help="samples of a batch, which forces mini-batches")
+    parser.add_argument(
+        "--batch-size", type=int, help="samples of a batch, which forces mini-batches"
+    )
     parser.add_argument("--max-gradients", type=int, help="the gradients that each run may take")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no more runs are started")
-    parser.add_argument("--json", type=Path, default=Path("llc_coverage.jsonl"), help="one line for each run")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="after which no more runs are started"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=Path("llc_coverage.jsonl"), help="one line for each run"
+    )
     parser.add_argument("--summary", type=Path, help="write the summary to this file too")
     return parser.parse_args()
 
@@ -90,8 +100,14 @@ def known_truth(case: Case, nbeta: float, localization: float) -> Row:
 
 
 def run(args: argparse.Namespace) -> list[Row]:
-    """All runs that are asked for and not in the file yet, seed by seed so that an early end cuts all cases alike."""
-    names = [case.name for case in suite() if any(fnmatch.fnmatch(case.name, g) for g in args.cases.split(","))]
+    """All runs that are asked for and not in the file yet, seed by seed so that an early end
+    cuts all cases alike.
+    """
+    names = [
+        case.name
+        for case in suite()
+        if any(fnmatch.fnmatch(case.name, g) for g in args.cases.split(","))
+    ]
     seeds = range(args.first, args.first + args.seeds)
     wanted = [(name, seed, args.batch_size, args.max_gradients) for seed in seeds for name in names]
     return recorded(single, wanted, args.json, task_of, args.workers, args.minutes)
@@ -104,7 +120,9 @@ def task_of(row: Row) -> Task:
 
 def covered(row: Row) -> bool:
     quantile = student_quantile(0.95, row["dof"])
-    return abs(row["value"] - row["truth"]) <= quantile * math.hypot(row["stderr"], row["truth_stderr"])
+    return abs(row["value"] - row["truth"]) <= quantile * math.hypot(
+        row["stderr"], row["truth_stderr"]
+    )
 
 
 def error(row: Row) -> float:
@@ -112,9 +130,14 @@ def error(row: Row) -> float:
 
 
 def summary(name: str, rows: list[Row]) -> Row:
-    """One case: its errors relative to the truth, their mean in standard errors of the mean, coverage, cost."""
+    """One case: its errors relative to the truth, their mean in standard errors of the mean,
+    coverage, cost.
+    """
     errors = [error(row) for row in rows]
-    scores = [(row["value"] - row["truth"]) / math.hypot(row["stderr"], row["truth_stderr"]) for row in rows]
+    scores = [
+        (row["value"] - row["truth"]) / math.hypot(row["stderr"], row["truth_stderr"])
+        for row in rows
+    ]
     statuses = [row["status"] for row in rows]
     sizes = sorted(map(abs, errors))
     mean = statistics.fmean(errors)
@@ -139,7 +162,9 @@ def summary(name: str, rows: list[Row]) -> Row:
         "γ": "/".join(f"{g:.3g}" for g in quantiles([row["localization"] for row in rows])),
         "gradients": round(statistics.median(row["gradients"] for row in rows)),
         "seconds": statistics.median(row["seconds"] for row in rows),
-        "not ok": " ".join(f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"),
+        "not ok": " ".join(
+            f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"
+        ),
     }
 
 
@@ -160,7 +185,9 @@ def overall(rows: list[Row], table: list[Row]) -> dict[str, Any]:
         "worst mean of a case %": f"{worst['mean error %']:.2f} ({worst['case']})",
         "worst run %": f"{100 * error(farthest):.1f} ({farthest['case']}, seed {farthest['seed']})",
         "coverage %": round(100 * statistics.fmean(map(covered, rows)), 1),
-        "coverage of cases %": "{:.0f} to {:.0f}".format(*(f(t["coverage %"] for t in table) for f in (min, max))),
+        "coverage of cases %": "{:.0f} to {:.0f}".format(
+            *(f(t["coverage %"] for t in table) for f in (min, max))
+        ),
     }
 
 

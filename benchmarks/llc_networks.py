@@ -109,7 +109,9 @@ def narrow_mlp() -> nn.Sequential:
 
 
 def narrow_cnn() -> nn.Sequential:
-    """Two strided convolutions on 8 × 8 images: 666 parameters, cheap enough for hundreds of runs."""
+    """Two strided convolutions on 8 × 8 images: 666 parameters, cheap enough for hundreds of
+    runs.
+    """
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, stride=2, padding=1),
         nn.ReLU(),
@@ -217,7 +219,9 @@ NETWORKS = {
         share=5.0,
     ),
     "digits-batchnorm": Network(lambda: small_cnn(True), digits((1, 8, 8)), 150, 5e-3),
-    "transformer": Network(lambda: Transformer(MODULUS, LENGTH, 32, 2, 128), recurrences, 700, 5e-3, batch=256),
+    "transformer": Network(
+        lambda: Transformer(MODULUS, LENGTH, 32, 2, 128), recurrences, 700, 5e-3, batch=256
+    ),
     "narrow-mlp": Network(narrow_mlp, digits((64,)), 300, 5e-3),
     "narrow-cnn": Network(narrow_cnn, digits((1, 8, 8)), 200, 5e-3),
 }
@@ -451,7 +455,8 @@ def make_chains(name: str, model: nn.Module, args: argparse.Namespace) -> Chains
             print(f"{name}: batched={batched} fails: {str(error).splitlines()[0]}", flush=True)
             continue
         print(
-            f"{name}: batched={batched}, {chains.label}: {1e3 * seconds:.2f} ms a step of {len(chains.w)} chains",
+            f"{name}: batched={batched}, {chains.label}: {1e3 * seconds:.2f} ms a step of"
+            f" {len(chains.w)} chains",
             flush=True,
         )
         if best is None or seconds < best[0]:
@@ -615,11 +620,7 @@ def reference(name: str, gamma: float, ready: Prepared, seconds: float, args: An
 
 
 def tune(
-    chains: Chains,
-    gamma: float,
-    step: float,
-    friction: float,
-    warm: bool,
+    chains: Chains, gamma: float, step: float, friction: float, warm: bool
 ) -> tuple[float | None, float]:
     """h = step/√(nβλmax + γ) where the chains live, and λmax; None if a chain diverged on the way.
 
@@ -645,13 +646,7 @@ def _steps(times: float, gamma: float, h: float) -> int:
     return max(16, math.ceil(times / (math.sqrt(gamma) * h)))
 
 
-def _production(
-    chains: Chains,
-    h: float,
-    end: float,
-    ready: Prepared,
-    tol: float,
-) -> Tensor | None:
+def _production(chains: Chains, h: float, end: float, ready: Prepared, tol: float) -> Tensor | None:
     """Rounds until the relative error is ``tol`` or the time is over; None if a chain diverged."""
     # Rounds are short, or a slow network would overrun its share of the time.
     gamma = float(chains.gamma)
@@ -691,7 +686,10 @@ def compare_precision(chains: Chains) -> Row:
     finally:
         used.model.to(used.dtype)
     error = ((slope - exact).norm(dim=1) / exact.norm(dim=1)).max()
-    return {"energy": float((chains.nbeta * (loss - exact_loss)).abs().max()), "gradient": float(error)}
+    return {
+        "energy": float((chains.nbeta * (loss - exact_loss)).abs().max()),
+        "gradient": float(error),
+    }
 
 
 def references(args: argparse.Namespace) -> None:
@@ -854,7 +852,11 @@ def localization_of(item: str, name: str, unit: float, args: argparse.Namespace)
 
 
 def invariance_tasks(args: argparse.Namespace) -> Iterator[Task]:
-    names = [name for name in matching(args.networks) if name in ("digits-mlp", "narrow-mlp", "narrow-cnn")]
+    names = [
+        name
+        for name in matching(args.networks)
+        if name in ("digits-mlp", "narrow-mlp", "narrow-cnn")
+    ]
     counts = {name: len(NETWORKS[name].data(args.data)[0]) for name in names}
     per_chain = args.budget or STEPS_PER_CHAIN
     kinds = "float32", "float64"
@@ -892,7 +894,9 @@ def check(args: argparse.Namespace) -> None:
     table = invariance_table(good) if args.invariance else check_table(good, args)
     title = "What is estimated does not depend on how" if args.invariance else "λ̂ of networks"
     setting = {"device": args.device, "workers": args.workers, "torch": torch.__version__}
-    report(title, setting | {"runs": len(rows), "missing": len(keys) - len(rows)}, table, args.summary)
+    report(
+        title, setting | {"runs": len(rows), "missing": len(keys) - len(rows)}, table, args.summary
+    )
 
 
 def task_key(row: Row) -> str:
@@ -939,7 +943,10 @@ def check_table(rows: list[Row], args: argparse.Namespace) -> list[Row]:
         if found is not None:
             truth, error = found["value"], found["stderr"]
             squares = [(value - truth) ** 2 for value in values]
-            held = [abs(row["value"] - truth) <= math.hypot(row["half_width"], 1.96 * error) for row in group]
+            held = [
+                abs(row["value"] - truth) <= math.hypot(row["half_width"], 1.96 * error)
+                for row in group
+            ]
             rmse = math.sqrt(statistics.fmean(squares))
             line |= {
                 "reference": f"{truth:.5g}",
@@ -1002,7 +1009,8 @@ def mass(args: argparse.Namespace) -> None:
     """Whether chains with a mass need fewer gradients, at the best of several frictions.
 
     The mass is made of Hessians at two places where chains have been, and the step from those at
-    two others. "kronecker" is a diagonal in the eigenvectors of a Kronecker product, tensor by tensor.
+    two others. "kronecker" is a diagonal in the eigenvectors of a Kronecker product, tensor by
+    tensor.
     """
     done = {(row["network"], row["seed"]) for row in read(args.json)}
     args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -1057,7 +1065,13 @@ def compare_masses(name: str, seed: int, args: argparse.Namespace) -> Row:
         for factor in FRICTIONS:
             kernel = lh.sampling.Kinetic(h, nbeta, gamma, scale=given, friction=factor * slow)
             chains = lh.sampling.sample(
-                problem, kernel, 4, args.steps, seed, burn_in=args.steps // 2, batch_size=problem.num_samples
+                problem,
+                kernel,
+                4,
+                args.steps,
+                seed,
+                burn_in=args.steps // 2,
+                batch_size=problem.num_samples,
             )
             rates[factor] = 1000 * chains.diagnostics.ess_mean / (4 * args.steps)
         every[kind] = rates
@@ -1077,7 +1091,11 @@ def compare_masses(name: str, seed: int, args: argparse.Namespace) -> Row:
 def scales(mean: Tensor, shapes: list[torch.Size], gamma: float) -> dict[str, Tensor]:
     """Inverse square roots of the masses, as matrices."""
     diagonal = mean.diagonal().clamp_min(gamma)
-    tensor, block, kronecker = torch.empty_like(diagonal), torch.zeros_like(mean), torch.zeros_like(mean)
+    tensor, block, kronecker = (
+        torch.empty_like(diagonal),
+        torch.zeros_like(mean),
+        torch.zeros_like(mean),
+    )
     begin = 0
     for shape in shapes:
         part = slice(begin, begin := begin + shape.numel())
@@ -1141,7 +1159,9 @@ def find_reference(rows: list[Row], name: str, digest: str, gamma: float) -> Row
 
 
 def matching(globs: str) -> list[str]:
-    names = [name for name in NETWORKS if any(fnmatch.fnmatch(name, glob) for glob in globs.split(","))]
+    names = [
+        name for name in NETWORKS if any(fnmatch.fnmatch(name, glob) for glob in globs.split(","))
+    ]
     if not names:
         raise SystemExit(f"--networks matches none of {', '.join(NETWORKS)}, got {globs!r}")
     return names
@@ -1174,7 +1194,9 @@ def arguments() -> argparse.Namespace:
     second.add_argument("--seeds", type=int, help="10 by default, 5 with --invariance")
     second.add_argument("--first", type=int, default=0, help="the first seed")
     second.add_argument(
-        "--localization", default="rule", help="rule, reference, 0.5x or a number, or several with commas between"
+        "--localization",
+        default="rule",
+        help="rule, reference, 0.5x or a number, or several with commas between",
     )
     second.add_argument("--budget", type=int, help="max_gradients; per chain with --invariance")
     second.add_argument("--batch-size", type=int)

@@ -1,10 +1,10 @@
 """How good are log-determinants, and what do they cost?
 
-The table and the figure of the spectral thesis are ``lambdahat reproduce logdet-kernels`` and ``logdet-moments``. Here
-are two parts (``--part``):
+The table and the figure of the spectral thesis are ``lambdahat reproduce logdet-kernels`` and
+``logdet-moments``. Here are two parts (``--part``):
 
-- ``matrices``: bcsstk16 (log det 96826.2928) over many seeds, with the coverage of its intervals, and a 7-point
-  Laplacian of order 10⁶ plus 0.05, whose log-determinant is a sum of logs.
+- ``matrices``: bcsstk16 (log det 96826.2928) over many seeds, with the coverage of its intervals,
+  and a 7-point Laplacian of order 10⁶ plus 0.05, whose log-determinant is a sum of logs.
 - ``factor``: time against SuperLU, on Laplacians that grow.
 """
 
@@ -39,7 +39,11 @@ def matrices(quick: bool) -> list[dict[str, Any]]:
     rows = []
     if BCSSTK16.exists():
         A, seeds = bcsstk16(), 5 if quick else 100
-        for options in ({"depth": 50}, {"method": "maxent", "depth": 30}, {"method": "chebyshev", "depth": 50}):
+        for options in (
+            {"depth": 50},
+            {"method": "maxent", "depth": 30},
+            {"method": "chebyshev", "depth": 50},
+        ):
             start = time.perf_counter()
             found = [lh.logdet(A, seed=seed, **options) for seed in range(seeds)]
             spent = (time.perf_counter() - start) / seeds
@@ -61,14 +65,18 @@ def matrices(quick: bool) -> list[dict[str, Any]]:
     exact, seeds = float(np.log(values).sum()), 2 if quick else 5
     for options in ({"depth": 30, "probes": 3}, {"method": "maxent", "depth": 25, "probes": 4}):
         start = time.perf_counter()
-        found = [lh.logdet(lh.operator(matrix, psd=True), seed=seed, **options) for seed in range(seeds)]
+        found = [
+            lh.logdet(lh.operator(matrix, psd=True), seed=seed, **options) for seed in range(seeds)
+        ]
         spent = (time.perf_counter() - start) / seeds
         rows.append(
             {
                 "matrix": f"Laplacian, n = {matrix.shape[0]:,}",
                 "method": options.get("method", "slq"),
                 "largest error": max(abs(float(e) - exact) for e in found) / exact,
-                "mean 95 % half-width": 1.96 * float(np.mean([float(e.stderr) for e in found])) / exact,
+                "mean 95 % half-width": 1.96
+                * float(np.mean([float(e.stderr) for e in found]))
+                / exact,
                 "held": np.mean([e.interval()[0] <= exact <= e.interval()[1] for e in found]),
                 "products": found[0].cost,
                 "seconds": spent,
@@ -78,8 +86,13 @@ def matrices(quick: bool) -> list[dict[str, Any]]:
 
 
 def factor(quick: bool) -> list[dict[str, Any]]:
-    cases = {f"Laplacian, n = {side**3:,}": cube(side) for side in ((8, 10) if quick else (20, 30, 40))}
-    pairs = {name: (lh.operator(matrix, psd=True), float(np.log(v).sum())) for name, (matrix, v) in cases.items()}
+    cases = {
+        f"Laplacian, n = {side**3:,}": cube(side) for side in ((8, 10) if quick else (20, 30, 40))
+    }
+    pairs = {
+        name: (lh.operator(matrix, psd=True), float(np.log(v).sum()))
+        for name, (matrix, v) in cases.items()
+    }
     if BCSSTK16.exists() and not quick:
         pairs["bcsstk16"] = bcsstk16(), EXACT_BCSSTK16
     rows = []
@@ -88,7 +101,14 @@ def factor(quick: bool) -> list[dict[str, Any]]:
             start = time.perf_counter()
             found = lh.logdet(A, method, **options)
             by, spent = "SuperLU" if method == "exact" else "ours, slq", time.perf_counter() - start
-            rows.append({"matrix": name, "by": by, "seconds": spent, "error": abs(float(found) - exact) / exact})
+            rows.append(
+                {
+                    "matrix": name,
+                    "by": by,
+                    "seconds": spent,
+                    "error": abs(float(found) - exact) / exact,
+                }
+            )
     return rows
 
 

@@ -1,19 +1,24 @@
-"""Do random matrices predict what a batch shows of the curvature? Softmax regression to VGG-16, 16 to 4,096 samples.
+"""Do random matrices predict what a batch shows of the curvature? Softmax regression to VGG-16, 16
+to 4,096 samples.
 
-    python benchmarks/minibatch_eigenvalues.py --device cuda --images mnist.npz --cifar cifar.npz --json FILE
+    python benchmarks/minibatch_eigenvalues.py --device cuda --images mnist.npz --cifar cifar.npz
+    --json FILE
 
-trains and measures the networks of the scale "paper" (--scale for another, --networks for some) and saves what was
-measured to FILE after each point of training. --images and --cifar are .npz files with train_images, train_labels,
-test_images and test_labels in bytes; without them the data come from ``lh.data.load``.
+trains and measures the networks of the scale "paper" (--scale for another, --networks for some) and
+saves what was measured to FILE after each point of training. --images and --cifar are .npz files
+with train_images, train_labels, test_images and test_labels in bytes; without them the data come
+from ``lh.data.load``.
 
     python benchmarks/minibatch_eigenvalues.py --conclude FILE... --json RESULT [--page PAGE]
 
-joins what was measured, adds predictions and verdicts (no GPU needed), saves the result with one flat row for every
-batch beside it as RESULT.csv, and puts its tables between the two marks of a Markdown page.
+joins what was measured, adds predictions and verdicts (no GPU needed), saves the result with one
+flat row for every batch beside it as RESULT.csv, and puts its tables between the two marks of a
+Markdown page.
 
     python benchmarks/minibatch_eigenvalues.py --store FOLDER --page PAGE
 
-does the last with the rows that ``lambdahat reproduce`` or benchmarks/minibatch_store.py left in a folder.
+does the last with the rows that ``lambdahat reproduce`` or benchmarks/minibatch_store.py left in a
+folder.
 """
 
 from __future__ import annotations
@@ -43,14 +48,18 @@ BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scale", default="paper", choices=("smoke", "cpu", "paper"))
     parser.add_argument("--networks", nargs="+", help="some of the scale's networks, by name")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=Path, help="MNIST as .npz")
     parser.add_argument("--cifar", type=Path, help="CIFAR-10 as .npz")
-    parser.add_argument("--json", type=Path, default=Path("batch-eigenvalues.json"), help="where the result goes")
+    parser.add_argument(
+        "--json", type=Path, default=Path("batch-eigenvalues.json"), help="where the result goes"
+    )
     parser.add_argument("--conclude", nargs="+", type=Path, help="files with what was measured")
     parser.add_argument("--store", type=Path, help="a folder with the rows of lambdahat reproduce")
     parser.add_argument("--page", type=Path, help="a page to fill with the tables")
@@ -58,7 +67,9 @@ def arguments() -> argparse.Namespace:
 
 
 def read_split(path: Path) -> Split:
-    """Images of bytes (n, H, W) or (n, C, H, W) as a split with mean 0 and deviation 1 per channel."""
+    """Images of bytes (n, H, W) or (n, C, H, W) as a split with mean 0 and deviation 1 per
+    channel.
+    """
     with np.load(path) as stored:
         parts = [(stored[f"{part}_images"], stored[f"{part}_labels"]) for part in ("train", "test")]
     train, test = ((x[:, None] if x.ndim == 3 else x, y) for x, y in parts)
@@ -66,7 +77,9 @@ def read_split(path: Path) -> Split:
 
 
 def write_rows(found: BatchEigenvaluesResult, path: Path) -> None:
-    """One row for every batch, as CSV, each with the predictions that stand with the first of its size."""
+    """One row for every batch, as CSV, each with the predictions that stand with the first of
+    its size.
+    """
     rows: list[Row] = []
     for row in (row for row in found.rows() if row["part"] == "batch"):
         rows.append(row if row["batch"] == 0 else rows[-1] | row)
@@ -90,7 +103,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
         column, _, claim = verdict.claim.partition(": ")
         columns[column] = None
         cells.setdefault((claim, verdict.source), {})[column] = verdict.verdict
-    rows = tuple((claim, *(row.get(c, "") for c in columns), source) for (claim, source), row in cells.items())
+    rows = tuple(
+        (claim, *(row.get(c, "") for c in columns), source)
+        for (claim, source), row in cells.items()
+    )
     return Table("Claims", ("claim", *columns, "source"), rows)
 
 
@@ -122,7 +138,8 @@ def measure(args: argparse.Namespace) -> None:
     def keep(found: BatchEigenvaluesResult) -> None:
         last = found.points[-1]
         print(
-            f"{time.perf_counter() - start:6.0f} s  {last.network}, epoch {last.epoch}, loss {last.loss:.3g}",
+            f"{time.perf_counter() - start:6.0f} s  {last.network}, epoch {last.epoch}, loss"
+            f" {last.loss:.3g}",
             flush=True,
         )
         found.save(args.json)

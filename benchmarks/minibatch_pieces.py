@@ -1,7 +1,8 @@
 """The mini-batch experiments in one piece, for a machine with a GPU and data in .npz files.
 
-The same functions with the same seeds as the cells of ``lambdahat reproduce``; ``minibatch_store.py`` puts what comes
-of it into the stores. Results are saved files: their names and fields are a format.
+The same functions with the same seeds as the cells of ``lambdahat reproduce``;
+``minibatch_store.py`` puts what comes of it into the stores. Results are saved files: their names
+and fields are a format.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from lambdahat.storage import Result
 
 @dataclass(frozen=True)
 class Piece(Result):
-    """What was measured for the experiment ``name``; its verdicts and tables are the experiment's, from ``rows()``."""
+    """What was measured for the experiment ``name``; its verdicts and tables are the
+    experiment's, from ``rows()``.
+    """
 
     name: str
 
@@ -60,7 +63,11 @@ class EdgesResult(Piece):
     seed: int
 
     def rows(self) -> list[Row]:
-        parts = (*map(edge_rows, self.frontiers), *map(rule_rows, self.rules), *map(scaling_rows, self.scaling))
+        parts = (
+            *map(edge_rows, self.frontiers),
+            *map(rule_rows, self.rules),
+            *map(scaling_rows, self.scaling),
+        )
         return [row for part in parts for row in part]
 
 
@@ -74,7 +81,9 @@ class DampingResult(EdgesResult):
 
 @dataclass(frozen=True)
 class LanczosResult(Piece):
-    """``measures`` by name, (looks, S, D, E) for S seeds, D dampings and E factors η; ``descent`` (looks, S)."""
+    """``measures`` by name, (looks, S, D, E) for S seeds, D dampings and E factors η;
+    ``descent`` (looks, S).
+    """
 
     dampings: tuple[float, ...]
     etas: tuple[float, ...]
@@ -115,15 +124,24 @@ def with_verdicts(found: Any) -> Any:
 def run_stable_rates(
     scale: str, seed: int, splits: Mapping[str, Split], device: str, networks: Sequence[str]
 ) -> StableRatesResult:
-    """The edges of some networks of a scale and the runs that follow; ``splits`` replaces data sets by name."""
+    """The edges of some networks of a scale and the runs that follow; ``splits`` replaces data
+    sets by name.
+    """
     edges, rules, scaling = [], [], []
     for subject in (subject for subject in rates.SCALES[scale] if subject.network in networks):
         ground = prepared(subject, splits, seed, device)
-        edges += [rates.stable_rates(ground, optimizer, seed, criterion) for optimizer, criterion in rates.SEARCHES]
+        edges += [
+            rates.stable_rates(ground, optimizer, seed, criterion)
+            for optimizer, criterion in rates.SEARCHES
+        ]
         rules += [rates.rule_of(ground, point, seed) for point in rates.POINTS]
         if subject.epochs:
-            scaling += [rates.scaled_runs(ground, optimizer, seed) for optimizer in rates.SCALED_OPTIMIZERS]
-    return with_verdicts(StableRatesResult("stable-rates", tuple(edges), tuple(rules), tuple(scaling), (), (), seed))
+            scaling += [
+                rates.scaled_runs(ground, optimizer, seed) for optimizer in rates.SCALED_OPTIMIZERS
+            ]
+    return with_verdicts(
+        StableRatesResult("stable-rates", tuple(edges), tuple(rules), tuple(scaling), (), (), seed)
+    )
 
 
 def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str) -> DampingResult:
@@ -133,8 +151,12 @@ def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str)
         ground = prepared(subject, splits, seed, device)
         edges += [damping.LEAST[optimizer](ground, seed) for optimizer in damping.OPTIMIZERS]
         rules.append(rule_at(ground, start_of(ground), "at the start", seed))
-        scaling += [damping.scaled_runs(ground, optimizer, seed) for optimizer in damping.OPTIMIZERS]
-    return with_verdicts(DampingResult("damping", tuple(edges), tuple(rules), tuple(scaling), (), (), seed))
+        scaling += [
+            damping.scaled_runs(ground, optimizer, seed) for optimizer in damping.OPTIMIZERS
+        ]
+    return with_verdicts(
+        DampingResult("damping", tuple(edges), tuple(rules), tuple(scaling), (), (), seed)
+    )
 
 
 def run_lanczos_opt(scale: str, seed: int, split: Split | None, device: str) -> LanczosResult:
@@ -145,7 +167,9 @@ def run_lanczos_opt(scale: str, seed: int, split: Split | None, device: str) -> 
     measures = {name: values[..., :-1].unflatten(2, grid) for name, values in found.items()}
     descent = {name: values[..., -1] for name, values in found.items()}
     return with_verdicts(
-        LanczosResult("lanczos-opt", setting.dampings, lanczos.ETAS, steps, measures, descent, (), (), seed)
+        LanczosResult(
+            "lanczos-opt", setting.dampings, lanczos.ETAS, steps, measures, descent, (), (), seed
+        )
     )
 
 
@@ -157,7 +181,8 @@ def measure_networks(
     networks: Sequence[str] | None,
     keep: Callable[[BatchEigenvaluesResult], None],
 ) -> None:
-    """Train the networks of a scale, or those named, and measure them at their stops, without predictions.
+    """Train the networks of a scale, or those named, and measure them at their stops, without
+    predictions.
 
     ``keep`` is called after each stop with all that was measured so far, lest a kill lose it.
     """
@@ -165,7 +190,9 @@ def measure_networks(
     for name in networks or ():
         require_choice(name, "networks", [subject.network for subject in subjects])
     points: list[CurvaturePoint] = []
-    for subject in (subject for subject in subjects if networks is None or subject.network in networks):
+    for subject in (
+        subject for subject in subjects if networks is None or subject.network in networks
+    ):
         split = data.get(subject.data) or load_split(subject.data)
         for epoch, problem in training_stops(subject, split, seed, device):
             points += measure_point(subject, epoch, problem, seed)
@@ -173,10 +200,14 @@ def measure_networks(
 
 
 def concluded(parts: Sequence[BatchEigenvaluesResult]) -> BatchEigenvaluesResult:
-    """What was measured in one run, or in several of some networks each, with predictions and verdicts."""
+    """What was measured in one run, or in several of some networks each, with predictions and
+    verdicts.
+    """
     scales = {part.scale for part in parts}
     points = []
     for point in (point for part in parts for point in part.points):
         points.append(point.predicted())
         report("predictions", len(points), sum(len(part.points) for part in parts))
-    return with_verdicts(replace(parts[0], scale=" and ".join(sorted(scales)), points=tuple(points)))
+    return with_verdicts(
+        replace(parts[0], scale=" and ".join(sorted(scales)), points=tuple(points))
+    )

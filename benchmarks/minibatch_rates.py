@@ -1,11 +1,14 @@
-"""Does the largest stable rate follow the batch's curvature, the least damping 1/B, the test error the damping?
+"""Does the largest stable rate follow the batch's curvature, the least damping 1/B, the test error
+the damping?
 
-    python benchmarks/minibatch_rates.py --device cuda --images mnist.npz --cifar cifar.npz --json FILE
+    python benchmarks/minibatch_rates.py --device cuda --images mnist.npz --cifar cifar.npz --json
+    FILE
 
-runs the experiments "lanczos-opt", "damping" and "stable-rates" of ``lambdahat reproduce`` at the scale "paper"
-(--scale for another) and saves each as FILE-<part>, the stable rates of each network as a part of their own. --parts
-names some parts. --images and --cifar are .npz files with train_images, train_labels, test_images and test_labels in
-bytes; without them the data come from ``lh.data.load``.
+runs the experiments "lanczos-opt", "damping" and "stable-rates" of ``lambdahat reproduce`` at the
+scale "paper" (--scale for another) and saves each as FILE-<part>, the stable rates of each network
+as a part of their own. --parts names some parts. --images and --cifar are .npz files with
+train_images, train_labels, test_images and test_labels in bytes; without them the data come from
+``lh.data.load``.
 
     python benchmarks/minibatch_rates.py --page PAGE FILE...
 
@@ -37,14 +40,20 @@ BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scale", default="paper", choices=("smoke", "cpu", "paper"))
-    parser.add_argument("--parts", nargs="+", help="some parts, by name; a name that is not known lists them")
+    parser.add_argument(
+        "--parts", nargs="+", help="some parts, by name; a name that is not known lists them"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=Path, help="MNIST as .npz")
     parser.add_argument("--cifar", type=Path, help="CIFAR-10 as .npz")
-    parser.add_argument("--json", type=Path, help="where the results go, each with its part's name added")
+    parser.add_argument(
+        "--json", type=Path, help="where the results go, each with its part's name added"
+    )
     parser.add_argument("--page", type=Path, help="a page to fill from the results named")
     parser.add_argument("results", nargs="*", type=Path)
     return parser.parse_args()
@@ -60,12 +69,18 @@ def read_split(path: Path, normalization: str) -> Split:
 
 def parts(args: argparse.Namespace) -> dict[str, Callable[[], Piece]]:
     """What is to be run, in the order of what a killed run should have done first."""
-    files = {name: path for name, path in (("mnist", args.images), ("cifar10", args.cifar)) if path is not None}
+    files = {
+        name: path
+        for name, path in (("mnist", args.images), ("cifar10", args.cifar))
+        if path is not None
+    }
     splits = {name: read_split(path, "standard") for name, path in files.items()}
     plain = read_split(args.images, "unit") if args.images is not None else None
     common = {"scale": args.scale, "seed": args.seed, "device": args.device}
     found: dict[str, Callable[[], Piece]] = {
-        "lanczos-opt": partial(run_lanczos_opt, split=plain if args.scale != "smoke" else None, **common),
+        "lanczos-opt": partial(
+            run_lanczos_opt, split=plain if args.scale != "smoke" else None, **common
+        ),
         "damping": partial(run_damping, splits=splits, **common),
     }
     for subject in SCALES[args.scale]:
@@ -80,12 +95,20 @@ def markdown(results: Sequence[Piece]) -> str:
     for found in results:
         # of a file that an earlier version wrote the verdicts may be judged otherwise
         rows = tuple(
-            (v.verdict, f"{v.claim} (ours)" if v.own else v.claim, v.source, v.published, v.evidence)
+            (
+                v.verdict,
+                f"{v.claim} (ours)" if v.own else v.claim,
+                v.source,
+                v.published,
+                v.evidence,
+            )
             for v in found.judged()
         )
         measured = find(found.name).tables(Rows(found.rows()))
         tables = (Table(f"Claims: {found.name}", CLAIMS_HEADER, rows), *measured)
-        out += [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]
+        out += [
+            f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables
+        ]
     return "\n".join(out)
 
 

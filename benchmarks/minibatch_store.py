@@ -2,9 +2,10 @@
 
     python benchmarks/minibatch_store.py --scale paper --out FOLDER RESULT...
 
-puts results that benchmarks/minibatch_rates.py and benchmarks/minibatch_eigenvalues.py saved into FOLDER, cell by cell,
-where ``lambdahat report FOLDER`` and ``lambdahat reproduce … --out FOLDER`` find them. --scale is the one they were
-measured at. Both ways run the same functions with the same seeds.
+puts results that benchmarks/minibatch_rates.py and benchmarks/minibatch_eigenvalues.py saved into
+FOLDER, cell by cell, where ``lambdahat report FOLDER`` and ``lambdahat reproduce … --out FOLDER``
+find them. --scale is the one they were measured at. Both ways run the same functions with the same
+seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from lambdahat.experiments.experiment import Cell, Row
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store
 
-PLACE = ("part", "network", "epoch", "operator", "optimizer", "point", "batch_size")  # settings that tell cells apart
+# settings that tell cells apart
+PLACE = ("part", "network", "epoch", "operator", "optimizer", "point", "batch_size")
 
 
 def belongs(row: Row, cell: Cell) -> bool:
@@ -30,7 +32,9 @@ def keep(found: Piece, folder: Path, scale: str, source: str) -> int:
     """Add the cells that a result has; how many."""
     measured = getattr(found, "scale", scale)
     if measured != scale:  # networks and epochs of two scales share their names
-        raise SystemExit(f"{source} was measured at the scale {measured}, not {scale}: pass --scale {measured}")
+        raise SystemExit(
+            f"{source} was measured at the scale {measured}, not {scale}: pass --scale {measured}"
+        )
     experiment = find(found.name)
     cells, rows = experiment.grid(scale), found.rows()
     store = Store(folder, experiment.name, scale)
@@ -43,7 +47,9 @@ def keep(found: Piece, folder: Path, scale: str, source: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scale", default="paper", choices=("smoke", "cpu", "paper"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("results", nargs="+", type=Path)

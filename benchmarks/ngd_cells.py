@@ -1,20 +1,24 @@
-"""The NGD paper's experiments at its size on one GPU: seeds trained together, points measured by several processes.
+"""The NGD paper's experiments at its size on one GPU: seeds trained together, points measured by
+several processes.
 
-    python benchmarks/ngd_cells.py unpack carry/mnist DATA/mnist
-    python benchmarks/ngd_cells.py run --out OUT --runs RUNS --seconds 520 --workers 6 ngd-vs-sgd:data=mnist ngd-widths
-    python benchmarks/ngd_cells.py behind /tmp/ngd --watch 560 --pack OUT/ngd.tar --seconds 1400 --workers 4 ngd-epochs
+    python benchmarks/ngd_cells.py unpack carry/mnist DATA/mnist python benchmarks/ngd_cells.py run
+    --out OUT --runs RUNS --seconds 520 --workers 6 ngd-vs-sgd:data=mnist ngd-widths python
+    benchmarks/ngd_cells.py behind /tmp/ngd --watch 560 --pack OUT/ngd.tar --seconds 1400 --workers
+    4 ngd-epochs
 
-``run`` takes cells of experiments at paper scale (``NAME``, or ``NAME:only`` with the words of ``reproduce --only``)
-in the order given. The runs that they need are trained first, those of one network and optimiser stacked, and kept in
-RUNS; a cell is measured by one of the processes as soon as its runs are there, and written to a store in OUT at once.
-Cells that OUT or a folder of ``--known`` has are not run again. Cells whose data set is not there yet wait for it. At
-the deadline what is running is ended. Another call with the same folders goes on. ``--tiny`` makes every cell small,
-for a trial on a CPU.
+``run`` takes cells of experiments at paper scale (``NAME``, or ``NAME:only`` with the words of
+``reproduce --only``) in the order given. The runs that they need are trained first, those of one
+network and optimiser stacked, and kept in RUNS; a cell is measured by one of the processes as soon
+as its runs are there, and written to a store in OUT at once. Cells that OUT or a folder of
+``--known`` has are not run again. Cells whose data set is not there yet wait for it. At the
+deadline what is running is ended. Another call with the same folders goes on. ``--tiny`` makes
+every cell small, for a trial on a CPU.
 
-``behind`` is for machines that are lent for some minutes at a time: it unpacks what ``carry`` has, starts ``run`` in
-a session of its own, which outlives the command, and for ``--watch`` seconds prints what that says and packs its stores
-into one archive. Called again, it goes on watching, or starts it anew where it has ended with time left.
-``benchmarks/device_cells.py fold`` adds the stores to others.
+``behind`` is for machines that are lent for some minutes at a time: it unpacks what ``carry`` has,
+starts ``run`` in a session of its own, which outlives the command, and for ``--watch`` seconds
+prints what that says and packs its stores into one archive. Called again, it goes on watching, or
+starts it anew where it has ended with time left. ``benchmarks/device_cells.py fold`` adds the
+stores to others.
 """
 
 from __future__ import annotations
@@ -49,7 +53,8 @@ from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store
 from lambdahat.experiments.sweeps import Outcome, matches, run_cell
 
-SHARED = ("data", "training", "batch", "network", "layers", "width")  # what members of a stack have in common
+# what members of a stack have in common
+SHARED = ("data", "training", "batch", "network", "layers", "width")
 TINY = {
     "training": 300,
     "held_out": 100,
@@ -66,7 +71,9 @@ WIDTHS = {16: 4, 64: 5, 256: 6}
 
 @dataclass
 class Work:
-    """A cell of an experiment, and the trainings that it needs: number of each, and how many epochs."""
+    """A cell of an experiment, and the trainings that it needs: number of each, and how many
+    epochs.
+    """
 
     name: str
     cell: Cell
@@ -76,7 +83,9 @@ class Work:
 
 @dataclass
 class Training:
-    """Runs that are trained together: members and optimiser, or the cells of a chain of stages; epochs to stop at."""
+    """Runs that are trained together: members and optimiser, or the cells of a chain of stages;
+    epochs to stop at.
+    """
 
     optimizer: str
     members: list[Member]
@@ -98,7 +107,11 @@ def works(spec: str, tiny: bool) -> list[Work]:
 
 def _tiny(cell: Cell) -> Cell:
     small = {key: TINY.get(key, value) for key, value in cell.items()}
-    return small | {"width": WIDTHS.get(cell["width"], 0)} | ({"points": 2} if "points" in cell else {})
+    return (
+        small
+        | {"width": WIDTHS.get(cell["width"], 0)}
+        | ({"points": 2} if "points" in cell else {})
+    )
 
 
 def trainings(given: list[Work]) -> list[Training]:
@@ -114,7 +127,12 @@ def trainings(given: list[Work]) -> list[Training]:
             shared = tuple(work.cell[name] for name in SHARED)
             own = (shared, optimizer, work.cell["seed"], about["rate"], *rule)
             if own not in places:
-                stack = (work.name, shared, optimizer, *(() if work.name == "ngd-smoothing" else rule))
+                stack = (
+                    work.name,
+                    shared,
+                    optimizer,
+                    *(() if work.name == "ngd-smoothing" else rule),
+                )
                 if stack not in stacks:
                     stacks[stack] = len(found)
                     found.append(Training(optimizer, [], set()))
@@ -133,11 +151,16 @@ def trainings(given: list[Work]) -> list[Training]:
 
 
 def _requests(work: Work) -> list[tuple[str, dict[str, float]]]:
-    """The runs of a cell from its start: optimiser and changed settings; none for those that split."""
+    """The runs of a cell from its start: optimiser and changed settings; none for those that
+    split.
+    """
     if work.name.startswith("ngd-switch"):
         return []
     if work.name == "ngd-smoothing":
-        return [("sgd", {}), *(("ngd", {work.cell["sweep"]: value}) for value in work.cell["values"])]
+        return [
+            ("sgd", {}),
+            *(("ngd", {work.cell["sweep"]: value}) for value in work.cell["values"]),
+        ]
     return [("sgd", {}), ("ngd", {})]
 
 
@@ -165,7 +188,9 @@ def _train_chain(training: Training, device: str, folder: Path) -> None:
     members = [Member(cell, end, "before") for cell, end in zip(cells, ends, strict=True)]
     splits = _ends(_runs(members, "sgd", device, folder, first["before"]))
     for optimizer in ("sgd", "ngd"):
-        rates = [factor * first["rate"] for kind, factor in FIGURES[first["figure"]] if kind == optimizer]
+        rates = [
+            factor * first["rate"] for kind, factor in FIGURES[first["figure"]] if kind == optimizer
+        ]
         members = [
             Member(cell, split, "after", (("rate", rate),))
             for rate in rates
@@ -174,7 +199,9 @@ def _train_chain(training: Training, device: str, folder: Path) -> None:
         _runs(members, optimizer, device, folder, first["epochs"])
 
 
-def _runs(members: list[Member], optimizer: str, device: str, folder: Path, epochs: int) -> list[Way]:
+def _runs(
+    members: list[Member], optimizer: str, device: str, folder: Path, epochs: int
+) -> list[Way]:
     return train_together(members, optimizer, device, folder, (epochs,))
 
 
@@ -197,7 +224,9 @@ def run(
     """Train and measure until all cells are done or the time is over."""
     begun, end = time.monotonic(), time.monotonic() + seconds
     given = [work for spec in specs for work in works(spec, tiny)]
-    stores = {name: Store(out, name, "paper") for name in dict.fromkeys(work.name for work in given)}
+    stores = {
+        name: Store(out, name, "paper") for name in dict.fromkeys(work.name for work in given)
+    }
     for name, store in stores.items():
         chosen = [work.cell for work in given if work.name == name]
         store.open(chosen if tiny else find(name).grid("paper"), " ".join(sys.argv))
@@ -208,7 +237,9 @@ def run(
     left = [work for work in given if key_of(work.cell) not in done[work.name]]
     jobs = trainings(left)
     members = sum(len(job.members) for job in jobs)
-    print(f"{len(left)} of {len(given)} cells left, {members} runs in {len(jobs)} stacks", flush=True)
+    print(
+        f"{len(left)} of {len(given)} cells left, {members} runs in {len(jobs)} stacks", flush=True
+    )
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with _shared_gpu(mps):
@@ -221,9 +252,15 @@ def run(
             process.start()
         idle, busy = list(range(workers)), dict[int, Any]()
         while (left or busy) and time.monotonic() < end:
-            while idle and (task := _next(jobs, left, sum(kind == "train" for kind, _ in busy.values()), training)):
+            while idle and (
+                task := _next(
+                    jobs, left, sum(kind == "train" for kind, _ in busy.values()), training
+                )
+            ):
                 busy[number := idle.pop(0)] = task
-                asks[number].put((task[0], jobs[task[1]] if task[0] == "train" else task[1], task[1]))
+                asks[number].put(
+                    (task[0], jobs[task[1]] if task[0] == "train" else task[1], task[1])
+                )
             if not busy:
                 if any(not job.started for job in jobs):  # its data set may still come
                     time.sleep(1.0)
@@ -252,18 +289,31 @@ def run(
                 idle.append(number)
             if kind == "train":
                 job = jobs[what]
-                label = f"{len(job.members)} × {job.chain or job.optimizer} {_short(job.members[0].cell)}"
+                label = (
+                    f"{len(job.members)} × {job.chain or job.optimizer}"
+                    f" {_short(job.members[0].cell)}"
+                )
                 print(f"{at}: trained {label}: {outcome}", flush=True)
             else:
                 store = stores[what.name]
                 if outcome.rows is None:
                     store.fail(what.cell, outcome.error)
-                    print(f"{at}: failed {what.name} {_short(what.cell)}: {outcome.error[-900:]}", flush=True)
+                    print(
+                        f"{at}: failed {what.name} {_short(what.cell)}: {outcome.error[-900:]}",
+                        flush=True,
+                    )
                 else:
                     store.add(what.cell, outcome.rows, outcome.seconds, outcome.made)
-                    statuses = [row[name] for row in outcome.rows for name in row if name.endswith("status")]
-                    told = " ".join(f"{status}:{statuses.count(status)}" for status in dict.fromkeys(statuses))
-                    print(f"{at}: {what.name} {_short(what.cell)} in {outcome.seconds:.0f} s {told}", flush=True)
+                    statuses = [
+                        row[name] for row in outcome.rows for name in row if name.endswith("status")
+                    ]
+                    told = " ".join(
+                        f"{status}:{statuses.count(status)}" for status in dict.fromkeys(statuses)
+                    )
+                    print(
+                        f"{at}: {what.name} {_short(what.cell)} in {outcome.seconds:.0f} s {told}",
+                        flush=True,
+                    )
         for process in processes:
             process.kill()
     for name, store in stores.items():
@@ -271,10 +321,19 @@ def run(
     print(f"{time.monotonic() - begun:.0f} s", flush=True)
 
 
-def _next(jobs: list[Training], left: list[Work], running: int, most: int) -> tuple[str, Any] | None:
-    """A training while fewer than ``most`` run, else a cell whose runs are there, else one more training."""
-    waiting = next((number for number, job in enumerate(jobs) if not job.started and _there(job)), None)
-    ready = next((work for work in left if all(jobs[job].reached >= epochs for job, epochs in work.needs)), None)
+def _next(
+    jobs: list[Training], left: list[Work], running: int, most: int
+) -> tuple[str, Any] | None:
+    """A training while fewer than ``most`` run, else a cell whose runs are there, else one more
+    training.
+    """
+    waiting = next(
+        (number for number, job in enumerate(jobs) if not job.started and _there(job)), None
+    )
+    ready = next(
+        (work for work in left if all(jobs[job].reached >= epochs for job, epochs in work.needs)),
+        None,
+    )
     if waiting is not None and (running < most or (ready is None and running < 2 * most)):
         jobs[waiting].started = True
         return "train", waiting
@@ -361,7 +420,9 @@ def _short(cell: Cell) -> str:
     return " ".join(str(cell[name]) for name in told if name in cell)
 
 
-def behind(base: Path, carry: Path, pack: Path, watch: float, seconds: float, options: list[str]) -> None:
+def behind(
+    base: Path, carry: Path, pack: Path, watch: float, seconds: float, options: list[str]
+) -> None:
     """Have ``run`` go on in a session of its own, and watch it for a while."""
     begun, end = base / "begun", time.monotonic() + watch
     for source in sorted(path for path in carry.iterdir() if any(path.glob("*-ubyte.bz2"))):
@@ -411,7 +472,9 @@ def behind(base: Path, carry: Path, pack: Path, watch: float, seconds: float, op
 
 
 def _alive(pid: Path) -> bool:
-    """Whether the process of this number runs; one that has ended and was started here is waited for."""
+    """Whether the process of this number runs; one that has ended and was started here is waited
+    for.
+    """
     if not pid.is_file():
         return False
     number = int(pid.read_text())
@@ -432,7 +495,10 @@ def _pack(stores: list[Path], log: Path, pack: Path) -> None:
             archive.add(log, log.name)
             for path in stores:
                 copy = Path(folder) / path.name
-                with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+                with (
+                    closing(sqlite3.connect(path)) as source,
+                    closing(sqlite3.connect(copy)) as target,
+                ):
                     source.backup(target)
                 archive.add(copy, path.name)
         shutil.copyfile(whole, pack)
@@ -451,27 +517,40 @@ def unpack(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--runs", type=Path, required=True)
     behind_it = commands.add_parser("behind")
     behind_it.add_argument("base", type=Path, help="folder that stays between commands")
-    behind_it.add_argument("--watch", type=float, required=True, help="seconds that this command takes")
+    behind_it.add_argument(
+        "--watch", type=float, required=True, help="seconds that this command takes"
+    )
     behind_it.add_argument("--pack", type=Path, required=True)
-    behind_it.add_argument("--carry", type=Path, default=Path("carry"), help="a folder for each packed data set")
+    behind_it.add_argument(
+        "--carry", type=Path, default=Path("carry"), help="a folder for each packed data set"
+    )
     for parser_of_run in (runs, behind_it):
         parser_of_run.add_argument("specs", nargs="+")
         parser_of_run.add_argument("--seconds", type=float, required=True)
-        parser_of_run.add_argument("--known", type=Path, nargs="*", default=[], help="folders of stores")
+        parser_of_run.add_argument(
+            "--known", type=Path, nargs="*", default=[], help="folders of stores"
+        )
         parser_of_run.add_argument("--workers", type=int, default=6)
         parser_of_run.add_argument(
-            "--training", type=int, default=2, help="trainings at a time while there are cells to measure"
+            "--training",
+            type=int,
+            default=2,
+            help="trainings at a time while there are cells to measure",
         )
         parser_of_run.add_argument("--device", default="cuda")
         parser_of_run.add_argument(
-            "--mps", action="store_true", help="let processes share the GPU by CUDA's multi-process service"
+            "--mps",
+            action="store_true",
+            help="let processes share the GPU by CUDA's multi-process service",
         )
         parser_of_run.add_argument("--tiny", action="store_true")
     packed = commands.add_parser("unpack")

@@ -1,12 +1,14 @@
 """How fast does each optimiser train LeNet-5 on Fashion-MNIST, per epoch and per second?
 
-Everyone starts from the same weights and reads the same batches in the same order. Only training is timed; the test set
-is read between epochs. Where an optimiser averages its iterates (once per epoch from half of the epochs on) the test
-figures are the average's. With --tune each runs an epoch at a third, one and three times its rate and keeps the best on
-5,000 images held out of the training set; all then train on the same remaining images. Peers (pytorch_optimizer's PAdam
-and Lookahead) take part where installed or found under --peer-path.
+Everyone starts from the same weights and reads the same batches in the same order. Only training is
+timed; the test set is read between epochs. Where an optimiser averages its iterates (once per epoch
+from half of the epochs on) the test figures are the average's. With --tune each runs an epoch at a
+third, one and three times its rate and keeps the best on 5,000 images held out of the training set;
+all then train on the same remaining images. Peers (pytorch_optimizer's PAdam and Lookahead) take
+part where installed or found under --peer-path.
 
---json FILE writes every epoch of every optimiser, and the table of the last epochs beside it as FILE-summary.
+--json FILE writes every epoch of every optimiser, and the table of the last epochs beside it as
+FILE-summary.
 """
 
 from __future__ import annotations
@@ -45,18 +47,33 @@ def makers(epochs: int, steps: int) -> dict[str, tuple[float, Callable[[nn.Modul
     """The rate each starts from, and what makes it from a model and a rate."""
     averages = {"average_start": max(1, epochs // 2) * steps, "average_every": steps}
     return {
-        "SGD": (0.05, lambda m, lr: torch.optim.SGD(m.parameters(), lr, momentum=0.9, weight_decay=DECAY)),
+        "SGD": (
+            0.05,
+            lambda m, lr: torch.optim.SGD(m.parameters(), lr, momentum=0.9, weight_decay=DECAY),
+        ),
         "Adam": (1e-3, lambda m, lr: torch.optim.Adam(m.parameters(), lr)),
         "NGD": (0.05, lambda m, lr: optim.NGD(m.parameters(), lr, momentum=0.9)),
         "KFAC": (0.03, lambda m, lr: optim.KFAC(m, lr, damping=0.03, kl_clip=1e-3)),
-        "LanczosNewton": (1.0, lambda m, lr: optim.LanczosNewton(m.parameters(), lr, damping=10.0, pairs=10, every=10)),
+        "LanczosNewton": (
+            1.0,
+            lambda m, lr: optim.LanczosNewton(m.parameters(), lr, damping=10.0, pairs=10, every=10),
+        ),
         "SWA": (0.05, lambda m, lr: optim.SWA(m.parameters(), lr, weight_decay=DECAY, **averages)),
         "Gadam": (1e-3, lambda m, lr: optim.Gadam(m.parameters(), lr, **averages)),
         "GadamX": (0.1, lambda m, lr: optim.GadamX(m.parameters(), lr, **averages)),
-        "Gadam + Lookahead": (1e-3, lambda m, lr: optim.Lookahead(optim.Gadam(m.parameters(), lr, **averages))),
+        "Gadam + Lookahead": (
+            1e-3,
+            lambda m, lr: optim.Lookahead(optim.Gadam(m.parameters(), lr, **averages)),
+        ),
         "Padam": (0.1, lambda m, lr: optim.Padam(m.parameters(), lr, form="coded", amsgrad=False)),
-        "Padam, pytorch_optimizer": (0.1, lambda m, lr: peer("PAdam")(m.parameters(), lr, partial=0.125)),
-        "Lookahead(Adam)": (1e-3, lambda m, lr: optim.Lookahead(torch.optim.Adam(m.parameters(), lr))),
+        "Padam, pytorch_optimizer": (
+            0.1,
+            lambda m, lr: peer("PAdam")(m.parameters(), lr, partial=0.125),
+        ),
+        "Lookahead(Adam)": (
+            1e-3,
+            lambda m, lr: optim.Lookahead(torch.optim.Adam(m.parameters(), lr)),
+        ),
         "Lookahead(Adam), pytorch_optimizer": (
             1e-3,
             lambda m, lr: peer("Lookahead")(torch.optim.Adam(m.parameters(), lr)),
@@ -65,7 +82,9 @@ def makers(epochs: int, steps: int) -> dict[str, tuple[float, Callable[[nn.Modul
 
 
 def images(path: Path | None) -> tuple[Pair, Pair]:
-    """Training and test images (n, 1, 28, 28), standardised by the training pixels, and labels (n,)."""
+    """Training and test images (n, 1, 28, 28), standardised by the training pixels, and labels
+    (n,).
+    """
     if path is None:
         train, test = lh.data.fashion_mnist()
     else:
@@ -91,7 +110,9 @@ def judge(model: nn.Module, data: Pair) -> tuple[float, float]:
     return cross_entropy(outputs, y).item(), (outputs.argmax(1) == y).float().mean().item()
 
 
-def train_epoch(model: nn.Module, optimizer: Any, data: Pair, batch_size: int, epoch: int) -> Tensor:
+def train_epoch(
+    model: nn.Module, optimizer: Any, data: Pair, batch_size: int, epoch: int
+) -> Tensor:
     """One pass; the mean loss of its batches before their steps."""
     x, y = data
     order = torch.randperm(len(x), generator=generator(0, "order", epoch)).to(x.device)
@@ -109,7 +130,9 @@ def train_epoch(model: nn.Module, optimizer: Any, data: Pair, batch_size: int, e
     return total / len(parts)
 
 
-def run(make: Callable[[nn.Module], Any], data: Pair, test: Pair, epochs: int, batch_size: int) -> list[dict[str, Any]]:
+def run(
+    make: Callable[[nn.Module], Any], data: Pair, test: Pair, epochs: int, batch_size: int
+) -> list[dict[str, Any]]:
     """One row per epoch; ``seconds`` of training add up."""
     model = lh.models.lenet5(seed=0).to(data[0].device)
     optimizer = make(model)
@@ -136,7 +159,13 @@ def run(make: Callable[[nn.Module], Any], data: Pair, test: Pair, epochs: int, b
     return rows
 
 
-def tuned(make: Callable[[nn.Module, float], Any], rate: float, data: Pair, held_out: Pair, batch_size: int) -> float:
+def tuned(
+    make: Callable[[nn.Module, float], Any],
+    rate: float,
+    data: Pair,
+    held_out: Pair,
+    batch_size: int,
+) -> float:
     """The best of three rates after one epoch, by the loss of the held-out images."""
     losses = {}
     for lr in (rate / 3, rate, rate * 3):
@@ -171,8 +200,12 @@ def summary(curves: dict[str, list[dict[str, Any]]], goal: float) -> list[dict[s
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(batch_size=128)
-    parser.add_argument("--images", type=Path, help=".npz of train_images, train_labels, test_images, test_labels")
-    parser.add_argument("--peer-path", type=Path, help="folder with a copy of pytorch_optimizer, put on sys.path")
+    parser.add_argument(
+        "--images", type=Path, help=".npz of train_images, train_labels, test_images, test_labels"
+    )
+    parser.add_argument(
+        "--peer-path", type=Path, help="folder with a copy of pytorch_optimizer, put on sys.path"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--only", nargs="*", help="names of optimisers")
     parser.add_argument("--tune", action="store_true", help="choose each rate among three")
@@ -184,17 +217,34 @@ def main() -> None:
     train, test = (tuple(part.to(args.device) for part in pair) for pair in images(args.images))
     epochs = 2 if args.quick else args.epochs
     if args.quick:
-        train, test = tuple(part[: HELD_OUT + 2000] for part in train), tuple(part[:1000] for part in test)
-    data, held_out = tuple(part[HELD_OUT:] for part in train), tuple(part[:HELD_OUT] for part in train)
-    described = setting(args) | {"epochs": epochs, "training images": len(data[0]), "rates tuned": args.tune}
+        train, test = (
+            tuple(part[: HELD_OUT + 2000] for part in train),
+            tuple(part[:1000] for part in test),
+        )
+    data, held_out = (
+        tuple(part[HELD_OUT:] for part in train),
+        tuple(part[:HELD_OUT] for part in train),
+    )
+    described = setting(args) | {
+        "epochs": epochs,
+        "training images": len(data[0]),
+        "rates tuned": args.tune,
+    }
     table = makers(epochs, math.ceil(len(data[0]) / args.batch_size))
-    run(lambda model: table["SGD"][1](model, 0.01), data, test, 1, args.batch_size)  # the first epoch warms up
+    # the first epoch warms up
+    run(lambda model: table["SGD"][1](model, 0.01), data, test, 1, args.batch_size)
     curves: dict[str, list[dict[str, Any]]] = {}
     for name in args.only or table:
         rate, make = table[name]
         try:
             rate = tuned(make, rate, data, held_out, args.batch_size) if args.tune else rate
-            rows = run(lambda model, make=make, rate=rate: make(model, rate), data, test, epochs, args.batch_size)
+            rows = run(
+                lambda model, make=make, rate=rate: make(model, rate),
+                data,
+                test,
+                epochs,
+                args.batch_size,
+            )
         except (ImportError, AttributeError) as error:
             print(f"{name}: skipped, {type(error).__name__}: {error}")
             continue

@@ -1,16 +1,18 @@
-"""Do the peers' own cases and tests hold here? Counts what passed, what failed and what was refused.
+"""Do the peers' own cases and tests hold here? Counts what passed, what failed and what was
+refused.
 
-    git clone https://github.com/f-dangel/curvlinops
-    git clone https://github.com/noahgolmant/pytorch-hessian-eigenthings
-    python benchmarks/peer_suites.py --curvlinops curvlinops --eigenthings pytorch-hessian-eigenthings
+    git clone https://github.com/f-dangel/curvlinops git clone
+    https://github.com/noahgolmant/pytorch-hessian-eigenthings python benchmarks/peer_suites.py
+    --curvlinops curvlinops --eigenthings pytorch-hessian-eigenthings
 
-- **curvlinops** must be installed; its test cases are read from the clone, at the tag of the installed version. Every
-  case is compared in float64 with the dense matrices of ``curvlinops.examples.functorch``, made by ``torch.func``.
-- **hessian-eigenthings**: its tests of operators and algorithms run as they are, with its operators and algorithms
-  replaced by ours.
+- **curvlinops** must be installed; its test cases are read from the clone, at the tag of the
+  installed version. Every case is compared in float64 with the dense matrices of
+  ``curvlinops.examples.functorch``, made by ``torch.func``.
+- **hessian-eigenthings**: its tests of operators and algorithms run as they are, with its operators
+  and algorithms replaced by ours.
 
-"by convention" is what agrees once a difference of convention is taken into account, each named beside it and
-explained in docs/coming-from.md.
+"by convention" is what agrees once a difference of convention is taken into account, each named
+beside it and explained in docs/coming-from.md.
 """
 
 from __future__ import annotations
@@ -72,12 +74,16 @@ class Tally:
     notes: list[str] = field(default_factory=list)
 
     def check(self, name: str, run: Callable[[], str | None]) -> None:
-        """Run one check, which gives the convention that it needed, if any, and raises where numbers differ."""
+        """Run one check, which gives the convention that it needed, if any, and raises where
+        numbers differ.
+        """
         try:
             convention = run()
         except AssertionError as error:
             self.counts["failed"] += 1
-            self.notes.append(f"failed   {name}: {str(error).splitlines()[0] if str(error) else 'assertion'}")
+            self.notes.append(
+                f"failed   {name}: {str(error).splitlines()[0] if str(error) else 'assertion'}"
+            )
         except (ValueError, TypeError) as error:
             self.counts["refused"] += 1
             self.notes.append(f"refused  {name}: {error}")
@@ -149,10 +155,19 @@ class Case:
 def double(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
-    return type(value)({key: double(part) for key, part in value.items()}) if isinstance(value, Mapping) else value
+    return (
+        type(value)({key: double(part) for key, part in value.items()})
+        if isinstance(value, Mapping)
+        else value
+    )
 
 
-def case_of(initialize: Callable[..., Any], given: dict[str, Any], setting: str | None = None, **options: Any) -> Case:
+def case_of(
+    initialize: Callable[..., Any],
+    given: dict[str, Any],
+    setting: str | None = None,
+    **options: Any,
+) -> Case:
     model, loss, _, data, _ = initialize(given)
     if setting is not None:
         model.setting = setting
@@ -161,7 +176,9 @@ def case_of(initialize: Callable[..., Any], given: dict[str, Any], setting: str 
 
 
 def their_operators(tally: Tally, name: str, case: Case) -> None:
-    """Hessian, Gauss–Newton and the Fishers of one case, whole and in blocks, by every form of product."""
+    """Hessian, Gauss–Newton and the Fishers of one case, whole and in blocks, by every form of
+    product.
+    """
     functorch = importlib.import_module("curvlinops.examples.functorch")
     given = (case.model, case.loss, case.parameters, case.data)
     truths = {
@@ -174,7 +191,9 @@ def their_operators(tally: Tally, name: str, case: Case) -> None:
         for blocks in ("full", "per parameter", "two blocks"):
             whole, expected = blocked(operator, dense, blocks)
             for form in ("vector", "matrix", "left", "list", "dict", "scipy"):
-                tally.check(f"{name} {kind} {blocks} {form}", partial(product, whole, expected, form, case))
+                tally.check(
+                    f"{name} {kind} {blocks} {form}", partial(product, whole, expected, form, case)
+                )
     dense = truths["ggn"]()
     tally.check(f"{name} Monte-Carlo Fisher", lambda: in_expectation(case, dense))
     truth = functorch.functorch_empirical_fisher(*given, input_key="x").detach()
@@ -186,7 +205,9 @@ def blocked(operator: LinearOperator, dense: Tensor, blocks: str) -> tuple[Linea
         return operator, dense
     names, slices = list(operator.space.names), operator.space.slices
     half = len(names) // 2
-    groups = [[name] for name in names] if blocks == "per parameter" else [names[:half], names[half:]]
+    groups = (
+        [[name] for name in names] if blocks == "per parameter" else [names[:half], names[half:]]
+    )
     kept = torch.zeros_like(dense)
     for group in filter(None, groups):
         where = torch.cat([torch.arange(slices[name].start, slices[name].stop) for name in group])
@@ -219,15 +240,21 @@ def product(operator: LinearOperator, dense: Tensor, form: str, case: Case) -> s
 def in_expectation(case: Case, dense: Tensor) -> str | None:
     problem, rng = case.problem(), torch.Generator().manual_seed(1)
     v = torch.randn(problem.num_parameters, generator=rng, dtype=torch.float64)
-    values = [float(v @ (lh.fisher(problem, "monte_carlo", seed=seed) @ v)) for seed in range(DRAWS)]
+    values = [
+        float(v @ (lh.fisher(problem, "monte_carlo", seed=seed) @ v)) for seed in range(DRAWS)
+    ]
     found = case.factor * torch.tensor(values, dtype=torch.float64)
     truth, error = float(v @ dense @ v), float(found.std()) / math.sqrt(DRAWS)
-    assert abs(float(found.mean()) - truth) <= 4 * error, f"{float(found.mean()):.4g} ± {error:.2g} for {truth:.4g}"
+    assert abs(float(found.mean()) - truth) <= 4 * error, (
+        f"{float(found.mean()):.4g} ± {error:.2g} for {truth:.4g}"
+    )
     return case.convention()
 
 
 def empirical(case: Case, truth: Tensor) -> str | None:
-    """Theirs where samples have one output; else the outer products of the samples' own gradients, one by one."""
+    """Theirs where samples have one output; else the outer products of the samples' own
+    gradients, one by one.
+    """
     found = lh.fisher(case.problem(), "empirical").dense()
     y = case.data[0][1]
     of_classes = isinstance(case.loss, nn.CrossEntropyLoss)
@@ -247,7 +274,9 @@ def empirical(case: Case, truth: Tensor) -> str | None:
                 if isinstance(x, Mapping)
                 else x[index : index + 1]
             )
-            slopes = torch.autograd.grad(mean(case.model(one), targets[index : index + 1]), case.parameters)
+            slopes = torch.autograd.grad(
+                mean(case.model(one), targets[index : index + 1]), case.parameters
+            )
             slope = torch.cat([part.reshape(-1) for part in slopes])
             total += torch.outer(slope, slope)
     near(found, total / len_of(case), "the empirical Fisher by samples")
@@ -258,8 +287,12 @@ def len_of(case: Case) -> int:
     return sum(len(y) for _, y in case.data)
 
 
-def their_kfac(tally: Tally, name: str, case: Case, sharing: str = "expand", kind: str = "exact") -> None:
-    """KFAC and EKFAC of a case for which they are exact in every block, against the dense Gauss–Newton matrix."""
+def their_kfac(
+    tally: Tally, name: str, case: Case, sharing: str = "expand", kind: str = "exact"
+) -> None:
+    """KFAC and EKFAC of a case for which they are exact in every block, against the dense
+    Gauss–Newton matrix.
+    """
     functorch = importlib.import_module("curvlinops.examples.functorch")
 
     def exact(build: Callable[..., Any]) -> str | None:
@@ -269,7 +302,11 @@ def their_kfac(tally: Tally, name: str, case: Case, sharing: str = "expand", kin
             truth, scale = functorch.functorch_ggn(*given, input_key="x").detach(), case.factor
         else:
             truth, scale = functorch.functorch_empirical_fisher(*given, input_key="x").detach(), 1.0
-            width = 1.0 if isinstance(case.loss, nn.CrossEntropyLoss) else float(case.data[0][1].shape[-1])
+            width = (
+                1.0
+                if isinstance(case.loss, nn.CrossEntropyLoss)
+                else float(case.data[0][1].shape[-1])
+            )
             scale = len_of(case) * width**2 if case.sums else width
         for label, block in K.blocks.items():
             where = block.indices.reshape(-1)
@@ -281,7 +318,9 @@ def their_kfac(tally: Tally, name: str, case: Case, sharing: str = "expand", kin
 
 
 def their_properties(tally: Tally, name: str, case: Case) -> None:
-    """Trace, norm, log-determinant and inverse of KFAC and EKFAC against their own dense matrices, and theirs."""
+    """Trace, norm, log-determinant and inverse of KFAC and EKFAC against their own dense
+    matrices, and theirs.
+    """
     curvlinops = importlib.import_module("curvlinops")
     peers = {"kfac": curvlinops.KFACLinearOperator, "ekfac": curvlinops.EKFACLinearOperator}
 
@@ -297,11 +336,15 @@ def their_properties(tally: Tally, name: str, case: Case) -> None:
             check_deterministic=False,
             batch_size_fn=(lambda X: len(X["x"])) if by_key else None,
         )
-        theirs = (peer @ torch.eye(sum(p.numel() for p in case.parameters), dtype=torch.float64)).detach()
+        theirs = (
+            peer @ torch.eye(sum(p.numel() for p in case.parameters), dtype=torch.float64)
+        ).detach()
         found = case.factor * build(case.problem())
         if build is lh.kfac:
             near(found.dense(), theirs, "the matrix", 1e-6)
-        else:  # a repeated eigenvalue of a factor leaves the basis open, and with it all of EKFAC but its trace
+        # a repeated eigenvalue of a factor leaves the basis open, and with it all of EKFAC but its
+        # trace
+        else:
             near(found.dense().trace(), theirs.trace(), "the trace", 1e-6)
         return case.convention()
 
@@ -317,10 +360,15 @@ def their_properties(tally: Tally, name: str, case: Case) -> None:
 
     for build in (lh.kfac, lh.ekfac):
         tally.check(f"{name} {build.__name__} beside theirs", partial(same, build))
-        tally.check(f"{name} {build.__name__} inverse, log-determinant, trace, norm", partial(derived, build))
+        tally.check(
+            f"{name} {build.__name__} inverse, log-determinant, trace, norm",
+            partial(derived, build),
+        )
 
 
-def changing_data(tally: Tally, name: str, case: dict[str, Any], initialize: Callable[..., Any]) -> None:
+def changing_data(
+    tally: Tally, name: str, case: dict[str, Any], initialize: Callable[..., Any]
+) -> None:
     """What is random in curvlinops is one matrix here, or refused by name."""
 
     def run() -> str | None:
@@ -347,7 +395,10 @@ def run_curvlinops(clone: Path) -> Tally:
             del sys.modules[name]  # Python has a package of that name
         sys.path.insert(0, folder)
         try:
-            cases, kfac_cases = importlib.import_module("test.cases"), importlib.import_module("test.kfac_cases")
+            cases, kfac_cases = (
+                importlib.import_module("test.cases"),
+                importlib.import_module("test.kfac_cases"),
+            )
             initialize = importlib.import_module("test.conftest").initialize_case
         finally:
             sys.path.remove(folder)
@@ -361,10 +412,17 @@ def run_curvlinops(clone: Path) -> Tally:
         }
         for which, keep in excluded.items():
             for index, given in enumerate(on_cpu(kfac_cases.KFAC_EXACT_CASES)):
-                their_kfac(tally, f"exact case {index}, {which},", case_of(initialize, given, keep=keep))
+                their_kfac(
+                    tally, f"exact case {index}, {which},", case_of(initialize, given, keep=keep)
+                )
             for index, given in enumerate(on_cpu(kfac_cases.KFAC_EXACT_ONE_DATUM_CASES)):
                 for kind in ("exact", "empirical"):
-                    their_kfac(tally, f"one datum {index}, {which},", case_of(initialize, given, keep=keep), kind=kind)
+                    their_kfac(
+                        tally,
+                        f"one datum {index}, {which},",
+                        case_of(initialize, given, keep=keep),
+                        kind=kind,
+                    )
             for index, given in enumerate(on_cpu(kfac_cases.KFAC_WEIGHT_SHARING_EXACT_CASES)):
                 for sharing in ("expand", "reduce"):
                     case = case_of(initialize, given, setting=sharing, keep=keep)
@@ -377,17 +435,30 @@ def run_curvlinops(clone: Path) -> Tally:
 
 
 class Adapter:
-    """An operator of ours with the interface of theirs; built when it is first used, as theirs are."""
+    """An operator of ours with the interface of theirs; built when it is first used, as theirs
+    are.
+    """
 
     def __init__(
-        self, model: nn.Module, data: Any, build: Callable[[], LinearOperator], keep: Any, whole: bool
+        self,
+        model: nn.Module,
+        data: Any,
+        build: Callable[[], LinearOperator],
+        keep: Any,
+        whole: bool,
     ) -> None:
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad and (keep is None or keep(name, p))}
+        named = {
+            name: p
+            for name, p in model.named_parameters()
+            if p.requires_grad and (keep is None or keep(name, p))
+        }
         self.size = sum(p.numel() for p in named.values())
         first = next(iter(named.values()))
         self.dtype, self.device, self._build, self._inner = first.dtype, first.device, build, None
         if not whole:
-            raise ValueError("full_dataset must be True: an operator is one matrix, the same at every product")
+            raise ValueError(
+                "full_dataset must be True: an operator is one matrix, the same at every product"
+            )
 
     @property
     def inner(self) -> LinearOperator:
@@ -415,7 +486,11 @@ def as_function(model: nn.Module, call: Callable[[nn.Module, Any], Any]) -> Call
 
 
 def chosen(model: nn.Module, keep: Any) -> dict[str, Tensor]:
-    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad and (keep is None or keep(n, p))}
+    return {
+        n: p.detach()
+        for n, p in model.named_parameters()
+        if p.requires_grad and (keep is None or keep(n, p))
+    }
 
 
 def hessian_operator(
@@ -431,7 +506,9 @@ def hessian_operator(
     modes = {"autograd": "auto", "finite_difference": "finite"}
 
     def build() -> LinearOperator:
-        problem = lh.Problem.from_function(as_function(model, loss_fn), chosen(model, param_filter), list(dataloader))
+        problem = lh.Problem.from_function(
+            as_function(model, loss_fn), chosen(model, param_filter), list(dataloader)
+        )
         return lh.hessian(problem, mode=modes.get(method, method))
 
     return Adapter(model, dataloader, build, param_filter, full_dataset)
@@ -452,7 +529,10 @@ def ggn_operator(
         batches = [{"batch": batch, "labels": batch} for batch in dataloader]
         run = as_function(model, forward_fn)
         problem = lh.Problem.from_function(
-            lambda params, batch: run(params, batch), chosen(model, param_filter), batches, loss=loss_of_output_fn
+            lambda params, batch: run(params, batch),
+            chosen(model, param_filter),
+            batches,
+            loss=loss_of_output_fn,
         )
         return lh.ggn(problem)
 
@@ -470,10 +550,14 @@ def fisher_operator(
 ) -> Adapter:
     def mean(model: nn.Module, batch: Any) -> Tensor:
         rows = range(len(batch[0]))
-        return torch.stack([per_sample_loss_fn(model, tuple(part[i] for part in batch)) for i in rows]).mean()
+        return torch.stack(
+            [per_sample_loss_fn(model, tuple(part[i] for part in batch)) for i in rows]
+        ).mean()
 
     def build() -> LinearOperator:
-        problem = lh.Problem.from_function(as_function(model, mean), chosen(model, param_filter), list(dataloader))
+        problem = lh.Problem.from_function(
+            as_function(model, mean), chosen(model, param_filter), list(dataloader)
+        )
         return lh.fisher(problem, "empirical")
 
     return Adapter(model, dataloader, build, param_filter, full_dataset)
@@ -524,7 +608,13 @@ def lanczos(
 
 
 def deflated_power_iteration(
-    operator: Any, k: int = 10, *, max_iter: int = 100, tol: float = 1e-4, seed: int | None = None, **_: Any
+    operator: Any,
+    k: int = 10,
+    *,
+    max_iter: int = 100,
+    tol: float = 1e-4,
+    seed: int | None = None,
+    **_: Any,
 ) -> Any:
     return eigen_result(lh.power_iteration(ours(operator), k, tol, max(k, max_iter * k), seed or 0))
 
@@ -533,16 +623,31 @@ def power_iteration_one(
     operator: Any, *, max_iter: int = 100, tol: float = 1e-4, seed: int | None = None, **_: Any
 ) -> Any:
     pairs = lh.power_iteration(ours(operator), 1, tol, max_iter, seed or 0)
-    return float(pairs.values[0]), pairs.vectors[:, 0], float(pairs.residuals[0]), pairs.cost, bool(pairs.converged[0])
+    return (
+        float(pairs.values[0]),
+        pairs.vectors[:, 0],
+        float(pairs.residuals[0]),
+        pairs.cost,
+        bool(pairs.converged[0]),
+    )
 
 
 def hutchinson(
-    operator: Any, *, num_samples: int = 100, distribution: str = "rademacher", seed: int | None = None, **_: Any
+    operator: Any,
+    *,
+    num_samples: int = 100,
+    distribution: str = "rademacher",
+    seed: int | None = None,
+    **_: Any,
 ) -> Any:
-    return trace(operator, num_matvecs=num_samples, method="hutchinson", distribution=distribution, seed=seed)
+    return trace(
+        operator, num_matvecs=num_samples, method="hutchinson", distribution=distribution, seed=seed
+    )
 
 
-def hutch_plus_plus(operator: Any, *, num_matvecs: int = 99, seed: int | None = None, **_: Any) -> Any:
+def hutch_plus_plus(
+    operator: Any, *, num_matvecs: int = 99, seed: int | None = None, **_: Any
+) -> Any:
     return trace(operator, num_matvecs=num_matvecs, method="hutch++", seed=seed)
 
 
@@ -555,7 +660,11 @@ def trace(
     seed: int | None = None,
     **_: Any,
 ) -> Any:
-    probe = {"rademacher": "rademacher", "gaussian": "gaussian"}[distribution] if method == "hutchinson" else None
+    probe = (
+        {"rademacher": "rademacher", "gaussian": "gaussian"}[distribution]
+        if method == "hutchinson"
+        else None
+    )
     found = lh.trace(ours(operator), 1e-12, method, num_matvecs, probe, seed or 0)
     return types.SimpleNamespace(
         estimate=found.value, stderr=found.stderr, samples=torch.full((num_matvecs,), found.value)
@@ -578,7 +687,9 @@ def spectral_density(
     low, high = float(nodes.min()), float(nodes.max())
     margin = grid_padding * (high - low)
     width = sigma or (high - low) / lanczos_steps
-    grid = torch.linspace(low - margin - 3 * width, high + margin + 3 * width, num_grid_points, dtype=torch.float64)
+    grid = torch.linspace(
+        low - margin - 3 * width, high + margin + 3 * width, num_grid_points, dtype=torch.float64
+    )
     density = found.density(grid.numpy(), smoothing="gaussian", width=width)
     return types.SimpleNamespace(
         grid=grid,
@@ -600,7 +711,11 @@ REPLACED = {
         "deflated_power_iteration": deflated_power_iteration,
         "power_iteration_one": power_iteration_one,
     },
-    "algorithms.trace": {"hutchinson": hutchinson, "hutch_plus_plus": hutch_plus_plus, "trace": trace},
+    "algorithms.trace": {
+        "hutchinson": hutchinson,
+        "hutch_plus_plus": hutch_plus_plus,
+        "trace": trace,
+    },
     "algorithms.spectral_density": {"spectral_density": spectral_density},
 }
 
@@ -608,10 +723,22 @@ REPLACED = {
 EXACT = "exact, of error 0, where the products allowed are as many as the order"
 # tests of what is decided otherwise here: why, and how they then end
 OTHERWISE = {
-    "test_ggn_analytical_requires_hvp": ("every loss has a Gauss–Newton product of its own", "DID NOT RAISE"),
-    "test_full_dataset_false_uses_one_batch_per_call": ("one matrix, never the next batch's", "full_dataset must be"),
-    "test_microbatch_guard_raises_for_bn": ("batch norm evaluates by default, and couples no samples", "DID NOT RAISE"),
-    "test_finite_difference_default_eps_per_dtype": ("the step of differences is no setting", "no attribute 'fd_eps'"),
+    "test_ggn_analytical_requires_hvp": (
+        "every loss has a Gauss–Newton product of its own",
+        "DID NOT RAISE",
+    ),
+    "test_full_dataset_false_uses_one_batch_per_call": (
+        "one matrix, never the next batch's",
+        "full_dataset must be",
+    ),
+    "test_microbatch_guard_raises_for_bn": (
+        "batch norm evaluates by default, and couples no samples",
+        "DID NOT RAISE",
+    ),
+    "test_finite_difference_default_eps_per_dtype": (
+        "the step of differences is no setting",
+        "no attribute 'fd_eps'",
+    ),
     "test_hutchinson_recovers_known_trace_within_3_stderr": (EXACT, r"assert 0\.0 < \(3 \* 0\.0\)"),
     "test_hutchinson_gaussian_distribution_works": (EXACT, r"assert 0\.0 < \(3 \* 0\.0\)"),
 }
@@ -667,7 +794,9 @@ def run_eigenthings(clone: Path) -> Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--curvlinops", type=Path, help="a clone of curvlinops")
     parser.add_argument("--eigenthings", type=Path, help="a clone of pytorch-hessian-eigenthings")
     options = parser.parse_args()

@@ -1,9 +1,10 @@
-"""What is λ̂ where no formula says it? The stored references of the ground-truth suite, each with its standard error.
+"""What is λ̂ where no formula says it? The stored references of the ground-truth suite, each with
+its standard error.
 
-Writes src/lambdahat/singular/references.json: the minimum of the ReLU network, and for every case without a closed form
-nβ·E[L − L*] at nβ = n/ln n and each of three localizations: by block Gibbs for linear networks, by long chains of MALA
-for the ReLU network. What is stored already is kept; --anew begins again. About 15 minutes on an idle core, an hour on
-a busy one.
+Writes src/lambdahat/singular/references.json: the minimum of the ReLU network, and for every case
+without a closed form nβ·E[L − L*] at nβ = n/ln n and each of three localizations: by block Gibbs
+for linear networks, by long chains of MALA for the ReLU network. What is stored already is kept;
+--anew begins again. About 15 minutes on an idle core, an hour on a busy one.
 """
 
 from __future__ import annotations
@@ -36,13 +37,20 @@ def trained() -> dict[str, list[Any]]:
         rng = generator(start, suite.MLP, "start")
         for parameter in model.parameters():
             parameter.data = 0.7 * torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
-        ends.append((_minimised(model, x, y), {name: value.tolist() for name, value in model.state_dict().items()}))
+        ends.append(
+            (
+                _minimised(model, x, y),
+                {name: value.tolist() for name, value in model.state_dict().items()},
+            )
+        )
         print(f"start {start}: loss {ends[-1][0]:.6f}", flush=True)
     return min(ends, key=lambda end: end[0])[1]
 
 
 def _minimised(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """L-BFGS until it stalls, at a kink of the loss as a rule, then Adam with a rate that falls to 1e-7."""
+    """L-BFGS until it stalls, at a kink of the loss as a rule, then Adam with a rate that falls
+    to 1e-7.
+    """
 
     def closure() -> torch.Tensor:
         model.zero_grad()
@@ -50,7 +58,9 @@ def _minimised(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> floa
         value.backward()
         return value
 
-    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=1000, history_size=50, line_search_fn="strong_wolfe")
+    lbfgs = torch.optim.LBFGS(
+        model.parameters(), max_iter=1000, history_size=50, line_search_fn="strong_wolfe"
+    )
     lbfgs.step(closure)
     adam = torch.optim.Adam(model.parameters(), lr=0.02)
     falling = torch.optim.lr_scheduler.ExponentialLR(adam, (1e-7 / 0.02) ** (1 / ADAM_STEPS))
@@ -74,14 +84,21 @@ def read() -> dict[str, Any]:
 
 
 def write(document: dict[str, Any]) -> None:
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in document["values"].items())
-    others = "".join(f",\n {json.dumps(name)}: {json.dumps(document[name])}" for name in ("parameters", "problems"))
+    rows = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in document["values"].items()
+    )
+    others = "".join(
+        f",\n {json.dumps(name)}: {json.dumps(document[name])}"
+        for name in ("parameters", "problems")
+    )
     PATH.write_text(f'{{\n "values": {{\n{rows}\n }}{others}\n}}\n', encoding="utf-8")
     suite.stored.cache_clear()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--anew", action="store_true", help="forget what is stored")
     parser.add_argument("--cases", default="", help="only cases whose name holds this")
     args = parser.parse_args()
@@ -96,7 +113,10 @@ def main() -> None:
         for nbeta, gamma in missing(case):
             start = time.perf_counter()
             found = case.truth.compute(nbeta, gamma, EFFORT)
-            print(f"{case.name}, γ = {gamma:g}: {found}, {time.perf_counter() - start:.0f} s", flush=True)
+            print(
+                f"{case.name}, γ = {gamma:g}: {found}, {time.perf_counter() - start:.0f} s",
+                flush=True,
+            )
             if found.status.ok:
                 document = read()  # anew: several of this script may run side by side
                 row = [nbeta, gamma, float(found), float(f"{float(found.stderr):.3g}"), found.dof]

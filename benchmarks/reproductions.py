@@ -3,9 +3,9 @@
     lambdahat reproduce NAME --scale cpu --out benchmarks/results/reproductions
     python benchmarks/reproductions.py benchmarks/results/reproductions --page docs/reproductions.md
 
-reads the stores of a folder, judges the claims of their experiments and writes between the marks of the page: a table
-of all runs with how many claims hold, a table of the papers' sizes beside ours, then the claims of each run, paper by
-paper.
+reads the stores of a folder, judges the claims of their experiments and writes between the marks of
+the page: a table of all runs with how many claims hold, a table of the papers' sizes beside ours,
+then the claims of each run, paper by paper.
 """
 
 from __future__ import annotations
@@ -42,19 +42,35 @@ class Run:
 
     def counts(self, own: bool = False) -> list[int]:
         """How many claims of the paper, or of our own, have each verdict."""
-        return [sum(found.verdict == kind and found.own == own for found in self.verdicts) for kind in VERDICTS]
+        return [
+            sum(found.verdict == kind and found.own == own for found in self.verdicts)
+            for kind in VERDICTS
+        ]
 
     def barriers(self) -> list[int]:
         """How many claims of the paper are not testable for each reason."""
-        return [sum(found.barrier == kind and not found.own for found in self.verdicts) for kind in BARRIERS]
+        return [
+            sum(found.barrier == kind and not found.own for found in self.verdicts)
+            for kind in BARRIERS
+        ]
 
     @property
     def size(self) -> str:
-        """How it stands to what the paper ran: a stand-in, reduced, or the paper's; the scale if nothing is trained."""
-        other, reduced = (read(self.store.scale) for read in (self.experiment.stand_in, self.experiment.reduced))
+        """How it stands to what the paper ran: a stand-in, reduced, or the paper's; the scale if
+        nothing is trained.
+        """
+        other, reduced = (
+            read(self.store.scale) for read in (self.experiment.stand_in, self.experiment.reduced)
+        )
         if not self.experiment.sizes:
             return self.store.scale
-        return f"stand-in: {other}" if other else f"reduced: {reduced}" if reduced else "the paper's, as far as it says"
+        return (
+            f"stand-in: {other}"
+            if other
+            else f"reduced: {reduced}"
+            if reduced
+            else "the paper's, as far as it says"
+        )
 
     @property
     def place(self) -> str:
@@ -89,7 +105,9 @@ def tables(runs: Sequence[Run]) -> str:
 
 
 def summary(runs: Sequence[Run]) -> str:
-    """How many claims hold in each run and of each paper, and which experiments have not been run."""
+    """How many claims hold in each run and of each paper, and which experiments have not been
+    run.
+    """
     lines = []
     for paper, found in groupby(runs, key=lambda run: run.experiment.paper):
         own = list(found)
@@ -99,32 +117,68 @@ def summary(runs: Sequence[Run]) -> str:
             counts = (str(count) for count in run.counts())
             ours = _ours(run.counts(own=True))
             why = _ours(run.barriers())
-            lines.append((link, run.store.scale, *counts, why, ours, run.experiment.part, run.experiment.title))
+            lines.append(
+                (
+                    link,
+                    run.store.scale,
+                    *counts,
+                    why,
+                    ours,
+                    run.experiment.part,
+                    run.experiment.title,
+                )
+            )
     lines.append(_total("**all**", runs))
-    missing = [f"`{name}`" for name in registry.PLACES if name not in {run.experiment.name for run in runs}]
-    header = ("experiment", "scale", *VERDICTS, " / ".join(BARRIERS), "ours", "in the paper", "what")
+    missing = [
+        f"`{name}`" for name in registry.PLACES if name not in {run.experiment.name for run in runs}
+    ]
+    header = (
+        "experiment",
+        "scale",
+        *VERDICTS,
+        " / ".join(BARRIERS),
+        "ours",
+        "in the paper",
+        "what",
+    )
     table = markdown_table(header, lines).rstrip()
     said = [_decided(runs)]
     if missing:
         said.append(f"Not run beyond `smoke`, and so without a verdict: {', '.join(missing)}.")
     left = _left_at_paper_scale(runs)
     if left:
-        said.append(f"Marked for the scale `paper` (a star in `reproduce --list`) and not run through: {left}.")
+        said.append(
+            "Marked for the scale `paper` (a star in `reproduce --list`) and not run through:"
+            f" {left}."
+        )
     return "\n\n".join([table, *said])
 
 
 def _decided(runs: Sequence[Run]) -> str:
     """The share of claims that are decided, of those whose data can be had here."""
-    claims = [found for run in _largest(runs) for found in run.verdicts if not found.own and found.barrier != MISSING]
+    claims = [
+        found
+        for run in _largest(runs)
+        for found in run.verdicts
+        if not found.own and found.barrier != MISSING
+    ]
     decided = sum(found.verdict in (HOLDS, FAILS) for found in claims)
     share = f", {decided / len(claims):.0%}" if claims else ""
-    return f"Decided: {decided} of the papers' {len(claims)} claims that need no data which cannot be had here{share}."
+    return (
+        f"Decided: {decided} of the papers' {len(claims)} claims that need no data which cannot be"
+        f" had here{share}."
+    )
 
 
 def sizes(runs: Sequence[Run]) -> str:
     """What the paper ran beside what was run here, and how the two stand to each other."""
     lines = [
-        (f"`{run.experiment.name}`", run.experiment.size, in_short(run.experiment.scales[run.store.scale]), run.size)
+        (
+            f"`{run.experiment.name}`",
+            run.experiment.size,
+            in_short(run.experiment.scales[run.store.scale]),
+            run.size,
+        )
         for run in runs
     ]
     header = ("experiment", "in the paper", "here", "size")
@@ -133,8 +187,14 @@ def sizes(runs: Sequence[Run]) -> str:
 
 def _left_at_paper_scale(runs: Sequence[Run]) -> str:
     """The experiments marked for the largest scale whose rows are not all there."""
-    whole = {run.experiment.name for run in runs if run.store.scale == SCALES[-1] and run.done == run.total}
-    return ", ".join(f"`{name}`" for name in registry.PLACES if name in registry.PAPER_SCALE - whole)
+    whole = {
+        run.experiment.name
+        for run in runs
+        if run.store.scale == SCALES[-1] and run.done == run.total
+    }
+    return ", ".join(
+        f"`{name}`" for name in registry.PLACES if name in registry.PAPER_SCALE - whole
+    )
 
 
 def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
@@ -152,7 +212,9 @@ def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _largest(runs: Sequence[Run]) -> list[Run]:
-    """Of each experiment the run at its largest scale, which carries what a smaller one decided and it did not test."""
+    """Of each experiment the run at its largest scale, which carries what a smaller one decided
+    and it did not test.
+    """
     return list({run.experiment.name: run for run in runs}.values())
 
 
@@ -164,18 +226,41 @@ def _ours(counts: Sequence[int]) -> str:
 def section(run: Run) -> str:
     """One run: what was done, and a line for each claim."""
     about = run.store.about()
-    command = about.get("command") or f"lambdahat reproduce {run.experiment.name} --scale {run.store.scale}"
-    cells = f"{run.done} cells" if run.done == run.total else f"**{run.done} of {run.total} cells so far**"
+    command = (
+        about.get("command")
+        or f"lambdahat reproduce {run.experiment.name} --scale {run.store.scale}"
+    )
+    cells = (
+        f"{run.done} cells"
+        if run.done == run.total
+        else f"**{run.done} of {run.total} cells so far**"
+    )
     title = f"{run.experiment.title} ({run.experiment.part})"
-    ran = f"`{command}`: {cells}, torch {about['torch']}. {in_short(run.experiment.scales[run.store.scale])}".rstrip()
+    ran = (
+        f"`{command}`: {cells}, torch {about['torch']}."
+        f" {in_short(run.experiment.scales[run.store.scale])}".rstrip()
+    )
     ran += "".join(f".\n\n{note.removesuffix('.')}" for note in run.notes)
-    ran += f".\n\nIn the paper: {run.experiment.size}\nSize here: {run.size}." if run.experiment.size else ""
+    ran += (
+        f".\n\nIn the paper: {run.experiment.size}\nSize here: {run.size}."
+        if run.experiment.size
+        else ""
+    )
     assumed = "\n".join(f"- {text}" for text in run.experiment.assumptions)
-    more = f"\n\n<details markdown><summary>What was assumed</summary>\n\n{assumed}\n\n</details>" if assumed else ""
+    more = (
+        f"\n\n<details markdown><summary>What was assumed</summary>\n\n{assumed}\n\n</details>"
+        if assumed
+        else ""
+    )
     head = f"#### {run.place}\n\n{title}. {ran}{more}"
-    rows = [(v.verdict, sentence(v.claim), v.cited, v.published, v.evidence, v.plan) for v in run.verdicts]
+    rows = [
+        (v.verdict, sentence(v.claim), v.cited, v.published, v.evidence, v.plan)
+        for v in run.verdicts
+    ]
     planned = any(verdict.plan for verdict in run.verdicts)  # a column for undecided claims alone
-    marked = [tuple(cell.replace("|", "\\|") for cell in row[: 6 if planned else 5]) for row in rows]
+    marked = [
+        tuple(cell.replace("|", "\\|") for cell in row[: 6 if planned else 5]) for row in rows
+    ]
     words = markdown_table((*CLAIMS_HEADER, "to decide") if planned else CLAIMS_HEADER, marked)
     return f"{head}\n\n{words}".rstrip()
 
@@ -188,11 +273,15 @@ def written(page: str, folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--page", type=Path, required=True)
     args = parser.parse_args()
-    args.page.write_text(written(args.page.read_text(encoding="utf-8"), args.folder), encoding="utf-8")
+    args.page.write_text(
+        written(args.page.read_text(encoding="utf-8"), args.folder), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

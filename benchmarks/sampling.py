@@ -1,18 +1,23 @@
-"""What does a step of a chain cost, ours and devinterp's, and do both find the same λ̂ at the same settings?
+"""What does a step of a chain cost, ours and devinterp's, and do both find the same λ̂ at the same
+settings?
 
-The unit is one gradient on one batch. A step's time is a median while the chains run; "call ms" divides the whole call,
-set-up included, by its steps. λ̂ is over several seeds with the same ε, nβ, γ, batch size, chains and draws, nothing
-thrown away; devinterp's once as it reports it and once paired, from its own trace: see devinterp_chains.py.
+The unit is one gradient on one batch. A step's time is a median while the chains run; "call ms"
+divides the whole call, set-up included, by its steps. λ̂ is over several seeds with the same ε, nβ,
+γ, batch size, chains and draws, nothing thrown away; devinterp's once as it reports it and once
+paired, from its own trace: see devinterp_chains.py.
 
-The GPU machine has no devinterp: carry a copy. In the repository root (carry/ is ignored by git), for its Python 3.12:
+The GPU machine has no devinterp: carry a copy. In the repository root (carry/ is ignored by git),
+for its Python 3.12:
 
-    pip install --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 --platform any \\
-        --target carry/peers devinterp pydantic pydantic_core annotated_types typing_inspection tqdm
+    pip install --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64
+        --platform any \\ --target carry/peers devinterp pydantic pydantic_core annotated_types
+        typing_inspection tqdm
     pip install --no-deps --target carry/arviz arviz-stats arviz-base xarray xarray-einstats
 
-and there: PYTHONPATH=src:carry/arviz python3 benchmarks/sampling.py --device cuda --peer-path carry/peers --json …
-With --images a file of MNIST (.npz with train_images (n, 28, 28) of bytes and train_labels) takes the digits' place: on
-it the networks are trained to a minimum, so that λ̂ means something; what both sides say of it can be compared anyway.
+and there: PYTHONPATH=src:carry/arviz python3 benchmarks/sampling.py --device cuda --peer-path
+carry/peers --json … With --images a file of MNIST (.npz with train_images (n, 28, 28) of bytes and
+train_labels) takes the digits' place: on it the networks are trained to a minimum, so that λ̂ means
+something; what both sides say of it can be compared anyway.
 """
 
 from __future__ import annotations
@@ -37,14 +42,23 @@ from lambdahat.bench.timing import compare
 from lambdahat.sampling import sample, sgld
 
 LOSSES = partial(cross_entropy, reduction="none")
-MODES = {"cpu": ("batched", "sequential", "processes", "auto"), "cuda": ("batched", "graph", "auto")}
+MODES = {
+    "cpu": ("batched", "sequential", "processes", "auto"),
+    "cuda": ("batched", "graph", "auto"),
+}
 STEP_SIZE, LOCALIZATION = 1e-5, 1000.0
 GRADIENT = "one gradient"
-RATES = {"mlp": (0.1,) * 4 + (0.02,) * 3 + (0.005,) * 2, "lenet5": (0.05,) * 3 + (0.01,) * 2 + (0.002,)}  # per epoch
+# per epoch
+RATES = {
+    "mlp": (0.1,) * 4 + (0.02,) * 3 + (0.005,) * 2,
+    "lenet5": (0.05,) * 3 + (0.01,) * 2 + (0.002,),
+}
 
 
 def trained_on(path: Path, name: str, batch_size: int, device: str) -> Case:
-    """The network trained by SGD with momentum 0.9 and batches of 128 until its gradient is small."""
+    """The network trained by SGD with momentum 0.9 and batches of 128 until its gradient is
+    small.
+    """
     stored = np.load(path)
     x = torch.as_tensor(stored["train_images"], device=device).unsqueeze(1).float() / 255
     y = torch.as_tensor(stored["train_labels"], device=device).long()
@@ -69,7 +83,9 @@ def available() -> bool:
     return True
 
 
-def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str, ...], rounds: int) -> list[dict]:
+def costs(
+    case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str, ...], rounds: int
+) -> list[dict]:
     """A chain-step in every way of running the chains, in interleaved rounds."""
     one = case.one_batch(settings.batch_size)
     makers = {GRADIENT: lambda: one.gradient}
@@ -89,7 +105,9 @@ def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str,
 
 def our_mean(problem: lh.Problem, settings: Settings) -> float:
     """λ̂ with the batches of a step shared by all chains, as devinterp has it."""
-    kernel = sgld(step_size=settings.step_size, nbeta=settings.nbeta, localization=settings.localization)
+    kernel = sgld(
+        step_size=settings.step_size, nbeta=settings.nbeta, localization=settings.localization
+    )
     found = sample(
         problem,
         kernel,
@@ -122,16 +140,32 @@ def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -
             continue
         sd = np.std(values, ddof=1).item()
         error = math.hypot(sd, reference.std(ddof=1).item()) / math.sqrt(seeds)
-        z = None if name == "lambdahat" else (np.mean(values).item() - reference.mean().item()) / error
-        rows.append({"case": case.name, "by": name, "λ̂": np.mean(values).item(), "sd over seeds": sd, "z": z})
+        z = (
+            None
+            if name == "lambdahat"
+            else (np.mean(values).item() - reference.mean().item()) / error
+        )
+        rows.append(
+            {
+                "case": case.name,
+                "by": name,
+                "λ̂": np.mean(values).item(),
+                "sd over seeds": sd,
+                "z": z,
+            }
+        )
         if name == "devinterp":
             rows[-1]["sd of its baseline, expected"] = baseline_spread(case, data, settings)
     return rows
 
 
-def baseline_spread(case: Case, data: tuple[torch.Tensor, torch.Tensor], settings: Settings) -> float:
-    """nβ·σ·√(1/m − 1/n): the standard deviation of nβ·L₀ over m = 32 batches drawn without replacement, σ² the variance
-    of a sample's loss at w*. The mean over the chain's batches varies far less."""
+def baseline_spread(
+    case: Case, data: tuple[torch.Tensor, torch.Tensor], settings: Settings
+) -> float:
+    """nβ·σ·√(1/m − 1/n): the standard deviation of nβ·L₀ over m = 32 batches drawn without
+    replacement, σ² the variance of a sample's loss at w*. The mean over the chain's batches varies
+    far less.
+    """
     centre = devinterp_chains.losses_at(case.model, LOSSES, data)
     taken = min(devinterp_chains.INIT_BATCHES * settings.batch_size, len(centre))
     return settings.nbeta * centre.std().item() * math.sqrt(1 / taken - 1 / len(centre))
@@ -139,21 +173,36 @@ def baseline_spread(case: Case, data: tuple[torch.Tensor, torch.Tensor], setting
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--peer-path", type=Path, help="folder with a copy of devinterp, put on sys.path")
-    parser.add_argument("--images", type=Path, help="MNIST as .npz, in place of the enlarged digits")
-    parser.add_argument("--networks", nargs="+", default=["mlp", "lenet5"], choices=["mlp", "lenet5"])
-    parser.add_argument("--samples", type=int, default=60_000, help="of the enlarged digits; a step costs the same")
+    parser.add_argument(
+        "--peer-path", type=Path, help="folder with a copy of devinterp, put on sys.path"
+    )
+    parser.add_argument(
+        "--images", type=Path, help="MNIST as .npz, in place of the enlarged digits"
+    )
+    parser.add_argument(
+        "--networks", nargs="+", default=["mlp", "lenet5"], choices=["mlp", "lenet5"]
+    )
+    parser.add_argument(
+        "--samples", type=int, default=60_000, help="of the enlarged digits; a step costs the same"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
     parser.add_argument("--draws", type=int, default=200, help="steps of a chain")
-    parser.add_argument("--seeds", type=int, default=10, help="runs of each for λ̂; 0 leaves the comparison out")
+    parser.add_argument(
+        "--seeds", type=int, default=10, help="runs of each for λ̂; 0 leaves the comparison out"
+    )
     args = parser.parse_args()
     if args.peer_path is not None:
         sys.path.append(str(args.peer_path.resolve()))
     set_tf32(False)
     kind = args.device.partition(":")[0]
-    samples, rounds, seeds = (2048, 1, min(args.seeds, 2)) if args.quick else (args.samples, args.rounds, args.seeds)
+    samples, rounds, seeds = (
+        (2048, 1, min(args.seeds, 2)) if args.quick else (args.samples, args.rounds, args.seeds)
+    )
     draws = 40 if args.quick else args.draws
-    described = setting(args) | {"data": "digits" if args.images is None else args.images.name, "draws": draws}
+    described = setting(args) | {
+        "data": "digits" if args.images is None else args.images.name,
+        "draws": draws,
+    }
     described |= {"ε": STEP_SIZE, "γ": LOCALIZATION, "seeds": seeds}
     table: list[dict] = []
     for name in args.networks:

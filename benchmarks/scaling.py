@@ -1,4 +1,6 @@
-"""How does the cost grow with data, parameters and Lanczos depth? Exponents of a log-log fit; linear is 1."""
+"""How does the cost grow with data, parameters and Lanczos depth? Exponents of a log-log fit;
+linear is 1.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def density(problem: lh.Problem, depth: int) -> None:
 def exponent(sizes: list[int], times: list[float]) -> tuple[float, float]:
     """Slope of log time on log size, and its standard error."""
     (slope, _), covariance = np.polyfit(np.log(sizes), np.log(times), 1, cov="unscaled")
-    residual = np.log(times) - np.polyval(np.polyfit(np.log(sizes), np.log(times), 1), np.log(sizes))
+    residual = np.log(times) - np.polyval(
+        np.polyfit(np.log(sizes), np.log(times), 1), np.log(sizes)
+    )
     return float(slope), float(np.sqrt(covariance[0, 0] * (residual**2).sum() / (len(sizes) - 2)))
 
 
@@ -49,8 +53,15 @@ def main() -> None:
         times = [one.seconds for one in timed.values()]
         slope, stderr = exponent([size for size, _ in points], times)
         for (size, _), t in zip(points, times, strict=True):
-            table.append({"axis": axis, "size": size, "ms": 1e3 * t, "exponent": slope, "stderr": stderr})
-    report("Scaling: a product over data and parameters, a density over depth", described, table, args.json)
+            table.append(
+                {"axis": axis, "size": size, "ms": 1e3 * t, "exponent": slope, "stderr": stderr}
+            )
+    report(
+        "Scaling: a product over data and parameters, a density over depth",
+        described,
+        table,
+        args.json,
+    )
 
 
 if __name__ == "__main__":

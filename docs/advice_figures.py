@@ -14,12 +14,16 @@ from lambdahat.report.style import BLUE, GREY, VERMILION, new_figure, tidy
 
 
 def batch_and_step() -> Any:
-    """The largest stable rate by training and by the rule: constant curvature on the left, a network on the right."""
+    """The largest stable rate by training and by the rule: constant curvature on the left, a
+    network on the right.
+    """
     x, y = lh.data.digits_split(seed=0)[0]
     linear = lh.models.mlp([64, 10]), "mse", (x, nn.functional.one_hot(y, 10).float())
     network = lh.models.mlp([64, 32, 10]), "cross_entropy", (x, y)
     figure = new_figure(10.4, 4.2)
-    for place, (name, parts) in enumerate((("linear regression", linear), ("a network of 2,410 parameters", network))):
+    for place, (name, parts) in enumerate(
+        (("linear regression", linear), ("a network of 2,410 parameters", network))
+    ):
         axes = tidy(figure.add_subplot(1, 2, place + 1))
         draw_stable_rates(lh.Problem(*parts), axes)
         axes.set_title(f"{name}, 100 steps from the start", fontsize="medium")
@@ -36,9 +40,19 @@ def draw_stable_rates(problem: lh.Problem, axes: Any) -> None:
         axes.loglog(grid, rule, color=colour, label=f"{name}: the rule")
         found = [largest_stable_rate(problem, name, size, start=rule[-1]) for size in sizes]
         values, errors = [float(rate) for rate in found], [float(rate.stderr) for rate in found]
-        axes.errorbar(sizes, values, yerr=errors, fmt="o", color=colour, capsize=3, label=f"{name}: by training")
+        axes.errorbar(
+            sizes,
+            values,
+            yerr=errors,
+            fmt="o",
+            color=colour,
+            capsize=3,
+            label=f"{name}: by training",
+        )
     seen = float(levels.largest) + float(levels.expected_excess(1.0)) / effective
-    axes.loglog(grid, 2 * 1.9 / seen, "--", color=GREY, linewidth=1, label="2(1 + ρ)/λ₁ of the batch")
+    axes.loglog(
+        grid, 2 * 1.9 / seen, "--", color=GREY, linewidth=1, label="2(1 + ρ)/λ₁ of the batch"
+    )
     axes.set_xlabel("batch size B")
     axes.set_ylabel("largest stable learning rate")
     axes.legend(frameon=False, fontsize="small")

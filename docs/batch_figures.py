@@ -1,6 +1,7 @@
 """The figures of minibatch-results.md.
 
-From the batches that ``benchmarks/minibatch_eigenvalues.py`` has measured, and a stored run of ``lambdahat reproduce``.
+From the batches that ``benchmarks/minibatch_eigenvalues.py`` has measured, and a stored run of
+``lambdahat reproduce``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def batches() -> dict[str, list[Row]]:
 
 def means(rows: list[Row], what: str) -> Iterator[tuple[int, int, float, float, dict[str, float]]]:
     """Epoch, B, the batches' mean and standard deviation, and what each model says."""
-    for (epoch, size), group in groupby(rows, key=lambda row: (int(row["epoch"]), int(row["batch_size"]))):
+    for (epoch, size), group in groupby(
+        rows, key=lambda row: (int(row["epoch"]), int(row["batch_size"]))
+    ):
         some = list(group)
         values = np.array([float(row[what]) for row in some])
         told = {model: float(some[0][f"{model} {what}"]) for model in MODELS}
@@ -69,24 +72,40 @@ def draw_eigenvalues(axes: Any, rows: list[Row]) -> None:
 
 
 def draw_overlaps(axes: Any, rows: list[Row]) -> None:
-    """(φ̂₁ᵀφ₁)² over the batch size at the last epoch, with the standard deviation between batches."""
+    """(φ̂₁ᵀφ₁)² over the batch size at the last epoch, with the standard deviation between
+    batches.
+    """
     last = max(int(row["epoch"]) for row in rows)
     found = list(means([row for row in rows if int(row["epoch"]) == last], "overlaps"))
     sizes = [size for _, size, *_ in found]
     for model, (colour, _) in MODELS.items():
         axes.plot(sizes, [predicted[model] for *_, predicted in found], color=colour)
     values, spreads = ([each[place] for each in found] for place in (2, 3))
-    axes.errorbar(sizes, values, yerr=spreads, fmt="o", color="black", markersize=3, capsize=2, label="batches")
+    axes.errorbar(
+        sizes,
+        values,
+        yerr=spreads,
+        fmt="o",
+        color="black",
+        markersize=3,
+        capsize=2,
+        label="batches",
+    )
     axes.set_title(f"epoch {last}", fontsize="medium")
     axes.set(xscale="log", xlabel="batch size B", ylim=(-0.05, 1.08))
 
 
 def eigenvalues() -> Any:
-    """Predicted against measured λ'₁ of every network through training (Figure 5.6), and overlaps (Theorem 17)."""
+    """Predicted against measured λ'₁ of every network through training (Figure 5.6), and
+    overlaps (Theorem 17).
+    """
     found = batches()
     figure = new_figure(2.3 * len(found), 5.4)
     for column, rows in enumerate(found.values(), start=1):
-        above, below = (tidy(figure.add_subplot(2, len(found), place)) for place in (column, column + len(found)))
+        above, below = (
+            tidy(figure.add_subplot(2, len(found), place))
+            for place in (column, column + len(found))
+        )
         draw_eigenvalues(above, rows)
         draw_overlaps(below, rows)
         if column == 1:
@@ -97,8 +116,12 @@ def eigenvalues() -> Any:
 
 
 def through_training() -> Any:
-    """λ₁ of full data, batches and predictions through training by SGD and KFAC, and σ (Figure 5.6)."""
-    every = courses_of(Store(RESULTS / "reproductions", "eigenvalues-through-training", "cpu").rows())
+    """λ₁ of full data, batches and predictions through training by SGD and KFAC, and σ (Figure
+    5.6).
+    """
+    every = courses_of(
+        Store(RESULTS / "reproductions", "eigenvalues-through-training", "cpu").rows()
+    )
     networks = list(dict.fromkeys(courses.first[0]["network"] for courses in every))
     figure = new_figure(2.3 * len(networks), 7.0)
     for column, network in enumerate(networks):
@@ -113,8 +136,12 @@ def through_training() -> Any:
         draw_deviations(last, mine)
         upper.set_title(network, fontsize="medium")
         last.set(ylabel="σ" if column == 0 else "", xlabel="epoch")
-    figure.legend(*upper.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
-    figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(
+        *upper.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False
+    )
+    figure.legend(
+        *last.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
     return last
 
 
@@ -124,10 +151,25 @@ def draw_course(axes: Any, courses: Courses) -> None:
     for model, (colour, mark) in MODELS.items():
         told = over_seeds(courses, partial(_told, model=model))
         axes.plot(stops, told, mark + "-", color=colour, markersize=3.5, linewidth=1.1, label=model)
-    axes.plot(stops, over_seeds(courses, lambda point: point["full largest"]), "--", color=GREY, label="full data")
+    axes.plot(
+        stops,
+        over_seeds(courses, lambda point: point["full largest"]),
+        "--",
+        color=GREY,
+        label="full data",
+    )
     seen = over_seeds(courses, lambda point: near_claimed(point).mean("largest").value)
     between = over_seeds(courses, lambda point: near_claimed(point).deviation("largest"))
-    axes.errorbar(stops, seen, yerr=between, fmt="o", color="black", markersize=3, capsize=2, label="batches of 128")
+    axes.errorbar(
+        stops,
+        seen,
+        yerr=between,
+        fmt="o",
+        color="black",
+        markersize=3,
+        capsize=2,
+        label="batches of 128",
+    )
     _stops(axes, courses)
 
 
@@ -139,7 +181,10 @@ def draw_deviations(axes: Any, every: list[Courses]) -> None:
     """σ of both operators by both optimisers, means over seeds with their standard errors."""
     for courses in every:
         colour = BLUE if courses.optimizer == "SGD" else VERMILION
-        points = [[math.sqrt(point["variance"]) for point in courses.at(epoch)] for epoch in courses.epochs]
+        points = [
+            [math.sqrt(point["variance"]) for point in courses.at(epoch)]
+            for epoch in courses.epochs
+        ]
         readings = [mean_of(values) for values in points]
         operator = courses.name.split(", ")[-1]
         axes.errorbar(
@@ -156,15 +201,21 @@ def draw_deviations(axes: Any, every: list[Courses]) -> None:
 
 
 def _stops(axes: Any, courses: Courses) -> None:
-    """Epochs side by side, whatever lies between them, and heights in logarithms with numbers as text."""
+    """Epochs side by side, whatever lies between them, and heights in logarithms with numbers as
+    text.
+    """
     axes.set_xticks(range(len(courses.epochs)), map(str, courses.epochs))
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > WIDE * low else (1.0, 2.0, 3.0, 5.0)))
+    axes.yaxis.set_major_locator(
+        LogLocator(subs=(1.0,) if high > WIDE * low else (1.0, 2.0, 3.0, 5.0))
+    )
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def over_seeds(courses: Courses, value: Callable[[Point], float]) -> list[float]:
     """The mean over seeds at every stop."""
-    return [mean_of([value(point) for point in courses.at(epoch)]).value for epoch in courses.epochs]
+    return [
+        mean_of([value(point) for point in courses.at(epoch)]).value for epoch in courses.epochs
+    ]

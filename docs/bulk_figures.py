@@ -19,14 +19,20 @@ LEVELS = {"hessian": 0.9, "ggn": 0.95}  # the Hessian's candidates are 0.91 and 
 
 
 def noisy_quadratic() -> Any:
-    """Left, the expected loss of iterate, average and moving average; right, the rate at which decay does as well."""
+    """Left, the expected loss of iterate, average and moving average; right, the rate at which
+    decay does as well.
+    """
     curvatures, figure = np.geomspace(0.05, 10, 20), new_figure(8.4, 3.6)
     quadratic = NoisyQuadratic(curvatures, rate=0.05, noise=1.0, start=1.0)
     axes, decay = tidy(figure.add_subplot(1, 2, 1)), 0.98
     steps = np.unique(np.geomspace(2, 20_000, 60).astype(int))
     marks = (3, 10, 30, 100, 300, 1000, 3000)
     runs = [quadratic.simulate(n, 20, decay) for n in marks]
-    laws = {"final": quadratic.final, "average": quadratic.average, "ema": lambda n: quadratic.ema(n, decay)}
+    laws = {
+        "final": quadratic.final,
+        "average": quadratic.average,
+        "ema": lambda n: quadratic.ema(n, decay),
+    }
     names = {"final": "final iterate", "average": "average", "ema": f"EMA, ρ = {decay}"}
     for (kind, law), colour in zip(laws.items(), (GREY, BLUE, AMBER), strict=True):
         axes.loglog(steps, [law(int(n)).loss for n in steps], color=colour, label=names[kind])
@@ -35,14 +41,22 @@ def noisy_quadratic() -> Any:
         printed = [quadratic.printed(kind, int(n), decay).loss for n in steps]
         axes.loglog(steps, printed, ":", color=colour, linewidth=1)
     axes.axvline(crossing_steps(quadratic), color="0.7", linewidth=0.8)
-    axes.set(xlabel="steps n", ylabel="expected loss", title="points: simulated; dotted: as printed")
+    axes.set(
+        xlabel="steps n", ylabel="expected loss", title="points: simulated; dotted: as printed"
+    )
     axes.legend(frameon=False, fontsize="small")
     right = tidy(figure.add_subplot(1, 2, 2))
     counts = np.unique(np.geomspace(1, 10_000, 60).astype(int))
-    right.loglog(counts, [matching_rate(curvatures, int(n)) for n in counts], color=BLUE, label="exact")
-    right.loglog(counts, 2 / (2 + counts) * (1 / curvatures).mean(), ":", color=VERMILION, label="Eq. 7.28")
+    right.loglog(
+        counts, [matching_rate(curvatures, int(n)) for n in counts], color=BLUE, label="exact"
+    )
+    right.loglog(
+        counts, 2 / (2 + counts) * (1 / curvatures).mean(), ":", color=VERMILION, label="Eq. 7.28"
+    )
     right.axhline(2 / curvatures.max(), color=GREY, linewidth=0.8, label="2/λ₁, where descent ends")
-    right.set(xlabel="iterates in the average", ylabel="rate", title="Below it the last iterate is better")
+    right.set(
+        xlabel="iterates in the average", ylabel="rate", title="Below it the last iterate is better"
+    )
     right.legend(frameon=False, fontsize="small")
     return axes
 
@@ -53,7 +67,9 @@ def beyond(fit: lh.randommatrix.BulkFit, nodes: Any) -> Any:
 
 
 def bulk(problem: lh.Problem) -> Any:
-    """The Ritz values of a trained network with the bulk's edges and the outliers, near 0 and as a whole."""
+    """The Ritz values of a trained network with the bulk's edges and the outliers, near 0 and as
+    a whole.
+    """
     found = lh.spectrum(lh.hessian(problem), depth=100, seed=0)
     fit, figure = fit_bulk(found), new_figure(8.4, 3.6)
     nodes, weights = found.nodes[0], found.weights[0]
@@ -72,12 +88,21 @@ def bulk(problem: lh.Problem) -> Any:
 
 
 def draw_law(axes: Any) -> None:
-    """The density of a spiked random matrix: semicircle, the fluctuation of its edge, three outliers."""
+    """The density of a spiked random matrix: semicircle, the fluctuation of its edge, three
+    outliers.
+    """
     law, spikes = lh.randommatrix.Semicircle(1.0), np.array([4.0, 3.0, 2.5])
     x = np.linspace(*law.edges, 400)
     axes.fill_between(x, law.density(x), color=BLUE, alpha=0.3, linewidth=0, label="bulk")
     centre, scale = lh.randommatrix.edge_fluctuation(law, 500)
-    axes.axvspan(centre - 3 * scale, centre + scale, color=AMBER, alpha=0.5, linewidth=0, label="Tracy–Widom, P = 500")
+    axes.axvspan(
+        centre - 3 * scale,
+        centre + scale,
+        color=AMBER,
+        alpha=0.5,
+        linewidth=0,
+        label="Tracy–Widom, P = 500",
+    )
     seen = lh.randommatrix.Additive(1.0).outlier(spikes)
     axes.vlines(seen, 0, 0.12, color=VERMILION, linewidth=1.2)
     axes.plot(seen, np.full(3, 0.12), "o", color=VERMILION, markersize=3, label="outliers")
@@ -86,20 +111,31 @@ def draw_law(axes: Any) -> None:
 
 
 def draw_stems(axes: Any, row: dict[str, Any]) -> None:
-    """Ritz values and weights of one measured spectrum, with its bulk and outliers at the level of its operator."""
-    nodes, weights, residuals = (np.array([row[name]]) for name in ("nodes", "weights", "residuals"))
+    """Ritz values and weights of one measured spectrum, with its bulk and outliers at the level
+    of its operator.
+    """
+    nodes, weights, residuals = (
+        np.array([row[name]]) for name in ("nodes", "weights", "residuals")
+    )
     found = lh.Spectrum(nodes, weights, residuals, row["dim"])
     fit = fit_bulk(found, LEVELS[row["operator"]])
     out = beyond(fit, nodes[0])
     edge, error = float(fit.upper), float(fit.upper.stderr)
     axes.axvspan(float(fit.lower), edge, color=BLUE, alpha=0.12, linewidth=0)
-    axes.axvspan(edge - error, edge + error, color=AMBER, alpha=0.5, linewidth=0, label="edge ± error")
-    for chosen, colour, name in ((~out, BLUE, "bulk"), (out, VERMILION, f"outliers, {fit.level:.0%}")):
+    axes.axvspan(
+        edge - error, edge + error, color=AMBER, alpha=0.5, linewidth=0, label="edge ± error"
+    )
+    for chosen, colour, name in (
+        (~out, BLUE, "bulk"),
+        (out, VERMILION, f"outliers, {fit.level:.0%}"),
+    ):
         axes.vlines(nodes[0][chosen], 1e-12, weights[0][chosen], color=colour, linewidth=0.9)
         axes.plot(nodes[0][chosen], weights[0][chosen], "o", color=colour, markersize=3, label=name)
     axes.axhline(KAPPA / row["dim"], color=GREY, linestyle="--", linewidth=0.8, label="κ/P, κ = 5")
     name = {"hessian": "Hessian", "ggn": "Gauss–Newton"}[row["operator"]]
-    axes.set(yscale="log", ylim=(1e-12, 3), xlabel="eigenvalue", ylabel="weight", title=f"VGG-16, {name}")
+    axes.set(
+        yscale="log", ylim=(1e-12, 3), xlabel="eigenvalue", ylabel="weight", title=f"VGG-16, {name}"
+    )
     axes.legend(frameon=False, fontsize="small", loc="upper right")
 
 
@@ -114,12 +150,17 @@ def vgg() -> Any:
 
 
 def spikes() -> Any:
-    """Where outliers of simulated matrices of order 600 appear, and how well their vectors, against both models."""
+    """Where outliers of simulated matrices of order 600 appear, and how well their vectors,
+    against both models.
+    """
     figure, rng, order, samples = new_figure(8.0, 3.6), np.random.default_rng(0), 600, 300
     seen, overlap = (tidy(figure.add_subplot(1, 2, place)) for place in (1, 2))
     wide = np.linspace(0.2, 6.0, 200)
     flat = lh.randommatrix.Multiplicative([1.0], [order], samples)
-    models = (("additive", lh.randommatrix.Additive(1.0), wide, AMBER), ("multiplicative", flat, 1 + wide, GREEN))
+    models = (
+        ("additive", lh.randommatrix.Additive(1.0), wide, AMBER),
+        ("multiplicative", flat, 1 + wide, GREEN),
+    )
     for name, model, strengths, colour in models:
         seen.plot(strengths, model.outlier(strengths), color=colour, label=name)
         overlap.plot(strengths, model.overlap(strengths), color=colour)

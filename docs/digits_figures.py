@@ -30,7 +30,11 @@ def train(model: nn.Module, steps: int = 200, rate: float = 0.01) -> nn.Module:
 @cache
 def digits_problem(activation: str = "relu") -> lh.Problem:
     """The trained network of the quickstart on its training data."""
-    return lh.Problem(train(lh.models.mlp([64, 32, 10], activation)), "cross_entropy", lh.data.digits_split(seed=0)[0])
+    return lh.Problem(
+        train(lh.models.mlp([64, 32, 10], activation)),
+        "cross_entropy",
+        lh.data.digits_split(seed=0)[0],
+    )
 
 
 def spectrum() -> Any:
@@ -52,34 +56,53 @@ def landscape_line() -> Any:
     """The loss along the sharpest direction, with the parabola that its curvature predicts."""
     problem = digits_problem()
     pairs = lh.eigenpairs(lh.hessian(problem), k=1, seed=0)
-    return lh.plot(lh.landscape(problem, pairs, distance=0.5, points=41, held_out=lh.data.digits_split(seed=0)[1]))
+    return lh.plot(
+        lh.landscape(
+            problem, pairs, distance=0.5, points=41, held_out=lh.data.digits_split(seed=0)[1]
+        )
+    )
 
 
 def landscape_plane() -> Any:
     """The loss on a plane of two filter-normalised directions."""
     problem, held_out = digits_problem(), lh.data.digits_split(seed=0)[1]
-    return lh.plot(lh.landscape(problem, ["filter", "filter"], distance=0.8, points=41, held_out=held_out))
+    return lh.plot(
+        lh.landscape(problem, ["filter", "filter"], distance=0.8, points=41, held_out=held_out)
+    )
 
 
 def trace_methods() -> Any:
-    """Real and reported error of each method against the products it may make, over seeds, on a tanh network."""
+    """Real and reported error of each method against the products it may make, over seeds, on a
+    tanh network.
+    """
     dense = lh.hessian(digits_problem("tanh")).dense()
     matrix = lh.operator(((dense + dense.T) / 2).numpy())
     hidden = lh.operator(matrix.to_scipy())  # known by its products only
     exact, budgets = float(lh.trace(matrix)), (16, 32, 64, 128, 256)
     axes = new_axes()
-    for method, colour, mark in (("hutchinson", AMBER, "o"), ("hutch++", BLUE, "s"), ("xtrace", GREEN, "^")):
-        runs = [[lh.trace(hidden, 1e-9, method, n, seed=seed) for seed in range(SEEDS)] for n in budgets]
+    for method, colour, mark in (
+        ("hutchinson", AMBER, "o"),
+        ("hutch++", BLUE, "s"),
+        ("xtrace", GREEN, "^"),
+    ):
+        runs = [
+            [lh.trace(hidden, 1e-9, method, n, seed=seed) for seed in range(SEEDS)] for n in budgets
+        ]
         real = [math.sqrt(np.mean([(float(e) - exact) ** 2 for e in row])) / exact for row in runs]
         told = [math.sqrt(np.mean([float(e.stderr) ** 2 for e in row])) / exact for row in runs]
         axes.loglog(budgets, real, color=colour, marker=mark, label=f"{method}: error")
-        axes.loglog(budgets, told, color=colour, linestyle="--", linewidth=1, label=f"{method}: reported")
+        axes.loglog(
+            budgets, told, color=colour, linestyle="--", linewidth=1, label=f"{method}: reported"
+        )
     axes.set_xticks(budgets, [str(n) for n in budgets])
     axes.minorticks_off()
     axes.set_xlabel("products with the Hessian")
     axes.set_ylabel("root mean square, relative to the trace")
     axes.legend(frameon=False, fontsize="small")
-    axes.set_title(f"Trace of a trained network's Hessian, P = {matrix.dim:,}, {SEEDS} seeds", fontsize="medium")
+    axes.set_title(
+        f"Trace of a trained network's Hessian, P = {matrix.dim:,}, {SEEDS} seeds",
+        fontsize="medium",
+    )
     return axes
 
 
@@ -87,7 +110,10 @@ def trace_layers() -> Any:
     """Each layer's share of the trace, Hessian and Gauss–Newton, for a smooth activation."""
     problem = digits_problem("tanh")
     axes, width = new_axes(3.2), 0.38
-    bars = (-0.5, "Hessian", lh.hessian(problem), BLUE), (0.5, "Gauss–Newton", lh.ggn(problem), AMBER)
+    bars = (
+        (-0.5, "Hessian", lh.hessian(problem), BLUE),
+        (0.5, "Gauss–Newton", lh.ggn(problem), AMBER),
+    )
     for shift, name, operator, colour in bars:
         layers = lh.trace_per_layer(operator)
         where = np.arange(len(layers)) + shift * width
@@ -118,7 +144,12 @@ def variance() -> Any:
     low, high = told.interval(0.95)
     axes = new_axes()
     axes.fill_between(at, low * factor, high * factor, color=BLUE, alpha=0.25, linewidth=0)
-    axes.loglog(at, float(told) * factor, color=BLUE, label="σ²/b with σ² from lh.variance, and its 95 % interval")
+    axes.loglog(
+        at,
+        float(told) * factor,
+        color=BLUE,
+        label="σ²/b with σ² from lh.variance, and its 95 % interval",
+    )
     error = [2 * float(m.std()) / math.sqrt(len(m)) for m in measured]
     axes.errorbar(
         sizes,
@@ -134,7 +165,9 @@ def variance() -> Any:
     axes.set_xlabel("batch size B")
     axes.set_ylabel("variance of an element of H")
     axes.legend(frameon=False, fontsize="small", loc="lower left")
-    axes.set_title(f"Hessian of a mini-batch against that of all {total:,} samples", fontsize="medium")
+    axes.set_title(
+        f"Hessian of a mini-batch against that of all {total:,} samples", fontsize="medium"
+    )
     return axes
 
 
@@ -144,7 +177,11 @@ def sharpness() -> Any:
     theta, scales = problem.space.unflatten(problem.vector), np.geomspace(0.25, 4, 9)
     readings: dict[str, list[float]] = {}
     for c in scales.tolist():
-        scaled = {"0.weight": c * theta["0.weight"], "0.bias": c * theta["0.bias"], "2.weight": theta["2.weight"] / c}
+        scaled = {
+            "0.weight": c * theta["0.weight"],
+            "0.bias": c * theta["0.bias"],
+            "2.weight": theta["2.weight"] / c,
+        }
         there = problem.at(scaled)
         found = {
             r"$\lambda_{\max}(H)$": float(lh.spectral_norm(lh.hessian(there))),
@@ -178,7 +215,9 @@ def batch_norm() -> Any:
         model = train(nn.Sequential(*layers), steps=60)
     problems = {
         'norm="eval"': lh.Problem(model, "cross_entropy", data).refresh_statistics(),
-        'norm="train", batches of 128': lh.Problem(model, "cross_entropy", data, norm="train", batch_size=128),
+        'norm="train", batches of 128': lh.Problem(
+            model, "cross_entropy", data, norm="train", batch_size=128
+        ),
     }
     figure = new_figure(6.4, 5.2)
     axes: Any = None
@@ -209,10 +248,15 @@ def llc_sweep() -> Any:
 
 def mini_batch_spectra() -> Any:
     """λ₁ of ten batches of each size, and what the three models predict of it."""
-    problem = lh.Problem(train(lh.models.mlp([64, 32, 10]), 30), "cross_entropy", lh.data.digits_split(seed=0)[0])
+    problem = lh.Problem(
+        train(lh.models.mlp([64, 32, 10]), 30), "cross_entropy", lh.data.digits_split(seed=0)[0]
+    )
     hessian = lh.hessian(problem)
     pairs, spectrum = lh.eigenpairs(hessian, k=10), lh.spectrum(hessian, depth=80)
-    element, along = lh.variance(problem).hessian_variance, lh.randommatrix.directional_variance(problem, pairs)
+    element, along = (
+        lh.variance(problem).hessian_variance,
+        lh.randommatrix.directional_variance(problem, pairs),
+    )
     sizes = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
     noises = {"additive": element, "multiplicative": element, "directional": along}
     predictions = [

@@ -20,7 +20,9 @@ RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"
 
 
 def maximum_entropy() -> Any:
-    """The semicircle from its exact moments, the divergence over the number of moments, and what a kernel does."""
+    """The semicircle from its exact moments, the divergence over the number of moments, and what
+    a kernel does.
+    """
     figure = new_figure(11.0, 3.5)
     left, middle, right = (tidy(figure.add_subplot(1, 3, place)) for place in (1, 2, 3))
     x = np.linspace(-1, 1, 2001)
@@ -33,7 +35,13 @@ def maximum_entropy() -> Any:
     left.set_xlabel("λ")
     left.set_ylabel("density")
     entropy = math.log(math.pi) - 0.5
-    middle.semilogy(counts, [fits[count].entropy() - entropy for count in counts], color=BLUE, marker="o", markersize=3)
+    middle.semilogy(
+        counts,
+        [fits[count].entropy() - entropy for count in counts],
+        color=BLUE,
+        marker="o",
+        markersize=3,
+    )
     middle.axhline(3e-5, color=GREY, linewidth=0.9, linestyle="--", label="3e-5")
     middle.set_xlabel("moments")
     middle.set_ylabel("KL(semicircle‖p)")
@@ -51,7 +59,14 @@ def maximum_entropy() -> Any:
             label=f"Gaussian kernel, σ = {width}",
         )
     kept = np.abs(spectrum.density(smoothing="maxent", moments=12).moments(12) / exact - 1)
-    right.semilogy(orders[1:], np.maximum(kept[2:], 1e-12), color=BLUE, marker="o", markersize=3, label="maxent")
+    right.semilogy(
+        orders[1:],
+        np.maximum(kept[2:], 1e-12),
+        color=BLUE,
+        marker="o",
+        markersize=3,
+        label="maxent",
+    )
     right.set_xlabel("order of the moment")
     right.set_ylabel("relative error of the moment")
     for axes in (left, middle, right):
@@ -60,7 +75,9 @@ def maximum_entropy() -> Any:
 
 
 def classical_entropy() -> Any:
-    """Figure 2.1 of the spectral thesis on other matrices, from the stored run of ``reproduce logdet-moments``."""
+    """Figure 2.1 of the spectral thesis on other matrices, from the stored run of ``reproduce
+    logdet-moments``.
+    """
     rows = Store(RUNS, "logdet-moments", "cpu").rows()
     names = rows.distinct("matrix")
     figure = new_figure(11.4, 5.6)
@@ -72,7 +89,14 @@ def classical_entropy() -> Any:
             for by, colour, style, probes in kinds if quantity == "error" else kinds[:2]:
                 means = part.where(by=by, probes=probes).paired(quantity, by="moments")
                 label = f"{by}, exact moments" if probes == 0 else by
-                axes.plot(list(means), list(means.values()), style, color=colour, markersize=3, label=label)
+                axes.plot(
+                    list(means),
+                    list(means.values()),
+                    style,
+                    color=colour,
+                    markersize=3,
+                    label=label,
+                )
             axes.set_ylabel("entropy" if quantity == "entropy" else "relative error of log det")
             if quantity == "error":
                 axes.set_yscale("log")
@@ -87,12 +111,16 @@ def classical_entropy() -> Any:
 def graph_clusters() -> Any:
     """The spectrum of a graph of 60 planted clusters, and the gap behind them."""
     sizes = np.random.default_rng(0).integers(20, 41, 60)
-    made = networkx.random_partition_graph([int(size) for size in sizes], 0.5, 1.0 / sizes.sum(), seed=0)
+    made = networkx.random_partition_graph(
+        [int(size) for size in sizes], 0.5, 1.0 / sizes.sum(), seed=0
+    )
     return lh.plot(graphs.clusters(graphs.graph(made, name="60 planted clusters"), 80))
 
 
 def graph_spectra() -> Any:
-    """Figures 3.1 and 3.3 of the spectral thesis: entropic spectra of random graphs over all of their eigenvalues."""
+    """Figures 3.1 and 3.3 of the spectral thesis: entropic spectra of random graphs over all of
+    their eigenvalues.
+    """
     figure, nodes = new_figure(8.4, 3.4), 2000
     random = {
         "Erdős–Rényi, np = 5": networkx.fast_gnp_random_graph(nodes, 5 / nodes, seed=0),
@@ -102,10 +130,18 @@ def graph_spectra() -> Any:
     for column, (name, made) in enumerate(random.items(), start=1):
         graph, axes = graphs.graph(made), tidy(figure.add_subplot(1, 2, column))
         values = torch.linalg.eigvalsh(graph.normalized_laplacian().dense()).numpy()
-        axes.hist(values, 80, range=(0, 2), density=True, color=GREY, alpha=0.4, label="all eigenvalues")
+        axes.hist(
+            values, 80, range=(0, 2), density=True, color=GREY, alpha=0.4, label="all eigenvalues"
+        )
         for moments, colour in ((3, AMBER), (30, VERMILION), (100, BLUE)):
             density = graphs.spectrum(graph, moments, probes=100).density
-            axes.plot(places, density.evaluate(places), color=colour, linewidth=1.2, label=f"{moments} moments")
+            axes.plot(
+                places,
+                density.evaluate(places),
+                color=colour,
+                linewidth=1.2,
+                label=f"{moments} moments",
+            )
         axes.set(xlabel="λ", title=f"{name}, n = {nodes:,}", ylim=(0, 2.2))
     axes.legend(frameon=False, fontsize="small")
     return axes

@@ -1,4 +1,6 @@
-"""The figures of experiments-ngd.md and experiments-flatness.md, from the stored runs of ``lambdahat reproduce``."""
+"""The figures of experiments-ngd.md and experiments-flatness.md, from the stored runs of
+``lambdahat reproduce``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def rows_of(name: str, scale: str = "cpu") -> Rows:
 
 
 def pairs(at: str) -> Iterator[tuple[Row, Row]]:
-    """(SGD, NGD) of the same start, images and batches, at the end or at equal training loss, of all three sweeps."""
+    """(SGD, NGD) of the same start, images and batches, at the end or at equal training loss, of
+    all three sweeps.
+    """
     for name in FROM_THE_START:
         rows = rows_of(name).where(at=at)
         keys = ("data", "network", "layers", "width", "seed")
@@ -40,7 +44,9 @@ def minima(pair: tuple[Row, Row], column: str) -> bool:
 
 
 def ngd_pairs() -> Any:
-    """λ̂ of NGD against λ̂ of SGD at equal training loss, at both temperatures; hollow where NOT_A_MINIMUM."""
+    """λ̂ of NGD against λ̂ of SGD at equal training loss, at both temperatures; hollow where
+    NOT_A_MINIMUM.
+    """
     figure = new_figure(8.6, 4.0)
     for place, (column, words) in enumerate(TEMPERATURES.items(), start=1):
         axes = tidy(figure.add_subplot(1, 2, place))
@@ -48,7 +54,15 @@ def ngd_pairs() -> Any:
         for kept, face, name in ((True, BLUE, "two minima"), (False, "none", "NOT_A_MINIMUM")):
             part = [pair for pair in found if minima(pair, column) is kept]
             x, y = ([pair[side][column] for pair in part] for side in (0, 1))
-            axes.plot(x, y, "o", color=BLUE, markerfacecolor=face, markersize=5, label=f"{name}, {len(part)} pairs")
+            axes.plot(
+                x,
+                y,
+                "o",
+                color=BLUE,
+                markerfacecolor=face,
+                markersize=5,
+                label=f"{name}, {len(part)} pairs",
+            )
         every = [row[column] for pair in found for row in pair]
         axes.axline((0, 0), slope=1, color=GREY, linewidth=0.9)
         margin = 0.05 * (max(every) - min(every))
@@ -59,9 +73,11 @@ def ngd_pairs() -> Any:
 
 
 def overfitting() -> Any:
-    """All quantities of a run that overfits, over epochs, relative to where the validation loss is least.
+    """All quantities of a run that overfits, over epochs, relative to where the validation loss is
+    least.
 
-    From the dashed line on the networks interpolate. λ̂ has no point where half of the runs or more are NOT_A_MINIMUM.
+    From the dashed line on the networks interpolate. λ̂ has no point where half of the runs or more
+    are NOT_A_MINIMUM.
     """
     figure = new_figure(8.6, 3.8)
     measures = {
@@ -92,8 +108,12 @@ def overfitting() -> Any:
             if mean_of(part.values("loss")).value <= INTERPOLATED
         ]
         if solved:
-            axes.axvline(solved[0], color="black", linestyle="--", linewidth=0.9, label="interpolates")
-        axes.set(title=title, xlabel="epoch", ylabel="relative to least validation loss", ylim=(0.4, 2.2))
+            axes.axvline(
+                solved[0], color="black", linestyle="--", linewidth=0.9, label="interpolates"
+            )
+        axes.set(
+            title=title, xlabel="epoch", ylabel="relative to least validation loss", ylim=(0.4, 2.2)
+        )
         axes.set_yticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
         axes.minorticks_off()
     axes.legend(frameon=False, fontsize="small")
@@ -101,7 +121,9 @@ def overfitting() -> Any:
 
 
 def flatness() -> Any:
-    """Softmax regression beside the paper's figures, and how much weight decay and Gadam sharpen small networks."""
+    """Softmax regression beside the paper's figures, and how much weight decay and Gadam sharpen
+    small networks.
+    """
     figure = new_figure(12.0, 3.8)
     rows = rows_of("softmax-decay", "paper").where(variant=MAIN)
     _softmax(tidy(figure.add_subplot(1, 3, 1)), rows, "accuracy", "validation accuracy, %")
@@ -117,7 +139,9 @@ def flatness() -> Any:
 
 def one_vector(row: Row) -> float:
     """vᵀHv of the Lanczos run's first vector: Σ weight·Ritz value."""
-    return math.fsum(node * weight for node, weight in zip(row["nodes"], row["weights"], strict=True))
+    return math.fsum(
+        node * weight for node, weight in zip(row["nodes"], row["weights"], strict=True)
+    )
 
 
 def _softmax(axes: Any, rows: Rows, column: str, words: str) -> None:
@@ -130,7 +154,13 @@ def _softmax(axes: Any, rows: Rows, column: str, words: str) -> None:
         color=BLUE,
         label="ours ± 2 standard errors",
     )
-    axes.plot(range(3), [PUBLISHED[column][decay] for decay in DECAYS], "D", color=VERMILION, label="paper")
+    axes.plot(
+        range(3),
+        [PUBLISHED[column][decay] for decay in DECAYS],
+        "D",
+        color=VERMILION,
+        label="paper",
+    )
     axes.set_xticks(range(3), [f"{decay:g}" for decay in DECAYS])
     axes.set(xlabel="weight decay", ylabel=words, xlim=(-0.4, 2.4))
     axes.legend(frameon=False, fontsize="small")
@@ -143,8 +173,12 @@ def _sharper(axes: Any) -> Any:
         part, short = rows.where(network=network), network.split("-")[0]
         places.append((f"{short}\ndecay", part.where(decay=0.005), part.where(decay=0.0)))
     gadam = rows_of("gadam-sharpness")
-    places.append(("WideResNet\nGadam", gadam.where(optimizer="Gadam"), gadam.where(optimizer="SGD")))
-    for shift, (mode, colour) in zip((-0.2, 0.2), {"train": AMBER, "eval": BLUE}.items(), strict=True):
+    places.append(
+        ("WideResNet\nGadam", gadam.where(optimizer="Gadam"), gadam.where(optimizer="SGD"))
+    )
+    for shift, (mode, colour) in zip(
+        (-0.2, 0.2), {"train": AMBER, "eval": BLUE}.items(), strict=True
+    ):
         for place, (_, high, low) in enumerate(places):
             if len(high.where(mode=mode)):
                 reading = _decades(high.where(mode=mode), low.where(mode=mode))

@@ -1,9 +1,10 @@
 """Draw the figures of the documentation: ``python docs/figures.py [folder]``.
 
-Everything is measured here, on a small network trained on the digits that come with the package, with fixed seeds;
-but for the coverage of intervals, which ``benchmarks/coverage.py`` measures, the batches and rates of large networks,
-which ``benchmarks/minibatch_eigenvalues.py`` and ``benchmarks/minibatch_rates.py`` do, the ground-truth suite, of which
-``lambdahat verify`` left a result, and the published experiments, whose runs ``lambdahat reproduce`` has stored.
+Everything is measured here, on a small network trained on the digits that come with the package,
+with fixed seeds; but for the coverage of intervals, which ``benchmarks/coverage.py`` measures, the
+batches and rates of large networks, which ``benchmarks/minibatch_eigenvalues.py`` and
+``benchmarks/minibatch_rates.py`` do, the ground-truth suite, of which ``lambdahat verify`` left a
+result, and the published experiments, whose runs ``lambdahat reproduce`` has stored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ COLOURS = 128
 
 @cache
 def script(name: str) -> dict[str, Any]:
-    """What ``<name>_figures.py`` beside this file defines; read once, so that its figures share what they train."""
+    """What ``<name>_figures.py`` beside this file defines; read once, so that its figures share
+    what they train.
+    """
     return runpy.run_path(str(Path(__file__).with_name(f"{name}_figures.py")))
 
 
@@ -87,7 +90,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
 def save(drawn: Any, path: Path) -> None:
     """Write a figure as a PNG of few colours, a third of the size: lines and text need no more.
 
-    By maximum coverage: the median cut spends all colours on a heat map and gives two thin lines one colour.
+    By maximum coverage: the median cut spends all colours on a heat map and gives two thin lines
+    one colour.
     """
     buffer = io.BytesIO()
     drawn.figure.savefig(buffer, dpi=DPI, metadata={"Software": None})

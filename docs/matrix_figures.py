@@ -1,4 +1,6 @@
-"""Figures of the page on random matrices, which ``figures.py`` draws: laws beside matrices, and what Lanczos sees."""
+"""Figures of the page on random matrices, which ``figures.py`` draws: laws beside matrices, and
+what Lanczos sees.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import torch
 
 import lambdahat as lh
 from lambdahat._rng import generator
-from lambdahat.randommatrix import Additive, FreeSum, Law, MarchenkoPastur, Multiplicative, Semicircle, free_sum
+from lambdahat.randommatrix import (
+    Additive,
+    FreeSum,
+    Law,
+    MarchenkoPastur,
+    Multiplicative,
+    Semicircle,
+    free_sum,
+)
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
 
 LARGE = 4000
@@ -18,11 +28,18 @@ SMALL = "small"
 
 def histogram(axes: Any, values: Any, bins: int = 40, **options: Any) -> None:
     """Eigenvalues as an area of 1."""
-    axes.hist(values, bins=bins, density=True, **{"color": GREY, "alpha": 0.35, "label": "eigenvalues", **options})
+    axes.hist(
+        values,
+        bins=bins,
+        density=True,
+        **{"color": GREY, "alpha": 0.35, "label": "eigenvalues", **options},
+    )
 
 
 def stems(axes: Any, spectrum: lh.Spectrum, log: bool = False) -> None:
-    """Ritz values and weights on an axis of their own, since weights add up to 1 and no area does."""
+    """Ritz values and weights on an axis of their own, since weights add up to 1 and no area
+    does.
+    """
     right, bottom = axes.twinx(), 1e-5 if log else 0.0
     right.vlines(spectrum.nodes[0], bottom, spectrum.weights[0], color=VERMILION, linewidth=1.1)
     if log:
@@ -32,7 +49,9 @@ def stems(axes: Any, spectrum: lh.Spectrum, log: bool = False) -> None:
     right.spines[["top"]].set_visible(False)
     right.set_ylabel("weight", color=VERMILION, fontsize=SMALL)
     axes.set(xlabel="eigenvalue", ylabel="density")
-    axes.plot([], [], color=VERMILION, linewidth=1.1, label=f"Lanczos, m = {spectrum.nodes.shape[1]}")
+    axes.plot(
+        [], [], color=VERMILION, linewidth=1.1, label=f"Lanczos, m = {spectrum.nodes.shape[1]}"
+    )
 
 
 def ensemble(axes: Any, law: Law, size: int, name: str) -> None:
@@ -49,7 +68,10 @@ def ensemble(axes: Any, law: Law, size: int, name: str) -> None:
 def ensembles() -> Any:
     """Semicircle and Marchenko–Pastur, T = 2P, at two sizes (Figures 4.3 and 4.5)."""
     figure = new_figure(9.0, 6.0)
-    rows = (("Wigner, Theorem 9", Semicircle(1.0)), ("covariance, T = 2P, Theorem 10", MarchenkoPastur(1.0, 0.5)))
+    rows = (
+        ("Wigner, Theorem 9", Semicircle(1.0)),
+        ("covariance, T = 2P, Theorem 10", MarchenkoPastur(1.0, 0.5)),
+    )
     for row, (name, law) in enumerate(rows):
         for column, size in enumerate((225, LARGE)):
             axes = tidy(figure.add_subplot(2, 2, 2 * row + column + 1))
@@ -59,17 +81,26 @@ def ensembles() -> Any:
 
 
 def known_spectrum() -> tuple[Any, Any]:
-    """470 eigenvalues in [0, 15], 20 in [0, 60], 10 in [−10, 0] and 500 at 0, in a random basis (§4.5.2)."""
+    """470 eigenvalues in [0, 15], 20 in [0, 60], 10 in [−10, 0] and 500 at 0, in a random basis
+    (§4.5.2).
+    """
     rng = generator(0, "known spectrum")
     parts = ((470, 0, 15), (20, 0, 60), (10, -10, 0))
-    draws = [low + (high - low) * torch.rand(n, generator=rng, dtype=torch.float64) for n, low, high in parts]
+    draws = [
+        low + (high - low) * torch.rand(n, generator=rng, dtype=torch.float64)
+        for n, low, high in parts
+    ]
     values = torch.cat([*draws, torch.zeros(500, dtype=torch.float64)])
     basis = torch.linalg.qr(torch.randn(1000, 1000, generator=rng, dtype=torch.float64)).Q
     return values.numpy(), (basis * values) @ basis.T
 
 
-def beside(axes: Any, values: Any, matrix: Any, name: str, depth: int = 30, log: bool = False) -> None:
-    """Eigenvalues and one probe's Ritz values; at m = 30 also the diagonal, which shows neither support nor shape."""
+def beside(
+    axes: Any, values: Any, matrix: Any, name: str, depth: int = 30, log: bool = False
+) -> None:
+    """Eigenvalues and one probe's Ritz values; at m = 30 also the diagonal, which shows neither
+    support nor shape.
+    """
     histogram(axes, values, 70 if log else 40)
     stems(axes, lh.spectrum(lh.operator((matrix + matrix.T) / 2), depth=depth), log)
     axes.set_yscale("log")
@@ -110,15 +141,21 @@ def noisy(spike: float, batch: float, seed: int = 0, size: int = SIZE) -> Any:
 
 
 def sampled(spike: float, batch: int, seed: int = 0, size: int = SIZE) -> Any:
-    """Eigenvalues of the covariance of b samples, of which one direction has variance ``spike``, the others 1."""
+    """Eigenvalues of the covariance of b samples, of which one direction has variance ``spike``,
+    the others 1.
+    """
     draw = torch.randn(size, batch, generator=generator(seed, "sampled"), dtype=torch.float64)
     draw[0] *= spike**0.5
     small = draw.T @ draw if batch < size else draw @ draw.T
     return torch.linalg.eigvalsh(small / batch).numpy()
 
 
-def regime(axes: Any, theory: FreeSum | Law, outlier: float | None, values: Any, batch: int, colour: str) -> None:
-    """The bulk at one batch size, as drawn and as the law says, and the largest eigenvalue where it stands apart."""
+def regime(
+    axes: Any, theory: FreeSum | Law, outlier: float | None, values: Any, batch: int, colour: str
+) -> None:
+    """The bulk at one batch size, as drawn and as the law says, and the largest eigenvalue where
+    it stands apart.
+    """
     edges = theory.edges if isinstance(theory, Law) else theory.edges[0]
     share = 1.0 - (theory.atom if isinstance(theory, Law) else 0.0)
     bulk = values[values < edges[1] * 1.1]
@@ -132,7 +169,9 @@ def regime(axes: Any, theory: FreeSum | Law, outlier: float | None, values: Any,
 
 
 def additive_row(panels: list[Any]) -> None:
-    """Figure 5.1: a semicircle that shrinks, a spike of 6 beyond it, one of 1 that it hides at first."""
+    """Figure 5.1: a semicircle that shrinks, a spike of 6 beyond it, one of 1 that it hides at
+    first.
+    """
     for axes, spike in zip(panels, (6.0, 1.0), strict=False):
         for batch, colour in BATCHES:
             theory = free_sum(0.0, Semicircle((NOISE / batch) ** 0.5), spikes=[spike])
@@ -150,7 +189,10 @@ def multiplicative_row(panels: list[Any]) -> None:
     """Figure 5.3: covariances of b samples, P = 1,000, with one direction of variance 9, or 2."""
     for axes, spike in zip(panels, (9.0, 2.0), strict=False):
         for batch, colour in ((500, AMBER), (8000, BLUE)):
-            law, model = MarchenkoPastur(1.0, SIZE / batch), Multiplicative([1.0], [float(SIZE)], batch)
+            law, model = (
+                MarchenkoPastur(1.0, SIZE / batch),
+                Multiplicative([1.0], [float(SIZE)], batch),
+            )
             seen = float(model.outlier(spike)) if bool(model.stands_apart(spike)) else None
             regime(axes, law, seen, sampled(spike, batch), batch, colour)
         axes.set_title(f"Marchenko–Pastur (Theorem 16), ℓ₁ = {spike:g}", fontsize="medium")
@@ -161,15 +203,21 @@ def multiplicative_row(panels: list[Any]) -> None:
         draw_largest(panels[2], grid, curve, points, tops, colour, f"ℓ₁ = {spike:g}")
 
 
-def draw_largest(axes: Any, grid: Any, curve: Any, points: Any, tops: Any, colour: str, name: str) -> None:
-    """The largest eigenvalue over the batch size: the limit, and matrices of P = 400 with their spread."""
+def draw_largest(
+    axes: Any, grid: Any, curve: Any, points: Any, tops: Any, colour: str, name: str
+) -> None:
+    """The largest eigenvalue over the batch size: the limit, and matrices of P = 400 with their
+    spread.
+    """
     axes.loglog(grid, curve, color=colour, label=name)
     means, spreads = np.mean(tops, axis=1), np.std(tops, axis=1, ddof=1)
     axes.errorbar(points, means, yerr=spreads, fmt="o", color=colour, markersize=3, capsize=2)
 
 
 def batch_regimes() -> Any:
-    """The bulk shrinks as the batch grows; the largest eigenvalue follows it until it stands apart (5.1 and 5.3)."""
+    """The bulk shrinks as the batch grows; the largest eigenvalue follows it until it stands
+    apart (5.1 and 5.3).
+    """
     figure = new_figure(11.5, 6.0)
     panels = [tidy(figure.add_subplot(2, 3, place)) for place in range(1, 7)]
     additive_row(panels[:3])

@@ -1,4 +1,6 @@
-"""The figures of minibatch-rates.md, from the results that ``benchmarks/minibatch_rates.py`` has stored."""
+"""The figures of minibatch-rates.md, from the results that ``benchmarks/minibatch_rates.py`` has
+stored.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,37 @@ from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.experiments.statistics import mean_of
 from lambdahat.report.matplotlib_charts import draw
-from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
+from lambdahat.report.style import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    PURPLE,
+    SKY,
+    VERMILION,
+    new_figure,
+    tidy,
+)
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NETWORKS = {"softmax-mnist": "softmax, MNIST", "mlp-mnist": "MLP, MNIST", "lenet5-cifar10": "LeNet-5, CIFAR-10"}
+NETWORKS = {
+    "softmax-mnist": "softmax, MNIST",
+    "mlp-mnist": "MLP, MNIST",
+    "lenet5-cifar10": "LeNet-5, CIFAR-10",
+}
 OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam"}
 CRITERIA = {"trains": (BLUE, BLUE, "o"), "steady": (VERMILION, "none", "s")}  # colour, face, mark
 POINTS = {"at the start": (GREEN, "-"), "trained": (AMBER, "--")}
-RULES = {"linear": (BLUE, "o"), "square root": (VERMILION, "s"), "inverse": (BLUE, "o"), "constant": (GREEN, "^")}
+RULES = {
+    "linear": (BLUE, "o"),
+    "square root": (VERMILION, "s"),
+    "inverse": (BLUE, "o"),
+    "constant": (GREEN, "^"),
+}
 GUESS = 0.9  # the error of ten classes guessed, which a run that diverged counts as
 FEW_DECADES = 300.0  # a range below which threes have room for a label
-WAYS = {1e-4: BLUE, 1e-3: SKY, 1e-2: GREEN, 1e-1: AMBER, 1.0: VERMILION}  # dampings whose runs are drawn step by step
+# dampings whose runs are drawn step by step
+WAYS = {1e-4: BLUE, 1e-3: SKY, 1e-2: GREEN, 1e-1: AMBER, 1.0: VERMILION}
 BATCH_NORM = (
     "VGG-4×16-BN, γ = 0.0005: error over batch sizes",
     "VGG-4×16, γ = 0.0005: error over batch sizes",
@@ -48,19 +70,29 @@ def rows_of(part: str) -> Rows:
 
 
 def stable_rates() -> Any:
-    """The largest stable rate over batch sizes by training and by the rule: networks down, optimisers across."""
+    """The largest stable rate over batch sizes by training and by the rule: networks down,
+    optimisers across.
+    """
     figure, axes = new_figure(9.4, 8.2), None
     for row, (part, network) in enumerate(NETWORKS.items()):
         rows = rows_of(f"stable-rates-{part}")
         for column, (optimizer, words) in enumerate(OPTIMIZERS.items()):
-            axes = tidy(figure.add_subplot(3, 3, 3 * row + column + 1, sharex=axes if column else None))
+            axes = tidy(
+                figure.add_subplot(3, 3, 3 * row + column + 1, sharex=axes if column else None)
+            )
             _edges(axes, [each for each in frontiers_of(rows) if each.optimizer == optimizer])
             if optimizer == "adam":
                 _root(axes, next(each for each in frontiers_of(rows) if each.optimizer == "adam"))
             else:
                 for rule in rules_of(rows):
                     colour, dash = POINTS[rule.point]
-                    axes.plot(rule.batch_sizes, rule.rates(optimizer), dash, color=colour, label=f"rule, {rule.point}")
+                    axes.plot(
+                        rule.batch_sizes,
+                        rule.rates(optimizer),
+                        dash,
+                        color=colour,
+                        label=f"rule, {rule.point}",
+                    )
             axes.set_title(f"{network}, {words}", fontsize="medium")
             axes.set_xlabel("batch size B" if row == 2 else "")
             _logs(axes, both=True)
@@ -100,7 +132,9 @@ def _root(axes: Any, frontier: Frontier) -> None:
 
 
 def scaling_momentum() -> Any:
-    """Error and distance over batch sizes as the rate of SGD with momentum is scaled (Figures 5.7–5.10)."""
+    """Error and distance over batch sizes as the rate of SGD with momentum is scaled (Figures
+    5.7–5.10).
+    """
     return _scaling("momentum")
 
 
@@ -110,14 +144,22 @@ def scaling_adam() -> Any:
 
 
 def _scaling(optimizer: str) -> Any:
-    """Networks across; down, error and distance over batch sizes, and error over the share of the largest rate."""
+    """Networks across; down, error and distance over batch sizes, and error over the share of
+    the largest rate.
+    """
     figure = new_figure(9.4, 7.6)
     names = ("validation error, %", "distance from the start", "validation error, %")
     for column, part in enumerate(NETWORKS, start=1):
         rows = rows_of(f"stable-rates-{part}")
         (runs,) = (each for each in scaling_of(rows) if each.optimizer == optimizer)
-        (edge,) = (each for each in frontiers_of(rows) if (each.optimizer, each.criterion) == (optimizer, "trains"))
-        panels = [tidy(figure.add_subplot(3, 3, place)) for place in (column, column + 3, column + 6)]
+        (edge,) = (
+            each
+            for each in frontiers_of(rows)
+            if (each.optimizer, each.criterion) == (optimizer, "trains")
+        )
+        panels = [
+            tidy(figure.add_subplot(3, 3, place)) for place in (column, column + 3, column + 6)
+        ]
         wrong = 100 * runs.validation_error.nan_to_num(nan=GUESS)
         _outcomes(panels[0], runs, wrong)
         _outcomes(panels[1], runs, runs.distance)
@@ -125,13 +167,17 @@ def _scaling(optimizer: str) -> Any:
         panels[0].set_title(f"{runs.network}, {OPTIMIZERS[optimizer]}", fontsize="medium")
         for axes, name in zip(panels, names, strict=True):
             _logs(axes, both=axes is panels[1])
-            axes.set_xlabel("rate / the largest stable one" if axes is panels[2] else "batch size B")
+            axes.set_xlabel(
+                "rate / the largest stable one" if axes is panels[2] else "batch size B"
+            )
             if column == 1:
                 axes.set_ylabel(name)
         panels[0].set_ylim(bottom=0)
         panels[2].set_ylim(panels[0].get_ylim())
         if column == 1:
-            panels[0].legend(frameon=False, fontsize="small", title="rate, in B", title_fontsize="small")
+            panels[0].legend(
+                frameon=False, fontsize="small", title="rate, in B", title_fontsize="small"
+            )
     return axes
 
 
@@ -145,7 +191,9 @@ def _shares(axes: Any, runs: ScalingRuns, wrong: Tensor, edge: Frontier) -> None
 
 
 def _outcomes(axes: Any, runs: ScalingRuns, values: Tensor) -> None:
-    """Means over seeds (rules, sizes, S) with their standard errors; the size that all rules start from in grey."""
+    """Means over seeds (rules, sizes, S) with their standard errors; the size that all rules
+    start from in grey.
+    """
     axes.axvline(runs.reference, color=GREY, linewidth=0.8, linestyle=":")
     for rule, found in zip(runs.rules, values, strict=True):
         colour, mark = RULES[rule]
@@ -165,7 +213,9 @@ def _outcomes(axes: Any, runs: ScalingRuns, values: Tensor) -> None:
 
 
 def _logs(axes: Any, both: bool = False) -> None:
-    """Batch sizes, or both axes, in logarithms with numbers as text; threes too where there are few tens."""
+    """Batch sizes, or both axes, in logarithms with numbers as text; threes too where there are
+    few tens.
+    """
     axes.set(xscale="log", yscale="log" if both else "linear")
     for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
         low, high = axis.get_view_interval()
@@ -177,11 +227,15 @@ def _logs(axes: Any, both: bool = False) -> None:
 
 
 def damping() -> Any:
-    """The least damping with the rule's, then validation error and distance: KFAC above, Adam below."""
+    """The least damping with the rule's, then validation error and distance: KFAC above, Adam
+    below.
+    """
     rows, figure = rows_of("damping"), new_figure(9.4, 5.4)
     (rule,) = rules_of(rows)
     for row, (optimizer, words) in enumerate({"kfac": "KFAC's δ", "adam": "Adam's ε"}.items()):
-        least, error, distance = (tidy(figure.add_subplot(2, 3, 3 * row + place)) for place in (1, 2, 3))
+        least, error, distance = (
+            tidy(figure.add_subplot(2, 3, 3 * row + place)) for place in (1, 2, 3)
+        )
         _edges(least, [each for each in frontiers_of(rows) if each.optimizer == optimizer])
         _told(least, rule, optimizer)
         least.set_ylabel(f"least {words} that trains")
@@ -199,23 +253,36 @@ def damping() -> Any:
         if row == 0:
             least.set_ylim(bottom=1e-8)  # room for the legend
             least.legend(frameon=False, fontsize="small", loc="lower left")
-            error.legend(frameon=False, fontsize="small", title="damping, in B", title_fontsize="small")
+            error.legend(
+                frameon=False, fontsize="small", title="damping, in B", title_fontsize="small"
+            )
     return distance
 
 
 def _told(axes: Any, rule: RateRule, optimizer: str) -> None:
-    """Eq. 5.36 with Pσ² and with τ², and the damping from λ₁ of batches; a gap where batches add nothing to λ₁."""
+    """Eq. 5.36 with Pσ² and with τ², and the damping from λ₁ of batches; a gap where batches add
+    nothing to λ₁.
+    """
     lines = {
         "from λ₁ of batches": (expected_damping(rule, optimizer), GREEN, "-"),
         "τ² for Pσ²": (rule.dampings(RATE, "directional"), PURPLE, "-."),
         "Eq. 5.36, Pσ²": (rule.dampings(RATE, "additive"), AMBER, "--"),
     }
     for name, (values, colour, dash) in lines.items():
-        axes.plot(rule.batch_sizes, values.where(values > 0, torch.nan), dash, marker=".", color=colour, label=name)
+        axes.plot(
+            rule.batch_sizes,
+            values.where(values > 0, torch.nan),
+            dash,
+            marker=".",
+            color=colour,
+            label=name,
+        )
 
 
 def lanczos_opt() -> Any:
-    """Both errors of LanczosOPT over damping and η, the test error on the way, and at equal training loss."""
+    """Both errors of LanczosOPT over damping and η, the test error on the way, and at equal
+    training loss.
+    """
     rows, figure = rows_of("lanczos-opt"), new_figure(9.4, 8.2)
     maps = [chart for chart in lanczos_experiment.EXPERIMENT.charts(rows) if chart.heat is not None]
     for place, chart in enumerate(maps, start=1):
@@ -225,7 +292,15 @@ def lanczos_opt() -> Any:
         part = rows.where(method="LanczosOPT", damping=delta)
         _way(way, part.where(eta=1.0), "step", f"δ = {delta:g}", colour)
         _way(fit, part.where(eta=1.0), "training loss", "η = 1" if delta == 1.0 else None, colour)
-        _way(fit, part.where(eta=10.0), "training loss", "η = 10" if delta == 1.0 else None, colour, "s--", "none")
+        _way(
+            fit,
+            part.where(eta=10.0),
+            "training loss",
+            "η = 10" if delta == 1.0 else None,
+            colour,
+            "s--",
+            "none",
+        )
     _way(way, rows.where(method="GD"), "step", "gradient descent", GREY)
     way.set_title("Test error on the way, η = 1", fontsize="medium")
     fit.set_title("Test error on the way, over training loss", fontsize="medium")
@@ -240,9 +315,17 @@ def lanczos_opt() -> Any:
 
 
 def _way(
-    axes: Any, rows: Rows, column: str, name: str | None, colour: str, style: str = "o-", face: str | None = None
+    axes: Any,
+    rows: Rows,
+    column: str,
+    name: str | None,
+    colour: str,
+    style: str = "o-",
+    face: str | None = None,
 ) -> None:
-    """The mean test error at every look over the mean of a column, with standard errors over seeds."""
+    """The mean test error at every look over the mean of a column, with standard errors over
+    seeds.
+    """
     looks = [rows.where(step=step) for step in rows.distinct("step")]
     places = [mean_of(look.values(column)).value for look in looks]
     readings = [mean_of([100 * value for value in look.values("test error")]) for look in looks]
@@ -263,7 +346,9 @@ def _way(
 
 
 def batch_norm_rates() -> Any:
-    """Error over batch sizes with and without batch norm, of a residual network on the way, and over rates."""
+    """Error over batch sizes with and without batch norm, of a residual network on the way, and
+    over rates.
+    """
     runs = Store(BENCHMARKS / "results" / "reproductions", "batch-norm-rates", "cpu").rows()
     charts = {chart.title: chart for chart in find("batch-norm-rates").charts(runs)}
     figure, axes = new_figure(9.4, 7.4), None

@@ -1,4 +1,6 @@
-"""Figures of optimisation: averages and schedules, the edge of stability, a tracked run, regularizers."""
+"""Figures of optimisation: averages and schedules, the edge of stability, a tracked run,
+regularizers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"
 
 
 def averaging() -> Any:
-    """Left, the variance of iterate, moving average and average on a noisy quadratic; right, the schedules."""
+    """Left, the variance of iterate, moving average and average on a noisy quadratic; right, the
+    schedules.
+    """
     figure = new_figure(8.4, 3.6)
     axes = tidy(figure.add_subplot(1, 2, 1))
     rate, curvature, replicas, steps, decay = 0.1, 1.0, 4000, 1000, 0.9
@@ -26,9 +30,15 @@ def averaging() -> Any:
     model = nn.ParameterList([nn.Parameter(torch.zeros(replicas, dtype=torch.float64))])
     optimizer = lh.optim.SWA(model, lr=rate, momentum=0.0, average_start=101)
     moving = lh.optim.IterateAverage(model, "ema", unit="step", decay=decay)
-    marks: dict[str, list[tuple[int, float]]] = {"iterate": [], f"EMA, ρ = {decay}": [], "average": []}
+    marks: dict[str, list[tuple[int, float]]] = {
+        "iterate": [],
+        f"EMA, ρ = {decay}": [],
+        "average": [],
+    }
     for step in range(1, 100 + steps + 1):  # the first hundred steps forget the start
-        model[0].grad = curvature * model[0].detach() + torch.randn(replicas, generator=rng, dtype=torch.float64)
+        model[0].grad = curvature * model[0].detach() + torch.randn(
+            replicas, generator=rng, dtype=torch.float64
+        )
         optimizer.step()
         moving.update()
         n = step - 100
@@ -41,7 +51,9 @@ def averaging() -> Any:
     n = np.geomspace(1, steps, 200)
     whole = 1 / (curvature**2 * n) * (1 - 2 * phi * (1 - phi**n) / (n * (1 - phi**2)))
     ema = final * (1 - decay) * (1 + decay * phi) / ((1 + decay) * (1 - decay * phi))
-    for (name, kept), line, colour in zip(marks.items(), (final, ema, whole), (GREY, AMBER, BLUE), strict=True):
+    for (name, kept), line, colour in zip(
+        marks.items(), (final, ema, whole), (GREY, AMBER, BLUE), strict=True
+    ):
         axes.loglog(n, np.broadcast_to(line, n.shape), color=colour)
         axes.loglog(*zip(*kept, strict=True), "o", color=colour, markersize=4, label=name)
     axes.set_xlabel("iterates n")
@@ -77,16 +89,22 @@ def _schedules(axes: Any, epochs: int = 200) -> None:
 
 
 def edge_of_stability() -> Any:
-    """Learning rate times sharpness along full-batch gradient descent, plain and with momentum, and the loss."""
+    """Learning rate times sharpness along full-batch gradient descent, plain and with momentum,
+    and the loss.
+    """
     (x, y), _ = lh.data.digits_split(seed=0)
     x, y = x[:1000], nn.functional.one_hot(y[:1000], 10).float()
     figure = new_figure(8.4, 3.6)
     left, right = (tidy(figure.add_subplot(1, 2, place)) for place in (1, 2))
-    for (rate, momentum), colour in zip(((0.5, 0.0), (1.0, 0.0), (0.5, 0.5)), (BLUE, VERMILION, GREEN), strict=True):
+    for (rate, momentum), colour in zip(
+        ((0.5, 0.0), (1.0, 0.0), (0.5, 0.5)), (BLUE, VERMILION, GREEN), strict=True
+    ):
         model = lh.models.mlp([64, 32, 32, 10], "tanh")
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
         problem = lh.Problem(model, "mse", (x, y))
-        with lh.training.tracking(problem, [lh.training.make_tracker("edge", 20, "step")], optimizer) as track:
+        with lh.training.tracking(
+            problem, [lh.training.make_tracker("edge", 20, "step")], optimizer
+        ) as track:
             for step in range(1500):
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
@@ -123,7 +141,9 @@ def training() -> Any:
 
 
 def regularizers() -> Any:
-    """The norms under the rules on XOR beside the thesis's, from the stored run of ``reproduce xor``."""
+    """The norms under the rules on XOR beside the thesis's, from the stored run of ``reproduce
+    xor``.
+    """
     figure = new_figure(11.0, 3.8)
     charts = find("xor").charts(Store(RUNS, "xor", "cpu").rows())
     norms = [chart for chart in charts if chart.title.startswith("Norm at the end")]

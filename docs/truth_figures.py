@@ -1,4 +1,6 @@
-"""Figures of estimates beside exact answers, from what benchmarks and ``lambdahat verify`` left behind."""
+"""Figures of estimates beside exact answers, from what benchmarks and ``lambdahat verify`` left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from safetensors.torch import load_file
 import lambdahat as lh
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_axes
 
-KINDS = {"ReLU MLP": (BLUE, "o"), "tanh MLP": (VERMILION, "s"), "convolutional": (AMBER, "^"), "spectra": (GREY, "D")}
+KINDS = {
+    "ReLU MLP": (BLUE, "o"),
+    "tanh MLP": (VERMILION, "s"),
+    "convolutional": (AMBER, "^"),
+    "spectra": (GREY, "D"),
+}
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
@@ -25,12 +32,25 @@ def coverage() -> Any:
     axes.axvspan(92, 98, color=GREEN, alpha=0.12, linewidth=0, label="92 to 98 %")
     axes.axvline(95, color=GREY, linewidth=1, linestyle="--")
     for place, (kind, (colour, mark)) in enumerate(KINDS.items()):
-        found = [(readings.index(reading), row["coverage %"], row["runs"]) for of, reading, row in rows if of == kind]
+        found = [
+            (readings.index(reading), row["coverage %"], row["runs"])
+            for of, reading, row in rows
+            if of == kind
+        ]
         where, share, runs = (np.array(part) for part in zip(*found, strict=True))
         error = np.sqrt(share * (100 - share) / runs)
         named = "random spectra" if kind == "spectra" else kind
         offset = 0.16 * (place - (len(KINDS) - 1) / 2)
-        axes.errorbar(share, where + offset, xerr=error, fmt=mark, color=colour, capsize=2, markersize=4, label=named)
+        axes.errorbar(
+            share,
+            where + offset,
+            xerr=error,
+            fmt=mark,
+            color=colour,
+            capsize=2,
+            markersize=4,
+            label=named,
+        )
     axes.set_yticks(range(len(readings)), readings)
     axes.set_ylim(len(readings) - 0.4, -0.6)
     axes.set_xlim(82, 101)
@@ -52,12 +72,16 @@ def verification() -> Any:
 
 
 def llc_curve() -> Any:
-    """λ̂ of a network over γ, beside the stored references of ``benchmarks/llc_networks.py`` at four of them."""
+    """λ̂ of a network over γ, beside the stored references of ``benchmarks/llc_networks.py`` at
+    four of them.
+    """
     stored = RESULTS / "llc_networks"
     lines = (stored / "networks.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if row["network"] == "digits-mlp"]
     weights = load_file(stored / "digits-mlp.safetensors")
-    problem = lh.Problem(lh.models.mlp([64, 32, 10]), "cross_entropy", lh.data.digits_split(seed=0)[0]).at(weights)
+    problem = lh.Problem(
+        lh.models.mlp([64, 32, 10]), "cross_entropy", lh.data.digits_split(seed=0)[0]
+    ).at(weights)
     rule = next(row["localization"] for row in rows if abs(row["over_scale"] - 1) < 1e-6)
     axes = lh.plot(lh.singular.llc_curve(problem, [rule * 2.0**power for power in range(-3, 4)]))
     axes.plot(

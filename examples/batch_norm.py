@@ -1,4 +1,6 @@
-"""Batch-norm in evaluation and in training mode: two functions of the same weights, and two Hessians."""
+"""Batch-norm in evaluation and in training mode: two functions of the same weights, and two
+Hessians.
+"""
 
 import torch
 from torch import nn
@@ -20,7 +22,10 @@ evaluation = lh.Problem(model, "cross_entropy", (x, y)).refresh_statistics()
 training = lh.Problem(model, "cross_entropy", (x, y), norm="train", batch_size=128)
 for name, problem in (("eval", evaluation), ("train", training)):
     H = lh.hessian(problem)
-    print(f"{name:5} loss {problem.loss():.4f}  trace {lh.trace(H, tol=0.1)}  largest {lh.spectral_norm(H)}")
+    print(
+        f"{name:5} loss {problem.loss():.4f}  trace {lh.trace(H, tol=0.1)}  largest"
+        f" {lh.spectral_norm(H)}"
+    )
 
 try:
     lh.trace(lh.hessian(training), method="exact")

@@ -1,4 +1,6 @@
-"""Dict batches and an output object with logits, as language models of the transformers library have them."""
+"""Dict batches and an output object with logits, as language models of the transformers library
+have them.
+"""
 
 from types import SimpleNamespace
 

@@ -19,6 +19,12 @@ for layer, trace in lh.trace_per_layer(H, tol=0.1).items():
     print(f"layer {layer}: trace {trace}")
 
 last = H.restrict("4.*")  # differentiates by the last layer only, in which a tanh network is linear
-print(f"last layer, exactly: trace {lh.trace(last, method='exact')}, largest eigenvalue {lh.spectral_norm(last)}")
+print(
+    f"last layer, exactly: trace {lh.trace(last, method='exact')}, largest eigenvalue"
+    f" {lh.spectral_norm(last)}"
+)
 blocks = H.block_diagonal()
-print(f"largest eigenvalue: {lh.spectral_norm(H)} with, {lh.spectral_norm(blocks)} without what lies between layers")
+print(
+    f"largest eigenvalue: {lh.spectral_norm(H)} with, {lh.spectral_norm(blocks)} without what lies"
+    " between layers"
+)

@@ -1,4 +1,6 @@
-"""The learning coefficient of an image classifier with batch-norm, of its layers, and at another temperature."""
+"""The learning coefficient of an image classifier with batch-norm, of its layers, and at another
+temperature.
+"""
 
 import torch
 from torch import nn
@@ -10,7 +12,12 @@ torch.manual_seed(0)
 x, y = lh.data.digits()
 images = x.reshape(-1, 1, 8, 8)
 model = nn.Sequential(
-    nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
+    nn.Conv2d(1, 8, 3),
+    nn.BatchNorm2d(8),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(72, 10),
 )
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 for step in range(150):
@@ -23,7 +30,10 @@ problem = lh.Problem(model, "cross_entropy", (images, y)).refresh_statistics()
 found = lh.llc(problem, batch_size=512, max_gradients=2400)
 print(f"loss {problem.loss():.4f} with {problem.num_parameters} parameters")
 print(f"learning coefficient {found.value:.1f} ± {found.stderr:.1f}, {found.status.name}")
-print(f"at nβ = {found.nbeta:.0f} ({found.temperature}), γ = {found.localization:.3g}, by {found.chains.kernel}")
+print(
+    f"at nβ = {found.nbeta:.0f} ({found.temperature}), γ = {found.localization:.3g}, by"
+    f" {found.chains.kernel}"
+)
 
 same = {"localization": found.localization, "batch_size": 512, "max_gradients": 2400}
 head = lh.llc(problem.restrict("5.*"), **same)

@@ -1,4 +1,6 @@
-"""The learning coefficient along training, at one temperature and one localization for all checkpoints."""
+"""The learning coefficient along training, at one temperature and one localization for all
+checkpoints.
+"""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -20,6 +22,6 @@ problem = lh.Problem(model, "cross_entropy", train)
 path = lh.singular.llc_along(problem, checkpoints, max_gradients=4000)
 for step, found in zip(path.labels, path.results, strict=True):
     print(
-        f"step {step:3.0f}  loss {found.initial_loss:.4f}  coefficient {found.value:.1f} ± {found.stderr:.1f}  "
-        f"{found.status.name}, {found.cost} gradients"
+        f"step {step:3.0f}  loss {found.initial_loss:.4f}  coefficient {found.value:.1f} ±"
+        f" {found.stderr:.1f}  {found.status.name}, {found.cost} gradients"
     )

@@ -27,30 +27,46 @@ def classifier(
     rng = generator(seed, "classifier")
     x = torch.randn(samples, sizes[0], generator=rng, dtype=torch.float64)
     y = torch.randint(0, sizes[-1], (samples,), generator=rng)
-    return Problem(mlp(sizes, activation, seed).double(), "cross_entropy", (x, y), batch_size=batch_size, ranks=ranks)
+    return Problem(
+        mlp(sizes, activation, seed).double(),
+        "cross_entropy",
+        (x, y),
+        batch_size=batch_size,
+        ranks=ranks,
+    )
 
 
 def quadratic(matrix: Tensor, slope: Tensor | None = None, theta: Tensor | None = None) -> Problem:
     """L(θ) = ½θᵀAθ + bᵀθ with no data, at θ = 0 unless told."""
     at = torch.zeros(len(matrix), dtype=matrix.dtype) if theta is None else theta
     linear = torch.zeros_like(at) if slope is None else slope
-    return Problem.from_function(lambda p: 0.5 * p["theta"] @ matrix @ p["theta"] + linear @ p["theta"], {"theta": at})
+    return Problem.from_function(
+        lambda p: 0.5 * p["theta"] @ matrix @ p["theta"] + linear @ p["theta"], {"theta": at}
+    )
 
 
 def with_eigenvalues(values: Tensor | Sequence[float], seed: int = 0) -> Tensor:
     """A dense symmetric matrix with the given spectrum, in a random basis."""
     spectrum = torch.as_tensor(values, dtype=torch.float64)
-    draw = torch.randn(len(spectrum), len(spectrum), generator=generator(seed, "basis"), dtype=torch.float64)
+    draw = torch.randn(
+        len(spectrum), len(spectrum), generator=generator(seed, "basis"), dtype=torch.float64
+    )
     turn = torch.linalg.qr(draw).Q
     matrix = turn @ torch.diag(spectrum) @ turn.T
     return (matrix + matrix.T) / 2
 
 
 class Products(LinearOperator):
-    """A matrix known by its products only, so that nothing about it is exact; ``near`` is its control variate."""
+    """A matrix known by its products only, so that nothing about it is exact; ``near`` is its
+    control variate.
+    """
 
     def __init__(
-        self, matrix: Tensor, near: LinearOperator | None = None, symmetric: bool = True, space: Space | None = None
+        self,
+        matrix: Tensor,
+        near: LinearOperator | None = None,
+        symmetric: bool = True,
+        space: Space | None = None,
     ) -> None:
         super().__init__(len(matrix), matrix.dtype, matrix.device, symmetric=symmetric, space=space)
         self.matrix, self.near = matrix, near
@@ -63,12 +79,16 @@ class Products(LinearOperator):
 
 
 def spectra(size: int = 300) -> dict[str, Tensor]:
-    """Dense matrices with the kinds of spectra that estimators meet; "network" is like a trained network's Hessian."""
+    """Dense matrices with the kinds of spectra that estimators meet; "network" is like a trained
+    network's Hessian.
+    """
     rng = generator(0, "spectra")
     index = torch.arange(1.0, size + 1, dtype=torch.float64)
     normal = torch.randn(size, 2 * size, generator=rng, dtype=torch.float64)
     bulk = torch.randn(size, generator=rng, dtype=torch.float64).exp()
-    network = torch.cat([bulk[: size // 3], -0.3 * bulk[size // 3 : size // 2], 1e-3 * bulk[size // 2 :]])
+    network = torch.cat(
+        [bulk[: size // 3], -0.3 * bulk[size // 3 : size // 2], 1e-3 * bulk[size // 2 :]]
+    )
     network[:10] = torch.linspace(50, 500, 10, dtype=torch.float64)
     balanced = torch.randn(size, generator=rng, dtype=torch.float64)
     balanced[:10] = torch.tensor([40.0, -40.0] * 5, dtype=torch.float64)
@@ -151,13 +171,19 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def network(name: str, loss: str = "cross_entropy", samples: int = 11, **options: Any) -> Problem:
-    """One of ``NETWORKS`` in float64, random weights, data and batch-norm statistics, in batches of 4."""
+    """One of ``NETWORKS`` in float64, random weights, data and batch-norm statistics, in batches
+    of 4.
+    """
     make, shape = NETWORKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = make().double()
         x = torch.randn(samples, *shape, dtype=torch.float64)
-        y = torch.randint(0, 3, (samples,)) if loss in ("cross_entropy", "nll") else torch.rand(samples, 3).double()
+        y = (
+            torch.randint(0, 3, (samples,))
+            if loss in ("cross_entropy", "nll")
+            else torch.rand(samples, 3).double()
+        )
         y = y.round() if loss == "bce_with_logits" else y
         for layer in model.modules():
             if isinstance(layer, nn.BatchNorm2d):
@@ -174,7 +200,9 @@ class LanguageOutput:
 
 
 class LanguageModel(nn.Module):
-    """A stand-in for a transformers model: keyword inputs, an output object, tied embeddings, labels of −100."""
+    """A stand-in for a transformers model: keyword inputs, an output object, tied embeddings,
+    labels of −100.
+    """
 
     def __init__(self, words: int = 7, width: int = 4) -> None:
         super().__init__()
@@ -183,10 +211,16 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> LanguageOutput:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None
+    ) -> LanguageOutput:
         hidden = torch.tanh(self.mix(self.embed(input_ids))) * attention_mask.unsqueeze(-1)
         logits = self.head(hidden)
-        loss = None if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = (
+            None
+            if labels is None
+            else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        )
         return LanguageOutput(logits, loss)
 
 
@@ -196,4 +230,8 @@ def sentences(count: int = 6, length: int = 5, words: int = 7, seed: int = 0) ->
     ids = torch.randint(0, words, (count, length), generator=rng)
     mask = torch.ones_like(ids)
     mask[0, 3:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids.roll(-1, 1), -100)}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": torch.where(mask.bool(), ids.roll(-1, 1), -100),
+    }

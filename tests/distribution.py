@@ -1,7 +1,9 @@
-"""The wheel and the sdist: built, installed into a fresh environment that borrows torch, and used there.
+"""The wheel and the sdist: built, installed into a fresh environment that borrows torch, and used
+there.
 
-``python tests/distribution.py`` (``make dist-check``). Only hatchling, which builds both, is fetched, into a folder
-that goes again; what lambdahat needs is borrowed from the environment that runs this.
+``python tests/distribution.py`` (``make dist-check``). Only hatchling, which builds both, is
+fetched, into a folder that goes again; what lambdahat needs is borrowed from the environment that
+runs this.
 """
 
 from __future__ import annotations
@@ -64,32 +66,48 @@ def pip_install(package: str | Path, target: str | Path, *options: str, **enviro
 def build(folder: Path, tools: Path) -> tuple[Path, Path]:
     """The wheel and the sdist, by hatchling's hooks of PEP 517."""
     hooks = (
-        "import os, sys; os.chdir(sys.argv[1]); from hatchling.build import build_sdist, build_wheel; "
-        "print(build_wheel(sys.argv[2])); print(build_sdist(sys.argv[2]))"
+        "import os, sys; os.chdir(sys.argv[1]); from hatchling.build import build_sdist,"
+        " build_wheel; print(build_wheel(sys.argv[2])); print(build_sdist(sys.argv[2]))"
     )
-    wheel, sdist = run(sys.executable, "-c", hooks, ROOT, folder, PYTHONPATH=str(tools)).splitlines()[-2:]
+    wheel, sdist = run(
+        sys.executable, "-c", hooks, ROOT, folder, PYTHONPATH=str(tools)
+    ).splitlines()[-2:]
     return folder / wheel, folder / sdist
 
 
 def used(package: Path, folder: Path, tools: Path) -> str:
-    """Install into a fresh environment without dependencies, and measure; what the command and the script print."""
+    """Install into a fresh environment without dependencies, and measure; what the command and
+    the script print.
+    """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python, borrowed = folder / "bin" / "python", sysconfig.get_path("purelib")
     target = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    pip_install(package, target, "--no-deps", "--no-index", "--no-build-isolation", PYTHONPATH=str(tools))
-    path = f"{target}{os.pathsep}{borrowed}"  # its own first; an editable install is not seen through a path
+    pip_install(
+        package, target, "--no-deps", "--no-index", "--no-build-isolation", PYTHONPATH=str(tools)
+    )
+    # its own first; an editable install is not seen through a path
+    path = f"{target}{os.pathsep}{borrowed}"
     trace = run(python, "-c", TRACE, PYTHONPATH=path)
     return f"{run(python, '-m', 'lambdahat', '--version', PYTHONPATH=path)}, {trace}"
 
 
 def contents(wheel: Path, sdist: Path) -> None:
-    """Data and type marks are in the wheel, tests and documentation in the sdist, and neither has what is not ours."""
+    """Data and type marks are in the wheel, tests and documentation in the sdist, and neither
+    has what is not ours.
+    """
     inside = zipfile.ZipFile(wheel).namelist()
     for name in ("py.typed", "data/digits.npz", "singular/references.json", "bench/suite.py"):
         assert f"lambdahat/{name}" in inside, name
     with tarfile.open(sdist) as archive:
         names = {member.split("/", 1)[-1] for member in archive.getnames()}
-    for name in ("pyproject.toml", "README.md", "LICENSE", "tests/cases.py", "docs/index.md", "CHANGELOG.md"):
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "tests/cases.py",
+        "docs/index.md",
+        "CHANGELOG.md",
+    ):
         assert name in names, name
     others = ("carry/", "site/", ".venv/", "benchmarks/scratch/", "benchmarks/results/")
     strangers = [name for name in names if name.startswith(others)]

@@ -1,11 +1,13 @@
 """The pages of the documentation, their blocks, and what it takes to run one.
 
-In ``console`` blocks a line after ``$`` is a command, and what follows it is what it prints; a ``text`` block right
-after a block of Python is what that prints. Text must agree, numbers to 20 %, and what follows a ± is not compared. An
-HTML comment right above a block may say otherwise, and why:
+In ``console`` blocks a line after ``$`` is a command, and what follows it is what it prints; a
+``text`` block right after a block of Python is what that prints. Text must agree, numbers to 20 %,
+and what follows a ± is not compared. An HTML comment right above a block may say otherwise, and
+why:
 
 - ``<!-- skip: why -->``: a block of Python that is not run;
-- ``<!-- smaller: why -->``: commands that are run on less (``SMALLER`` in test_commands.py says how);
+- ``<!-- smaller: why -->``: commands that are run on less (``SMALLER`` in test_commands.py says
+  how);
 - ``<!-- output varies: why -->``: it is run, and its output not compared;
 - ``<!-- file: name -->``: the block is also written to that file, for later blocks to use.
 """
@@ -22,7 +24,10 @@ import torch
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-BLOCK = re.compile(r"(?:^<!-- (?P<note>.*?) -->\n+)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>.*?) -->\n+)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 NUMBER = re.compile(r"(± ?)?-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -31,7 +36,11 @@ def blocks(page):
     text = page.read_text(encoding="utf-8")
     found = list(BLOCK.finditer(text))
     for block, after in zip_longest(found, found[1:]):
-        near = after is not None and after["kind"] == "text" and not text[block.end() : after.start()].strip()
+        near = (
+            after is not None
+            and after["kind"] == "text"
+            and not text[block.end() : after.start()].strip()
+        )
         yield block["kind"], block["body"], block["note"] or "", after["body"] if near else None
 
 
@@ -46,9 +55,14 @@ def commands(page):
 
 def inline_commands(page):
     """The commands in the running text and the tables of a page."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     found = re.findall(r"`((?:lambdahat|python|make)\s[^`]*|benchmarks/\w+\.py[^`]*)`", text)
-    return [" ".join(f"python {line}".split() if line.startswith("bench") else line.split()) for line in found]
+    return [
+        " ".join(f"python {line}".split() if line.startswith("bench") else line.split())
+        for line in found
+    ]
 
 
 def write_files(page, folder):
@@ -59,7 +73,9 @@ def write_files(page, folder):
 
 
 def skeleton(text):
-    """The text without its numbers, with white space and rules of dashes made equal; and the numbers that count."""
+    """The text without its numbers, with white space and rules of dashes made equal; and the
+    numbers that count.
+    """
     numbers = [float(m[0].replace(",", "")) for m in NUMBER.finditer(text) if not m[1]]
     return re.sub(r"-{2,}", "--", " ".join(NUMBER.sub("#", text).split())), numbers
 
@@ -68,7 +84,9 @@ def assert_alike(shown, printed):
     (words, numbers), (words_now, numbers_now) = skeleton(shown), skeleton(printed)
     assert words == words_now, printed
     for then, now in zip(numbers, numbers_now, strict=True):
-        assert math.isclose(then, now, rel_tol=0.2, abs_tol=2e-5), f"{then} is now {now} in\n{printed}"
+        assert math.isclose(then, now, rel_tol=0.2, abs_tol=2e-5), (
+            f"{then} is now {now} in\n{printed}"
+        )
 
 
 @contextmanager
@@ -82,5 +100,7 @@ def empty_folder(path, monkeypatch):
         torch.manual_seed(0)
         yield path
     for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(path) in str(sys.modules[name].__file__):
+        if getattr(sys.modules[name], "__file__", None) and str(path) in str(
+            sys.modules[name].__file__
+        ):
             del sys.modules[name]

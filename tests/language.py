@@ -17,7 +17,9 @@ WORDS, LENGTH = 13, 7
 
 
 def hugging_face() -> Any:
-    """The transformers package, whose models import torchvision where that is installed, be it broken."""
+    """The transformers package, whose models import torchvision where that is installed, be it
+    broken.
+    """
     try:
         import torchvision  # noqa: F401
     except ImportError:
@@ -60,7 +62,9 @@ def masked(**options: Any) -> nn.Module:
 
 
 def translating(kind: str) -> nn.Module:
-    """A T5 or BART of one layer each way, float64, in eval mode; the decoder starts with 0 or 2, padding is 0."""
+    """A T5 or BART of one layer each way, float64, in eval mode; the decoder starts with 0 or 2,
+    padding is 0.
+    """
     found = hugging_face()
     if kind == "t5":
         config = found.T5Config(
@@ -118,7 +122,9 @@ def hidden(rows: int = 6, seed: int = 0) -> dict[str, Tensor]:
 
 
 def translations(width: int, rows: int = 6) -> dict[str, Tensor]:
-    """Padded sentences with labels (rows, width) of other sentences, each ending in −100s but the first."""
+    """Padded sentences with labels (rows, width) of other sentences, each ending in −100s but
+    the first.
+    """
     rng = generator(width, "translations")
     labels = torch.randint(3, WORDS, (rows, width), generator=rng)
     lengths = torch.randint(1, width + 1, (rows, 1), generator=rng)

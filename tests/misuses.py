@@ -1,6 +1,7 @@
 """Misuses of the library and the errors they must get.
 
-Each row maps a misuse to a call, the type of its error and a pattern that its text must hold: the argument, the cure.
+Each row maps a misuse to a call, the type of its error and a pattern that its text must hold: the
+argument, the cure.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ def net(*extra: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3), *extra)
 
 
-def problem(model: Any = None, loss: Any = "cross_entropy", data: Any = (X, Y), **options: Any) -> lh.Problem:
+def problem(
+    model: Any = None, loss: Any = "cross_entropy", data: Any = (X, Y), **options: Any
+) -> lh.Problem:
     return lh.Problem(net() if model is None else model, loss, data, **options)
 
 
 def function(
     loss_fn: Any = lambda p: p["a"].square().sum(), params: Any = None, *args: Any, **options: Any
 ) -> lh.Problem:
-    return lh.Problem.from_function(loss_fn, {"a": torch.ones(3)} if params is None else params, *args, **options)
+    return lh.Problem.from_function(
+        loss_fn, {"a": torch.ones(3)} if params is None else params, *args, **options
+    )
 
 
 class Apply(nn.Module):
@@ -174,20 +179,52 @@ ones = torch.ones(MLP.num_parameters)
 Row = tuple[Callable[[], Any], type[Exception], str]
 
 DATA: dict[str, Row] = {
-    "empty tensors": (lambda: problem(data=(X[:0], Y[:0])), ValueError, "data must hold at least one sample"),
-    "empty list": (lambda: problem(data=[]), ValueError, "data must hold at least one batch, got an empty list"),
+    "empty tensors": (
+        lambda: problem(data=(X[:0], Y[:0])),
+        ValueError,
+        "data must hold at least one sample",
+    ),
+    "empty list": (
+        lambda: problem(data=[]),
+        ValueError,
+        "data must hold at least one batch, got an empty list",
+    ),
     "empty Dataset": (
         lambda: problem(data=TensorDataset(X[:0], Y[:0])),
         ValueError,
         "data must hold at least one sample",
     ),
-    "generator": (lambda: problem(data=((X, Y) for _ in range(2))), TypeError, r"one-shot iterator; pass list\(data\)"),
-    "iterator": (lambda: problem(data=iter([(X, Y)])), TypeError, r"one-shot iterator; pass list\(data\)"),
+    "generator": (
+        lambda: problem(data=((X, Y) for _ in range(2))),
+        TypeError,
+        r"one-shot iterator; pass list\(data\)",
+    ),
+    "iterator": (
+        lambda: problem(data=iter([(X, Y)])),
+        TypeError,
+        r"one-shot iterator; pass list\(data\)",
+    ),
     "file name": (lambda: problem(data="mnist"), ValueError, "data must have one tensor or more"),
-    "no data": (lambda: problem(data=None), TypeError, "data must be a Dataset, a DataLoader, tensors or a list"),
-    "numpy arrays": (lambda: problem(data=(X.numpy(), Y.numpy())), TypeError, "data must be .*torch.as_tensor"),
-    "inputs only": (lambda: problem(data=[(X,)]), TypeError, r"data must give \(inputs, targets\) batches.*labels"),
-    "a different number of targets": (lambda: problem(data=(X, Y[:4])), ValueError, "data must .*same first dimension"),
+    "no data": (
+        lambda: problem(data=None),
+        TypeError,
+        "data must be a Dataset, a DataLoader, tensors or a list",
+    ),
+    "numpy arrays": (
+        lambda: problem(data=(X.numpy(), Y.numpy())),
+        TypeError,
+        "data must be .*torch.as_tensor",
+    ),
+    "inputs only": (
+        lambda: problem(data=[(X,)]),
+        TypeError,
+        r"data must give \(inputs, targets\) batches.*labels",
+    ),
+    "a different number of targets": (
+        lambda: problem(data=(X, Y[:4])),
+        ValueError,
+        "data must .*same first dimension",
+    ),
     "one row of positions": (
         lambda: problem(LanguageModel(), data={**sentences(), "position_ids": torch.ones(1, 5)}),
         ValueError,
@@ -198,8 +235,16 @@ DATA: dict[str, Row] = {
         ValueError,
         r"data must come in the same order.*shuffle=False, or list\(loader\)",
     ),
-    "augmenting Dataset": (lambda: problem(data=Augmented()), ValueError, r"augmentation\); fix one pass with list"),
-    "augmenting loader": (lambda: problem(data=DataLoader(Augmented())), ValueError, "augmentation.*list"),
+    "augmenting Dataset": (
+        lambda: problem(data=Augmented()),
+        ValueError,
+        r"augmentation\); fix one pass with list",
+    ),
+    "augmenting loader": (
+        lambda: problem(data=DataLoader(Augmented())),
+        ValueError,
+        "augmentation.*list",
+    ),
     "batch_size of 0": (
         lambda: problem(batch_size=0),
         ValueError,
@@ -213,7 +258,10 @@ DATA: dict[str, Row] = {
     "NaN input": (
         lambda: problem(data=(with_nan(X), Y)),
         ValueError,
-        "the inputs of the first batch must be finite, got NaN in 1 of 10 samples, first in sample 0; drop",
+        (
+            "the inputs of the first batch must be finite, got NaN in 1 of 10 samples, first in"
+            " sample 0; drop"
+        ),
     ),
     "NaN in a Dataset": (
         lambda: problem(data=TensorDataset(with_nan(X), Y)),
@@ -230,10 +278,26 @@ DATA: dict[str, Row] = {
         RuntimeError,
         "first batch.*float64.*dtype= casts",
     ),
-    "inputs of another width": (lambda: problem(data=(X[:, :2], Y)), RuntimeError, r"first batch, \(10, 2\)"),
-    "only ignored targets": (lambda: problem(data=(X, torch.full((N,), -100))), ValueError, "one target that counts"),
-    "subsample of none": (lambda: MLP.subsample(0), ValueError, r"count must be an integer in \[1, 10\], got 0"),
-    "subsample of more": (lambda: MLP.subsample(11), ValueError, r"count must be an integer in \[1, 10\], got 11"),
+    "inputs of another width": (
+        lambda: problem(data=(X[:, :2], Y)),
+        RuntimeError,
+        r"first batch, \(10, 2\)",
+    ),
+    "only ignored targets": (
+        lambda: problem(data=(X, torch.full((N,), -100))),
+        ValueError,
+        "one target that counts",
+    ),
+    "subsample of none": (
+        lambda: MLP.subsample(0),
+        ValueError,
+        r"count must be an integer in \[1, 10\], got 0",
+    ),
+    "subsample of more": (
+        lambda: MLP.subsample(11),
+        ValueError,
+        r"count must be an integer in \[1, 10\], got 11",
+    ),
     "num_samples beside data": (
         lambda: function(lambda p, b: p["a"].sum(), None, X, num_samples=4),
         ValueError,
@@ -242,8 +306,16 @@ DATA: dict[str, Row] = {
 }
 
 LOSSES: dict[str, Row] = {
-    "reduction=sum": (lambda: problem(loss=nn.CrossEntropyLoss(reduction="sum")), ValueError, 'use reduction="mean"'),
-    "reduction=none": (lambda: problem(loss=nn.MSELoss(reduction="none")), ValueError, 'use reduction="mean"'),
+    "reduction=sum": (
+        lambda: problem(loss=nn.CrossEntropyLoss(reduction="sum")),
+        ValueError,
+        'use reduction="mean"',
+    ),
+    "reduction=none": (
+        lambda: problem(loss=nn.MSELoss(reduction="none")),
+        ValueError,
+        'use reduction="mean"',
+    ),
     "callable that sums": (
         lambda: problem(loss=lambda z, y: F.cross_entropy(z, y, reduction="sum")),
         ValueError,
@@ -267,15 +339,29 @@ LOSSES: dict[str, Row] = {
     "a class of losses": (
         lambda: problem(loss=nn.CrossEntropyLoss),
         TypeError,
-        r"loss must be one of .*got the class CrossEntropyLoss; make an instance: CrossEntropyLoss\(\)",
+        (
+            r"loss must be one of .*got the class CrossEntropyLoss; make an instance:"
+            r" CrossEntropyLoss\(\)"
+        ),
     ),
     "inputs alone": (
         lambda: problem(data=X),
         ValueError,
-        r"data must give \(inputs, targets\) .* 'cross_entropy', got inputs alone, \(10, 4\); pass \(x, y",
+        (
+            r"data must give \(inputs, targets\) .* 'cross_entropy', got inputs alone, \(10, 4\);"
+            r" pass \(x, y"
+        ),
     ),
-    "inputs alone, mse": (lambda: problem(loss="mse", data=X), ValueError, r"got inputs alone, \(10, 4\); pass \(x, y"),
-    "inputs alone in a tuple": (lambda: problem(data=(X,)), TypeError, r"got inputs alone; use \(x, y\) tuples"),
+    "inputs alone, mse": (
+        lambda: problem(loss="mse", data=X),
+        ValueError,
+        r"got inputs alone, \(10, 4\); pass \(x, y",
+    ),
+    "inputs alone in a tuple": (
+        lambda: problem(data=(X,)),
+        TypeError,
+        r"got inputs alone; use \(x, y\) tuples",
+    ),
     "inputs alone, own loss": (
         lambda: problem(loss=lambda z, y: (z - y).square().mean(), data=X),
         RuntimeError,
@@ -294,16 +380,31 @@ LOSSES: dict[str, Row] = {
     "NaN targets": (
         lambda: problem(loss="mse", data=(X, with_nan(Z))),
         ValueError,
-        "the targets of the first batch must be finite, got NaN in 1 of 10 samples, first in sample 0; drop",
+        (
+            "the targets of the first batch must be finite, got NaN in 1 of 10 samples, first in"
+            " sample 0; drop"
+        ),
     ),
     "NaN data in a later batch": (
         lambda: problem(data=[(X, Y), (with_nan(X), Y)]),
         ValueError,
         "the inputs of batch 1 must be finite, got NaN in 1 of 10 samples",
     ),
-    "NaN in a later batch, gradient": (lambda: later_nan().gradient(), ValueError, "gradient must be finite, got NaN"),
-    "NaN in a later batch, KFAC": (lambda: lh.kfac(later_nan()), ValueError, "the Fisher must be finite.*at '1'"),
-    "NaN in a later batch, EKFAC": (lambda: lh.ekfac(later_nan()), ValueError, "the Fisher must be finite.*at '1'"),
+    "NaN in a later batch, gradient": (
+        lambda: later_nan().gradient(),
+        ValueError,
+        "gradient must be finite, got NaN",
+    ),
+    "NaN in a later batch, KFAC": (
+        lambda: lh.kfac(later_nan()),
+        ValueError,
+        "the Fisher must be finite.*at '1'",
+    ),
+    "NaN in a later batch, EKFAC": (
+        lambda: lh.ekfac(later_nan()),
+        ValueError,
+        "the Fisher must be finite.*at '1'",
+    ),
     "NaN gradient": (
         lambda: function(lambda p: (p["a"] - 1).square().sum().sqrt()).gradient(),
         ValueError,
@@ -314,31 +415,70 @@ LOSSES: dict[str, Row] = {
         ValueError,
         "kind must be one of .*got 'mc'; use kind='monte_carlo'",
     ),
-    "loss that is a float": (lambda: problem(loss=lambda z, y: 1.0), TypeError, "loss must return a tensor, got 1.0"),
+    "loss that is a float": (
+        lambda: problem(loss=lambda z, y: 1.0),
+        TypeError,
+        "loss must return a tensor, got 1.0",
+    ),
     "NaN loss": (
         lambda: problem(loss=lambda z, y: z.mean() * math.nan),
         ValueError,
-        "the loss of the first batch must be finite, got nan; data and parameters are: look for a log",
+        (
+            "the loss of the first batch must be finite, got nan; data and parameters are: look for"
+            " a log"
+        ),
     ),
     "NaN parameters": (
         lambda: problem(nan_parameters()),
         ValueError,
         "the parameter '0.weight' must be finite, got NaN",
     ),
-    "unknown loss": (lambda: problem(loss="crossentropy"), ValueError, "loss must be one of 'cross_entropy', 'mse'"),
-    "loss not callable": (lambda: problem(loss=3), TypeError, "loss must be one of cross_entropy.*a callable, got 3"),
+    "unknown loss": (
+        lambda: problem(loss="crossentropy"),
+        ValueError,
+        "loss must be one of 'cross_entropy', 'mse'",
+    ),
+    "loss not callable": (
+        lambda: problem(loss=3),
+        TypeError,
+        "loss must be one of cross_entropy.*a callable, got 3",
+    ),
     "loss is None": (lambda: problem(loss=None), TypeError, "loss must be .* a callable, got None"),
-    "argmax": (lambda: problem(loss=argmax_loss), ValueError, "loss must depend on the selected parameters.*argmax"),
-    "detach": (lambda: problem(loss=lambda z, y: F.cross_entropy(z.detach(), y)), ValueError, "do not detach"),
-    "no_grad": (lambda: problem(loss=no_grad_loss), ValueError, "loss must depend.*do not detach, use no_grad"),
+    "argmax": (
+        lambda: problem(loss=argmax_loss),
+        ValueError,
+        "loss must depend on the selected parameters.*argmax",
+    ),
+    "detach": (
+        lambda: problem(loss=lambda z, y: F.cross_entropy(z.detach(), y)),
+        ValueError,
+        "do not detach",
+    ),
+    "no_grad": (
+        lambda: problem(loss=no_grad_loss),
+        ValueError,
+        "loss must depend.*do not detach, use no_grad",
+    ),
     "parameters that the loss does not reach": (
         lambda: problem(Spare(), parameters="spare.*"),
         ValueError,
         "loss must depend on the selected parameters",
     ),
-    "float class targets": (lambda: problem(data=(X, Y.float())), ValueError, r"targets must be class indices.*\.long"),
-    "int32 targets": (lambda: problem(data=(X, Y.int())), ValueError, r"dtype int64, got torch.int32; call .long"),
-    "targets (B, 1)": (lambda: problem(data=(X, Y[:, None])), ValueError, r"targets must have shape \(10,\)"),
+    "float class targets": (
+        lambda: problem(data=(X, Y.float())),
+        ValueError,
+        r"targets must be class indices.*\.long",
+    ),
+    "int32 targets": (
+        lambda: problem(data=(X, Y.int())),
+        ValueError,
+        r"dtype int64, got torch.int32; call .long",
+    ),
+    "targets (B, 1)": (
+        lambda: problem(data=(X, Y[:, None])),
+        ValueError,
+        r"targets must have shape \(10,\)",
+    ),
     "classes from 1": (
         lambda: problem(data=(X, Y + 1)),
         ValueError,
@@ -354,7 +494,11 @@ LOSSES: dict[str, Row] = {
         ValueError,
         "reshape the tar",
     ),
-    "nll of logits": (lambda: problem(loss="nll"), ValueError, "must be log-probabilities for nll.*use cross_entropy"),
+    "nll of logits": (
+        lambda: problem(loss="nll"),
+        ValueError,
+        "must be log-probabilities for nll.*use cross_entropy",
+    ),
     "tuple output": (
         lambda: problem(net(Apply(lambda z: (z, z)))),
         TypeError,
@@ -366,28 +510,52 @@ LOSSES: dict[str, Row] = {
         'loss="model" must hold its loss.*name a loss',
     ),
     "loss=model without labels": (
-        lambda: problem(LanguageModel(), "model", {k: v for k, v in sentences().items() if k != "labels"}),
+        lambda: problem(
+            LanguageModel(), "model", {k: v for k, v in sentences().items() if k != "labels"}
+        ),
         TypeError,
         'must hold its loss.*give "labels"',
     ),
     "no labels": (
-        lambda: problem(LanguageModel(), data={k: v for k, v in sentences().items() if k != "labels"}),
+        lambda: problem(
+            LanguageModel(), data={k: v for k, v in sentences().items() if k != "labels"}
+        ),
         TypeError,
         r"data must give \(inputs, targets\).*labels",
     ),
 }
 
 MODELS: dict[str, Row] = {
-    "not a module": (lambda: problem(lambda x: x), TypeError, "model must be a torch.nn.Module.*Problem.from_function"),
-    "no parameters": (lambda: problem(nn.ReLU()), ValueError, "model must have parameters, got ReLU without any"),
-    "all frozen": (lambda: problem(frozen()), ValueError, r"parameters must select .*requires_grad_\(True\)"),
-    "integer parameters": (lambda: problem(integer_parameters()), ValueError, "only frozen, integer or excluded ones"),
+    "not a module": (
+        lambda: problem(lambda x: x),
+        TypeError,
+        "model must be a torch.nn.Module.*Problem.from_function",
+    ),
+    "no parameters": (
+        lambda: problem(nn.ReLU()),
+        ValueError,
+        "model must have parameters, got ReLU without any",
+    ),
+    "all frozen": (
+        lambda: problem(frozen()),
+        ValueError,
+        r"parameters must select .*requires_grad_\(True\)",
+    ),
+    "integer parameters": (
+        lambda: problem(integer_parameters()),
+        ValueError,
+        "only frozen, integer or excluded ones",
+    ),
     "integer params": (
         lambda: function(lambda p: p["a"].sum(), {"a": torch.arange(3)}),
         ValueError,
         r"params\['a'\] must be floating point, got torch.int64",
     ),
-    "complex parameters": (lambda: problem(Complex()), ValueError, "parameter 'phase' must be real floating point"),
+    "complex parameters": (
+        lambda: problem(Complex()),
+        ValueError,
+        "parameter 'phase' must be real floating point",
+    ),
     "lazy parameters": (
         lambda: problem(nn.LazyLinear(3)),
         ValueError,
@@ -398,9 +566,21 @@ MODELS: dict[str, Row] = {
         ValueError,
         r"parameters must match at least one of 0\.weight",
     ),
-    "empty selection": (lambda: problem(parameters=[]), ValueError, "parameters must match at least one of"),
-    "params not a dict": (lambda: function(params=[torch.ones(3)]), TypeError, "params must be a non-empty dict"),
-    "params empty": (lambda: function(params={}), TypeError, "params must be a non-empty dict of name to tensor"),
+    "empty selection": (
+        lambda: problem(parameters=[]),
+        ValueError,
+        "parameters must match at least one of",
+    ),
+    "params not a dict": (
+        lambda: function(params=[torch.ones(3)]),
+        TypeError,
+        "params must be a non-empty dict",
+    ),
+    "params empty": (
+        lambda: function(params={}),
+        TypeError,
+        "params must be a non-empty dict of name to tensor",
+    ),
     "loss_fn not callable": (lambda: function(3), TypeError, "loss_fn must be callable, got 3"),
     "functional dropout": (
         lambda: problem(net(Apply(lambda z: F.dropout(z, 0.5, training=True)))),
@@ -412,15 +592,25 @@ MODELS: dict[str, Row] = {
         ValueError,
         "loss twice",
     ),
-    "uncopyable model": (lambda: problem(Stranger()), TypeError, r"model must survive copy\.deepcopy.*drop"),
-    "norm unknown": (lambda: problem(norm="test"), ValueError, "norm must be one of 'eval', 'train', 'frozen', got"),
+    "uncopyable model": (
+        lambda: problem(Stranger()),
+        TypeError,
+        r"model must survive copy\.deepcopy.*drop",
+    ),
+    "norm unknown": (
+        lambda: problem(norm="test"),
+        ValueError,
+        "norm must be one of 'eval', 'train', 'frozen', got",
+    ),
     "norm=train without batch_size": (
         lambda: problem(batchnorm(), norm="train"),
         ValueError,
         'batch_size must be given with norm="train"',
     ),
     "batch-norm without statistics": (
-        lambda: problem(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))),
+        lambda: problem(
+            nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+        ),
         ValueError,
         "norm must be \"train\": layer '0'.*track_running",
     ),
@@ -429,14 +619,26 @@ MODELS: dict[str, Row] = {
         ValueError,
         'device must be available, got .cuda:99.; use "cpu"',
     ),
-    "inference mode": (in_inference_mode, ValueError, r"a problem must be made outside torch\.inference_mode.*no_grad"),
+    "inference mode": (
+        in_inference_mode,
+        ValueError,
+        r"a problem must be made outside torch\.inference_mode.*no_grad",
+    ),
     "meta device": (
         lambda: problem(nn.Linear(4, 3, device="meta")),
         ValueError,
         "model must be on one device, with data, got meta.*to_empty",
     ),
-    "meta as device": (lambda: problem(device="meta"), ValueError, "device must be one that computes, got 'meta'.*cpu"),
-    "data on meta": (lambda: problem(data=(X.to("meta"), Y)), ValueError, "data must hold numbers, got.*meta device"),
+    "meta as device": (
+        lambda: problem(device="meta"),
+        ValueError,
+        "device must be one that computes, got 'meta'.*cpu",
+    ),
+    "data on meta": (
+        lambda: problem(data=(X.to("meta"), Y)),
+        ValueError,
+        "data must hold numbers, got.*meta device",
+    ),
     "parameters that became NaN": (
         lambda: lh.hessian(spoiled()),
         ValueError,
@@ -447,23 +649,67 @@ MODELS: dict[str, Row] = {
         ValueError,
         "theta must be finite, got NaN or infinity in 'weight'; load a checkpoint",
     ),
-    "parameters as tensors": (lambda: problem(parameters=[Z]), TypeError, "pass names, as in parameters="),
-    "parameters by number": (lambda: problem(parameters=3), TypeError, "parameters must be a glob, a list of globs"),
-    "missing device of a function": (lambda: function(device="cuda:99"), ValueError, "device must be available"),
-    "no such device": (lambda: problem(device="gpu"), ValueError, 'device must be available, got .gpu.; use "cpu"'),
-    "integer dtype": (lambda: problem(dtype=torch.int32), ValueError, "dtype must be torch.float32.*got torch.int32"),
-    "half precision": (lambda: problem(dtype=torch.float16), ValueError, "dtype must be .*torch.bfloat16"),
-    "dtype by name": (lambda: problem(dtype="float64"), ValueError, "dtype must be .*got 'float64'"),
+    "parameters as tensors": (
+        lambda: problem(parameters=[Z]),
+        TypeError,
+        "pass names, as in parameters=",
+    ),
+    "parameters by number": (
+        lambda: problem(parameters=3),
+        TypeError,
+        "parameters must be a glob, a list of globs",
+    ),
+    "missing device of a function": (
+        lambda: function(device="cuda:99"),
+        ValueError,
+        "device must be available",
+    ),
+    "no such device": (
+        lambda: problem(device="gpu"),
+        ValueError,
+        'device must be available, got .gpu.; use "cpu"',
+    ),
+    "integer dtype": (
+        lambda: problem(dtype=torch.int32),
+        ValueError,
+        "dtype must be torch.float32.*got torch.int32",
+    ),
+    "half precision": (
+        lambda: problem(dtype=torch.float16),
+        ValueError,
+        "dtype must be .*torch.bfloat16",
+    ),
+    "dtype by name": (
+        lambda: problem(dtype="float64"),
+        ValueError,
+        "dtype must be .*got 'float64'",
+    ),
     "theta of another length": (
         lambda: MLP.loss(torch.ones(3)),
         ValueError,
         r"theta must be a tensor of shape \(43,\)",
     ),
-    "theta as a list": (lambda: MLP.gradient([0.0] * 43), ValueError, r"theta must be a tensor of shape \(43,\)"),
+    "theta as a list": (
+        lambda: MLP.gradient([0.0] * 43),
+        ValueError,
+        r"theta must be a tensor of shape \(43,\)",
+    ),
     "theta with NaN": (lambda: MLP.at(with_nan(ones)), ValueError, "theta must be finite"),
-    "theta with unknown names": (lambda: MLP.at({"conv": ones}), ValueError, "theta must name parameters.*got conv"),
-    "theta with wrong shapes": (lambda: MLP.at({"0.bias": ones}), ValueError, r"0\.bias must have shape \(5,\)"),
-    "theta with lists": (lambda: MLP.at({"0.bias": [0.0] * 5}), TypeError, r"0\.bias must be a tensor, got \[0\.0"),
+    "theta with unknown names": (
+        lambda: MLP.at({"conv": ones}),
+        ValueError,
+        "theta must name parameters.*got conv",
+    ),
+    "theta with wrong shapes": (
+        lambda: MLP.at({"0.bias": ones}),
+        ValueError,
+        r"0\.bias must have shape \(5,\)",
+    ),
+    "theta with lists": (
+        lambda: MLP.at({"0.bias": [0.0] * 5}),
+        TypeError,
+        r"0\.bias must be a tensor, got \[0\.0",
+    ),
     "restricting to no name": (
         lambda: MLP.restrict("conv*"),
         ValueError,
@@ -474,18 +720,46 @@ MODELS: dict[str, Row] = {
         TypeError,
         r"called as loss_fn\(params, batch",
     ),
-    "loss_fn with a batch": (lambda: function(lambda p, batch: p["a"].sum()), TypeError, r"loss_fn\(params\)"),
+    "loss_fn with a batch": (
+        lambda: function(lambda p, batch: p["a"].sum()),
+        TypeError,
+        r"loss_fn\(params\)",
+    ),
     "held-out data of another kind": (lambda: MLP.on(iter([])), TypeError, r"pass list\(data\)"),
 }
 
 OPERATORS: dict[str, Row] = {
-    "not square": (lambda: lh.operator(np.ones((2, 3))), ValueError, r"matrix must be square.*got shape \(2, 3\)"),
+    "not square": (
+        lambda: lh.operator(np.ones((2, 3))),
+        ValueError,
+        r"matrix must be square.*got shape \(2, 3\)",
+    ),
     "a vector": (lambda: lh.operator(np.ones(3)), ValueError, "matrix must be square"),
-    "empty matrix": (lambda: lh.operator(np.ones((0, 0))), ValueError, "matrix must be square and not empty"),
-    "NaN matrix": (lambda: lh.operator(with_nan(torch.eye(3))), ValueError, "matrix must hold finite numbers only"),
-    "NaN sparse matrix": (lambda: lh.operator(scipy.sparse.diags([1.0, math.nan])), ValueError, "finite numbers only"),
-    "complex matrix": (lambda: lh.operator(np.eye(2) * 1j), ValueError, "matrix must be real, got torch.complex128"),
-    "boolean matrix": (lambda: lh.operator(np.eye(2) > 0), ValueError, "matrix must be real, got torch.bool"),
+    "empty matrix": (
+        lambda: lh.operator(np.ones((0, 0))),
+        ValueError,
+        "matrix must be square and not empty",
+    ),
+    "NaN matrix": (
+        lambda: lh.operator(with_nan(torch.eye(3))),
+        ValueError,
+        "matrix must hold finite numbers only",
+    ),
+    "NaN sparse matrix": (
+        lambda: lh.operator(scipy.sparse.diags([1.0, math.nan])),
+        ValueError,
+        "finite numbers only",
+    ),
+    "complex matrix": (
+        lambda: lh.operator(np.eye(2) * 1j),
+        ValueError,
+        "matrix must be real, got torch.complex128",
+    ),
+    "boolean matrix": (
+        lambda: lh.operator(np.eye(2) > 0),
+        ValueError,
+        "matrix must be real, got torch.bool",
+    ),
     "asymmetric, declared symmetric": (
         lambda: lh.operator(np.triu(np.ones((3, 3))), symmetric=True),
         ValueError,
@@ -496,18 +770,46 @@ OPERATORS: dict[str, Row] = {
         ValueError,
         "matrix must be symmetric.*pass symmetric=False",
     ),
-    "ragged rows": (lambda: lh.operator([[1, 2], [3]]), TypeError, "matrix must be a square array of numbers, got"),
-    "nothing as a matrix": (lambda: lh.operator(None), TypeError, "matrix must be a square array of numbers, got None"),
-    "a problem as a matrix": (lambda: lh.operator(MLP), TypeError, r"square array of numbers.*lh\.hessian\(problem\)"),
-    "identity like a problem": (lambda: lh.identity(MLP), TypeError, r"call lh\.hessian\(problem\)"),
-    "restrict by mask": (lambda: A.restrict(torch.ones(8, dtype=torch.bool)), ValueError, r"pass mask\.nonzero\(\)"),
-    "restrict to one number": (lambda: A.restrict(3), TypeError, "which must be names or a list of integers, got 3"),
+    "ragged rows": (
+        lambda: lh.operator([[1, 2], [3]]),
+        TypeError,
+        "matrix must be a square array of numbers, got",
+    ),
+    "nothing as a matrix": (
+        lambda: lh.operator(None),
+        TypeError,
+        "matrix must be a square array of numbers, got None",
+    ),
+    "a problem as a matrix": (
+        lambda: lh.operator(MLP),
+        TypeError,
+        r"square array of numbers.*lh\.hessian\(problem\)",
+    ),
+    "identity like a problem": (
+        lambda: lh.identity(MLP),
+        TypeError,
+        r"call lh\.hessian\(problem\)",
+    ),
+    "restrict by mask": (
+        lambda: A.restrict(torch.ones(8, dtype=torch.bool)),
+        ValueError,
+        r"pass mask\.nonzero\(\)",
+    ),
+    "restrict to one number": (
+        lambda: A.restrict(3),
+        TypeError,
+        "which must be names or a list of integers, got 3",
+    ),
     "a matrix as a problem": (
         lambda: lh.hessian(torch.eye(3)),
         TypeError,
         r"problem must be .*lh\.Problem\(model, loss",
     ),
-    "a model as a problem": (lambda: lh.ggn(net()), TypeError, r"make one with lh\.Problem\(model, loss, data\)"),
+    "a model as a problem": (
+        lambda: lh.ggn(net()),
+        TypeError,
+        r"make one with lh\.Problem\(model, loss, data\)",
+    ),
     "short vector": (
         lambda: H @ torch.ones(3),
         ValueError,
@@ -516,9 +818,16 @@ OPERATORS: dict[str, Row] = {
     "a list of tensors": (
         lambda: A @ [torch.ones(4), torch.ones(4)],
         ValueError,
-        r"right-hand side of @ must be one tensor of 8 rows, got a list of tensors.*join them by torch\.cat",
+        (
+            r"right-hand side of @ must be one tensor of 8 rows, got a list of tensors.*join them"
+            r" by torch\.cat"
+        ),
     ),
-    "too few tensors": (lambda: H @ [ones], ValueError, "must hold 4 tensors, one for each parameter, got 1"),
+    "too few tensors": (
+        lambda: H @ [ones],
+        ValueError,
+        "must hold 4 tensors, one for each parameter, got 1",
+    ),
     "tensors of other shapes": (
         lambda: H @ [torch.ones(5, 4), torch.ones(5), torch.ones(5, 3), torch.ones(3)],
         ValueError,
@@ -529,21 +838,37 @@ OPERATORS: dict[str, Row] = {
         ValueError,
         r"must hold a tensor for every parameter of the operator, got .*bias",
     ),
-    "a row on the left": (lambda: torch.ones(7) @ H, ValueError, r"left-hand side of @ must have shape \(43,\) or \(k"),
+    "a row on the left": (
+        lambda: torch.ones(7) @ H,
+        ValueError,
+        r"left-hand side of @ must have shape \(43,\) or \(k",
+    ),
     "row vector": (lambda: H @ ones[None], ValueError, "right-hand side of @ must have shape"),
-    "three dimensions": (lambda: H @ torch.ones(43, 1, 1), ValueError, "right-hand side of @ must have shape"),
+    "three dimensions": (
+        lambda: H @ torch.ones(43, 1, 1),
+        ValueError,
+        "right-hand side of @ must have shape",
+    ),
     "integer vector": (
         lambda: H @ torch.ones(43, dtype=torch.long),
         ValueError,
         "must be real floating point, got torch.int",
     ),
-    "complex vector": (lambda: H @ (1j * ones), ValueError, "must be real floating point, got torch.complex64"),
+    "complex vector": (
+        lambda: H @ (1j * ones),
+        ValueError,
+        "must be real floating point, got torch.complex64",
+    ),
     "operators of different orders": (
         lambda: H + A,
         ValueError,
         r"operators of \+ must have the same order, got 43 and 8",
     ),
-    "product of different orders": (lambda: H @ A, ValueError, "operators of @ must have the same order"),
+    "product of different orders": (
+        lambda: H @ A,
+        ValueError,
+        "operators of @ must have the same order",
+    ),
     "infinite factor": (lambda: math.inf * H, ValueError, "the factor must be finite, got inf"),
     "operator plus number": (
         lambda: H + 1e-3,
@@ -565,7 +890,11 @@ OPERATORS: dict[str, Row] = {
         ValueError,
         r"have named parameters.*restrict\(\[0, 1, …\]\)",
     ),
-    "restrict outside": (lambda: A.restrict([0, 8]), ValueError, r"which must hold indices in \[0, 7\], got 0 … 8"),
+    "restrict outside": (
+        lambda: A.restrict([0, 8]),
+        ValueError,
+        r"which must hold indices in \[0, 7\], got 0 … 8",
+    ),
     "restrict twice": (lambda: A.restrict([1, 1]), ValueError, "which must hold each index once"),
     "overlapping blocks": (
         lambda: H.block_diagonal({"a": "0.*", "b": "*.bias"}),
@@ -573,7 +902,11 @@ OPERATORS: dict[str, Row] = {
         "blocks must not overlap",
     ),
     "blocks of a matrix": (lambda: A.block_diagonal(), ValueError, "must have named parameters"),
-    "mode unknown": (lambda: lh.hessian(MLP, mode="backward"), ValueError, "mode must be one of 'auto', 'reverse'"),
+    "mode unknown": (
+        lambda: lh.hessian(MLP, mode="backward"),
+        ValueError,
+        "mode must be one of 'auto', 'reverse'",
+    ),
     "negative memory": (
         lambda: lh.hessian(MLP, memory=-1),
         ValueError,
@@ -592,7 +925,10 @@ OPERATORS: dict[str, Row] = {
     "GGN of a function": (
         lambda: lh.ggn(function()),
         TypeError,
-        "the problem must be made of a model and a loss of its output.*the output function and loss= apart",
+        (
+            "the problem must be made of a model and a loss of its output.*the output function and"
+            " loss= apart"
+        ),
     ),
     "GGN of a model with a loss of more terms": (
         lambda: lh.ggn(problem(Penalised(), "model", sentences())),
@@ -619,52 +955,100 @@ OPERATORS: dict[str, Row] = {
         ValueError,
         "norm must be",
     ),
-    "KFAC of a model": (lambda: lh.kfac(net()), TypeError, r"make one with lh\.Problem\(model, loss, data\)"),
-    "KFAC of a function": (lambda: lh.kfac(function()), (TypeError, ValueError), "must be made of a model and a loss"),
+    "KFAC of a model": (
+        lambda: lh.kfac(net()),
+        TypeError,
+        r"make one with lh\.Problem\(model, loss, data\)",
+    ),
+    "KFAC of a function": (
+        lambda: lh.kfac(function()),
+        (TypeError, ValueError),
+        "must be made of a model and a loss",
+    ),
 }
 
 ESTIMATORS: dict[str, Row] = {
-    "depth of 0": (lambda: lh.spectrum(A, depth=0), ValueError, r"depth must be an integer in \[1, 8\], got 0"),
+    "depth of 0": (
+        lambda: lh.spectrum(A, depth=0),
+        ValueError,
+        r"depth must be an integer in \[1, 8\], got 0",
+    ),
     "depth beyond P": (
         lambda: lh.spectrum(A, depth=9),
         ValueError,
         r"depth must .*\[1, 8\], got 9; .*dense\(\) is exact",
     ),
     "half a depth": (lambda: lh.spectrum(A, depth=2.5), TypeError, "depth must be an integer"),
-    "no probes": (lambda: lh.spectrum(A, probes=0), ValueError, "probes must be an integer of at least 1, got 0"),
+    "no probes": (
+        lambda: lh.spectrum(A, probes=0),
+        ValueError,
+        "probes must be an integer of at least 1, got 0",
+    ),
     "one probe for moments": (
         lambda: lh.moments(A, 3, probes=1),
         ValueError,
         "probes must .*2, got 1; the standard error",
     ),
-    "no moments": (lambda: lh.moments(A, 0), ValueError, "count must be an integer of at least 1, got 0"),
+    "no moments": (
+        lambda: lh.moments(A, 0),
+        ValueError,
+        "count must be an integer of at least 1, got 0",
+    ),
     "basis unknown": (
         lambda: lh.moments(A, 3, basis="hermite"),
         ValueError,
         "basis must be one of 'power', 'chebyshev'",
     ),
-    "bounds backwards": (lambda: lh.moments(A, 3, bounds=(1.0, -1.0)), ValueError, "bounds must be two finite numbers"),
+    "bounds backwards": (
+        lambda: lh.moments(A, 3, bounds=(1.0, -1.0)),
+        ValueError,
+        "bounds must be two finite numbers",
+    ),
     "bounds too narrow": (
         lambda: lh.moments(A, 20, basis="chebyshev", bounds=(-0.1, 0.1)),
         ValueError,
         "pass wider bounds",
     ),
-    "no pairs": (lambda: lh.eigenpairs(A, k=0), ValueError, r"k must be an integer in \[1, 8\], got 0"),
+    "no pairs": (
+        lambda: lh.eigenpairs(A, k=0),
+        ValueError,
+        r"k must be an integer in \[1, 8\], got 0",
+    ),
     "more pairs than P": (
         lambda: lh.eigenpairs(A, k=9),
         ValueError,
         r"k must .*\[1, 8\], got 9; .*P has P eigenvalues",
     ),
-    "which unknown": (lambda: lh.eigenpairs(A, 1, "LM"), ValueError, "which must be one of 'largest', 'smallest'"),
+    "which unknown": (
+        lambda: lh.eigenpairs(A, 1, "LM"),
+        ValueError,
+        "which must be one of 'largest', 'smallest'",
+    ),
     "negative tol": (
         lambda: lh.eigenpairs(A, 1, tol=-1.0),
         ValueError,
         "tol must be a finite number above 0, got -1.0",
     ),
-    "tol of 0": (lambda: lh.trace(H, tol=0), ValueError, "tol must be a finite number above 0, got 0"),
-    "tol of NaN": (lambda: lh.trace(H, tol=math.nan), ValueError, "tol must be a finite number above 0, got nan"),
-    "tol as text": (lambda: lh.frobenius_norm(H, tol="1%"), TypeError, "tol must be a number above 0, got '1%'"),
-    "negative seed": (lambda: lh.spectrum(A, seed=-1), ValueError, "seed must be an integer of at least 0, got -1"),
+    "tol of 0": (
+        lambda: lh.trace(H, tol=0),
+        ValueError,
+        "tol must be a finite number above 0, got 0",
+    ),
+    "tol of NaN": (
+        lambda: lh.trace(H, tol=math.nan),
+        ValueError,
+        "tol must be a finite number above 0, got nan",
+    ),
+    "tol as text": (
+        lambda: lh.frobenius_norm(H, tol="1%"),
+        TypeError,
+        "tol must be a number above 0, got '1%'",
+    ),
+    "negative seed": (
+        lambda: lh.spectrum(A, seed=-1),
+        ValueError,
+        "seed must be an integer of at least 0, got -1",
+    ),
     "half a seed": (
         lambda: lh.eigenpairs(lh.operator(torch.eye(300)), 1, seed=1.5),
         TypeError,
@@ -675,14 +1059,26 @@ ESTIMATORS: dict[str, Row] = {
         ValueError,
         "seed must be an integer of at le",
     ),
-    "method unknown": (lambda: lh.trace(H, method="exactly"), ValueError, "method must be one of 'auto', 'exact'"),
-    "logdet method unknown": (lambda: lh.logdet(SPD, method="lu"), ValueError, "method must be one of 'slq'"),
+    "method unknown": (
+        lambda: lh.trace(H, method="exactly"),
+        ValueError,
+        "method must be one of 'auto', 'exact'",
+    ),
+    "logdet method unknown": (
+        lambda: lh.logdet(SPD, method="lu"),
+        ValueError,
+        "method must be one of 'slq'",
+    ),
     "probe unknown": (
         lambda: lh.trace(Products(torch.eye(40)), probe="uniform"),
         ValueError,
         "probe must be one of 'rade",
     ),
-    "exact trace of products": (lambda: lh.trace(Products(torch.eye(40)), method="exact"), ValueError, "method='auto'"),
+    "exact trace of products": (
+        lambda: lh.trace(Products(torch.eye(40)), method="exact"),
+        ValueError,
+        "method='auto'",
+    ),
     "no products allowed": (
         lambda: lh.trace(Products(torch.eye(40)), max_matvecs=0),
         ValueError,
@@ -698,26 +1094,66 @@ ESTIMATORS: dict[str, Row] = {
         ValueError,
         "max_memory must hold .* bytes.*raise it, or ask for fewer pairs",
     ),
-    "asymmetric eigenpairs": (lambda: lh.eigenpairs(SKEW), ValueError, "operator of eigenpairs must be symmetric"),
-    "asymmetric spectrum": (lambda: lh.spectrum(SKEW), ValueError, "operator of spectrum must be symmetric"),
+    "asymmetric eigenpairs": (
+        lambda: lh.eigenpairs(SKEW),
+        ValueError,
+        "operator of eigenpairs must be symmetric",
+    ),
+    "asymmetric spectrum": (
+        lambda: lh.spectrum(SKEW),
+        ValueError,
+        "operator of spectrum must be symmetric",
+    ),
     "hutch++ of an asymmetric matrix": (
         lambda: lh.trace(SKEW, method="hutch++"),
         ValueError,
         "method must be 'hutchinson'",
     ),
-    "a problem for eigenpairs": (lambda: lh.eigenpairs(MLP), TypeError, r"call lh\.hessian\(problem\)"),
-    "an asymmetric matrix": (lambda: lh.eigenpairs(torch.ones(3, 3).triu()), ValueError, "must be symmetric"),
-    "a matrix that is not square": (lambda: lh.trace(torch.ones(3, 2)), ValueError, "matrix must be square"),
-    "a problem for trace": (lambda: lh.trace(MLP), TypeError, "operator must be an operator or a matrix"),
-    "a problem for diagonal": (lambda: lh.diagonal(MLP), TypeError, "operator must be an operator or a matrix"),
-    "a problem for a norm": (lambda: lh.frobenius_norm(MLP), TypeError, "operator must be an operator or a matrix"),
-    "NaN in a later batch": (lambda: lh.trace(lh.hessian(later_nan())), ValueError, "finite .*look for a NaN"),
+    "a problem for eigenpairs": (
+        lambda: lh.eigenpairs(MLP),
+        TypeError,
+        r"call lh\.hessian\(problem\)",
+    ),
+    "an asymmetric matrix": (
+        lambda: lh.eigenpairs(torch.ones(3, 3).triu()),
+        ValueError,
+        "must be symmetric",
+    ),
+    "a matrix that is not square": (
+        lambda: lh.trace(torch.ones(3, 2)),
+        ValueError,
+        "matrix must be square",
+    ),
+    "a problem for trace": (
+        lambda: lh.trace(MLP),
+        TypeError,
+        "operator must be an operator or a matrix",
+    ),
+    "a problem for diagonal": (
+        lambda: lh.diagonal(MLP),
+        TypeError,
+        "operator must be an operator or a matrix",
+    ),
+    "a problem for a norm": (
+        lambda: lh.frobenius_norm(MLP),
+        TypeError,
+        "operator must be an operator or a matrix",
+    ),
+    "NaN in a later batch": (
+        lambda: lh.trace(lh.hessian(later_nan())),
+        ValueError,
+        "finite .*look for a NaN",
+    ),
     "NaN in a later batch, diagonal": (
         lambda: lh.diagonal(lh.hessian(later_nan())),
         ValueError,
         "finite .*look for a NaN",
     ),
-    "NaN in a later batch, spectrum": (lambda: lh.spectrum(lh.hessian(later_nan()), 4), ValueError, "finite.*for NaN"),
+    "NaN in a later batch, spectrum": (
+        lambda: lh.spectrum(lh.hessian(later_nan()), 4),
+        ValueError,
+        "finite.*for NaN",
+    ),
     "a model for a landscape": (
         lambda: lh.landscape(net()),
         TypeError,
@@ -728,13 +1164,21 @@ ESTIMATORS: dict[str, Row] = {
         TypeError,
         r"make one with lh\.Problem\(model, loss, data\)",
     ),
-    "a model for measure": (lambda: lh.measure(net()), TypeError, r"make one with lh\.Problem\(model, loss, data\)"),
+    "a model for measure": (
+        lambda: lh.measure(net()),
+        TypeError,
+        r"make one with lh\.Problem\(model, loss, data\)",
+    ),
     "a model for the rank bound": (
         lambda: lh.rank_bound(net()),
         TypeError,
         r"make one with lh\.Problem\(model, loss, data\)",
     ),
-    "a short direction": (lambda: lh.landscape(MLP, torch.ones(3)), ValueError, r"directions must have shape \(43,\)"),
+    "a short direction": (
+        lambda: lh.landscape(MLP, torch.ones(3)),
+        ValueError,
+        r"directions must have shape \(43,\)",
+    ),
     "one probe for a diagonal": (
         lambda: lh.diagonal(A, probes=1),
         ValueError,
@@ -745,8 +1189,16 @@ ESTIMATORS: dict[str, Row] = {
         ValueError,
         "operator must have named parameters.*call trace",
     ),
-    "logdet of an indefinite matrix": (lambda: lh.logdet(A), ValueError, "must be positive definite.*add a shift"),
-    "exact logdet of an indefinite matrix": (lambda: lh.logdet(A, method="exact"), ValueError, "add a shift"),
+    "logdet of an indefinite matrix": (
+        lambda: lh.logdet(A),
+        ValueError,
+        "must be positive definite.*add a shift",
+    ),
+    "exact logdet of an indefinite matrix": (
+        lambda: lh.logdet(A, method="exact"),
+        ValueError,
+        "add a shift",
+    ),
     "log of negative eigenvalues": (
         lambda: lh.trace_function(A, np.log),
         ValueError,
@@ -757,22 +1209,46 @@ ESTIMATORS: dict[str, Row] = {
         ValueError,
         "function must be element-wise",
     ),
-    "inverse of an indefinite matrix": (lambda: lh.inverse(A) @ torch.ones(8).double(), ValueError, "raise damping"),
-    "level of 2": (lambda: lh.trace(H).interval(level=2), ValueError, r"level must lie in \(0, 1\), got 2"),
-    "negative order": (lambda: lh.spectrum(A).moment(-1), ValueError, "order must be an integer of at least 0, got -1"),
+    "inverse of an indefinite matrix": (
+        lambda: lh.inverse(A) @ torch.ones(8).double(),
+        ValueError,
+        "raise damping",
+    ),
+    "level of 2": (
+        lambda: lh.trace(H).interval(level=2),
+        ValueError,
+        r"level must lie in \(0, 1\), got 2",
+    ),
+    "negative order": (
+        lambda: lh.spectrum(A).moment(-1),
+        ValueError,
+        "order must be an integer of at least 0, got -1",
+    ),
     "one point of a landscape": (
         lambda: lh.landscape(MLP, points=1),
         ValueError,
         "points must be an integer of at least 2",
     ),
-    "variance of one sample": (lambda: lh.variance(problem(data=(X[:1], Y[:1]))), ValueError, "two samples or more"),
+    "variance of one sample": (
+        lambda: lh.variance(problem(data=(X[:1], Y[:1]))),
+        ValueError,
+        "two samples or more",
+    ),
     "sharpness of radius 0": (
         lambda: lh.sharpness(MLP, radius=0.0),
         ValueError,
         "radius must be a finite number above 0",
     ),
-    "measure the unknown": (lambda: lh.measure(MLP, what=("traces",)), ValueError, "what must be one of"),
-    "measure nothing": (lambda: lh.measure(MLP, what=()), ValueError, "what must name at least one quantity"),
+    "measure the unknown": (
+        lambda: lh.measure(MLP, what=("traces",)),
+        ValueError,
+        "what must be one of",
+    ),
+    "measure nothing": (
+        lambda: lh.measure(MLP, what=()),
+        ValueError,
+        "what must name at least one quantity",
+    ),
     "loading a missing file": (
         lambda: lh.Result.load("/nowhere/r.json"),
         FileNotFoundError,
@@ -797,22 +1273,66 @@ ARPACK = {
 }
 
 ALGEBRA = {
-    "array added": (lambda: A + np.eye(8), TypeError, r"other side of \+ must be an operator.*lh.operator\(matrix\)"),
-    "added to an array": (lambda: np.eye(8) + A, TypeError, r"other side of \+ must be an operator.*lh.operator"),
-    "tensor subtracted": (lambda: A - torch.eye(8), TypeError, "other side of − must be an operator.*lh.operator"),
-    "subtracted from a sparse matrix": (lambda: scipy.sparse.eye_array(8) - A, TypeError, "must be an operator.*lh.op"),
-    "times a vector": (lambda: A * torch.ones(8), TypeError, "factor of an operator must be one real number.*A @ v"),
-    "times an operator": (lambda: A * A, TypeError, "factor of an operator must be one real number.*A @ B"),
-    "times a complex number": (lambda: A * 2j, TypeError, "factor of an operator must be one real number, got 2j"),
-    "product with None": (lambda: A @ None, TypeError, "right-hand side of @ must be a tensor or an array.*got None"),
-    "product with objects": (lambda: A @ np.ones(8, dtype=object), TypeError, r"dtype object; .*astype\(float\)"),
+    "array added": (
+        lambda: A + np.eye(8),
+        TypeError,
+        r"other side of \+ must be an operator.*lh.operator\(matrix\)",
+    ),
+    "added to an array": (
+        lambda: np.eye(8) + A,
+        TypeError,
+        r"other side of \+ must be an operator.*lh.operator",
+    ),
+    "tensor subtracted": (
+        lambda: A - torch.eye(8),
+        TypeError,
+        "other side of − must be an operator.*lh.operator",
+    ),
+    "subtracted from a sparse matrix": (
+        lambda: scipy.sparse.eye_array(8) - A,
+        TypeError,
+        "must be an operator.*lh.op",
+    ),
+    "times a vector": (
+        lambda: A * torch.ones(8),
+        TypeError,
+        "factor of an operator must be one real number.*A @ v",
+    ),
+    "times an operator": (
+        lambda: A * A,
+        TypeError,
+        "factor of an operator must be one real number.*A @ B",
+    ),
+    "times a complex number": (
+        lambda: A * 2j,
+        TypeError,
+        "factor of an operator must be one real number, got 2j",
+    ),
+    "product with None": (
+        lambda: A @ None,
+        TypeError,
+        "right-hand side of @ must be a tensor or an array.*got None",
+    ),
+    "product with objects": (
+        lambda: A @ np.ones(8, dtype=object),
+        TypeError,
+        r"dtype object; .*astype\(float\)",
+    ),
     "a tensor missing in a list": (
         lambda: H @ [*(torch.ones(s) for s in MLP.space.shapes[:-1]), None],
         TypeError,
         "right-hand side of @, at '2.bias', must be a tensor",
     ),
-    "matrix of objects": (lambda: lh.trace(np.eye(3, dtype=object)), TypeError, r"dtype object; .*astype\(float\)"),
-    "matrix on meta": (lambda: lh.trace(torch.eye(3, device="meta")), ValueError, "matrix must hold numbers.*meta"),
+    "matrix of objects": (
+        lambda: lh.trace(np.eye(3, dtype=object)),
+        TypeError,
+        r"dtype object; .*astype\(float\)",
+    ),
+    "matrix on meta": (
+        lambda: lh.trace(torch.eye(3, device="meta")),
+        ValueError,
+        "matrix must hold numbers.*meta",
+    ),
 }
 
 ERRORS = {**DATA, **LOSSES, **MODELS, **OPERATORS, **ESTIMATORS, **ARPACK, **ALGEBRA}

@@ -15,18 +15,25 @@ from lambdahat.problem import Problem
 def dense_hessian(problem: Problem) -> Tensor:
     """∂²L/∂θ² (P, P), one row at a time by plain autograd.
 
-    Not by ``torch.func.hessian``: on torch 2.13 its nested vmap gives rows of batch-norm (train) and layer-norm
-    weights that finite differences contradict.
+    Not by ``torch.func.hessian``: on torch 2.13 its nested vmap gives rows of batch-norm (train)
+    and layer-norm weights that finite differences contradict.
     """
     theta = problem.vector.requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):
-        loss = sum(weight * problem.batch_loss(problem.named(theta), batch) for weight, batch in problem.weighted())
+        loss = sum(
+            weight * problem.batch_loss(problem.named(theta), batch)
+            for weight, batch in problem.weighted()
+        )
     (slope,) = torch.autograd.grad(loss, theta, create_graph=True)
-    return torch.stack([torch.autograd.grad(s, theta, retain_graph=True, materialize_grads=True)[0] for s in slope])
+    return torch.stack(
+        [torch.autograd.grad(s, theta, retain_graph=True, materialize_grads=True)[0] for s in slope]
+    )
 
 
 def jacobians(problem: Problem) -> Iterator[tuple[float, Batch, Tensor, Tensor]]:
-    """For each batch its weight, itself, the output z (B, C) and the Jacobian (B, C, P), row by row."""
+    """For each batch its weight, itself, the output z (B, C) and the Jacobian (B, C, P), row by
+    row.
+    """
     theta = problem.vector.requires_grad_()
     for weight, batch in problem.weighted():
         with sdpa_kernel(SDPBackend.MATH):
@@ -39,7 +46,9 @@ def dense_ggn(problem: Problem) -> Tensor:
     """Σ_b w_b Jᵀ (∂²L_b/∂z²) J, everything dense."""
     total = torch.zeros(problem.num_parameters, problem.num_parameters, dtype=torch.float64)
     for weight, batch, z, jacobian in jacobians(problem):
-        flat = torch.autograd.functional.hessian(lambda z, batch=batch: problem.output_loss(z, batch), z)
+        flat = torch.autograd.functional.hessian(
+            lambda z, batch=batch: problem.output_loss(z, batch), z
+        )
         curvature = flat.reshape(z.numel(), z.numel())
         j = jacobian.reshape(z.numel(), -1)
         total += weight * j.T @ curvature @ j
@@ -59,12 +68,18 @@ def dense_second_moment(problem: Problem) -> Tensor:
 
 
 def per_sample(problem: Problem, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient (n, P) of every sample's own loss and its Hessian times the columns of (P, k), as (n, P, k)."""
+    """The gradient (n, P) of every sample's own loss and its Hessian times the columns of (P,
+    k), as (n, P, k).
+    """
     theta = problem.vector.requires_grad_()
     gradients, products = [], []
-    for single in (take(batch, torch.tensor([i])) for batch in problem.batches for i in range(batch.size)):
+    for single in (
+        take(batch, torch.tensor([i])) for batch in problem.batches for i in range(batch.size)
+    ):
         with sdpa_kernel(SDPBackend.MATH):
-            (slope,) = torch.autograd.grad(problem.batch_loss(problem.named(theta), single), theta, create_graph=True)
+            (slope,) = torch.autograd.grad(
+                problem.batch_loss(problem.named(theta), single), theta, create_graph=True
+            )
         columns = [torch.autograd.grad(slope, theta, v, retain_graph=True)[0] for v in vectors.T]
         gradients.append(slope.detach())
         products.append(torch.stack(columns, dim=1))

@@ -33,7 +33,9 @@ def mlp() -> nn.Module:
 def batchnorm() -> nn.Module:
     """With dropout, batch-norm of odd statistics and a frozen parameter, in train mode."""
     model = seeded(
-        lambda: nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, C))
+        lambda: nn.Sequential(
+            nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, C)
+        )
     )
     model[1].running_mean += 0.3
     model[1].running_var *= 2.0
@@ -41,7 +43,9 @@ def batchnorm() -> nn.Module:
     return model.train()
 
 
-def plain(model: nn.Module, loss: Callable[[Any, Any], Tensor], x: Any, y: Any) -> tuple[float, Tensor]:
+def plain(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], x: Any, y: Any
+) -> tuple[float, Tensor]:
     """Loss and gradient of one whole batch, by torch alone."""
     chosen = [p for p in model.parameters() if p.requires_grad]
     value = loss(model(x), y)

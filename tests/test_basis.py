@@ -26,8 +26,12 @@ def diagonal(values: torch.Tensor) -> LinearOperator:
 
 
 def spiked(dtype: torch.dtype) -> tuple[LinearOperator, torch.Tensor]:
-    """A few large eigenvalues over a bulk, which Lanczos finds again and again once it loses orthogonality; a start."""
-    values = torch.cat([torch.linspace(0, 1, P - 5), torch.tensor([10.0, 20.0, 40.0, 80.0, 160.0])]).to(dtype)
+    """A few large eigenvalues over a bulk, which Lanczos finds again and again once it loses
+    orthogonality; a start.
+    """
+    values = torch.cat(
+        [torch.linspace(0, 1, P - 5), torch.tensor([10.0, 20.0, 40.0, 80.0, 160.0])]
+    ).to(dtype)
     return diagonal(values), torch.randn(P, generator=generator(0, "start"), dtype=dtype)
 
 
@@ -37,9 +41,12 @@ def test_every_eigenvalue_is_found_once(place, dtype):
     operator, start = spiked(dtype)
     run = lanczos(operator, start, DEPTH, place=place)
     nodes, weights, _ = run.ritz()
-    rounded = place == "half" and dtype == torch.float32  # eigenvectors of one coordinate are the worst case
+    # eigenvectors of one coordinate are the worst case
+    rounded = place == "half" and dtype == torch.float32
     close = 1e-2 if rounded else 1e-3
-    assert torch.allclose(nodes[nodes > 1.5], torch.tensor([10.0, 20, 40, 80, 160]).double(), rtol=1e-5, atol=close)
+    assert torch.allclose(
+        nodes[nodes > 1.5], torch.tensor([10.0, 20, 40, 80, 160]).double(), rtol=1e-5, atol=close
+    )
     assert run.noise < 0.2
     expected = (start * (operator @ start)).double().sum() / start.double().square().sum()
     assert float(weights @ nodes) == pytest.approx(float(expected), rel=1e-5)
@@ -89,17 +96,27 @@ def test_spectrum_is_the_same_wherever_the_basis_is(basis):
 
 @pytest.mark.parametrize(
     ("room", "device", "place"),
-    [(2560, CPU, "device"), (2559, CPU, "half"), (10, CPU, "half"), (700, CUDA, "half"), (699, CUDA, "host")],
+    [
+        (2560, CPU, "device"),
+        (2559, CPU, "half"),
+        (10, CPU, "half"),
+        (700, CUDA, "half"),
+        (699, CUDA, "host"),
+    ],
 )
 def test_auto_takes_the_first_place_that_fits(room, device, place):
     assert basis_bytes(10, 25, torch.float32, "device") == 10 * 64 * 4  # rows start alike, every 64
     assert chosen_place(10, 25, torch.float32, device, room, "auto") == place
-    assert chosen_place(10, 25, torch.float32, device, room, "host") == ("device" if device == CPU else "host")
+    assert chosen_place(10, 25, torch.float32, device, room, "host") == (
+        "device" if device == CPU else "host"
+    )
 
 
 @pytest.mark.parametrize("dim", [25, 64, 1001])
 def test_rows_on_the_device_start_alike(dim):
-    """cuDNN searches for kernels anew at each alignment of a tangent, which takes seconds on VGG-16."""
+    """cuDNN searches for kernels anew at each alignment of a tangent, which takes seconds on
+    VGG-16.
+    """
     basis = Basis(8, dim, torch.float32, CPU)
     assert len({basis[j].data_ptr() % 256 for j in range(8)}) == 1
     assert basis.rows.shape == (8, dim)

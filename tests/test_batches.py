@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lambdahat import batches as module
-from lambdahat.batches import Batch, Batches, concatenate, free_memory, make_batches, restored, rng_untouched, take
+from lambdahat.batches import (
+    Batch,
+    Batches,
+    concatenate,
+    free_memory,
+    make_batches,
+    restored,
+    rng_untouched,
+    take,
+)
 
 CPU = torch.device("cpu")
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
@@ -89,7 +98,10 @@ def test_every_form_gives_the_same_batches(form, kept, monkeypatch):
             assert torch.equal(y, Y[start : start + 4])
             assert (batch.size, batch.index) == (len(x), index)
     assert torch.equal(
-        next(iter(found)).data["x"] if isinstance(found.first().data, dict) else found.first().data[0], X[:4]
+        next(iter(found)).data["x"]
+        if isinstance(found.first().data, dict)
+        else found.first().data[0],
+        X[:4],
     )
 
 
@@ -137,23 +149,63 @@ def test_rng_is_put_back_after_an_exception():
 
 
 REFUSED = {
-    "a generator": (((X, Y) for _ in range(3)), None, TypeError, r"one-shot iterator; pass list\(data\)"),
+    "a generator": (
+        ((X, Y) for _ in range(3)),
+        None,
+        TypeError,
+        r"one-shot iterator; pass list\(data\)",
+    ),
     "an iterator": (iter([(X, Y)]), None, TypeError, "one-shot iterator"),
     "no batches": ([], None, ValueError, "data must hold at least one batch, got an empty list"),
     "no rows": ((X[:0], Y[:0]), None, ValueError, "data must hold at least one sample"),
-    "an empty Dataset": (TensorDataset(X[:0], Y[:0]), None, ValueError, "data must hold at least one sample"),
+    "an empty Dataset": (
+        TensorDataset(X[:0], Y[:0]),
+        None,
+        ValueError,
+        "data must hold at least one sample",
+    ),
     "an empty loader": (
         DataLoader(TensorDataset(X[:0], Y[:0])),
         None,
         ValueError,
         "data must hold at least one sample",
     ),
-    "an empty batch": ([(X, Y), (X[:0], Y[:0])], None, ValueError, "batch 1 of the data must hold .* an empty batch"),
-    "uneven columns": ((X, Y[:5]), None, ValueError, r"same first dimension, got first dimensions \[5, 10\]"),
-    "no tensors": ([("a", "b")], None, ValueError, "data must have one tensor or more.*a batch without tensors"),
-    "numbers": ([1, 2, 3], None, TypeError, "data must be a list of batches .* first entry is 1; torch.as_tensor"),
-    "arrays": ((X.numpy(), Y.numpy()), None, TypeError, "first entry is ndarray of shape .* torch.as_tensor"),
-    "nothing": (None, None, TypeError, "data must be a Dataset, a DataLoader, tensors or a list of batches, got None"),
+    "an empty batch": (
+        [(X, Y), (X[:0], Y[:0])],
+        None,
+        ValueError,
+        "batch 1 of the data must hold .* an empty batch",
+    ),
+    "uneven columns": (
+        (X, Y[:5]),
+        None,
+        ValueError,
+        r"same first dimension, got first dimensions \[5, 10\]",
+    ),
+    "no tensors": (
+        [("a", "b")],
+        None,
+        ValueError,
+        "data must have one tensor or more.*a batch without tensors",
+    ),
+    "numbers": (
+        [1, 2, 3],
+        None,
+        TypeError,
+        "data must be a list of batches .* first entry is 1; torch.as_tensor",
+    ),
+    "arrays": (
+        (X.numpy(), Y.numpy()),
+        None,
+        TypeError,
+        "first entry is ndarray of shape .* torch.as_tensor",
+    ),
+    "nothing": (
+        None,
+        None,
+        TypeError,
+        "data must be a Dataset, a DataLoader, tensors or a list of batches, got None",
+    ),
     "a number": (3, None, TypeError, "data must be a Dataset"),
     "a shuffling loader": (
         DataLoader(TensorDataset(X, Y), shuffle=True),
@@ -161,8 +213,18 @@ REFUSED = {
         ValueError,
         "shuffles; use shuffle=False",
     ),
-    "augmentation": (Items(noise=1.0), None, ValueError, r"random augmentation\); fix one pass with list\(loader\)"),
-    "augmentation in a loader": (DataLoader(Items(noise=1.0)), None, ValueError, "random augmentation"),
+    "augmentation": (
+        Items(noise=1.0),
+        None,
+        ValueError,
+        r"random augmentation\); fix one pass with list\(loader\)",
+    ),
+    "augmentation in a loader": (
+        DataLoader(Items(noise=1.0)),
+        None,
+        ValueError,
+        "random augmentation",
+    ),
     "a size of 0": ((X, Y), 0, ValueError, "batch_size must be an integer of at least 1, got 0"),
     "half a size": ((X, Y), 2.5, TypeError, "batch_size must be an integer"),
     "a size beside a loader": (
@@ -171,7 +233,12 @@ REFUSED = {
         ValueError,
         "batch_size must be left out for a DataLoader",
     ),
-    "a size beside batches": ([(X, Y)], 3, ValueError, "batch_size must be left out for a list of batches"),
+    "a size beside batches": (
+        [(X, Y)],
+        3,
+        ValueError,
+        "batch_size must be left out for a list of batches",
+    ),
 }
 
 
@@ -270,7 +337,10 @@ def test_mappings_in_a_batch_are_moved_cast_and_sliced(kind, nested):
         return found["deep"]["x"] if nested else found["x"]
 
     dtype = torch.float64
-    for data, batch_size in (([wrap(slice(0, 6)), wrap(slice(6, 10))], None), (wrap(slice(0, 10)), 6)):
+    for data, batch_size in (
+        ([wrap(slice(0, 6)), wrap(slice(6, 10))], None),
+        (wrap(slice(0, 10)), 6),
+    ):
         batches = Batches(module._passes(data, batch_size, 4), CPU, dtype)
         assert batches.sizes == [6, 4]
         assert [inputs(batch).dtype for batch in batches] == [dtype] * 2

@@ -91,7 +91,8 @@ def test_choices():
 
 def test_a_choice_is_spelt_for_you():
     with pytest.raises(
-        ValueError, match=r"^data set must be one of 'mnist', 'xord', got 'mnst'; did you mean 'mnist'\?$"
+        ValueError,
+        match=r"^data set must be one of 'mnist', 'xord', got 'mnst'; did you mean 'mnist'\?$",
     ):
         require_choice("mnst", "data set", ("mnist", "xord"))
     with pytest.raises(ValueError, match=r"got 'mnst'; did you mean 'mnist'\?; or pass a path$"):

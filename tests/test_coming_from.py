@@ -1,4 +1,6 @@
-"""docs/coming-from.md: another library's call and ours give the same number, theirs where it is installed."""
+"""docs/coming-from.md: another library's call and ours give the same number, theirs where it is
+installed.
+"""
 
 import contextlib
 import io
@@ -55,7 +57,9 @@ def torchvision_as_it_was():
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.usefixtures("torchvision_as_it_was")
-@pytest.mark.parametrize("name", [*list(PEERS)[:-1], pytest.param("devinterp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [*list(PEERS)[:-1], pytest.param("devinterp", marks=pytest.mark.slow)]
+)
 def test_both_calls_give_the_same_number(name, namespace):
     theirs, ours = section(name)
     run(ours, namespace)

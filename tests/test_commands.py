@@ -1,7 +1,8 @@
-"""Every command in the README and the documentation runs as written, on less where it would take minutes.
+"""Every command in the README and the documentation runs as written, on less where it would take
+minutes.
 
-What is not run is in ``NOT_RUN``, with the reason. What stands in the running text is parsed: its command, options and
-names are there.
+What is not run is in ``NOT_RUN``, with the reason. What stands in the running text is parsed: its
+command, options and names are there.
 """
 
 import gzip
@@ -23,13 +24,24 @@ from typer.testing import CliRunner
 from lambdahat.cli import demo, exits
 from lambdahat.cli.app import app
 from lambdahat.experiments.registry import PLACES
-from tests.documents import DOCS, PAGES, ROOT, assert_alike, commands, empty_folder, inline_commands, write_files
+from tests.documents import (
+    DOCS,
+    PAGES,
+    ROOT,
+    assert_alike,
+    commands,
+    empty_folder,
+    inline_commands,
+    write_files,
+)
 
 # by how a line begins
 NOT_RUN = {
     "lambdahat data fetch": "needs the network; tests/cli/test_datasets.py fetches from a folder",
     "python benchmarks/minibatch_eigenvalues.py --device cuda": "takes minutes on a GPU",
-    "python benchmarks/minibatch_eigenvalues.py --conclude": "takes what the command before it wrote",
+    "python benchmarks/minibatch_eigenvalues.py --conclude": (
+        "takes what the command before it wrote"
+    ),
     "python benchmarks/minibatch_store.py": "takes what the command before it wrote",
 }
 # what a command becomes under a note ``smaller``
@@ -76,7 +88,10 @@ def smaller(line):
 
 def write_graphs(folder):
     """Small graphs under the names that graphs.md uses."""
-    cliques, tree = nx.disjoint_union_all([nx.complete_graph(6)] * 4), nx.barabasi_albert_graph(60, 2, seed=0)
+    cliques, tree = (
+        nx.disjoint_union_all([nx.complete_graph(6)] * 4),
+        nx.barabasi_albert_graph(60, 2, seed=0),
+    )
 
     def edges(graph, name, delimiter=" "):
         text = io.BytesIO()
@@ -114,7 +129,9 @@ def test_commands_run_and_print_what_is_shown(page, folder):
             continue
         less = note.startswith("smaller: ")
         code, printed = shell(smaller(line) if less else line)
-        assert code == (exits.BAD_INPUT if shown.startswith("error: ") else exits.OK), f"{line}\n{printed}"
+        assert code == (exits.BAD_INPUT if shown.startswith("error: ") else exits.OK), (
+            f"{line}\n{printed}"
+        )
         if shown and not less and not note.startswith("output varies: "):
             assert_alike(shown, printed)
 
@@ -122,13 +139,28 @@ def test_commands_run_and_print_what_is_shown(page, folder):
 def test_the_deep_curvature_suite_has_its_commands(folder):
     write_files(DOCS / "command-line.md", folder)
     runpy.run_path("digits.py", run_name="__main__")
-    page = (DOCS / "command-line.md").read_text(encoding="utf-8").split("## The Deep Curvature Suite")[1]
+    page = (
+        (DOCS / "command-line.md")
+        .read_text(encoding="utf-8")
+        .split("## The Deep Curvature Suite")[1]
+    )
     right = " ".join(re.findall(r"^\| .* \| (.*) \|$", page, re.MULTILINE))
-    calls = [call for call in re.findall(r"`(.*?)`", right) if call.startswith(("--", "lambdahat")) and call != "--out"]
+    calls = [
+        call
+        for call in re.findall(r"`(.*?)`", right)
+        if call.startswith(("--", "lambdahat")) and call != "--out"
+    ]
     assert len(calls) >= 8
     for number, call in enumerate(calls):
-        whole = call if call.startswith("lambdahat") else f"lambdahat measure F --checkpoint C {call}"
-        places = {"F": "digits:make_problem", "C": "digits.safetensors", "G": "digits:held_out", "DIR": f"out{number}"}
+        whole = (
+            call if call.startswith("lambdahat") else f"lambdahat measure F --checkpoint C {call}"
+        )
+        places = {
+            "F": "digits:make_problem",
+            "C": "digits.safetensors",
+            "G": "digits:held_out",
+            "DIR": f"out{number}",
+        }
         if "--what" not in whole and "measure" in whole:
             whole += " --what trace"
         code, printed = shell(" ".join(places.get(word, word) for word in whole.split()))
@@ -140,11 +172,17 @@ def parsed(command, words):
     context = command.make_context("lambdahat", [], resilient_parsing=True)
     while words and hasattr(command, "commands"):
         name, *words = words
-        assert name in command.commands or name.startswith("-"), f"{name} is no command of {command.name}"
+        assert name in command.commands or name.startswith("-"), (
+            f"{name} is no command of {command.name}"
+        )
         if name.startswith("-"):
             return None
         command = command.commands[name]
-    return command.make_context(command.name, words, parent=context) if words and "--help" not in words else None
+    return (
+        command.make_context(command.name, words, parent=context)
+        if words and "--help" not in words
+        else None
+    )
 
 
 def all_lines():
@@ -163,15 +201,22 @@ def test_commands_in_the_text_are_there():
             assert set(names) <= {*PLACES, "NAME"}, f"{page}: {line}"
             seen += 1
         elif program == "make":
-            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"{page}: {line}"
+            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), (
+                f"{page}: {line}"
+            )
     assert seen > 60
 
 
 def source_of(script):
     """The text of a script and of the scripts beside it that it imports."""
     text = script.read_text(encoding="utf-8")
-    beside = {script.with_name(f"{name}.py") for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)}
-    return text + "".join(path.read_text(encoding="utf-8") for path in sorted(beside) if path.is_file())
+    beside = {
+        script.with_name(f"{name}.py")
+        for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    }
+    return text + "".join(
+        path.read_text(encoding="utf-8") for path in sorted(beside) if path.is_file()
+    )
 
 
 def test_scripts_in_the_text_are_there_with_their_options():
@@ -197,6 +242,8 @@ def test_what_is_not_run_is_still_in_the_documentation():
 
 
 def test_make_targets_of_the_readme_are_run_in_a_fresh_clone():
-    shown = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    shown = re.findall(
+        r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert shown == ["demo", "test"]
     assert "make test" in Path(ROOT / ".ci" / "run").read_text()

@@ -1,7 +1,7 @@
 """Error bars are true: 95 % intervals hold the exact answer 90 to 99 % of the time.
 
-``measure(estimate, truth, seeds)`` counts; an interval of width 0 is an exact answer, which must be right, and is not
-counted. Add a network as a row of ``ESTIMATES`` or ``PROBLEMS``.
+``measure(estimate, truth, seeds)`` counts; an interval of width 0 is an exact answer, which must be
+right, and is not counted. Add a network as a row of ``ESTIMATES`` or ``PROBLEMS``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Estimator = Callable[[LinearOperator, float, int], Estimate]
 ESTIMATES: dict[str, tuple[Estimator, Callable[[Tensor], float]]] = {
     **{
         method: (
-            lambda operator, tol, seed, method=method: trace(operator, tol=tol, method=method, seed=seed),
+            lambda operator, tol, seed, method=method: trace(
+                operator, tol=tol, method=method, seed=seed
+            ),
             lambda matrix: float(matrix.trace()),
         )
         for method in ("auto", "hutchinson", "hutch++", "xtrace")
@@ -73,8 +75,11 @@ def matrices() -> dict[str, Tensor]:
 def test_intervals_cover_on_a_network_like_spectrum(name: str, matrices: dict[str, Tensor]) -> None:
     estimate, exact = ESTIMATES[name]
     matrix = matrices["network"]
-    held, counted = measure(lambda seed: estimate(Products(matrix), LOOSE_TOL, seed), exact(matrix), 60)
-    # Of 60 intervals that hold with probability 0.95, fewer than 51 do so once in 1,400; with 0.75, nine times in ten.
+    held, counted = measure(
+        lambda seed: estimate(Products(matrix), LOOSE_TOL, seed), exact(matrix), 60
+    )
+    # Of 60 intervals that hold with probability 0.95, fewer than 51 do so once in 1,400; with 0.75,
+    # nine times in ten.
     assert counted >= 50
     assert held >= counted - 9
 
@@ -88,17 +93,26 @@ def test_intervals_cover(name: str, problem: str, tol: float, matrices: dict[str
     matrix = matrices[problem]
     held, counted = measure(lambda seed: estimate(Products(matrix), tol, seed), exact(matrix), 200)
     if counted < 100:
-        pytest.skip(f"{200 - counted} of 200 answers are exact: products enough for the dense diagonal were cheaper")
+        pytest.skip(
+            f"{200 - counted} of 200 answers are exact: products enough for the dense diagonal were"
+            " cheaper"
+        )
     assert 0.90 <= held / counted <= 0.99, f"{held} of {counted}"
 
 
 @pytest.mark.slow
 def test_intervals_cover_on_three_trained_networks(tmp_path: Path) -> None:
-    """Trace and Frobenius norm of H and log det(GGN + δI), 200 seeds each, by the benchmark that the docs show."""
+    """Trace and Frobenius norm of H and log det(GGN + δI), 200 seeds each, by the benchmark that
+    the docs show.
+    """
     script = Path(__file__).parents[1] / "benchmarks" / "coverage.py"
-    cases = "*MLP: trace;*MLP: Frob*;*MLP: log det, slq;conv*: trace;conv*: Frob*;conv*: log det, slq"
+    cases = (
+        "*MLP: trace;*MLP: Frob*;*MLP: log det, slq;conv*: trace;conv*: Frob*;conv*: log det, slq"
+    )
     files = "--json", str(tmp_path / "c.jsonl"), "--summary", str(tmp_path / "c.json")
-    subprocess.run([sys.executable, str(script), "--cases", cases, "--seeds", "200", *files], check=True)
+    subprocess.run(
+        [sys.executable, str(script), "--cases", cases, "--seeds", "200", *files], check=True
+    )
     rows = json.loads((tmp_path / "c.json").read_text())["rows"]
     assert len(rows) == 9
     for row in rows:

@@ -1,4 +1,6 @@
-"""Second derivatives of layers that torch differentiates wrongly, against central differences of gradients."""
+"""Second derivatives of layers that torch differentiates wrongly, against central differences of
+gradients.
+"""
 
 import contextlib
 import math
@@ -52,7 +54,9 @@ def gradient_of(net: nn.Module, theta: Tensor) -> Tensor:
     leaf = theta.clone().requires_grad_()
     parts = leaf.split([math.prod(shape) for shape in shapes])
     state = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
-    return torch.autograd.grad(cross_entropy(torch.func.functional_call(net, state, (X,)), Y), leaf)[0]
+    return torch.autograd.grad(
+        cross_entropy(torch.func.functional_call(net, state, (X,)), Y), leaf
+    )[0]
 
 
 def exact(net: nn.Module) -> Tensor:
@@ -77,7 +81,9 @@ def test_problems(normed: str) -> None:
 def test_products_of_the_users_own_model(normed: str) -> None:
     net = model(normed)
     parameters = list(net.parameters())
-    with pytest.raises(ValueError, match=r"loss must have a true second derivative.*true_second_derivatives"):
+    with pytest.raises(
+        ValueError, match=r"loss must have a true second derivative.*true_second_derivatives"
+    ):
         batch_product(cross_entropy(net(X), Y), parameters)
     with true_second_derivatives(net):
         loss = cross_entropy(net(X), Y)
@@ -87,7 +93,10 @@ def test_products_of_the_users_own_model(normed: str) -> None:
 @pytest.mark.parametrize("normed", ["weight norm", "weight norm by hooks"])
 def test_the_model_is_put_back(normed: str) -> None:
     net = model(normed)
-    holders = [*net.modules(), *(hook for layer in net.modules() for hook in layer._forward_pre_hooks.values())]
+    holders = [
+        *net.modules(),
+        *(hook for layer in net.modules() for hook in layer._forward_pre_hooks.values()),
+    ]
     before = [set(vars(holder)) for holder in holders]
     within = true_second_derivatives(net)
     with contextlib.suppress(KeyError), within:
@@ -103,7 +112,13 @@ def test_regularizers_of_curvature_in_training(normed: str) -> None:
     theta = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
     expected = theta - 0.1 * (gradient_of(net, theta) + 0.5 * exact(net) @ theta)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    fit(Problem(net, "cross_entropy", (X, Y)), optimizer, epochs=1, batch_size=6, regularizers=[Metric(0.5)])
+    fit(
+        Problem(net, "cross_entropy", (X, Y)),
+        optimizer,
+        epochs=1,
+        batch_size=6,
+        regularizers=[Metric(0.5)],
+    )
     assert error(torch.cat([p.detach().reshape(-1) for p in net.parameters()]), expected) < 1e-9
 
 
@@ -118,7 +133,9 @@ def bounded(embedding: nn.Module, width: int) -> tuple[nn.Sequential, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         tokens = torch.randint(0, 5, (6, 4))
-        return nn.Sequential(embedding, nn.Flatten(), nn.Tanh(), nn.Linear(width, 2)).double(), tokens
+        return nn.Sequential(
+            embedding, nn.Flatten(), nn.Tanh(), nn.Linear(width, 2)
+        ).double(), tokens
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag, Scaled])
@@ -135,7 +152,9 @@ def test_embeddings_with_a_largest_norm_keep_the_loss_and_the_weight(kind: type[
 
 
 def test_rows_that_torch_has_scaled_are_within_the_limit() -> None:
-    """Their gradient is then torch's own, as in training; float32 may leave them a rounding beyond."""
+    """Their gradient is then torch's own, as in training; float32 may leave them a rounding
+    beyond.
+    """
     net, tokens = bounded(nn.Embedding(5, 3, max_norm=1.0), 12)
     net.float()
     with torch.no_grad():
@@ -145,7 +164,9 @@ def test_rows_that_torch_has_scaled_are_within_the_limit() -> None:
     problem = Problem(net, "cross_entropy", (tokens, Y))
     found = problem.gradient()
     own = torch.autograd.grad(cross_entropy(net(tokens), Y), list(net.parameters()))
-    torch.testing.assert_close(found, torch.cat([part.reshape(-1) for part in own]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        found, torch.cat([part.reshape(-1) for part in own]), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("largest", [None, 0.7])
@@ -162,28 +183,39 @@ def test_the_row_of_padding_is_a_constant_in_every_mode(largest: float | None) -
         assert error(hessian(problem, mode=mode).dense(), true) < 1e-8
     if largest is None:  # or torch writes to the weight
         own = torch.autograd.grad(cross_entropy(net(tokens), Y), list(net.parameters()))
-        torch.testing.assert_close(problem.gradient(), torch.cat([part.reshape(-1) for part in own]))
+        torch.testing.assert_close(
+            problem.gradient(), torch.cat([part.reshape(-1) for part in own])
+        )
 
 
 def test_an_embedding_with_a_largest_norm_must_not_share_its_weight() -> None:
-    """torch shortens the shared weight before the other layer reads it: a loss of no fixed weights."""
+    """torch shortens the shared weight before the other layer reads it: a loss of no fixed
+    weights.
+    """
 
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding, self.head = nn.Embedding(5, 3, max_norm=0.5), nn.Linear(3, 5, bias=False)
+            self.embedding, self.head = (
+                nn.Embedding(5, 3, max_norm=0.5),
+                nn.Linear(3, 5, bias=False),
+            )
             self.head.weight = self.embedding.weight
 
         def forward(self, tokens: Tensor) -> Tensor:
             return self.head(self.embedding(tokens))
 
-    with pytest.raises(ValueError, match=r"an embedding with max_norm must have a weight of its own"):
+    with pytest.raises(
+        ValueError, match=r"an embedding with max_norm must have a weight of its own"
+    ):
         Problem(Tied(), "cross_entropy", (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3])))
 
 
 @pytest.mark.parametrize("padding", [None, 1])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_give_torchs_numbers_and_can_be_differentiated_twice(mode: str, padding: int | None) -> None:
+def test_bags_give_torchs_numbers_and_can_be_differentiated_twice(
+    mode: str, padding: int | None
+) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         bag = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding, sparse=mode != "max").double()

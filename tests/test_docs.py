@@ -1,7 +1,8 @@
-"""The documentation is true: its Python runs and prints what it shows, its tables and figures are there.
+"""The documentation is true: its Python runs and prints what it shows, its tables and figures are
+there.
 
-Python blocks of a page run in their order, in one namespace, in an empty folder; notes above them are told in
-documents.py. Commands: test_commands.py.
+Python blocks of a page run in their order, in one namespace, in an empty folder; notes above them
+are told in documents.py. Commands: test_commands.py.
 """
 
 import contextlib
@@ -53,14 +54,23 @@ def test_every_status_is_in_the_table_with_its_remedy():
 
 
 def test_the_first_page_leads_to_every_page():
-    navigation = re.findall(r": ([\w/-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    navigation = re.findall(
+        r": ([\w/-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
     linked = set(re.findall(r"\]\(([\w/-]+\.md)", (DOCS / "index.md").read_text(encoding="utf-8")))
     assert len(navigation) > 40
     assert set(navigation) - linked == {"index.md"}
 
 
 def test_exit_codes_are_those_of_the_command():
-    codes = {exits.OK, exits.NOT_CONVERGED, exits.BAD_INPUT, exits.FAILED, exits.INTERRUPTED, exits.UNREAD}
+    codes = {
+        exits.OK,
+        exits.NOT_CONVERGED,
+        exits.BAD_INPUT,
+        exits.FAILED,
+        exits.INTERRUPTED,
+        exits.UNREAD,
+    }
     for name in ("errors-and-status.md", "command-line.md"):
         table = (DOCS / name).read_text(encoding="utf-8").split("## Exit codes")[1]
         assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
@@ -95,7 +105,9 @@ def test_every_public_name_is_in_the_reference():
     elsewhere = {"exact", "llc", "sample"}  # a module of its own, and names of lambdahat itself
     for module in sorted(modules):
         names = {KERNELS.get(name, name) for name in set(getattr(lh, module).__all__) - elsewhere}
-        inner = {name.removeprefix(f"{module}.") for name in listed if name.startswith(f"{module}.")}
+        inner = {
+            name.removeprefix(f"{module}.") for name in listed if name.startswith(f"{module}.")
+        }
         assert {name for name in inner if not name.startswith("exact.")} == names
 
 

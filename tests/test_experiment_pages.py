@@ -1,4 +1,6 @@
-"""The pages on single papers show what the stored runs say: their tables are made again here, from the stores."""
+"""The pages on single papers show what the stored runs say: their tables are made again here,
+from the stores.
+"""
 
 import re
 import runpy
@@ -22,7 +24,9 @@ RULES = {
 
 def lines_of(page):
     text = (DOCS / page).read_text(encoding="utf-8")
-    return [re.sub(r"\|\s+(?=\|)", "| ", line) for line in text.splitlines() if line.startswith("|")]
+    return [
+        re.sub(r"\|\s+(?=\|)", "| ", line) for line in text.splitlines() if line.startswith("|")
+    ]
 
 
 def line(*cells):
@@ -49,7 +53,12 @@ def test_rules_are_shown_as_stored(name):
         for first, second in zip(tanh.rows, relu.rows, strict=True)
     ]
     lines = lines_of("regularizers.md")
-    start = lines.index(line(title, *(f"{column}, {word}" for word in ("tanh", "ReLU") for column in (judged, "norm"))))
+    start = lines.index(
+        line(
+            title,
+            *(f"{column}, {word}" for word in ("tanh", "ReLU") for column in (judged, "norm")),
+        )
+    )
     assert lines[start + 2 : start + 2 + len(expected)] == expected
 
 
@@ -61,7 +70,10 @@ def test_verdicts_on_rules_are_those_of_the_stores(name):
             continue
         activation, claim = re.fullmatch(r"(tanh|relu)(?:, |: )(.*)", found.claim).groups()
         verdicts.setdefault(claim, {})[activation] = found.verdict
-    expected = [line(claim, *(both.get(word, "") for word in ("tanh", "relu"))) for claim, both in verdicts.items()]
+    expected = [
+        line(claim, *(both.get(word, "") for word in ("tanh", "relu")))
+        for claim, both in verdicts.items()
+    ]
     lines = lines_of("regularizers.md")
     words = RULES[name][0].replace("synthetic", "the synthetic regression")
     start = lines.index(line(f"claim of the thesis on {words}", "tanh", "ReLU"))
@@ -83,16 +95,27 @@ def test_pairs_are_counted_as_stored(drawn):
     for at, where in (("end", "at the end"), ("equal loss", "at equal training loss")):
         pairs = list(drawn["pairs"](at))
         for column, words in names.items():
-            kept = [pair for pair in pairs if drawn["minima"](pair, column)] if column != "trace" else []
+            kept = (
+                [pair for pair in pairs if drawn["minima"](pair, column)]
+                if column != "trace"
+                else []
+            )
             learnt = [pair for pair in pairs if max(row["loss"] for row in pair) <= LEARNT]
             parts = (pairs, learnt, kept)
-            counts = [f"{sum(ngd[column] > sgd[column] for sgd, ngd in part)} of {len(part)}" for part in parts]
+            counts = [
+                f"{sum(ngd[column] > sgd[column] for sgd, ngd in part)} of {len(part)}"
+                for part in parts
+            ]
             assert line(f"{where}, {words}", *counts[:2], counts[2] if kept else "") in lines
 
 
 @pytest.mark.parametrize(("name", "tail"), [("ngd-widths", ""), ("ngd-vs-sgd", ", α = 0.1")])
 def test_ends_at_the_papers_size_are_shown_as_stored(name, tail):
-    (table,) = (found for found in find(name).tables(rows_of(name, "paper")) if found.title.startswith("SGD and NGD"))
+    (table,) = (
+        found
+        for found in find(name).tables(rows_of(name, "paper"))
+        if found.title.startswith("SGD and NGD")
+    )
     ends = [row for row in table.rows if row[1] == "end"]
     assert ends
     lines = lines_of("experiments-ngd.md")
@@ -112,7 +135,9 @@ def test_switching_and_overfitting_at_the_papers_size_are_shown_as_stored():
 def test_networks_that_interpolate_are_not_judged_as_overfitting():
     claims = find("ngd-overfitting").claims(rows_of("ngd-overfitting"))
     assert all("interpolates before" in claim.unmet for claim in claims)
-    assert f"below {INTERPOLATED:.3f}, 1 %" in (DOCS / "experiments-ngd.md").read_text(encoding="utf-8")
+    assert f"below {INTERPOLATED:.3f}, 1 %" in (DOCS / "experiments-ngd.md").read_text(
+        encoding="utf-8"
+    )
 
 
 FLATNESS = ("mlp-decay", "cnn-decay", "gadam-sharpness", "rank-degeneracy", "deep-linear-toy")
@@ -120,12 +145,17 @@ FLATNESS = ("mlp-decay", "cnn-decay", "gadam-sharpness", "rank-degeneracy", "dee
 
 @pytest.mark.parametrize("name", FLATNESS)
 def test_what_holds_elsewhere_has_a_place_for_each_kind_of_verdict(name):
-    """A column of the table is empty for an experiment, or one of its networks, just if no claim has that verdict."""
+    """A column of the table is empty for an experiment, or one of its networks, just if no claim
+    has that verdict.
+    """
     verdicts = judge(find(name).claims(rows_of(name)))
     cells = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", text[1:-1])] for text in lines_of("experiments-flatness.md")
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", text[1:-1])]
+        for text in lines_of("experiments-flatness.md")
     ]
-    found = [row for row in cells if len(row) == 1 + len(VERDICTS) and row[0].startswith(f"`{name}`")]
+    found = [
+        row for row in cells if len(row) == 1 + len(VERDICTS) and row[0].startswith(f"`{name}`")
+    ]
     assert found
     for title, *columns in found:
         network = title.partition(", ")[2]

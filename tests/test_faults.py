@@ -34,7 +34,8 @@ SLOW = (
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in faults.KINDS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in faults.KINDS],
 )
 def test_nothing_is_lost(name, tmp_path):
     kind = faults.KINDS[name]
@@ -55,7 +56,9 @@ def test_a_change_that_no_digest_shows_is_counted_as_lost(tmp_path, monkeypatch)
 def test_good_pickles_are_read_as_python_reads_them(tmp_path, number):
     data = faults.good_pickles()[number]
     (tmp_path / "batch").write_bytes(data)
-    expected = {k.decode() if isinstance(k, bytes) else k: value for k, value in pickle.loads(data).items()}
+    expected = {
+        k.decode() if isinstance(k, bytes) else k: value for k, value in pickle.loads(data).items()
+    }
     found = unpickle(tmp_path / "batch")
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -64,7 +67,11 @@ def test_good_pickles_are_read_as_python_reads_them(tmp_path, number):
 
 
 def test_a_process_that_dies_is_counted_as_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "CHILD", "import os, sys; open(sys.argv[5] + '/now', 'w').write('4 four'); os.abort()")
+    monkeypatch.setattr(
+        faults,
+        "CHILD",
+        "import os, sys; open(sys.argv[5] + '/now', 'w').write('4 four'); os.abort()",
+    )
     tried, survived, lost, notes = faults.pickles(5, tmp_path)
     assert (tried, survived, lost) == (5, 4, 1)
     assert "ended with -6" in notes[1]
@@ -74,7 +81,8 @@ DRIVER = """
 import subprocess, sys, time
 from lambdahat.experiments.clusters import ending_descendants
 with ending_descendants():
-    inner = "import subprocess, sys, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
+    inner = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    inner += "; time.sleep(600)"
     subprocess.Popen([sys.executable, "-c", inner], start_new_session=True)
     time.sleep(2)
     print("ready", flush=True)
@@ -94,7 +102,10 @@ def test_descendants_end_with_a_driver_that_is_killed(killed):
         if killed:
             driver.kill()
     deadline = time.monotonic() + 5
-    while len(left := family & set(faults.running())) > (0 if killed else 2) and time.monotonic() < deadline:
+    while (
+        len(left := family & set(faults.running())) > (0 if killed else 2)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     for pid in left:
         os.kill(pid, signal.SIGKILL)

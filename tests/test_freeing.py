@@ -1,4 +1,6 @@
-"""What a problem, its operators and its chains hold dies with them: no cycle keeps it until the collector comes."""
+"""What a problem, its operators and its chains hold dies with them: no cycle keeps it until the
+collector comes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WIDTH = 40
 
 
 def wide(memory: int | None = None) -> lh.Problem:
-    model = seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2))).float()
+    model = seeded(
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2))
+    ).float()
     x = torch.randn(8, WIDTH, generator=generator(0, "wide"))
     return lh.Problem(model, "cross_entropy", (x, torch.arange(8) % 2), memory=memory)
 
@@ -42,7 +46,9 @@ WORK = {
     "trace": lambda p: lh.trace(lh.hessian(p), max_matvecs=20),
     "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 3, max_matvecs=20),
     "spectrum": lambda p: lh.spectrum(lh.hessian(p), 10),
-    "chains one by one": lambda p: lh.sample(p, sgld(1e-6, 1.0), 2, 2, batch_size=4, mode="sequential"),
+    "chains one by one": lambda p: lh.sample(
+        p, sgld(1e-6, 1.0), 2, 2, batch_size=4, mode="sequential"
+    ),
     "chains together": lambda p: lh.sample(p, sgld(1e-6, 1.0), 2, 2, batch_size=4, mode="batched"),
     "exact chains": lambda p: lh.sample(p, mala(1e-6, 1.0), 2, 2, mode="batched"),
 }
@@ -82,7 +88,9 @@ def test_everything_dies_without_the_collector(monkeypatch, work, memory):
 
 @pytest.mark.parametrize("make", [lh.hessian, lh.ggn])
 def test_a_kept_product_holds_no_gradient(monkeypatch, make):
-    """The graph of ∇L, or of Jᵀu, is kept between products; itself, a vector for each batch, is not."""
+    """The graph of ∇L, or of Jᵀu, is kept between products; itself, a vector for each batch, is
+    not.
+    """
     made, plain = [], torch.autograd.grad
 
     def noting(*args, **kwargs):

@@ -38,7 +38,10 @@ print(*sorted(set({LATER!r}) & (set(sys.modules) - before)))
 
 def test_importing_draws_no_random_number_and_prints_nothing():
     assert (
-        run("import torch; s = torch.get_rng_state(); import lambdahat; assert torch.equal(s, torch.get_rng_state())")
+        run(
+            "import torch; s = torch.get_rng_state(); import lambdahat; assert torch.equal(s,"
+            " torch.get_rng_state())"
+        )
         == ""
     )
 

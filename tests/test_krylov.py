@@ -27,7 +27,10 @@ def test_lanczos_factorises_the_operator():
     matrix = with_eigenvalues(torch.linspace(-2, 3, 60))
     A = operator(matrix)
     state = lanczos(A, random_vector(A, 0, "t"), 25)
-    Q, T = state.basis, torch.diag(state.alpha) + torch.diag(state.beta, 1) + torch.diag(state.beta, -1)
+    Q, T = (
+        state.basis,
+        torch.diag(state.alpha) + torch.diag(state.beta, 1) + torch.diag(state.beta, -1),
+    )
     assert A.matvecs == state.products == 25
     assert torch.allclose(Q.T @ Q, torch.eye(25, dtype=torch.float64), atol=1e-13)
     rest = matrix @ Q - Q @ T
@@ -49,7 +52,9 @@ def test_invariant_subspace_ends_lanczos_early():
     A = operator(with_eigenvalues([4.0] * 5 + [1.0] * 10 + [-2.0] * 5))
     state = lanczos(A, random_vector(A, 0, "t"), 20)
     assert A.matvecs == len(state.alpha) == 3
-    assert torch.allclose(state.ritz()[0], torch.tensor([-2.0, 1.0, 4.0], dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(
+        state.ritz()[0], torch.tensor([-2.0, 1.0, 4.0], dtype=torch.float64), atol=1e-12
+    )
 
 
 def test_ritz_of_a_shorter_run_is_a_shorter_run():
@@ -105,7 +110,9 @@ def test_products_that_are_not_finite_are_named(bad):
 def test_power_iteration_stands_still_at_negative_eigenvalues():
     A = operator(with_eigenvalues([-8.0, 5.0, -3.0] + [0.1] * 30))
     found = simultaneous_power_iteration(A, 3, tol=1e-8, max_matvecs=3000, seed=0)
-    assert torch.allclose(found.values, torch.tensor([-8.0, 5.0, -3.0], dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(
+        found.values, torch.tensor([-8.0, 5.0, -3.0], dtype=torch.float64), atol=1e-6
+    )
     true = (A @ found.vectors - found.vectors * found.values).norm(dim=0)
     assert torch.allclose(true, found.residuals, atol=1e-12)
     assert found.products < 200
@@ -197,7 +204,9 @@ def test_the_default_tolerance_of_an_inverse_is_within_reach_of_its_dtype(dtype)
     values = torch.linspace(1.0, 100.0, 300, dtype=dtype)
     A, rhs = operator(torch.diag(values), psd=True), torch.ones(300, dtype=dtype)
     found = inverse(A) @ rhs
-    torch.testing.assert_close(found, rhs / values, rtol=1e-3 if dtype == torch.float32 else 1e-7, atol=0.0)
+    torch.testing.assert_close(
+        found, rhs / values, rtol=1e-3 if dtype == torch.float32 else 1e-7, atol=0.0
+    )
 
 
 def test_the_residual_of_conjugate_gradients_is_the_true_one():
@@ -212,7 +221,9 @@ def test_the_residual_of_conjugate_gradients_is_the_true_one():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_end_of_a_krylov_space_is_seen_at_a_step_that_is_not_orthogonalised(dtype):
-    values = torch.cat([torch.zeros(150), torch.linspace(2.0, 18.0, 17), torch.full((3,), -1.0)]).double()
+    values = torch.cat(
+        [torch.zeros(150), torch.linspace(2.0, 18.0, 17), torch.full((3,), -1.0)]
+    ).double()
     matrix = operator(with_eigenvalues(values).to(dtype))
     for seed in range(30):
         ritz, _, _ = lanczos(matrix, random_vector(matrix, seed, "end"), 30).ritz()

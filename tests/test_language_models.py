@@ -1,4 +1,6 @@
-"""Hugging Face models as they are: label masks, the causal shift, what n counts, kernels, precision, parameter sets."""
+"""Hugging Face models as they are: label masks, the causal shift, what n counts, kernels,
+precision, parameter sets.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def by_hand(kind: str, count: str | None) -> tuple[nn.Module, dict[str, Tensor],
     kept = int((columns["labels"][:, 1:] if kind == "causal" else columns["labels"]).ne(-100).sum())
     rows = len(columns["labels"])
     total = losses.sum()
-    return model, columns, total / (rows if count == "sequences" else kept), kept if count == "tokens" else rows
+    return (
+        model,
+        columns,
+        total / (rows if count == "sequences" else kept),
+        kept if count == "tokens" else rows,
+    )
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
@@ -41,24 +48,34 @@ def test_the_loss_over_the_data_set(kind, loss, count, batch_size):
     """Batches have different numbers of labels that count, and some have none."""
     model, columns, expected, n = by_hand(kind, count)
     problem = lh.Problem(model, loss, columns, batch_size=batch_size, count=count)
-    assert problem.loss() == pytest.approx(float(expected.detach()), rel=1e-6)  # transformers' own is in float32
+    # transformers' own is in float32
+    assert problem.loss() == pytest.approx(float(expected.detach()), rel=1e-6)
     assert (problem.num_terms, problem.num_samples) == (n, 6)
-    grads = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    grads = torch.autograd.grad(
+        expected, list(model.parameters()), allow_unused=True, materialize_grads=True
+    )
     flat = torch.cat([grad.reshape(-1) for grad in grads])
     assert torch.allclose(problem.gradient(), flat, rtol=1e-5, atol=1e-6 * float(flat.abs().max()))
 
 
 def test_the_log_likelihood_is_the_same_however_it_is_counted():
     model, columns = causal(), padded()
-    found = [lh.Problem(model, "cross_entropy", columns, batch_size=2, count=unit) for unit in ("tokens", "sequences")]
-    assert found[0].num_terms * found[0].loss() == pytest.approx(found[1].num_terms * found[1].loss(), rel=1e-12)
+    found = [
+        lh.Problem(model, "cross_entropy", columns, batch_size=2, count=unit)
+        for unit in ("tokens", "sequences")
+    ]
+    assert found[0].num_terms * found[0].loss() == pytest.approx(
+        found[1].num_terms * found[1].loss(), rel=1e-12
+    )
     assert "tokens" in repr(found[0])
 
 
 @pytest.mark.parametrize("count", ["tokens", "sequences"])
 def test_curvature_on_padded_sentences_is_the_dense_one(count):
     model, columns, _, _ = by_hand("causal", None)
-    problem = lh.Problem(model, "cross_entropy", columns, batch_size=2, count=count, parameters="*ln_f*")
+    problem = lh.Problem(
+        model, "cross_entropy", columns, batch_size=2, count=count, parameters="*ln_f*"
+    )
     rows, kept = 6, int(columns["labels"][:, 1:].ne(-100).sum())
     whole = lh.Problem(model, "cross_entropy", columns, parameters="*ln_f*")
     scale = kept / rows if count == "sequences" else 1.0
@@ -73,7 +90,9 @@ def test_curvature_on_padded_sentences_is_the_dense_one(count):
 def test_the_gauss_newton_matrix_is_that_of_the_tokens(count):
     """(1/n) Σ_t J_tᵀ(diag p − ppᵀ)J_t over the tokens that count, by hand."""
     model, columns = causal(), padded(3)
-    problem = lh.Problem(model, "cross_entropy", columns, batch_size=2, count=count, parameters="*ln_f*")
+    problem = lh.Problem(
+        model, "cross_entropy", columns, batch_size=2, count=count, parameters="*ln_f*"
+    )
     names = list(problem.space.names)
 
     def logits(*parameters: Tensor) -> Tensor:
@@ -122,12 +141,18 @@ def test_the_learning_coefficient_counts_in_the_unit_asked_for():
 
 
 def test_chains_draw_sentences_where_the_loss_is_counted_in_them():
-    """Counted in tokens, sentences have uneven weights: then a batch is one of the problem's own."""
+    """Counted in tokens, sentences have uneven weights: then a batch is one of the problem's
+    own.
+    """
     model, columns = causal(), padded()
-    by_sentence = lh.Problem(model, "cross_entropy", columns, count="sequences", parameters="*ln_f*", batch_size=2)
+    by_sentence = lh.Problem(
+        model, "cross_entropy", columns, count="sequences", parameters="*ln_f*", batch_size=2
+    )
     kernel = sgld(1e-4, 1.0)
     assert lh.sample(by_sentence, kernel, chains=2, draws=2, batch_size=3).batch_size == 3
-    by_token = lh.Problem(model, "cross_entropy", columns, count="tokens", parameters="*ln_f*", batch_size=2)
+    by_token = lh.Problem(
+        model, "cross_entropy", columns, count="tokens", parameters="*ln_f*", batch_size=2
+    )
     with pytest.raises(ValueError, match="left out where batches cannot be drawn sample by sample"):
         lh.sample(by_token, kernel, chains=2, draws=2, batch_size=3)
 
@@ -139,21 +164,31 @@ def test_sentences_of_any_length_have_a_variance_where_they_are_the_samples():
     singles = [problem.subset([i]).gradient() for i in range(6)]
     spread = torch.stack(singles).var(dim=0, unbiased=False).mean()
     covariance = lh.gradient_covariance(problem)
-    assert float(covariance.dense().trace()) / problem.num_parameters == pytest.approx(float(spread), rel=1e-8)
+    assert float(covariance.dense().trace()) / problem.num_parameters == pytest.approx(
+        float(spread), rel=1e-8
+    )
     assert lh.variance(problem) is not None
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m, d: lh.Problem(m, "model", d, count="words"), ValueError, "count must be one of 'tokens'"),
         (
-            lambda m, d: lh.Problem(nn.Linear(2, 1), "mse", (torch.ones(3, 2), torch.ones(3, 1)), count="tokens"),
+            lambda m, d: lh.Problem(m, "model", d, count="words"),
+            ValueError,
+            "count must be one of 'tokens'",
+        ),
+        (
+            lambda m, d: lh.Problem(
+                nn.Linear(2, 1), "mse", (torch.ones(3, 2), torch.ones(3, 1)), count="tokens"
+            ),
             ValueError,
             "count must be left out for a loss that is not cross-entropy",
         ),
         (
-            lambda m, d: lh.Problem(m, "model", {**d, "labels": torch.full_like(d["labels"], -100)}),
+            lambda m, d: lh.Problem(
+                m, "model", {**d, "labels": torch.full_like(d["labels"], -100)}
+            ),
             ValueError,
             "data must hold at least one target that counts",
         ),
@@ -170,8 +205,12 @@ def test_misuse(call, error, message):
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 def test_fused_attention_gives_the_products_of_plain_attention(mode):
     fused, plain = (causal(attn_implementation=kind) for kind in ("sdpa", "eager"))
-    v = torch.randn(sum(p.numel() for p in fused.parameters()), generator=generator(0, "v"), dtype=torch.float64)
-    products = [lh.hessian(lh.Problem(m, "cross_entropy", padded()), mode=mode) @ v for m in (fused, plain)]
+    v = torch.randn(
+        sum(p.numel() for p in fused.parameters()), generator=generator(0, "v"), dtype=torch.float64
+    )
+    products = [
+        lh.hessian(lh.Problem(m, "cross_entropy", padded()), mode=mode) @ v for m in (fused, plain)
+    ]
     assert torch.allclose(products[0], products[1], rtol=1e-9, atol=1e-11)
 
 
@@ -230,10 +269,13 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("mode", ["reverse", "forward", "finite"])
 def test_activation_checkpointing_leaves_the_numbers_alone(mode, reentrant):
-    """Also at parameters that the modules do not hold, where recomputing would see the wrong ones."""
+    """Also at parameters that the modules do not hold, where recomputing would see the wrong
+    ones.
+    """
     x, y = torch.randn(9, 4, generator=generator(0, "x"), dtype=torch.float64), torch.arange(9) % 3
     plain, recomputed = (
-        lh.Problem(seeded(partial(Checkpointed, kind)), "cross_entropy", (x, y)) for kind in (None, reentrant)
+        lh.Problem(seeded(partial(Checkpointed, kind)), "cross_entropy", (x, y))
+        for kind in (None, reentrant)
     )
     theta = plain.vector + 0.3
     assert torch.allclose(recomputed.gradient(theta), plain.gradient(theta), rtol=1e-12)
@@ -257,7 +299,9 @@ def test_gradient_checkpointing_of_transformers():
     recomputed.gradient_checkpointing_enable()
     recomputed.train()
     v = torch.ones(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
-    products = [lh.hessian(lh.Problem(m, "cross_entropy", padded())) @ v for m in (model, recomputed)]
+    products = [
+        lh.hessian(lh.Problem(m, "cross_entropy", padded())) @ v for m in (model, recomputed)
+    ]
     assert torch.allclose(products[0], products[1], rtol=1e-10, atol=1e-12)
 
 
@@ -276,12 +320,16 @@ def test_half_precision_weights_accumulate_in_single():
 
 
 def test_chains_of_half_precision_weights_move_in_single():
-    """A step of 1e-4 is below the rounding of bfloat16 weights of 1: positions in bfloat16 would stand still."""
+    """A step of 1e-4 is below the rounding of bfloat16 weights of 1: positions in bfloat16 would
+    stand still.
+    """
     model = nn.Linear(3, 2).bfloat16()
     with torch.no_grad():
         model.weight.fill_(1.0)
     data = (torch.randn(8, 3, generator=generator(0, "x")).bfloat16(), torch.arange(8) % 2)
-    chains = lh.sample(lh.Problem(model, "cross_entropy", data), sgld(1e-8, 1.0), chains=2, draws=50)
+    chains = lh.sample(
+        lh.Problem(model, "cross_entropy", data), sgld(1e-8, 1.0), chains=2, draws=50
+    )
     assert np.allclose(chains.distances[:, -1], math.sqrt(8 * 49 * 1e-8), rtol=0.6)
 
 
@@ -322,6 +370,8 @@ def test_low_rank_and_layer_sets_of_parameters():
     v = torch.ones(adapters.num_parameters, dtype=torch.float64)
     whole = lh.Problem(model, "cross_entropy", padded())
     where = whole.space.indices(adapters.space.names)
-    assert torch.allclose(lh.hessian(adapters) @ v, lh.hessian(whole).restrict(where) @ v, rtol=1e-9, atol=1e-11)
+    assert torch.allclose(
+        lh.hessian(adapters) @ v, lh.hessian(whole).restrict(where) @ v, rtol=1e-9, atol=1e-11
+    )
     layer = lh.Problem(model, "cross_entropy", padded(), parameters="transformer.h.1.*")
     assert all(name.startswith("transformer.h.1.") for name in layer.space.names)

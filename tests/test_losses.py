@@ -59,10 +59,22 @@ CASES |= {
     "smoothed, some left out": (SMOOTH, normal(7, 4), ignored(labels(4, 7))),
     "smoothed probabilities": (SMOOTH, normal(5, 4), normal(5, 4).softmax(1)),
     "class weights": (nn.CrossEntropyLoss(weight=WEIGHTS), normal(6, 4), labels(4, 6)),
-    "class weights of probabilities": (nn.CrossEntropyLoss(weight=WEIGHTS), normal(5, 4), normal(5, 4).softmax(1)),
-    "class weights of images": (nn.CrossEntropyLoss(weight=WEIGHTS), normal(2, 4, 2, 2), labels(4, 2, 2, 2)),
+    "class weights of probabilities": (
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        normal(5, 4),
+        normal(5, 4).softmax(1),
+    ),
+    "class weights of images": (
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        normal(2, 4, 2, 2),
+        labels(4, 2, 2, 2),
+    ),
     "another ignore_index": (nn.CrossEntropyLoss(ignore_index=1), normal(9, 4), labels(4, 9)),
-    "ignore_index beyond the classes": (nn.CrossEntropyLoss(ignore_index=255), normal(3, 4), torch.tensor([1, 255, 3])),
+    "ignore_index beyond the classes": (
+        nn.CrossEntropyLoss(ignore_index=255),
+        normal(3, 4),
+        torch.tensor([1, 255, 3]),
+    ),
     "all options": (EVERY, normal(9, 4), labels(4, 9)),
     "all options, language": (EVERY, normal(3, 5, 4), labels(4, 3, 5)),
     "all options, probabilities": (
@@ -70,9 +82,21 @@ CASES |= {
         normal(3, 4, 2),
         normal(3, 4, 2).softmax(1),
     ),
-    "weighted log-probabilities": (nn.NLLLoss(weight=WEIGHTS), normal(5, 4).log_softmax(1), labels(4, 5)),
-    "pos_weight": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), normal(5, 4), labels(2, 5, 4).double()),
-    "pos_weight of soft targets": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), normal(5, 4), normal(5, 4).sigmoid()),
+    "weighted log-probabilities": (
+        nn.NLLLoss(weight=WEIGHTS),
+        normal(5, 4).log_softmax(1),
+        labels(4, 5),
+    ),
+    "pos_weight": (
+        nn.BCEWithLogitsLoss(pos_weight=WEIGHTS),
+        normal(5, 4),
+        labels(2, 5, 4).double(),
+    ),
+    "pos_weight of soft targets": (
+        nn.BCEWithLogitsLoss(pos_weight=WEIGHTS),
+        normal(5, 4),
+        normal(5, 4).sigmoid(),
+    ),
     "weight and pos_weight": (
         nn.BCEWithLogitsLoss(weight=WEIGHTS, pos_weight=WEIGHTS.flip(0)),
         normal(3, 2, 4),
@@ -93,7 +117,10 @@ def plain_value(name: Any, output: Tensor, target: Tensor) -> Tensor:
     if name == "bce_with_logits":
         return F.binary_cross_entropy_with_logits(output, target.double())
     of_elements = isinstance(name, nn.BCEWithLogitsLoss)
-    classes_last = not target.is_floating_point() and target.shape != (output.shape[0], *output.shape[2:])
+    classes_last = not target.is_floating_point() and target.shape != (
+        output.shape[0],
+        *output.shape[2:],
+    )
     if isinstance(name, nn.NLLLoss):
         output = output.log_softmax(1)  # what leaves log-probabilities as they are
     own = F.cross_entropy if isinstance(name, str) else name
@@ -103,7 +130,9 @@ def plain_value(name: Any, output: Tensor, target: Tensor) -> Tensor:
 def dense(name: Any, output: Tensor, target: Tensor) -> Tensor:
     """M (B, D, D) = B·∂²L/∂z_i², and a check that samples do not mix."""
     B, D = len(output), output[0].numel()
-    whole = torch.autograd.functional.hessian(lambda z: plain_value(name, z, target), output).reshape(B, D, B, D)
+    whole = torch.autograd.functional.hessian(
+        lambda z: plain_value(name, z, target), output
+    ).reshape(B, D, B, D)
     blocks = torch.stack([whole[i, :, i] for i in range(B)])
     assert float(whole.abs().sum() - blocks.abs().sum()) == pytest.approx(0.0, abs=1e-12)
     return B * blocks
@@ -147,7 +176,9 @@ def test_factors(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_random_factor_has_the_hessian_for_its_second_moment(case):
-    """1,000 draws; each entry of the mean of s sᵀ within five of its standard errors, and room for rare events."""
+    """1,000 draws; each entry of the mean of s sᵀ within five of its standard errors, and room
+    for rare events.
+    """
     name, output, target = CASES[case]
     M, loss, stream = dense(name, output, target), make_loss(name), generator(1, case)
     draws = torch.stack([loss.random_factor(output, target, stream) for _ in range(1000)])
@@ -177,7 +208,9 @@ def test_no_target_that_counts_is_no_loss():
 @pytest.mark.parametrize("form", ["pair", "tensor"])
 def test_gaussian_nll_takes_pairs_and_tensors(form):
     mean, log_variance, target = normal(5, 2), normal(5, 2), normal(5, 2)
-    output = (mean, log_variance.exp()) if form == "pair" else torch.cat([mean, log_variance], dim=1)
+    output = (
+        (mean, log_variance.exp()) if form == "pair" else torch.cat([mean, log_variance], dim=1)
+    )
     loss = make_loss("gaussian_nll")
     loss.check(output, target)
     expected = 0.5 * (log_variance + (mean - target).square() / log_variance.exp()).mean()
@@ -190,9 +223,13 @@ def test_gaussian_nll_takes_pairs_and_tensors(form):
 
 @pytest.mark.parametrize("form", ["pair", "tensor"])
 def test_fisher_of_gaussian_nll_is_the_mean_square_of_its_slope(form):
-    """E over y of the outer product of the slope, by Gauss–Hermite quadrature, which is exact for polynomials."""
+    """E over y of the outer product of the slope, by Gauss–Hermite quadrature, which is exact
+    for polynomials.
+    """
     mean, log_variance = normal(2, 3), normal(2, 3)
-    output = (mean, log_variance.exp()) if form == "pair" else torch.cat([mean, log_variance], dim=1)
+    output = (
+        (mean, log_variance.exp()) if form == "pair" else torch.cat([mean, log_variance], dim=1)
+    )
     loss = make_loss("gaussian_nll")
     points, weights = (torch.from_numpy(part) for part in np.polynomial.hermite_e.hermegauss(9))
     target = mean + points[:, None, None] * log_variance.mul(0.5).exp()
@@ -202,11 +239,14 @@ def test_fisher_of_gaussian_nll_is_the_mean_square_of_its_slope(form):
     variance = leaves[1] if form == "pair" else leaves[1].exp()
     total = F.gaussian_nll_loss(leaves[0], target, variance, reduction="sum")
     slopes = torch.cat(torch.autograd.grad(total, leaves), dim=2)
-    expected = torch.einsum("q,qbi,qbi->bi", weights / weights.sum(), slopes, slopes) / 3  # a mean over 3 elements
+    # a mean over 3 elements
+    expected = torch.einsum("q,qbi,qbi->bi", weights / weights.sum(), slopes, slopes) / 3
     found = torch.cat(loss.fisher(output, torch.zeros_like(mean)), dim=1)
     assert torch.allclose(found, expected, rtol=1e-12)
     stream = generator(0, "gaussian fisher")
-    draws = torch.stack([torch.cat(loss.random_factors(output, mean, stream), dim=1) for _ in range(4000)])
+    draws = torch.stack(
+        [torch.cat(loss.random_factors(output, mean, stream), dim=1) for _ in range(4000)]
+    )
     outer = torch.einsum("kbi,kbj->kbij", draws, draws)
     stderr = outer.std(0) / math.sqrt(4000)
     assert bool(((outer.mean(0) - torch.diag_embed(expected)).abs() <= 5 * stderr).all())
@@ -216,7 +256,9 @@ def test_classes_of_dtype_uint8_are_all_counted():
     """156 is −100 in 8 bits, and must not pass for the mark of targets to leave out."""
     output, target = normal(3, 200), torch.tensor([156, 7, 199], dtype=torch.uint8)
     loss = make_loss("cross_entropy")
-    assert float(loss.value(output, target)) == pytest.approx(float(F.cross_entropy(output, target.long())), rel=1e-14)
+    assert float(loss.value(output, target)) == pytest.approx(
+        float(F.cross_entropy(output, target.long())), rel=1e-14
+    )
     assert loss.terms(target, 3) == 3
 
 
@@ -286,29 +328,86 @@ def test_custom_losses_agree_with_named_ones(form):
     output, target = normal(5, 3), labels(3, 5)
     custom = make_loss(lambda z, y: F.cross_entropy(z, y))
     named = make_loss(nn.CrossEntropyLoss() if form == "module" else "cross_entropy")
-    assert float(custom.value(output, target)) == pytest.approx(float(named.value(output, target)), rel=1e-14)
+    assert float(custom.value(output, target)) == pytest.approx(
+        float(named.value(output, target)), rel=1e-14
+    )
 
 
 CHECKS = [
-    ("cross_entropy", normal(4, 3), torch.tensor([0, 1, 2, 3]), r"targets must lie in \[0, 2\] for 3 classes.*from 0"),
-    ("cross_entropy", normal(4, 3), torch.tensor([0, 1, -1, 2]), r"mark targets to leave out with -100"),
-    ("cross_entropy", normal(4, 3), torch.rand(4), r"targets must be class indices .*call \.long\(\)"),
+    (
+        "cross_entropy",
+        normal(4, 3),
+        torch.tensor([0, 1, 2, 3]),
+        r"targets must lie in \[0, 2\] for 3 classes.*from 0",
+    ),
+    (
+        "cross_entropy",
+        normal(4, 3),
+        torch.tensor([0, 1, -1, 2]),
+        r"mark targets to leave out with -100",
+    ),
+    (
+        "cross_entropy",
+        normal(4, 3),
+        torch.rand(4),
+        r"targets must be class indices .*call \.long\(\)",
+    ),
     (
         "cross_entropy",
         normal(4, 3),
         torch.zeros(4, dtype=torch.int32),
         r"dtype int64, got torch.int32; call \.long\(\)",
     ),
-    ("cross_entropy", normal(4, 3), torch.zeros(4, 1, dtype=torch.long), r"targets must have shape \(4,\)"),
-    ("cross_entropy", normal(4), torch.zeros(4, dtype=torch.long), r"output must be logits \(batch, classes\)"),
-    ("mse", normal(4, 1), normal(4), r"targets must have the shape of the model's output.*reshape the targets"),
+    (
+        "cross_entropy",
+        normal(4, 3),
+        torch.zeros(4, 1, dtype=torch.long),
+        r"targets must have shape \(4,\)",
+    ),
+    (
+        "cross_entropy",
+        normal(4),
+        torch.zeros(4, dtype=torch.long),
+        r"output must be logits \(batch, classes\)",
+    ),
+    (
+        "mse",
+        normal(4, 1),
+        normal(4),
+        r"targets must have the shape of the model's output.*reshape the targets",
+    ),
     ("bce_with_logits", normal(4, 1), normal(4), r"targets must have the shape"),
-    ("nll", normal(4, 3), torch.zeros(4, dtype=torch.long), r"must be log-probabilities for nll.*use cross_entropy"),
-    ("gaussian_nll", (normal(4), normal(4).exp()), normal(4, 1), r"targets must have the shape of the means"),
+    (
+        "nll",
+        normal(4, 3),
+        torch.zeros(4, dtype=torch.long),
+        r"must be log-probabilities for nll.*use cross_entropy",
+    ),
+    (
+        "gaussian_nll",
+        (normal(4), normal(4).exp()),
+        normal(4, 1),
+        r"targets must have the shape of the means",
+    ),
     ("gaussian_nll", normal(4, 3), normal(4, 1), r"even last dimension"),
-    ("gaussian_nll", (normal(4), normal(4), normal(4)), normal(4), r"must be \(mean, variance\) for gaussian_nll"),
-    (nn.CrossEntropyLoss(ignore_index=2), normal(4, 3), normal(4, 3).softmax(1), r"ignore_index must be left out for"),
-    (EVERY, normal(4, 3), torch.zeros(4, dtype=torch.long), r"weight must hold one number for each of the 3 classes"),
+    (
+        "gaussian_nll",
+        (normal(4), normal(4), normal(4)),
+        normal(4),
+        r"must be \(mean, variance\) for gaussian_nll",
+    ),
+    (
+        nn.CrossEntropyLoss(ignore_index=2),
+        normal(4, 3),
+        normal(4, 3).softmax(1),
+        r"ignore_index must be left out for",
+    ),
+    (
+        EVERY,
+        normal(4, 3),
+        torch.zeros(4, dtype=torch.long),
+        r"weight must hold one number for each of the 3 classes",
+    ),
     (
         nn.BCEWithLogitsLoss(weight=torch.ones(4, 1)),
         normal(4, 2),
@@ -334,7 +433,9 @@ WEIGHTED = {
     "weights": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)),
     "ignore_index": nn.CrossEntropyLoss(ignore_index=1),
     "weights, smoothed": nn.CrossEntropyLoss(
-        weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64), label_smoothing=0.2, ignore_index=0
+        weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64),
+        label_smoothing=0.2,
+        ignore_index=0,
     ),
     "nll": nn.NLLLoss(weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)),
 }
@@ -345,7 +446,10 @@ def test_weighted_batches_add_up_to_the_whole_mean(name):
     loss = make_loss(WEIGHTED[name])
     output, target = normal(9, 3).log_softmax(1), torch.tensor([0, 1, 2, 2, 1, 0, 0, 2, 1])
     assert torch.allclose(loss.value(output, target), WEIGHTED[name](output, target), rtol=1e-12)
-    parts = [(loss.terms(y, len(y)), loss.value(z, y)) for z, y in zip(output.split(4), target.split(4), strict=True)]
+    parts = [
+        (loss.terms(y, len(y)), loss.value(z, y))
+        for z, y in zip(output.split(4), target.split(4), strict=True)
+    ]
     mean = sum(terms * value for terms, value in parts) / sum(terms for terms, _ in parts)
     assert torch.allclose(mean, WEIGHTED[name](output, target), rtol=1e-12)
 
@@ -354,12 +458,17 @@ def test_weighted_batches_add_up_to_the_whole_mean(name):
 def test_weighted_losses_take_classes_in_the_last_dimension(name):
     loss, module = make_loss(WEIGHTED[name]), WEIGHTED[name]
     output, target = normal(4, 5, 3).log_softmax(-1), labels(3, 4, 5)
-    assert torch.allclose(loss.value(output, target), module(output.movedim(-1, 1), target), rtol=1e-12)
+    assert torch.allclose(
+        loss.value(output, target), module(output.movedim(-1, 1), target), rtol=1e-12
+    )
     square = normal(2, 3, 3).log_softmax(-1), labels(3, 2, 3)
     settled = loss.settled([square, (output, target)])
-    assert torch.allclose(settled.value(*square), module(square[0].movedim(-1, 1), square[1]), rtol=1e-12)
+    assert torch.allclose(
+        settled.value(*square), module(square[0].movedim(-1, 1), square[1]), rtol=1e-12
+    )
     either = square[0].log_softmax(1), square[1]
-    assert torch.allclose(loss.value(*either), module(*either), rtol=1e-12)  # as torch has it, where both fit
+    # as torch has it, where both fit
+    assert torch.allclose(loss.value(*either), module(*either), rtol=1e-12)
 
 
 def test_a_weighted_batch_without_a_target_that_counts_is_no_loss():
@@ -380,6 +489,10 @@ def test_the_dimension_of_the_classes_is_decided_by_a_batch_that_shows_it():
     assert torch.allclose(loss.value(*square), expected)
     with pytest.raises(ValueError, match="same dimension in every batch"):
         loss.value(normal(2, 3, 2), labels(3, 2, 2))
-    with pytest.raises(ValueError, match=r"both fit the targets; move the classes to dimension 1 .* or flatten"):
+    with pytest.raises(
+        ValueError, match=r"both fit the targets; move the classes to dimension 1 .* or flatten"
+    ):
         make_loss("cross_entropy").settled([square])
-    assert torch.allclose(make_loss(F.cross_entropy).settled([square]).value(*square), F.cross_entropy(*square))
+    assert torch.allclose(
+        make_loss(F.cross_entropy).settled([square]).value(*square), F.cross_entropy(*square)
+    )

@@ -1,4 +1,6 @@
-"""Maximum entropy against closed forms: densities whose moments are known, their entropies and divergences."""
+"""Maximum entropy against closed forms: densities whose moments are known, their entropies and
+divergences.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def of_samples(samples: np.ndarray, count: int) -> np.ndarray:
 
 
 def test_semicircle_divergence_falls_to_3e_5_by_30_moments():
-    """KL(semicircle‖p_m) = S(p_m) − S(semicircle), for log p_m is a polynomial whose moments both have."""
+    """KL(semicircle‖p_m) = S(p_m) − S(semicircle), for log p_m is a polynomial whose moments
+    both have.
+    """
     exact = math.log(math.pi) - 0.5
     divergences = []
     for count in range(2, 31, 2):
@@ -62,12 +66,16 @@ def test_two_hundred_moments_of_a_semicircle():
 
 
 def test_two_hundred_noisy_moments_with_an_atom():
-    """A third of the eigenvalues is one value, and there are gaps: nearly atoms, and matched within their errors."""
+    """A third of the eigenvalues is one value, and there are gaps: nearly atoms, and matched
+    within their errors.
+    """
     values = np.concatenate([RNG.uniform(-0.8, 0.5, 2000), np.full(1000, 0.1)])
     found = maxent.fit(of_samples(values, 200), stderr=np.append(0.0, np.full(200, 1e-3)))
     assert found.status is Status.CONVERGED
     assert np.abs(found.residuals).max() <= 1e-3
-    assert found.integrate(0.05, 0.15) == pytest.approx(np.mean(np.abs(values - 0.1) < 0.05), abs=0.01)
+    assert found.integrate(0.05, 0.15) == pytest.approx(
+        np.mean(np.abs(values - 0.1) < 0.05), abs=0.01
+    )
 
 
 def test_an_exponential_polynomial_is_found_again():
@@ -103,7 +111,9 @@ def test_the_basis_does_not_change_the_density(basis):
 
 
 def test_legendre_tables_are_inverse():
-    assert np.allclose(chebyshev_table("legendre", 60) @ legendre_in_chebyshev(60), np.eye(61), atol=1e-12)
+    assert np.allclose(
+        chebyshev_table("legendre", 60) @ legendre_in_chebyshev(60), np.eye(61), atol=1e-12
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -125,8 +135,12 @@ def test_closed_forms_agree_with_quadrature():
     assert first.entropy() == pytest.approx(Density.entropy(first), abs=1e-10)
     assert first.kl(second) == pytest.approx(first.kl(second, numeric=True), abs=1e-9)
     assert second.kl(first) == pytest.approx(second.kl(first, numeric=True), abs=1e-9)
-    assert first.symmetric_kl(second) == pytest.approx(first.symmetric_kl(second, numeric=True), abs=1e-9)
-    assert first.symmetric_kl(second) == pytest.approx((first.kl(second) + second.kl(first)) / 2, abs=1e-9)
+    assert first.symmetric_kl(second) == pytest.approx(
+        first.symmetric_kl(second, numeric=True), abs=1e-9
+    )
+    assert first.symmetric_kl(second) == pytest.approx(
+        (first.kl(second) + second.kl(first)) / 2, abs=1e-9
+    )
     assert first.kl(first) == 0.0
     uniform = maxent.fit([1.0, 0.0], bounds=(0.0, 3.0))
     assert uniform.entropy() == pytest.approx(math.log(3.0), abs=1e-9)
@@ -174,7 +188,9 @@ def test_relative_entropy_to_the_truth_is_zero():
 
 
 def test_relative_entropy_is_the_least_divergence_from_the_prior():
-    """Of all densities with given moments the one found has the least KL to the prior; a density is a prior too."""
+    """Of all densities with given moments the one found has the least KL to the prior; a density
+    is a prior too.
+    """
     prior = maxent.fit(of_samples(RNG.beta(4, 2, 2000) * 2 - 1, 5))
     found = maxent.fit([1.0, -0.3], prior=prior)
     other = maxent.fit([1.0, -0.3])
@@ -184,12 +200,16 @@ def test_relative_entropy_is_the_least_divergence_from_the_prior():
 
 
 def test_a_log_prior_resolves_many_decades():
-    """q₀ = 1/λ on [1e-9, 1]: the mean of log λ is that of a log-uniform density where the moments say so."""
+    """q₀ = 1/λ on [1e-9, 1]: the mean of log λ is that of a log-uniform density where the
+    moments say so.
+    """
     low, decades = 1e-9, 9 * math.log(10.0)
     t, w = legendre.leggauss(2000)
     values = np.exp(np.log(low) + (t + 1) / 2 * decades)
     x = (values - (1 + low) / 2) / ((1 - low) / 2)
-    found = maxent.fit((w / 2) @ chebyshev.chebvander(x, 10), bounds=(low, 1.0), prior=lambda v: 1 / v)
+    found = maxent.fit(
+        (w / 2) @ chebyshev.chebvander(x, 10), bounds=(low, 1.0), prior=lambda v: 1 / v
+    )
     assert found.expectation(np.log) == pytest.approx(-decades / 2, rel=1e-6)
     assert found.relative_entropy() == pytest.approx(0.0, abs=1e-7)
 
@@ -199,7 +219,10 @@ def test_errors_of_the_moments_become_errors_of_the_density():
     errors = np.append(0.0, np.full(6, 1e-3))
     truth = maxent.fit(semicircle(6), stderr=errors)
     places = np.array([-0.7, 0.0, 0.4])
-    draws = [maxent.fit(truth.targets + errors * RNG.standard_normal(7)).evaluate(places) for _ in range(200)]
+    draws = [
+        maxent.fit(truth.targets + errors * RNG.standard_normal(7)).evaluate(places)
+        for _ in range(200)
+    ]
     promised = np.interp(places, truth.grid, truth.stderr)
     assert np.allclose(np.std(draws, axis=0), promised, rtol=0.2)
 
@@ -209,19 +232,27 @@ def test_sensitivity_is_the_derivative():
     slope = maxent.fit(values, tol=1e-12).sensitivity(np.exp)
     for k in range(1, 6):
         step = np.eye(6)[k] * 1e-5
-        up, down = (maxent.fit(values + sign * step, tol=1e-12).expectation(np.exp) for sign in (1, -1))
+        up, down = (
+            maxent.fit(values + sign * step, tol=1e-12).expectation(np.exp) for sign in (1, -1)
+        )
         assert slope[k - 1] == pytest.approx((up - down) / 2e-5, rel=1e-3, abs=1e-6)
 
 
 def test_least_squares_share_what_columns_have_in_common():
-    """Of all solutions the shortest: a column given twice has half of its coefficient in each place."""
+    """Of all solutions the shortest: a column given twice has half of its coefficient in each
+    place.
+    """
     column, other = RNG.standard_normal((2, 40))
     rows = np.stack([column, other, column * (1 + 1e-15)], axis=1)
-    assert least_squares(rows, 3 * column - other, 1e-13) == pytest.approx([1.5, -1, 1.5], abs=1e-12)
+    assert least_squares(rows, 3 * column - other, 1e-13) == pytest.approx(
+        [1.5, -1, 1.5], abs=1e-12
+    )
 
 
 def test_products_take_arrays_as_numpy_does():
-    """Read-only, reversed or of single precision: torch by itself warns of the first and refuses the others."""
+    """Read-only, reversed or of single precision: torch by itself warns of the first and refuses
+    the others.
+    """
     matrix, vector = RNG.standard_normal((6, 4)), np.arange(4.0)
     fixed = matrix.copy()
     fixed.flags.writeable = False
@@ -242,7 +273,9 @@ def test_moments_of_a_matrix_give_its_density():
 
 
 def test_spectrum_smoothed_by_maximum_entropy_keeps_its_moments():
-    """Theorem 2 (spectral thesis): a Gaussian kernel adds Σ_j C(m, 2j) E[u^2j] ⟨λ^(m−2j)⟩ to moment m; this none."""
+    """Theorem 2 (spectral thesis): a Gaussian kernel adds Σ_j C(m, 2j) E[u^2j] ⟨λ^(m−2j)⟩ to
+    moment m; this none.
+    """
     A = operator(with_eigenvalues(torch.linspace(1, 3, 200).double()))
     found = spectrum(A, depth=20, probes=4)
     exact = [float(found.moment(k)) for k in range(7)]
@@ -253,7 +286,9 @@ def test_spectrum_smoothed_by_maximum_entropy_keeps_its_moments():
     kernel = found.density(np.linspace(-2, 6, 4001), width=width)
     for m in range(1, 7):
         gaussian = [width ** (2 * j) * math.prod(range(1, 2 * j, 2)) for j in range(m // 2 + 1)]
-        bias = sum(math.comb(m, 2 * j) * gaussian[j] * exact[m - 2 * j] for j in range(1, m // 2 + 1))
+        bias = sum(
+            math.comb(m, 2 * j) * gaussian[j] * exact[m - 2 * j] for j in range(1, m // 2 + 1)
+        )
         assert kernel.moments(6)[m] == pytest.approx(exact[m] + bias, rel=1e-6)
     assert kernel.moments(6)[6] > 1.2 * exact[6]
 
@@ -285,7 +320,9 @@ def test_an_atom_at_an_end_has_a_distribution(place):
     end = 3.0 + place
     assert found.integrate(2.0, 4.0) == pytest.approx(1.0, abs=1e-12)
     assert np.allclose(found.quantile([0.1, 0.5, 0.9]), end, atol=1e-6)
-    assert found.integrate(max(2.0, end - 1e-3), min(4.0, end + 1e-3)) == pytest.approx(1.0, abs=1e-6)
+    assert found.integrate(max(2.0, end - 1e-3), min(4.0, end + 1e-3)) == pytest.approx(
+        1.0, abs=1e-6
+    )
 
 
 def test_cumulative_mass_is_that_of_the_density():
@@ -315,7 +352,9 @@ def test_density_on_a_grid_has_the_same_readings():
     assert found.entropy() == pytest.approx(0.5 * math.log(2 * math.pi * math.e), abs=1e-6)
     assert found.kl(shifted) == pytest.approx(0.125, abs=1e-6)
     assert found.symmetric_kl(shifted) == pytest.approx(0.125, abs=1e-6)
-    assert np.allclose(found.quantile([0.1, 0.5, 0.975]), stats.norm.ppf([0.1, 0.5, 0.975]), atol=1e-5)
+    assert np.allclose(
+        found.quantile([0.1, 0.5, 0.975]), stats.norm.ppf([0.1, 0.5, 0.975]), atol=1e-5
+    )
     assert np.allclose(found.moments(4), [1, 0, 1, 0, 3], atol=1e-5)
     assert found.evaluate(7.0) == 0.0
     assert maxent.fit([1.0, 0.0], bounds=(-5.0, 5.0)).symmetric_kl(found) > 0
@@ -332,37 +371,78 @@ def test_densities_survive_the_disk_and_are_drawn(tmp_path):
 
 
 MISUSES = {
-    "moments beyond 1": (lambda: maxent.fit([1.0, 0.2, -1.2]), "-1.2 as Chebyshev moment 2, where .* allow"),
+    "moments beyond 1": (
+        lambda: maxent.fit([1.0, 0.2, -1.2]),
+        "-1.2 as Chebyshev moment 2, where .* allow",
+    ),
     "moments that exclude each other": (
         lambda: maxent.fit([1.0, 0.9, -0.9]),
-        r"-0\.9 as Chebyshev moment 2, where those below it allow \[0\.62, 1\]; pass bounds that hold the spectrum",
+        (
+            r"-0\.9 as Chebyshev moment 2, where those below it allow \[0\.62, 1\]; pass bounds"
+            r" that hold the spectrum"
+        ),
     ),
     "a spectrum beyond the bounds": (
         lambda: maxent.fit([1.0, 0.0, 2.0], "power"),
         "positive measure on the bounds.*power moments lose",
     ),
-    "mixed normalisation": (lambda: maxent.fit([0.9, 0.0]), "moments must begin with φ_0 = 1, got 0.9; divide"),
+    "mixed normalisation": (
+        lambda: maxent.fit([0.9, 0.0]),
+        "moments must begin with φ_0 = 1, got 0.9; divide",
+    ),
     "no moments": (lambda: maxent.fit([1.0]), "moments must be a 1-D array"),
     "NaN": (lambda: maxent.fit([1.0, math.nan]), "moments must be finite"),
     "basis unknown": (lambda: maxent.fit([1.0, 0.0], "hermite"), "basis must be one of"),
-    "bounds backwards": (lambda: maxent.fit([1.0, 0.0], bounds=(1.0, 0.0)), "bounds must be two finite numbers"),
-    "bounds of one number": (lambda: maxent.fit([1.0, 0.0], bounds=3), "bounds must be two finite numbers"),
+    "bounds backwards": (
+        lambda: maxent.fit([1.0, 0.0], bounds=(1.0, 0.0)),
+        "bounds must be two finite numbers",
+    ),
+    "bounds of one number": (
+        lambda: maxent.fit([1.0, 0.0], bounds=3),
+        "bounds must be two finite numbers",
+    ),
     "no bounds": (lambda: maxent.fit([1.0, 0.0], bounds=None), "bounds must be two finite numbers"),
-    "bounds of words": (lambda: maxent.fit([1.0, 0.0], bounds=("a", "b")), "bounds must be two finite numbers"),
-    "a negative penalty": (lambda: maxent.fit([1.0, 0.0], penalty=-1.0), "penalty must be a finite number above 0"),
-    "errors of another length": (lambda: maxent.fit([1.0, 0.0], stderr=[0.1]), "stderr must be 2 numbers"),
-    "a prior that is 0": (lambda: maxent.fit([1.0, 0.0], prior=lambda x: np.maximum(x, 0)), "prior must be element-"),
-    "no tolerance": (lambda: maxent.fit([1.0, 0.0], tol=0.0), "tol must be a finite number above 0"),
-    "levels beyond 1": (lambda: maxent.fit([1.0, 0.0]).quantile([1.5]), r"levels must lie in \[0, 1\]"),
-    "low above high": (lambda: maxent.fit([1.0, 0.0]).integrate(1.0, 0.0), "low must be at most high"),
+    "bounds of words": (
+        lambda: maxent.fit([1.0, 0.0], bounds=("a", "b")),
+        "bounds must be two finite numbers",
+    ),
+    "a negative penalty": (
+        lambda: maxent.fit([1.0, 0.0], penalty=-1.0),
+        "penalty must be a finite number above 0",
+    ),
+    "errors of another length": (
+        lambda: maxent.fit([1.0, 0.0], stderr=[0.1]),
+        "stderr must be 2 numbers",
+    ),
+    "a prior that is 0": (
+        lambda: maxent.fit([1.0, 0.0], prior=lambda x: np.maximum(x, 0)),
+        "prior must be element-",
+    ),
+    "no tolerance": (
+        lambda: maxent.fit([1.0, 0.0], tol=0.0),
+        "tol must be a finite number above 0",
+    ),
+    "levels beyond 1": (
+        lambda: maxent.fit([1.0, 0.0]).quantile([1.5]),
+        r"levels must lie in \[0, 1\]",
+    ),
+    "low above high": (
+        lambda: maxent.fit([1.0, 0.0]).integrate(1.0, 0.0),
+        "low must be at most high",
+    ),
     "no sweeps": (lambda: maxent.fit_classical([1.0, 0.0], sweeps=0), "sweeps must be"),
     "width with maxent": (
         lambda: spectrum(operator(torch.eye(3)), 1).density(smoothing="maxent", width=0.1),
         "grid and width must be None",
     ),
-    "moments without maxent": (lambda: spectrum(operator(torch.eye(3)), 1).density(moments=4), "moments must come"),
+    "moments without maxent": (
+        lambda: spectrum(operator(torch.eye(3)), 1).density(moments=4),
+        "moments must come",
+    ),
     "more moments than the depth knows": (
-        lambda: spectrum(operator(torch.diag(torch.arange(9.0))), 4).density(smoothing="maxent", moments=9),
+        lambda: spectrum(operator(torch.diag(torch.arange(9.0))), 4).density(
+            smoothing="maxent", moments=9
+        ),
         r"moments must be an integer in \[1, 7\]",
     ),
 }

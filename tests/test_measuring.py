@@ -25,7 +25,14 @@ def a_problem(seed=0, dtype=torch.float64):
     return Problem(mlp([6, 8, 3], seed=seed), "cross_entropy", (x, y), dtype=dtype)
 
 
-SHORT = {"chains": 2, "draws": 12, "burn_in": 4, "step_size": 1e-4, "localization": 5.0, "nbeta": "batch"}
+SHORT = {
+    "chains": 2,
+    "draws": 12,
+    "burn_in": 4,
+    "step_size": 1e-4,
+    "localization": 5.0,
+    "nbeta": "batch",
+}
 
 
 @pytest.fixture
@@ -40,7 +47,9 @@ def counted(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(measuring, "QUANTITIES", {name: count(name, inner) for name, inner in QUANTITIES.items()})
+    monkeypatch.setattr(
+        measuring, "QUANTITIES", {name: count(name, inner) for name, inner in QUANTITIES.items()}
+    )
     return calls
 
 
@@ -48,13 +57,27 @@ def test_numbers_are_those_of_the_dense_matrix():
     problem = a_problem()
     dense = hessian(problem).dense()
     values = torch.linalg.eigvalsh(dense).flip(0)
-    found = measure(problem, ("trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal"), top=3)
-    assert list(found.results) == ["trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal"]
+    found = measure(
+        problem,
+        ("trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal"),
+        top=3,
+    )
+    assert list(found.results) == [
+        "trace",
+        "frobenius",
+        "spectral_norm",
+        "eigenpairs",
+        "spectrum",
+        "diagonal",
+    ]
     torch.testing.assert_close(found["eigenpairs"].values, values[:3])
     torch.testing.assert_close(found["diagonal"].value, dense.diagonal())
     assert float(found["trace"]) == pytest.approx(float(dense.trace()), rel=1e-9)
     assert float(found["spectral_norm"]) == pytest.approx(float(values.abs().max()), rel=1e-6)
-    for reading, truth in ((found["frobenius"], dense.norm()), (found["spectrum"].trace, dense.trace())):
+    for reading, truth in (
+        (found["frobenius"], dense.norm()),
+        (found["spectrum"].trace, dense.trace()),
+    ):
         low, high = reading.interval(0.999)
         assert low - 1e-9 <= float(truth) <= high + 1e-9
 
@@ -73,7 +96,8 @@ def test_every_quantity_is_kept_and_read_again(name, tmp_path, counted):
     first = measure(a_problem(), name, sampling=SHORT, folder=tmp_path)
     again = measure(a_problem(), name, sampling=SHORT, folder=tmp_path)
     assert counted == [name]
-    tables = [str(each.table()) for each in (again, first, Measurement.load(tmp_path))]  # text, for NaN is not NaN
+    # text, for NaN is not NaN
+    tables = [str(each.table()) for each in (again, first, Measurement.load(tmp_path))]
     assert tables[0] == tables[1] == tables[2]
     assert again.about["seconds"] == first.about["seconds"]
 
@@ -160,7 +184,10 @@ OTHERS = {
     "labels": (lambda: headless(label_seed=1), "data ="),
     "buffers": (other_statistics, "constants ="),
     "layers": (lambda: headless(activation=nn.ReLU), "model ="),
-    "loss": (lambda: headless(loss=nn.CrossEntropyLoss(weight=torch.ones(3) / 3)), "loss function ="),
+    "loss": (
+        lambda: headless(loss=nn.CrossEntropyLoss(weight=torch.ones(3) / 3)),
+        "loss function =",
+    ),
     "function": (lambda: headless(loss=lambda z, y: F.cross_entropy(z, y)), "loss ="),
 }
 
@@ -182,7 +209,9 @@ def test_the_same_loss_with_another_number_of_terms_is_another_measurement(tmp_p
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
-    plain, tokens = (Problem(model, "cross_entropy", (x, y), count=count) for count in (None, "tokens"))
+    plain, tokens = (
+        Problem(model, "cross_entropy", (x, y), count=count) for count in (None, "tokens")
+    )
     assert (plain.num_terms, tokens.num_terms) == (6, 21)
     assert plain.loss() == pytest.approx(tokens.loss())
     measure(plain, "bic", folder=tmp_path)
@@ -220,7 +249,10 @@ def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
     document = json.loads(path.read_text())
     kept = {key: value for key, value in document["settings"].items() if key not in problem_keys()}
     path.write_text(json.dumps({"settings": kept, "seconds": document["seconds"]}))
-    with pytest.raises(ValueError, match="theta = unknown, by an earlier version of lambdahat; choose another folder"):
+    with pytest.raises(
+        ValueError,
+        match="theta = unknown, by an earlier version of lambdahat; choose another folder",
+    ):
         measure(a_problem(), "trace", folder=tmp_path)
 
 
@@ -288,7 +320,10 @@ def test_the_table_counts_gradients_of_the_learning_coefficient():
 def test_rows_have_the_temperature_and_localization_that_they_depend_on():
     layers = LearningCoefficient(1.0, 0.1, nbeta=9.0, localization=torch.tensor([1.0, 2.0]))
     rows = Measurement({"trace": Estimate(2.0), "llc": layers}).table()
-    assert [(row["nbeta"], row["localization"]) for row in rows] == [(None, None), (9.0, "by parameter")]
+    assert [(row["nbeta"], row["localization"]) for row in rows] == [
+        (None, None),
+        (9.0, "by parameter"),
+    ]
 
 
 def test_the_learning_coefficient_over_localizations_has_a_row_for_each_point(tmp_path):
@@ -301,7 +336,11 @@ def test_the_learning_coefficient_over_localizations_has_a_row_for_each_point(tm
 
 
 def test_readings_at_other_temperatures_take_the_same_settings():
-    found = measure(a_problem(), ("bayes_criteria", "temperature_regression", "laplace_evidence"), sampling=SHORT)
+    found = measure(
+        a_problem(),
+        ("bayes_criteria", "temperature_regression", "laplace_evidence"),
+        sampling=SHORT,
+    )
     assert found["bayes_criteria"].chains.losses.shape == (2, 12)
     assert found["bayes_criteria"].chains.nbeta == 40
     assert found["temperature_regression"].localization == 5.0
@@ -315,8 +354,17 @@ def test_evidence_volumes_and_a_sweep_can_be_measured(tmp_path):
     bowl = Problem.from_function(
         lambda p: 0.5 * (h * p["w"] ** 2).sum(), {"w": torch.zeros(2).double()}, num_samples=1000
     )
-    sampling = {"chains": 2, "draws": 30, "burn_in": 10, "step_size": 1e-4, "localization": 5.0, "kernel": "sgld"}
-    found = measure(bowl, ("bic", "free_energy", "volume_scaling", "sweep"), sampling=sampling, folder=tmp_path)
+    sampling = {
+        "chains": 2,
+        "draws": 30,
+        "burn_in": 10,
+        "step_size": 1e-4,
+        "localization": 5.0,
+        "kernel": "sgld",
+    }
+    found = measure(
+        bowl, ("bic", "free_energy", "volume_scaling", "sweep"), sampling=sampling, folder=tmp_path
+    )
     rows = {row["quantity"]: row for row in found.table()}
     assert rows["bic"]["value"] == pytest.approx(math.log(1000))
     exact = 0.5 * math.log(1 + 1000 / 5) + 0.5 * math.log(1 + 4000 / 5)
@@ -335,13 +383,17 @@ def test_a_folder_of_other_sampling_is_refused(tmp_path, counted):
     measure(a_problem(), "llc", sampling=dict(SHORT), folder=tmp_path)
     assert counted == ["llc"]
     for other in ({**SHORT, "draws": 13}, None):
-        with pytest.raises(ValueError, match="folder must hold results of this run, with sampling ="):
+        with pytest.raises(
+            ValueError, match="folder must hold results of this run, with sampling ="
+        ):
             measure(a_problem(), "llc", sampling=other, folder=tmp_path)
 
 
 def test_sampling_in_other_things_than_numbers_and_text_is_refused():
     for value in (torch.ones(83), {"a": torch.ones(1)}, None):
-        with pytest.raises(TypeError, match=r"sampling\['localization'\] must be a number, a text, or a dict"):
+        with pytest.raises(
+            TypeError, match=r"sampling\['localization'\] must be a number, a text, or a dict"
+        ):
             measure(a_problem(), "llc", sampling={"localization": value})
 
 

@@ -1,4 +1,6 @@
-"""The budget of memory: what is counted, how batches are cut, and that what runs under a budget stays within it."""
+"""The budget of memory: what is counted, how batches are cut, and that what runs under a budget
+stays within it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,15 @@ def chains(problem: lh.Problem, count: int, mode: str = "auto") -> lh.Chains:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(None, None), (7, 7), ("7", 7), ("3 KB", 3000), ("2KiB", 2048), ("1.5MiB", 1572864), ("4GiB", 2**32)],
+    [
+        (None, None),
+        (7, 7),
+        ("7", 7),
+        ("3 KB", 3000),
+        ("2KiB", 2048),
+        ("1.5MiB", 1572864),
+        ("4GiB", 2**32),
+    ],
 )
 def test_texts_are_read_as_bytes(given, expected):
     assert memory_bytes(given) == expected
@@ -52,27 +62,78 @@ def test_texts_are_read_as_bytes(given, expected):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: language("4 gigabytes"), ValueError, 'memory must be a number of bytes or a text such as "4GiB"'),
+        (
+            lambda: language("4 gigabytes"),
+            ValueError,
+            'memory must be a number of bytes or a text such as "4GiB"',
+        ),
         (lambda: language(1.5), TypeError, "memory must be an integer of at least 1"),
         (lambda: language(0), ValueError, "memory must be an integer of at least 1, got 0"),
-        (lambda: language(10_000), ValueError, "of which a pass over one sample may take a quarter, got 10,000"),
+        (
+            lambda: language(10_000),
+            ValueError,
+            "of which a pass over one sample may take a quarter, got 10,000",
+        ),
         (
             lambda: lh.Problem.from_function(
-                lambda p, x: (x @ p["w"]).square().mean(), {"w": torch.ones(9)}, torch.ones(500, 9), memory=5000
+                lambda p, x: (x @ p["w"]).square().mean(),
+                {"w": torch.ones(9)},
+                torch.ones(500, 9),
+                memory=5000,
             ),
             ValueError,
             "give smaller batches",
         ),
-        (lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 100), ValueError, "into what the problem's memory=23,213,088"),
-        (lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 40, basis="host"), ValueError, "with basis='device'; lower"),
-        (lambda: lh.trace(lh.hessian(wide(36 * ROW)), method="xtrace"), ValueError, "method must be 'auto' or 'hutch"),
-        (lambda: lh.moments(lh.hessian(wide(36 * ROW)), 2, probe="orthogonal"), ValueError, "probes must fit into"),
-        (lambda: lh.logdet(lh.ggn(wide(36 * ROW)), "exact"), ValueError, "the problem's memory, 16,"),
-        (lambda: lh.eigenpairs(lh.hessian(wide(36 * ROW)), 30), ValueError, "raise it, or ask for fewer pairs"),
-        (lambda: lh.spectrum(lh.hessian(wide()), 5, basis="disk"), ValueError, "basis must be one of 'auto', 'device'"),
-        (lambda: lh.eigenpairs(lh.hessian(wide()), 2, basis="half"), ValueError, "basis must be one of 'device'"),
-        (lambda: chains(wide(36 * ROW), 8), ValueError, "bytes for 8 chains of SGLD, got 23,213,088; raise it, or run"),
-        (lambda: chains(wide(33 * ROW), 4, "batched"), ValueError, "mode must fit into the problem's memory, 21,278,6"),
+        (
+            lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 100),
+            ValueError,
+            "into what the problem's memory=23,213,088",
+        ),
+        (
+            lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 40, basis="host"),
+            ValueError,
+            "with basis='device'; lower",
+        ),
+        (
+            lambda: lh.trace(lh.hessian(wide(36 * ROW)), method="xtrace"),
+            ValueError,
+            "method must be 'auto' or 'hutch",
+        ),
+        (
+            lambda: lh.moments(lh.hessian(wide(36 * ROW)), 2, probe="orthogonal"),
+            ValueError,
+            "probes must fit into",
+        ),
+        (
+            lambda: lh.logdet(lh.ggn(wide(36 * ROW)), "exact"),
+            ValueError,
+            "the problem's memory, 16,",
+        ),
+        (
+            lambda: lh.eigenpairs(lh.hessian(wide(36 * ROW)), 30),
+            ValueError,
+            "raise it, or ask for fewer pairs",
+        ),
+        (
+            lambda: lh.spectrum(lh.hessian(wide()), 5, basis="disk"),
+            ValueError,
+            "basis must be one of 'auto', 'device'",
+        ),
+        (
+            lambda: lh.eigenpairs(lh.hessian(wide()), 2, basis="half"),
+            ValueError,
+            "basis must be one of 'device'",
+        ),
+        (
+            lambda: chains(wide(36 * ROW), 8),
+            ValueError,
+            "bytes for 8 chains of SGLD, got 23,213,088; raise it, or run",
+        ),
+        (
+            lambda: chains(wide(33 * ROW), 4, "batched"),
+            ValueError,
+            "mode must fit into the problem's memory, 21,278,6",
+        ),
     ],
 )
 def test_misuse(call, error, message):
@@ -116,10 +177,19 @@ def test_batches_are_cut_to_the_budget_and_nothing_else_changes(loss):
 def test_samples_that_meet_are_not_cut():
     model = nn.Sequential(nn.Linear(3, 50), nn.BatchNorm1d(50), nn.Linear(50, 2))
     x = torch.randn(64, 3, generator=generator(0, "met"))
-    problem = lh.Problem(model, "cross_entropy", (x, torch.arange(64) % 2), norm="train", batch_size=64, memory="1GB")
+    problem = lh.Problem(
+        model, "cross_entropy", (x, torch.arange(64) % 2), norm="train", batch_size=64, memory="1GB"
+    )
     assert problem.batches.sizes == [64]
     with pytest.raises(ValueError, match="give smaller batches"):
-        lh.Problem(model, "cross_entropy", (x, torch.arange(64) % 2), norm="train", batch_size=64, memory=200_000)
+        lh.Problem(
+            model,
+            "cross_entropy",
+            (x, torch.arange(64) % 2),
+            norm="train",
+            batch_size=64,
+            memory=200_000,
+        )
 
 
 WORK = {
@@ -129,7 +199,9 @@ WORK = {
     "trace": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=20),
     "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 3, max_matvecs=20),
     "spectrum": lambda p: lh.spectrum(lh.hessian(p), 40),
-    "sample": lambda p: lh.sample(p, sgld(1e-4, 1.0), chains=3, draws=2, batch_size=min(32, p.num_samples)),
+    "sample": lambda p: lh.sample(
+        p, sgld(1e-4, 1.0), chains=3, draws=2, batch_size=min(32, p.num_samples)
+    ),
 }
 
 
@@ -173,13 +245,19 @@ def attentive(memory: int | None = None, dtype: torch.dtype = torch.float32) -> 
 
     rng = generator(0, "attentive")
     x, y = (torch.randint(24, (6, 6), generator=rng) for _ in range(2))
-    return lh.Problem(seeded(Attentive).to(dtype), "cross_entropy", (x, y), memory=memory, count="tokens")
+    return lh.Problem(
+        seeded(Attentive).to(dtype), "cross_entropy", (x, y), memory=memory, count="tokens"
+    )
 
 
 ESTIMATES = {
-    "diagonal": lambda p: lh.diagonal(lh.hessian(p.subset(range(3))), tol=1e-9),  # a product for each parameter
+    "diagonal": lambda p: lh.diagonal(
+        lh.hessian(p.subset(range(3))), tol=1e-9
+    ),  # a product for each parameter
     "diagonal, sampled": lambda p: lh.diagonal(lh.hessian(p), probes=40),
-    "diagonal of a sum": lambda p: lh.diagonal(lh.hessian(p) + lh.identity(lh.hessian(p)), probes=70),
+    "diagonal of a sum": lambda p: lh.diagonal(
+        lh.hessian(p) + lh.identity(lh.hessian(p)), probes=70
+    ),
     "trace": lambda p: lh.trace(lh.hessian(p), tol=0.05, max_matvecs=80),
     "hutch++": lambda p: lh.trace(lh.hessian(p), tol=0.05, method="hutch++", max_matvecs=80),
     "trace_per_layer": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.1, max_matvecs=80),
@@ -237,7 +315,9 @@ def test_the_numbers_are_those_without_a_budget():
 
 
 def test_a_gauss_newton_product_keeps_a_few_tensors_of_the_size_of_the_logits():
-    """No Jacobian: that of B·T·V logits in P parameters would be 35,000 times as large as the logits."""
+    """No Jacobian: that of B·T·V logits in P parameters would be 35,000 times as large as the
+    logits.
+    """
     problem = language()
     logits = ROWS * LENGTH * WORDS * 4
     with LiveBytes() as seen:
@@ -247,7 +327,11 @@ def test_a_gauss_newton_product_keeps_a_few_tensors_of_the_size_of_the_logits():
 
 def test_chains_go_one_by_one_where_they_do_not_fit_together():
     many = lambda p: lh.sample(p, sgld(1e-4, 1.0), chains=4, draws=2, batch_size=16)  # noqa: E731
-    fits = lambda memory: Demand(language(memory, count="sequences"), sgld(1e-4, 1.0), 4, 16, Plan()).together_fits()  # noqa: E731
+
+    def fits(memory):
+        problem = language(memory, count="sequences")
+        return Demand(problem, sgld(1e-4, 1.0), 4, 16, Plan()).together_fits()
+
     assert fits("1GiB")  # which mode is then fastest, timing says
     assert not fits(3 * MEBI)
     bound = many(language(3 * MEBI, count="sequences"))
@@ -263,10 +347,11 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 2))
 data = torch.randn(64, 1000), torch.arange(64) % 2
 problem = lh.Problem(model, "cross_entropy", data, memory={memory})
-lh.hessian(problem) @ torch.ones(problem.num_parameters)  # what the first product loads counts for nobody
+lh.hessian(problem) @ torch.ones(problem.num_parameters)  # loads what counts for nobody
 
 def most():  # not ru_maxrss, which a process has from the one that started it
-    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status")
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 before = most()
 lh.spectrum(lh.hessian(problem), 40)
@@ -281,6 +366,8 @@ def test_the_process_stays_within_the_budget():
 
     def rise(memory: int | None) -> int:
         run = [sys.executable, "-c", SCRIPT.format(memory=memory)]
-        return int(subprocess.run(run, capture_output=True, text=True, check=True, timeout=100).stdout)
+        return int(
+            subprocess.run(run, capture_output=True, text=True, check=True, timeout=100).stdout
+        )
 
     assert rise(budget) <= budget < rise(None)

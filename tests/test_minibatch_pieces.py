@@ -1,4 +1,6 @@
-"""The mini-batch experiments in one piece (benchmarks/): what they save, and the page made of it."""
+"""The mini-batch experiments in one piece (benchmarks/): what they save, and the page made of
+it.
+"""
 
 import importlib
 import re
@@ -41,7 +43,10 @@ def test_a_saved_piece_has_the_rows_of_the_cells(script, tmp_path):
 
 
 def test_the_page_of_rates_is_that_of_the_stored_results(script):
-    stored = [script("minibatch_pieces").Piece.load(path) for path in sorted(RESULTS.glob("minibatch-rates-*.json"))]
+    stored = [
+        script("minibatch_pieces").Piece.load(path)
+        for path in sorted(RESULTS.glob("minibatch-rates-*.json"))
+    ]
     rates = script("minibatch_rates")
     page = (DOCS / "minibatch-rates.md").read_text(encoding="utf-8")
     shown = page.partition(rates.BEGIN)[2].partition(rates.END)[0]
@@ -49,18 +54,31 @@ def test_the_page_of_rates_is_that_of_the_stored_results(script):
 
 
 def test_the_caution_about_damping_has_the_figures_of_the_stored_results(script):
-    """What training needed at α = 1 over what the rule has by τ² and by Pσ², to the digits that the advice prints."""
+    """What training needed at α = 1 over what the rule has by τ² and by Pσ², to the digits that
+    the advice prints.
+    """
     stored = script("minibatch_pieces").Piece.load(RESULTS / "minibatch-rates-damping.json")
-    (rule,), needed = stored.rules, {frontier.optimizer: frontier.centre() for frontier in stored.frontiers}
+    (rule,), needed = (
+        stored.rules,
+        {frontier.optimizer: frontier.centre() for frontier in stored.frontiers},
+    )
     assert (rule.batch_sizes[0], rule.batch_sizes[3]) == (16, 1024)
-    kfac, adam = (needed[optimizer] / rule.dampings(1.0, "directional") for optimizer in ("kfac", "adam"))
-    isotropic = max(float((each / rule.dampings(1.0, "additive")).nan_to_num().max()) for each in needed.values())
+    kfac, adam = (
+        needed[optimizer] / rule.dampings(1.0, "directional") for optimizer in ("kfac", "adam")
+    )
+    isotropic = max(
+        float((each / rule.dampings(1.0, "additive")).nan_to_num().max())
+        for each in needed.values()
+    )
     expected = [float(kfac[0]), float(kfac[3]), float(adam.min()), float(adam.max()), isotropic]
     words = (
-        r"KFAC needed (\S+) \(B = 16\) to (\S+) \(B = 1,024\) of that by τ², and Adam (\S+) to ([\d.]+), but up "
+        r"KFAC needed (\S+) \(B = 16\) to (\S+) \(B = 1,024\) of that by τ², and Adam (\S+) to"
+        r" ([\d.]+), but up "
         r"to (\S+) times that by isotropic noise"
     )
-    problem = Problem.from_function(lambda p, x: 0.5 * (x @ p["w"]).square().mean(), {"w": torch.ones(1)}, ROWS)
+    problem = Problem.from_function(
+        lambda p, x: 0.5 * (x @ p["w"]).square().mean(), {"w": torch.ones(1)}, ROWS
+    )
     for optimizer in ("lanczos-newton", "adam"):
         shown = re.search(words, advise(problem, optimizer, 4).cautions[0]).groups()
         digits = [len(text.replace(".", "").strip("0")) for text in shown]

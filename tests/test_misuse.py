@@ -1,7 +1,9 @@
-"""Ways to misuse the library: each gets an error that names the argument and the cure, or a right answer.
+"""Ways to misuse the library: each gets an error that names the argument and the cure, or a right
+answer.
 
-``ERRORS``, from ``misuses.py`` here and in ``sampling/`` and ``singular/``, maps a misuse to a call, its error and what
-the text must hold; ``ANSWERS`` maps what looks like a misuse to a call that returns what came and what is right.
+``ERRORS``, from ``misuses.py`` here and in ``sampling/`` and ``singular/``, maps a misuse to a
+call, its error and what the text must hold; ``ANSWERS`` maps what looks like a misuse to a call
+that returns what came and what is right.
 """
 
 from __future__ import annotations
@@ -50,7 +52,17 @@ ERRORS = {**misuses.ERRORS, **SAMPLING, **SINGULAR}
 
 def test_the_table_is_long_enough_and_every_name_is_there_once():
     assert len(ERRORS) >= 50
-    groups = DATA, LOSSES, MODELS, OPERATORS, ESTIMATORS, misuses.ARPACK, misuses.ALGEBRA, SAMPLING, SINGULAR
+    groups = (
+        DATA,
+        LOSSES,
+        MODELS,
+        OPERATORS,
+        ESTIMATORS,
+        misuses.ARPACK,
+        misuses.ALGEBRA,
+        SAMPLING,
+        SINGULAR,
+    )
     assert len(ERRORS) == sum(map(len, groups))
 
 
@@ -100,7 +112,9 @@ class TwoHeads(nn.Module):
 def heads() -> tuple[Any, Any]:
     model = TwoHeads()
     mean, variance = model(X)
-    return problem(model, "gaussian_nll", (X, Z)).loss(), F.gaussian_nll_loss(mean, Z, variance).detach()
+    return problem(model, "gaussian_nll", (X, Z)).loss(), F.gaussian_nll_loss(
+        mean, Z, variance
+    ).detach()
 
 
 def trained() -> nn.Module:
@@ -108,7 +122,9 @@ def trained() -> nn.Module:
 
 
 def batch_norm_trace() -> tuple[Any, Any]:
-    H = lh.hessian(problem(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))))
+    H = lh.hessian(
+        problem(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)))
+    )
     return lh.trace(H), H.dense().trace()
 
 
@@ -123,7 +139,12 @@ ANSWERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "one fixed pass of a shuffling loader": lambda: (
         problem(
             data=list(
-                DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0))
+                DataLoader(
+                    TensorDataset(X, Y),
+                    batch_size=3,
+                    shuffle=True,
+                    generator=torch.Generator().manual_seed(0),
+                )
             )
         ).loss(),
         loss_of(net()),
@@ -145,15 +166,28 @@ ANSWERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "both ends of a small matrix": lambda: (len(lh.eigenpairs(A, k=7, which="both")), 8),
     "asymmetric trace": lambda: (lh.trace(SKEW), 4.0),
     "no columns": lambda: ((A @ torch.ones(8, 0).double()).numel(), 0),
-    "vector of another dtype": lambda: ((A @ torch.ones(8)).norm(), (A @ torch.ones(8).double()).norm()),
+    "vector of another dtype": lambda: (
+        (A @ torch.ones(8)).norm(),
+        (A @ torch.ones(8).double()).norm(),
+    ),
     "a numpy vector": lambda: ((A @ np.ones(8)).norm(), (A @ torch.ones(8).double()).norm()),
     "saving into a new folder": saved_and_loaded,
-    "a cast of model and data": lambda: (problem(data=(X.double(), Y), dtype=torch.float64).loss(), loss_of(net())),
+    "a cast of model and data": lambda: (
+        problem(data=(X.double(), Y), dtype=torch.float64).loss(),
+        loss_of(net()),
+    ),
     "under no_grad": under_no_grad,
     "the user's own backward": within_a_forgotten_backward,
-    "scalar parameters": lambda: (lh.trace(lh.hessian(function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0)}))), 2.0),
+    "scalar parameters": lambda: (
+        lh.trace(lh.hessian(function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0)}))),
+        2.0,
+    ),
     "a parameter the loss does not use": lambda: (
-        lh.trace(lh.hessian(function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0), "b": torch.ones(4)}))),
+        lh.trace(
+            lh.hessian(
+                function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0), "b": torch.ones(4)})
+            )
+        ),
         2.0,
     ),
     "batch-norm of vectors": batch_norm_trace,
@@ -220,7 +254,9 @@ OF_NETWORKS = {
 
 @pytest.mark.parametrize("name", OF_NETWORKS)
 def test_an_interrupted_network_is_as_before(name):
-    """Ctrl-C in the middle of the products of a network leaves the model and the operator as they were."""
+    """Ctrl-C in the middle of the products of a network leaves the model and the operator as
+    they were.
+    """
     left = [None]
 
     def count(z: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from tests.small_problems import C, N, X, Y, agrees, batchnorm, plain, seeded
 def test_eval_uses_running_statistics_and_switches_dropout_off():
     model = batchnorm()
     agrees(
-        Problem(model, "cross_entropy", (X, Y), batch_size=4), plain(copy.deepcopy(model).eval(), F.cross_entropy, X, Y)
+        Problem(model, "cross_entropy", (X, Y), batch_size=4),
+        plain(copy.deepcopy(model).eval(), F.cross_entropy, X, Y),
     )
 
 
@@ -42,7 +43,9 @@ def test_frozen_holds_the_layers_own_parameters():
     assert problem.space.names == ("0.weight", "4.weight", "4.bias")
     whole = Problem(model, "cross_entropy", (X, Y))
     assert problem.loss() == whole.loss()
-    assert torch.allclose(problem.gradient(), whole.gradient()[whole.space.indices(problem.space.names)])
+    assert torch.allclose(
+        problem.gradient(), whole.gradient()[whole.space.indices(problem.space.names)]
+    )
 
 
 def test_refreshed_statistics_are_those_of_update_bn():
@@ -58,15 +61,22 @@ def test_refreshed_statistics_are_those_of_update_bn():
 
 
 def test_refresh_needs_a_model():
-    with pytest.raises(ValueError, match="the problem must have a model, got one made by from_function"):
+    with pytest.raises(
+        ValueError, match="the problem must have a model, got one made by from_function"
+    ):
         Problem.from_function(lambda p: p["a"] ** 2, {"a": torch.ones(())}).refresh_statistics()
 
 
 def test_instance_norm_needs_no_statistics():
     model = seeded(
-        lambda: nn.Sequential(nn.Conv1d(1, 2, 2), nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.Linear(6, C))
+        lambda: nn.Sequential(
+            nn.Conv1d(1, 2, 2), nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.Linear(6, C)
+        )
     )
-    agrees(Problem(model, "cross_entropy", (X[:, None], Y), batch_size=4), plain(model, F.cross_entropy, X[:, None], Y))
+    agrees(
+        Problem(model, "cross_entropy", (X[:, None], Y), batch_size=4),
+        plain(model, F.cross_entropy, X[:, None], Y),
+    )
 
 
 def test_statistics_follow_the_model_in_another_precision_too():
@@ -75,7 +85,11 @@ def test_statistics_follow_the_model_in_another_precision_too():
     held = problem.at(problem.vector)
     before = problem.loss()
     model(X.float() + 3.0)  # in train mode: new statistics
-    assert problem.loss() == Problem(model, "cross_entropy", (X, Y), dtype=torch.float64).loss() != before
+    assert (
+        problem.loss()
+        == Problem(model, "cross_entropy", (X, Y), dtype=torch.float64).loss()
+        != before
+    )
     assert held.loss() == before
 
 
@@ -85,4 +99,8 @@ def test_other_data_with_batch_statistics_need_a_batch_size():
         problem.subsample(6)
     with pytest.raises(ValueError, match='batch_size must be given with norm="train"'):
         problem.on((X, Y))
-    assert problem.subsample(8, batch_size=4).batches.sizes == problem.on((X[:8], Y[:8]), 4).batches.sizes == [4, 4]
+    assert (
+        problem.subsample(8, batch_size=4).batches.sizes
+        == problem.on((X[:8], Y[:8]), 4).batches.sizes
+        == [4, 4]
+    )

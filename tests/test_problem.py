@@ -1,4 +1,6 @@
-"""The mean loss of a model over data as a function of one vector, against plain torch; and the model as it was."""
+"""The mean loss of a model over data as a function of one vector, against plain torch; and the
+model as it was.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ FORMS: dict[str, tuple[Any, int | None]] = {
     "list of uneven batches": ([(X[:1], Y[:1]), (X[1:8], Y[1:8]), (X[8:], Y[8:])], None),
     "dict of tensors": ({"input": X, "labels": Y}, 4),
     "list of dicts": ([{"input": X[:7], "target": Y[:7]}, {"input": X[7:], "target": Y[7:]}], None),
-    "mappings that are no dicts": ([UserDict(input=X[:7], labels=Y[:7]), UserDict(input=X[7:], labels=Y[7:])], None),
+    "mappings that are no dicts": (
+        [UserDict(input=X[:7], labels=Y[:7]), UserDict(input=X[7:], labels=Y[7:])],
+        None,
+    ),
 }
 
 
@@ -43,7 +48,10 @@ def test_loss_and_gradient_over_any_form_of_data(form, kept, monkeypatch):
     data, batch_size = FORMS[form]
     model = mlp()
     problem = Problem(model, "cross_entropy", data, batch_size=batch_size)
-    assert (problem.num_samples, problem.num_parameters) == (N, sum(p.numel() for p in model.parameters()))
+    assert (problem.num_samples, problem.num_parameters) == (
+        N,
+        sum(p.numel() for p in model.parameters()),
+    )
     assert sum(problem.weights) == pytest.approx(1.0)
     agrees(problem, plain(model, F.cross_entropy, X, Y))
 
@@ -54,8 +62,16 @@ LOSSES = {
     "function": (F.mse_loss, F.mse_loss, Z),
     "bce": ("bce_with_logits", F.binary_cross_entropy_with_logits, (Z > 0).double()),
     "other module": (nn.SmoothL1Loss(), F.smooth_l1_loss, Z),
-    "callable": (lambda z, y: (z - y).abs().pow(3).mean(), lambda z, y: (z - y).abs().pow(3).mean(), Z),
-    "label smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.1), Y),
+    "callable": (
+        lambda z, y: (z - y).abs().pow(3).mean(),
+        lambda z, y: (z - y).abs().pow(3).mean(),
+        Z,
+    ),
+    "label smoothing": (
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        Y,
+    ),
 }
 
 
@@ -84,7 +100,10 @@ def test_several_outputs():
     model = seeded(TwoHeads)
     expected = plain(model, lambda z, y: F.gaussian_nll_loss(z[0], y, z[1]), X, Z)
     agrees(Problem(model, "gaussian_nll", (X, Z), batch_size=4), expected)
-    agrees(Problem(model, lambda z, y: F.gaussian_nll_loss(z[0], y, z[1]), (X, Z), batch_size=4), expected)
+    agrees(
+        Problem(model, lambda z, y: F.gaussian_nll_loss(z[0], y, z[1]), (X, Z), batch_size=4),
+        expected,
+    )
 
 
 class TwoInputs(nn.Module):
@@ -144,7 +163,10 @@ def test_models_that_return_a_dict(loss):
     assert told.loss() == same.loss()
     assert torch.equal(told.gradient(), same.gradient())
     run = lh.training.fit(
-        told, torch.optim.SGD(told.source.parameters(), lr=0.0), epochs=1, batch_size=len(columns["labels"])
+        told,
+        torch.optim.SGD(told.source.parameters(), lr=0.0),
+        epochs=1,
+        batch_size=len(columns["labels"]),
     )
     assert run.history[0]["loss"] == pytest.approx(same.loss(), rel=1e-6)
 
@@ -187,9 +209,16 @@ def test_mappings_as_inputs_and_outputs(kind):
     assert problem.batches.sizes == single.batches.sizes
     assert problem.loss() == pytest.approx(single.loss(), rel=1e-12)
     v = torch.randn(problem.num_parameters, generator=generator(0, "mappings"), dtype=torch.float64)
-    for build in (lh.hessian, lh.ggn, lambda p: lh.fisher(p, "empirical"), lambda p: lh.kfac(p, kind="empirical")):
+    for build in (
+        lh.hessian,
+        lh.ggn,
+        lambda p: lh.fisher(p, "empirical"),
+        lambda p: lh.kfac(p, kind="empirical"),
+    ):
         assert torch.allclose(build(problem) @ v, build(single) @ v, rtol=1e-9, atol=1e-12)
-    assert torch.allclose(lh.ggn(problem, mode="forward") @ v, lh.ggn(single) @ v, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(
+        lh.ggn(problem, mode="forward") @ v, lh.ggn(single) @ v, rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", F.cross_entropy])
@@ -206,10 +235,13 @@ def test_logits_that_are_an_attribute_of_a_dict(loss):
 
 def test_a_dict_without_what_is_looked_for():
     with pytest.raises(
-        TypeError, match=r"output must be a tensor for loss 'cross_entropy', got dict of 'scores'.*logits"
+        TypeError,
+        match=r"output must be a tensor for loss 'cross_entropy', got dict of 'scores'.*logits",
     ):
         Problem(InADict(mlp(), "scores"), "cross_entropy", (X, Y))
-    with pytest.raises(TypeError, match=r"must hold its loss, got dict of 'scores'; .*return it as \"loss\""):
+    with pytest.raises(
+        TypeError, match=r"must hold its loss, got dict of 'scores'; .*return it as \"loss\""
+    ):
         Problem(InADict(mlp(), "scores"), "model", (X, Y))
 
 
@@ -220,7 +252,13 @@ def test_a_batch_without_a_label_that_counts_weighs_nothing():
     problem = Problem(model, "cross_entropy", columns, batch_size=2)
     assert problem.weights[0] == 0.0
     value = model(**columns).loss
-    agrees(problem, (float(value.detach()), parameters_to_vector(torch.autograd.grad(value, list(model.parameters())))))
+    agrees(
+        problem,
+        (
+            float(value.detach()),
+            parameters_to_vector(torch.autograd.grad(value, list(model.parameters()))),
+        ),
+    )
     v = torch.ones(problem.num_parameters, dtype=torch.float64)
     assert torch.allclose(lh.hessian(problem) @ v, dense_hessian(problem) @ v, atol=1e-12)
     assert bool(torch.isfinite(lh.ggn(problem) @ v).all())
@@ -235,7 +273,9 @@ def test_a_real_transformer():
     ids = torch.randint(0, 11, (4, 6), generator=generator(0, "ids"))
     columns = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     value = model.eval()(**columns).loss
-    assert Problem(model, "model", columns).loss() == pytest.approx(float(value.detach()), rel=1e-10)
+    assert Problem(model, "model", columns).loss() == pytest.approx(
+        float(value.detach()), rel=1e-10
+    )
 
 
 def test_from_function_with_data():
@@ -249,11 +289,19 @@ def test_from_function_with_data():
     residual = X @ params["w"] - Z[:, 0]
     assert problem.num_samples == N
     assert problem.space.shapes == ((4,), ())
-    agrees(problem, (float(residual.square().mean()), torch.cat([2 * X.T @ residual, 2 * residual.sum()[None]]) / N))
+    agrees(
+        problem,
+        (
+            float(residual.square().mean()),
+            torch.cat([2 * X.T @ residual, 2 * residual.sum()[None]]) / N,
+        ),
+    )
 
 
 def test_from_function_without_data():
-    problem = Problem.from_function(lambda p: p["a"].pow(4).sum(), {"a": torch.tensor([1.0, -2.0])}, num_samples=50)
+    problem = Problem.from_function(
+        lambda p: p["a"].pow(4).sum(), {"a": torch.tensor([1.0, -2.0])}, num_samples=50
+    )
     assert problem.num_samples == 50
     assert problem.loss() == 17.0
     assert torch.equal(problem.gradient(), torch.tensor([4.0, -32.0]))
@@ -276,7 +324,9 @@ def test_parameters_are_chosen_by_name(pattern, names):
     named = dict(model.named_parameters())
     expected = torch.autograd.grad(F.cross_entropy(model(X), Y), [named[name] for name in names])
     assert torch.allclose(problem.gradient(), parameters_to_vector(expected), rtol=1e-11)
-    assert torch.equal(problem.vector, parameters_to_vector([named[name] for name in names]).detach())
+    assert torch.equal(
+        problem.vector, parameters_to_vector([named[name] for name in names]).detach()
+    )
 
 
 @pytest.mark.parametrize("name", ["first.weight", "second.weight"])
@@ -318,9 +368,13 @@ def test_buffers_are_constants():
 
 def test_parametrized_weights_and_pruning_hooks():
     model = seeded(
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(D, 5)), nn.Tanh(), nn.Linear(5, C))
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(D, 5)), nn.Tanh(), nn.Linear(5, C)
+        )
     )
-    agrees(Problem(model, "cross_entropy", (X, Y), batch_size=4), plain(model, F.cross_entropy, X, Y))
+    agrees(
+        Problem(model, "cross_entropy", (X, Y), batch_size=4), plain(model, F.cross_entropy, X, Y)
+    )
 
 
 # dtype and device
@@ -351,7 +405,9 @@ def test_the_text_says_what_is_computed_in(dtype, told):
 def test_the_text_of_parameters_of_two_kinds():
     model = mlp()
     model[0].half()
-    assert "float64 vector of float16 and float64" in repr(Problem(Halved(model), "cross_entropy", (X, Y)))
+    assert "float64 vector of float16 and float64" in repr(
+        Problem(Halved(model), "cross_entropy", (X, Y))
+    )
     cast = Problem(mlp().half(), "cross_entropy", (X, Y), dtype=torch.float32)
     assert "float32, cpu" in repr(cast)
 
@@ -408,7 +464,10 @@ def test_logits_with_as_many_steps_as_classes_are_read_like_the_others():
     """(B, T, C) with T = C in the first batch only."""
     model = seeded(lambda: nn.Linear(D, C))
     batches = [
-        (torch.randn(2, steps, D, generator=RNG).double(), torch.randint(0, C, (2, steps), generator=RNG))
+        (
+            torch.randn(2, steps, D, generator=RNG).double(),
+            torch.randint(0, C, (2, steps), generator=RNG),
+        )
         for steps in (3, 5)
     ]
     problem = Problem(model, "cross_entropy", batches)

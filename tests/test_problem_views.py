@@ -1,4 +1,6 @@
-"""A problem at other points, on other data, over fewer parameters; and what of its model it follows."""
+"""A problem at other points, on other data, over fewer parameters; and what of its model it
+follows.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def test_operators_do_not_follow_the_statistics_or_the_rest_of_the_model(mode, m
     """Batch-norm in eval mode reads its statistics again in every backward pass."""
     model = batchnorm()
     problem = Problem(model, "cross_entropy", (X, Y), parameters="0.*")
-    H, v = lh.hessian(problem, mode=mode, memory=memory), torch.ones(problem.num_parameters, dtype=torch.float64)
+    H, v = (
+        lh.hessian(problem, mode=mode, memory=memory),
+        torch.ones(problem.num_parameters, dtype=torch.float64),
+    )
     before, trace = H @ v, lh.ggn(problem)
     known, loss = trace.known_trace(), problem.loss()
     model(X + 3.0)  # in train mode: new statistics
@@ -65,10 +70,16 @@ def squares(params: dict[str, torch.Tensor], batch: torch.Tensor | None = None) 
 
 PICKLED = {
     "tensors": lambda: Problem(mlp(), "cross_entropy", (X, Y), batch_size=4),
-    "data set": lambda: Problem(batchnorm(), "cross_entropy", TensorDataset(X, Y), batch_size=4, norm="train"),
-    "loader": lambda: Problem(mlp(), F.cross_entropy, DataLoader(TensorDataset(X, Y), batch_size=5)),
+    "data set": lambda: Problem(
+        batchnorm(), "cross_entropy", TensorDataset(X, Y), batch_size=4, norm="train"
+    ),
+    "loader": lambda: Problem(
+        mlp(), F.cross_entropy, DataLoader(TensorDataset(X, Y), batch_size=5)
+    ),
     "list of batches": lambda: Problem(mlp(), "cross_entropy", [(X, Y), (X[:3], Y[:3])]),
-    "another problem's data": lambda: Problem(mlp(), "cross_entropy", Batches(partial(list, [(X, Y)]), X.device, None)),
+    "another problem's data": lambda: Problem(
+        mlp(), "cross_entropy", Batches(partial(list, [(X, Y)]), X.device, None)
+    ),
     "a function": lambda: Problem.from_function(squares, {"w": torch.arange(3.0)}),
     "a function of data": lambda: Problem.from_function(squares, {"w": torch.arange(3.0)}, X),
 }
@@ -106,13 +117,19 @@ def test_restrict_holds_the_rest_constant(moved):
 
 
 def test_restrict_a_function():
-    problem = Problem.from_function(lambda p: (p["a"] * p["b"]).sum(), {"a": torch.ones(2), "b": torch.full((2,), 3.0)})
+    problem = Problem.from_function(
+        lambda p: (p["a"] * p["b"]).sum(), {"a": torch.ones(2), "b": torch.full((2,), 3.0)}
+    )
     assert torch.equal(problem.restrict("b").gradient(), torch.ones(2))
 
 
 def test_subsample_is_a_random_part_of_the_data():
     problem = Problem(mlp(), "cross_entropy", (X, Y), batch_size=4)
-    part, again, other = problem.subsample(6, seed=1), problem.subsample(6, seed=1), problem.subsample(6, seed=2)
+    part, again, other = (
+        problem.subsample(6, seed=1),
+        problem.subsample(6, seed=1),
+        problem.subsample(6, seed=2),
+    )
     rows = torch.cat([batch.data[0] for batch in part.batches])
     assert len(rows) == part.num_samples == 6
     assert len({tuple(row.tolist()) for row in rows} & {tuple(row.tolist()) for row in X}) == 6

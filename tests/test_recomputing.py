@@ -1,4 +1,6 @@
-"""Models that checkpoint their activations: the same numbers in less memory, and none wrong where that cannot be."""
+"""Models that checkpoint their activations: the same numbers in less memory, and none wrong
+where that cannot be.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ class Deep(nn.Module):
         self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3)
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, inner), nn.Tanh(), nn.Linear(inner, width)
+                nn.Linear(width, inner),
+                nn.Tanh(),
+                nn.Linear(inner, inner),
+                nn.Tanh(),
+                nn.Linear(inner, width),
             )
             for _ in range(depth)
         )
@@ -38,11 +44,17 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
-            x = x + (block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant))
+            x = x + (
+                block(x)
+                if self.reentrant is None
+                else checkpoint(block, x, use_reentrant=self.reentrant)
+            )
         return self.last(x)
 
 
-def problem(reentrant: bool | None, depth: int = 6, width: int = 8, samples: int = 600, **options: Any) -> lh.Problem:
+def problem(
+    reentrant: bool | None, depth: int = 6, width: int = 8, samples: int = 600, **options: Any
+) -> lh.Problem:
     return of(lambda: Deep(reentrant, depth, width), samples, **options)
 
 
@@ -63,7 +75,10 @@ def peak(work: Callable[[], Any]) -> int:
 @pytest.mark.parametrize(("make", "dense"), [(lh.hessian, dense_hessian), (lh.ggn, dense_ggn)])
 def test_products_are_exact(reentrant, make, dense):
     small, plain = (problem(kind, depth=2, width=2, samples=9) for kind in (reentrant, None))
-    operator, block = make(small), torch.randn(small.num_parameters, 3, generator=generator(0, "v")).double()
+    operator, block = (
+        make(small),
+        torch.randn(small.num_parameters, 3, generator=generator(0, "v")).double(),
+    )
     exact = dense(plain) @ block
     assert torch.allclose(operator @ block, exact, atol=1e-12)
     assert (operator.mode, operator.kept_batches) == ("forward", 0)
@@ -98,7 +113,9 @@ def test_a_budget_that_is_too_small_for_graphs():
 
 
 class Captured(nn.Module):
-    """A part that uses a tensor which is neither its argument nor in the model: it cannot be differentiated alone."""
+    """A part that uses a tensor which is neither its argument nor in the model: it cannot be
+    differentiated alone.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +123,9 @@ class Captured(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.first.weight.sum().exp()
-        return self.last(checkpoint(lambda z: (self.first(z) * scale).tanh(), x, use_reentrant=False))
+        return self.last(
+            checkpoint(lambda z: (self.first(z) * scale).tanh(), x, use_reentrant=False)
+        )
 
 
 def test_tensors_from_outside_are_not_lost():
@@ -132,7 +151,9 @@ class Particular(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.left = 1
         x = x.reshape(9, 5) if self.kind == "nine" else x
-        return self.last(checkpoint(self.part, x, use_reentrant=False) if self.kind else self.part(x))
+        return self.last(
+            checkpoint(self.part, x, use_reentrant=False) if self.kind else self.part(x)
+        )
 
 
 @pytest.mark.parametrize(("kind", "again"), [("nine", True), ("once", False)])
@@ -145,7 +166,9 @@ def test_parts_that_cannot_be_looked_at_as_usual(kind, again):
 def test_whether_parts_are_run_again_is_found_once(monkeypatch):
     found = problem(False, depth=1, width=2, samples=9, batch_size=3)
     assert found.recomputes
-    monkeypatch.setattr(lh.Problem, "vector", property(lambda self: pytest.fail("the parameters were copied again")))
+    monkeypatch.setattr(
+        lh.Problem, "vector", property(lambda self: pytest.fail("the parameters were copied again"))
+    )
     assert found.recomputes
 
 
@@ -161,7 +184,11 @@ class Structured(nn.Module):
         return {"out": self.call(again, x * scales["a"]), "times": times, "count": torch.arange(2)}
 
     def call(self, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(part, *args, use_reentrant=False, **kwargs) if self.on else part(*args, **kwargs)
+        return (
+            checkpoint(part, *args, use_reentrant=False, **kwargs)
+            if self.on
+            else part(*args, **kwargs)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         scales = {"a": self.inner.bias.exp()}
@@ -174,7 +201,9 @@ def test_arguments_and_outputs_of_any_form():
     assert on.recomputes
     theta = off.vector + 0.3
     assert torch.allclose(on.gradient(theta), off.gradient(theta), atol=1e-13)
-    assert torch.allclose(lh.hessian(on.at(theta)).dense(), dense_hessian(off.at(theta)), atol=1e-11)
+    assert torch.allclose(
+        lh.hessian(on.at(theta)).dense(), dense_hessian(off.at(theta)), atol=1e-11
+    )
     assert torch.allclose(lh.ggn(on).dense(), dense_ggn(off), atol=1e-11)
 
 
@@ -237,14 +266,18 @@ def test_layers_of_transformers_save_memory_too():
 
 
 def test_layers_of_an_encoder_decoder_are_run_again():
-    """Its decoder has a configuration of its own, which asks for keys and values to be kept; the user's stays."""
+    """Its decoder has a configuration of its own, which asks for keys and values to be kept; the
+    user's stays.
+    """
     model, saving = translating("t5"), translating("t5")
     saving.gradient_checkpointing_enable()
     asked = [layer.config.use_cache for layer in (saving, saving.encoder, saving.decoder)]
     problems = [lh.Problem(m, "model", translations(5)) for m in (model, saving)]
     assert problems[1].recomputes
     assert (
-        [layer.config.use_cache for layer in (saving, saving.encoder, saving.decoder)] == asked == [True, False, True]
+        [layer.config.use_cache for layer in (saving, saving.encoder, saving.decoder)]
+        == asked
+        == [True, False, True]
     )
     v = torch.ones(problems[0].num_parameters, dtype=torch.float64)
     assert torch.allclose(*(problem.gradient() for problem in problems), rtol=1e-6, atol=1e-8)
@@ -269,7 +302,9 @@ def test_a_configuration_that_copies_share_stays_as_it_is():
 
 
 class Handing(nn.Module):
-    """A checkpointed part with a keyword of an awkward name, which hands its input on beside what it makes."""
+    """A checkpointed part with a keyword of an awkward name, which hands its input on beside
+    what it makes.
+    """
 
     def __init__(self, on):
         super().__init__()
@@ -280,7 +315,11 @@ class Handing(nn.Module):
 
     def forward(self, x):
         h = self.a(x)
-        given, made = checkpoint(self.part, h, args=3.0, use_reentrant=False) if self.on else self.part(h, args=3.0)
+        given, made = (
+            checkpoint(self.part, h, args=3.0, use_reentrant=False)
+            if self.on
+            else self.part(h, args=3.0)
+        )
         return self.b(given + made)
 
 
@@ -292,7 +331,8 @@ def test_awkward_keywords_and_inputs_handed_on(mode):
     checked.load_state_dict(plain.state_dict())
     data = (torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 0, 1]))
     expected, found = (
-        lh.hessian(lh.Problem(model, "cross_entropy", data), mode=mode).dense() for model in (plain, checked)
+        lh.hessian(lh.Problem(model, "cross_entropy", data), mode=mode).dense()
+        for model in (plain, checked)
     )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 

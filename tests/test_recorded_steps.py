@@ -13,20 +13,35 @@ from lambdahat.krylov.restart import thick_restart_lanczos
 from lambdahat.operators.base import LinearOperator
 
 
-def symmetric(dim: int = 60, dtype: torch.dtype = torch.float64) -> tuple[LinearOperator, torch.Tensor]:
-    turn = torch.linalg.qr(torch.randn(dim, dim, generator=generator(0, "turn"), dtype=torch.float64)).Q
-    values = torch.cat([torch.linspace(-1, 1, dim - 3, dtype=torch.float64), torch.tensor([3.0, 5.0, 8.0]).double()])
+def symmetric(
+    dim: int = 60, dtype: torch.dtype = torch.float64
+) -> tuple[LinearOperator, torch.Tensor]:
+    turn = torch.linalg.qr(
+        torch.randn(dim, dim, generator=generator(0, "turn"), dtype=torch.float64)
+    ).Q
+    values = torch.cat(
+        [
+            torch.linspace(-1, 1, dim - 3, dtype=torch.float64),
+            torch.tensor([3.0, 5.0, 8.0]).double(),
+        ]
+    )
     matrix = (turn * values) @ turn.T
     return lh.operator(((matrix + matrix.T) / 2).to(dtype)), values
 
 
 @pytest.fixture
 def always_recorded(monkeypatch):
-    """Every decomposition takes its steps from fixed places, here run as they are; gives the list of them."""
+    """Every decomposition takes its steps from fixed places, here run as they are; gives the
+    list of them.
+    """
     made = []
 
     def of(basis, operator, scalars):
-        made.append(RecordedSteps(basis, lambda v: operator._apply(v[:, None])[:, 0], operator.dtype, scalars, None))
+        made.append(
+            RecordedSteps(
+                basis, lambda v: operator._apply(v[:, None])[:, 0], operator.dtype, scalars, None
+            )
+        )
         return made[-1]
 
     monkeypatch.setattr(RecordedSteps, "of", of)
@@ -50,13 +65,19 @@ def test_steps_from_fixed_places_are_plain_steps(always_recorded, monkeypatch, d
 
 
 def test_restarts_and_repeated_eigenvalues(always_recorded):
-    """The step after a restart is plain, and rows that a restart left behind are no part of the basis."""
+    """The step after a restart is plain, and rows that a restart left behind are no part of the
+    basis.
+    """
     dim = 60
-    turn = torch.linalg.qr(torch.randn(dim, dim, generator=generator(1, "turn"), dtype=torch.float64)).Q
+    turn = torch.linalg.qr(
+        torch.randn(dim, dim, generator=generator(1, "turn"), dtype=torch.float64)
+    ).Q
     values = torch.cat([torch.linspace(0, 1, dim - 4), torch.tensor([4.0, 4.0, 4.0, 6.0])]).double()
     matrix = (turn * values) @ turn.T
     operator = lh.operator((matrix + matrix.T) / 2)
-    found = thick_restart_lanczos(operator, Wanted("largest"), 4, tol=1e-8, max_matvecs=400, capacity=20, seed=0)
+    found = thick_restart_lanczos(
+        operator, Wanted("largest"), 4, tol=1e-8, max_matvecs=400, capacity=20, seed=0
+    )
     assert torch.allclose(found.values, torch.tensor([6.0, 4.0, 4.0, 4.0]).double(), atol=1e-8)
     assert found.products > 20, "there was a restart"
     residual = matrix @ found.vectors - found.vectors * found.values
@@ -64,7 +85,9 @@ def test_restarts_and_repeated_eigenvalues(always_recorded):
 
 
 def test_an_invariant_subspace_ends_the_run(always_recorded):
-    operator = lh.operator(torch.diag(torch.tensor([1.0, 2.0, 3.0, *[0.0] * 17], dtype=torch.float64)))
+    operator = lh.operator(
+        torch.diag(torch.tensor([1.0, 2.0, 3.0, *[0.0] * 17], dtype=torch.float64))
+    )
     start = torch.zeros(20, dtype=torch.float64)
     start[:3] = 1.0
     taken = lanczos(operator, start, 20)
@@ -77,7 +100,11 @@ def test_fresh_memory_does_not_matter(always_recorded):
     state = Krylov(operator, random_vector(operator, 0, "start"), 18)
     state.basis.rows[1:] = float("nan")
     steps = RecordedSteps(
-        state.basis, lambda v: operator @ v, operator.dtype, (state.alpha, state.beta, state.drift), None
+        state.basis,
+        lambda v: operator @ v,
+        operator.dtype,
+        (state.alpha, state.beta, state.drift),
+        None,
     )
     for number in range(5):
         steps.step(number)

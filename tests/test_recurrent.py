@@ -1,4 +1,6 @@
-"""Recurrent layers: a problem keeps them from cuDNN, whose kernels cannot be differentiated as curvature asks."""
+"""Recurrent layers: a problem keeps them from cuDNN, whose kernels cannot be differentiated as
+curvature asks.
+"""
 
 from __future__ import annotations
 

@@ -18,10 +18,13 @@ STORES = ROOT / "benchmarks" / "results" / "reproductions"
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("reproductions", ROOT / "benchmarks" / "reproductions.py")
+    spec = importlib.util.spec_from_file_location(
+        "reproductions", ROOT / "benchmarks" / "reproductions.py"
+    )
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "reproductions", module)  # its dataclass looks its module up
+        # its dataclass looks its module up
+        patch.setitem(__import__("sys").modules, "reproductions", module)
         spec.loader.exec_module(module)
         yield module
 
@@ -29,7 +32,9 @@ def script():
 @pytest.fixture
 def one_toy(monkeypatch):
     experiment = toy()
-    monkeypatch.setattr(registry, "PLACES", {"toy": ("nowhere", "TOY"), "other": ("nowhere", "OTHER")})
+    monkeypatch.setattr(
+        registry, "PLACES", {"toy": ("nowhere", "TOY"), "other": ("nowhere", "OTHER")}
+    )
     monkeypatch.setattr(registry, "find", lambda name: experiment)
     return experiment
 
@@ -41,12 +46,18 @@ def test_a_line_and_a_section_for_each_run(script, one_toy, tmp_path):
     assert page.startswith(f"above\n\n{script.BEGIN}\n\n")
     assert page.endswith(f"{script.END}\n\nbelow\n")
     assert "before" not in page
-    head = "| experiment | scale | holds | does not hold | undecided | not testable here | precondition / stand-in"
+    head = (
+        "| experiment | scale | holds | does not hold | undecided | not testable here |"
+        " precondition / stand-in"
+    )
     assert head in page
     for name in ("no paper", "all"):
         assert f"| **{name}** |  | **1** | **0** | **0** | **0** |  |  |  |  |" in page
     assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | 0 |  |  | Table 1 | A toy |" in page
-    assert "Decided: 1 of the papers' 1 claims that need no data which cannot be had here, 100%." in page
+    assert (
+        "Decided: 1 of the papers' 1 claims that need no data which cannot be had here, 100%."
+        in page
+    )
     assert "without a verdict: `other`." in page
     assert page.index("### no paper\n") < page.index("#### toy cpu\n")
     assert "`lambdahat reproduce toy --scale cpu`: 8 cells" in page
@@ -62,18 +73,29 @@ def test_totals_count_an_experiment_once_and_our_own_claims_apart(script, one_to
     ours = Verdict("one of ours", "Table 1", "undecided", "0 ± 1", own=True)
     runs = [replace(run, verdicts=(*run.verdicts, ours)) for run in script.runs_in(tmp_path)]
     assert len(runs) == 2
-    assert "| **all** |  | **1** | **0** | **0** | **0** |  | 0 / 0 / 1 / 0 |  |  |" in script.summary(runs)
+    assert (
+        "| **all** |  | **1** | **0** | **0** | **0** |  | 0 / 0 / 1 / 0 |  |  |"
+        in script.summary(runs)
+    )
     assert "| undecided | One of ours | Table 1, ours |" in script.section(runs[0])
 
 
-def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(script, one_toy, tmp_path, monkeypatch):
+def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(
+    script, one_toy, tmp_path, monkeypatch
+):
     cells = one_toy.cells
     trained = replace(
         one_toy,
         size="A net on MNIST.",
         sizes=(Size("net", "mnist", epochs=100),),
         cells=lambda config: [
-            {**cell, "network": "net", "data": "mnist", "training": 60_000, "epochs": 10 * config.seeds}
+            {
+                **cell,
+                "network": "net",
+                "data": "mnist",
+                "training": 60_000,
+                "epochs": 10 * config.seeds,
+            }
             for cell in cells(config)
         ],
     )
@@ -83,7 +105,9 @@ def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(scrip
     page = script.tables(script.runs_in(tmp_path))
     assert "| reduced: 40 of 100 epochs |" in page
     assert "Size here: reduced: 80 of 100 epochs." in page
-    monkeypatch.setattr(registry, "find", lambda name: replace(trained, sizes=(Size("VGG-16", "cifar100"),)))
+    monkeypatch.setattr(
+        registry, "find", lambda name: replace(trained, sizes=(Size("VGG-16", "cifar100"),))
+    )
     page = script.tables(script.runs_in(tmp_path))
     assert "| **all** |  | **0** | **0** | **0** | **1** | 0 / 1 / 0 |" in page
     assert "| stand-in: net on MNIST in place of VGG-16 on CIFAR-100 |" in page
@@ -95,7 +119,9 @@ def test_undecided_claims_say_how_many_seeds_would_decide_them(script, one_toy, 
     (run,) = script.runs_in(tmp_path)
     unknown = Verdict("one more", "Table 1", "undecided", "1 ± 1", plan="n = 12 (power so far 20%)")
     assert "to decide" not in script.section(run)
-    assert "| 1 ± 1 | n = 12 (power so far 20%) |" in script.section(replace(run, verdicts=(*run.verdicts, unknown)))
+    assert "| 1 ± 1 | n = 12 (power so far 20%) |" in script.section(
+        replace(run, verdicts=(*run.verdicts, unknown))
+    )
 
 
 def test_a_run_that_has_not_ended_says_so(script, one_toy, tmp_path):
@@ -106,14 +132,19 @@ def test_a_run_that_has_not_ended_says_so(script, one_toy, tmp_path):
 def test_bars_in_words_do_not_part_columns(script, one_toy, tmp_path):
     sweep(toy(cpu=Config(3)), tmp_path, scale="cpu")
     verdicts = script.runs_in(tmp_path)[0].verdicts
-    changed = type(verdicts[0])("a | b", *(getattr(verdicts[0], name) for name in ("source", "verdict", "evidence")))
+    changed = type(verdicts[0])(
+        "a | b", *(getattr(verdicts[0], name) for name in ("source", "verdict", "evidence"))
+    )
     run = replace(script.runs_in(tmp_path)[0], verdicts=(changed,))
     assert "| a \\| b |" in script.section(run)
 
 
 def test_the_page_is_that_of_the_stores(script):
     page = (DOCS / "reproductions.md").read_text(encoding="utf-8")
-    command = "python benchmarks/reproductions.py benchmarks/results/reproductions --page docs/reproductions.md"
+    command = (
+        "python benchmarks/reproductions.py benchmarks/results/reproductions --page"
+        " docs/reproductions.md"
+    )
     assert script.written(page, STORES) == page, f"run {command}"
 
 
@@ -141,4 +172,6 @@ def test_links_of_the_summary_lead_to_sections():
     links = set(re.findall(r"\]\(#([\w-]+)\)", page))
     assert "\n### Sizes, the papers' and ours\n" in page
     links.remove("sizes-the-papers-and-ours")
-    assert links == {place.replace(" ", "-") for place in re.findall(r"^#### (.*)$", page, re.MULTILINE)}
+    assert links == {
+        place.replace(" ", "-") for place in re.findall(r"^#### (.*)$", page, re.MULTILINE)
+    }

@@ -47,7 +47,9 @@ from tests.cases import with_eigenvalues
 
 ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324], dtype=torch.float64)
 PLAIN = Estimate(1.25, 0.5, 7, Status.BUDGET_SPENT, 3)
-SEEN = Diagnostics(1.01, 90.0, 80.0, math.nan, PLAIN, np.ones(2), 0.9, np.array([True, False]), np.array([0, 3]))
+SEEN = Diagnostics(
+    1.01, 90.0, 80.0, math.nan, PLAIN, np.ones(2), 0.9, np.array([True, False]), np.array([0, 3])
+)
 CHAINS = Chains(
     np.ones((2, 3)),
     np.zeros((2, 3)),
@@ -78,12 +80,18 @@ EXAMPLES: dict[str, Result] = {
     "Estimate of a vector": Estimate(ODD, torch.ones(6, dtype=torch.float32)),
     "Estimate in bfloat16": Estimate(torch.tensor([1.0, 3.140625], dtype=torch.bfloat16), 0.0),
     "Estimate of integers": Estimate(torch.arange(3), torch.tensor([True, False])),
-    "Eigenpairs": Eigenpairs(torch.ones(2).double(), torch.eye(3, 2), torch.zeros(2), torch.tensor([True, False]), 9),
+    "Eigenpairs": Eigenpairs(
+        torch.ones(2).double(), torch.eye(3, 2), torch.zeros(2), torch.tensor([True, False]), 9
+    ),
     "Density": Density(np.linspace(0, 1, 4), np.ones(4), np.zeros(4), 0.1),
     "MaxentDensity": fit([1.0, 0.1, -0.5], prior=np.exp),
-    "Spectrum": Spectrum(np.ones((2, 3)), np.full((2, 3), 1 / 3), np.zeros((2, 3)), 50, True, 1e-9, 6),
+    "Spectrum": Spectrum(
+        np.ones((2, 3)), np.full((2, 3), 1 / 3), np.zeros((2, 3)), 50, True, 1e-9, 6
+    ),
     "Moments": Moments(np.ones(3), np.zeros(3), np.eye(3), "chebyshev", (-1.0, 2.0), 5),
-    "Landscape": Landscape(np.arange(3.0), np.ones((3, 3)), np.zeros((3, 3)), ("a", "b"), (1.0, -2.0), 9),
+    "Landscape": Landscape(
+        np.arange(3.0), np.ones((3, 3)), np.zeros((3, 3)), ("a", "b"), (1.0, -2.0), 9
+    ),
     "Landscape, one set": Landscape(np.arange(3.0), np.ones(3)),
     "Variance": Variance(PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, None, PLAIN, 3),
     "Diagnostics": SEEN,
@@ -122,17 +130,31 @@ def test_texts_are_short_and_hold_no_array(name):
 
 def test_texts_have_values_and_shapes():
     density = Density(np.zeros(4000), np.zeros(4000), np.zeros(4000), 0.25)
-    assert str(density) == "Density(grid=float64 (4000,), values=float64 (4000,), stderr=float64 (4000,), width=0.25)"
-    told = repr(Measurement({"trace": Estimate(5.0, 0.1), "density": density}, {"sizes": tuple(range(99))}))
+    assert (
+        str(density)
+        == "Density(grid=float64 (4000,), values=float64 (4000,), stderr=float64 (4000,),"
+        " width=0.25)"
+    )
+    told = repr(
+        Measurement({"trace": Estimate(5.0, 0.1), "density": density}, {"sizes": tuple(range(99))})
+    )
     assert "{'trace': 5 ± 0.1, 'density': Density(…)}" in told
     spent = Estimate(5.0, 0.1, 3, Status.BUDGET_SPENT)
-    assert repr(Measurement({"trace": spent})).startswith("Measurement(results={'trace': 5 ± 0.1 [BUDGET_SPENT]}")
+    assert repr(Measurement({"trace": spent})).startswith(
+        "Measurement(results={'trace': 5 ± 0.1 [BUDGET_SPENT]}"
+    )
     assert "'sizes': (0, 1, 2, 3, 4, … 99 in all)" in told
     assert "values=[3, 1.5], vectors=float64 (4, 2)" in repr(
-        Eigenpairs(torch.tensor([3.0, 1.5]), torch.eye(4, 2).double(), torch.zeros(2), torch.ones(2) > 0)
+        Eigenpairs(
+            torch.tensor([3.0, 1.5]), torch.eye(4, 2).double(), torch.zeros(2), torch.ones(2) > 0
+        )
     )
-    assert repr(Estimate(torch.ones(7))).startswith("Estimate(value=float32 (7,), stderr=0, cost=0, status=CONVERGED")
-    assert repr(Estimate(torch.tensor(2.5), np.array(math.nan))).startswith("Estimate(value=2.5, stderr=nan,")
+    assert repr(Estimate(torch.ones(7))).startswith(
+        "Estimate(value=float32 (7,), stderr=0, cost=0, status=CONVERGED"
+    )
+    assert repr(Estimate(torch.tensor(2.5), np.array(math.nan))).startswith(
+        "Estimate(value=2.5, stderr=nan,"
+    )
 
 
 def test_kinds_of_a_result_with_a_text_of_its_own_inherit_it(monkeypatch):
@@ -154,21 +176,39 @@ def same(first: Any, second: Any) -> bool:
     """Equal in type, dtype and every bit that matters; NaN equals NaN and −0 is not 0."""
     if dataclasses.is_dataclass(first):
         names = [f.name for f in dataclasses.fields(first)]
-        return type(first) is type(second) and all(same(getattr(first, n), getattr(second, n)) for n in names)
+        return type(first) is type(second) and all(
+            same(getattr(first, n), getattr(second, n)) for n in names
+        )
     if isinstance(first, Tensor):
-        alike = isinstance(second, Tensor) and first.dtype == second.dtype and first.shape == second.shape
+        alike = (
+            isinstance(second, Tensor)
+            and first.dtype == second.dtype
+            and first.shape == second.shape
+        )
         return alike and same(first.double().numpy(), second.double().numpy())
     if isinstance(first, np.ndarray):
-        alike = isinstance(second, np.ndarray) and first.dtype == second.dtype and first.shape == second.shape
+        alike = (
+            isinstance(second, np.ndarray)
+            and first.dtype == second.dtype
+            and first.shape == second.shape
+        )
         return alike and first.tobytes() == second.tobytes()
     if isinstance(first, dict):
         return (
-            isinstance(second, dict) and first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+            isinstance(second, dict)
+            and first.keys() == second.keys()
+            and all(same(first[k], second[k]) for k in first)
         )
     if isinstance(first, tuple):
-        return isinstance(second, tuple) and len(first) == len(second) and all(map(same, first, second))
+        return (
+            isinstance(second, tuple)
+            and len(first) == len(second)
+            and all(map(same, first, second))
+        )
     if isinstance(first, float):
-        return isinstance(second, float) and (first == second or (math.isnan(first) and math.isnan(second)))
+        return isinstance(second, float) and (
+            first == second or (math.isnan(first) and math.isnan(second))
+        )
     return type(first) is type(second) and first == second
 
 
@@ -206,14 +246,17 @@ for module in pkgutil.walk_packages(lambdahat.__path__, "lambdahat."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 print(*sorted(set(Result._types) ^ known))
-print(*(n for m, names in LATER.items() for n in names.split() if Result._types[n].__module__ != f"lambdahat.{m}"))
+modules = {name: f"lambdahat.{module}" for module, names in LATER.items() for name in names.split()}
+print(*(name for name, module in modules.items() if Result._types[name].__module__ != module))
 """
 
 
 def test_a_fresh_process_loads_every_kind_of_result(tmp_path):
     """``import lambdahat`` leaves out modules whose results a file may hold."""
     kept = [
-        Recommendation("rate", 8, PositiveEstimate(0.1, 0.01, log_error=0.1), "known").save(tmp_path / "advice"),
+        Recommendation("rate", 8, PositiveEstimate(0.1, 0.01, log_error=0.1), "known").save(
+            tmp_path / "advice"
+        ),
         Clusters(3.0, 0.1, gaps=(Gap(0.5, 3.0, 0.4, 0.6, 1.0),)).save(tmp_path / "clusters"),
         Measurement({"verdict": Clusters(2.0)}).save(tmp_path / "measurement"),
     ]
@@ -234,7 +277,9 @@ def test_numpy_scalars_become_python_numbers(tmp_path):
 
 
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path):
-    with pytest.raises(TypeError, match="a result can hold numbers, text, arrays and results, got object"):
+    with pytest.raises(
+        TypeError, match="a result can hold numbers, text, arrays and results, got object"
+    ):
         Measurement({"x": object()}).save(tmp_path / "r")
     assert not list(tmp_path.rglob("*.json"))
 
@@ -293,7 +338,9 @@ def test_atomic_writes_replace_and_clean_up(tmp_path):
 def rewrite(path: Path, old: str, new: str) -> None:
     """Change a result and its digest, as another version of the library would have written it."""
     document = json.loads(path.read_text().replace(old, new))
-    path.write_text(json.dumps(seal({key: value for key, value in document.items() if key != "digest"})))
+    path.write_text(
+        json.dumps(seal({key: value for key, value in document.items() if key != "digest"}))
+    )
 
 
 def damaged(path: Path, how: str) -> None:
@@ -310,7 +357,9 @@ def damaged(path: Path, how: str) -> None:
     elif how == "one digit":
         path.write_text(path.read_text().replace('"cost": 0', '"cost": 1'))
     elif how == "no digest":
-        path.write_text(json.dumps({key: value for key, value in document.items() if key != "digest"}))
+        path.write_text(
+            json.dumps({key: value for key, value in document.items() if key != "digest"})
+        )
     elif how == "bit rot":
         arrays.write_bytes(arrays.read_bytes()[:-1] + b"x")
     elif how == "cut short":
@@ -333,16 +382,28 @@ def damaged(path: Path, how: str) -> None:
         ("not JSON", Damaged, "r.json is not a lambdahat result, or a damaged one: Expecting"),
         ("not text", Damaged, "r.json is not a lambdahat result, or a damaged one: .*codec"),
         ("other JSON", ValueError, r"path must name a result written by save\(\)"),
-        ("version", ValueError, r"path must hold format version 2 or 1, got version 99 in .*r\.json; upgrade"),
+        (
+            "version",
+            ValueError,
+            r"path must hold format version 2 or 1, got version 99 in .*r\.json; upgrade",
+        ),
         ("bit rot", Damaged, r"r\..*\.npz is damaged: it is not what r\.json was saved with"),
         ("cut short", Damaged, r"r\..*\.npz is damaged"),
         ("one digit", Damaged, r"r\.json is damaged: its contents do not match their digest"),
         ("no digest", Damaged, r"r\.json is damaged: it has no digest"),
         ("no arrays", FileNotFoundError, r"path must have its arrays beside it.*copy the \.npz"),
-        ("unknown kind", ValueError, "r.json .*path must hold a known result, got Oracle; upgrade lambdahat"),
+        (
+            "unknown kind",
+            ValueError,
+            "r.json .*path must hold a known result, got Oracle; upgrade lambdahat",
+        ),
         ("unknown status", ValueError, "r.json.*BROKEN.*upgrade lambdahat"),
         ("other fields", ValueError, "r.json.*sigma.*upgrade lambdahat"),
-        ("missing", FileNotFoundError, r"path must name a result written by save\(\), got .*no such file"),
+        (
+            "missing",
+            FileNotFoundError,
+            r"path must name a result written by save\(\), got .*no such file",
+        ),
     ],
 )
 def test_damage_is_named(how, error, message, tmp_path):
@@ -362,23 +423,38 @@ def test_results_of_the_first_version_are_read_without_a_digest(tmp_path):
 
 def test_the_wrong_type_is_named(tmp_path):
     Estimate(1.0).save(tmp_path / "r")
-    with pytest.raises(TypeError, match=r"hold a Spectrum, got a Estimate; call Estimate.load, or Result.load"):
+    with pytest.raises(
+        TypeError, match=r"hold a Spectrum, got a Estimate; call Estimate.load, or Result.load"
+    ):
         Spectrum.load(tmp_path / "r")
 
 
 def test_measurement_is_a_folder_and_a_table(tmp_path):
     readings = spectrum(operator(with_eigenvalues([3.0, 2.0, 1.0])), probes=2)
     pairs = EXAMPLES["Eigenpairs"]
-    whole = Measurement({"trace": PLAIN, "spectrum": readings, "eigen": pairs, "layers": {"fc": PLAIN}}, {"n": 5})
+    whole = Measurement(
+        {"trace": PLAIN, "spectrum": readings, "eigen": pairs, "layers": {"fc": PLAIN}}, {"n": 5}
+    )
     whole.save(tmp_path / "m")
     for path in (tmp_path / "m", tmp_path / "m" / "measurement.json"):
         assert same(whole, Measurement.load(path))
     assert same(Result.load(tmp_path / "m" / "trace.json"), PLAIN)
     rows = {row["quantity"]: row for row in whole.table()}
-    assert rows["trace"] == {"quantity": "trace", "value": 1.25, "stderr": 0.5, "cost": 7, "status": "BUDGET_SPENT"}
-    assert {"spectrum.trace", "spectrum.frobenius", "spectrum.largest", "eigen[1]", "eigen[2]", "layers.fc"} <= set(
-        rows
-    )
+    assert rows["trace"] == {
+        "quantity": "trace",
+        "value": 1.25,
+        "stderr": 0.5,
+        "cost": 7,
+        "status": "BUDGET_SPENT",
+    }
+    assert {
+        "spectrum.trace",
+        "spectrum.frobenius",
+        "spectrum.largest",
+        "eigen[1]",
+        "eigen[2]",
+        "layers.fc",
+    } <= set(rows)
     assert whole["trace"] is PLAIN
 
 
@@ -407,11 +483,20 @@ def test_text_shows_error_and_remedy():
 
 def test_every_status_but_converged_states_a_remedy():
     assert Status.CONVERGED.ok
-    assert all(len(status.value) > 20 and not status.ok for status in Status if status is not Status.CONVERGED)
+    assert all(
+        len(status.value) > 20 and not status.ok
+        for status in Status
+        if status is not Status.CONVERGED
+    )
 
 
 def test_eigenpairs_iterate_as_estimates():
-    pairs = Eigenpairs(torch.tensor([3.0, 2.0]), torch.eye(3, 2), torch.tensor([0.1, 0.2]), torch.tensor([True, True]))
+    pairs = Eigenpairs(
+        torch.tensor([3.0, 2.0]),
+        torch.eye(3, 2),
+        torch.tensor([0.1, 0.2]),
+        torch.tensor([True, True]),
+    )
     assert len(pairs) == 2
     (first, vector), _ = pairs
     assert float(first) == 3.0
@@ -419,9 +504,15 @@ def test_eigenpairs_iterate_as_estimates():
     assert torch.equal(vector, torch.eye(3)[0])
 
 
-# Spectra against dense matrices. At full depth the Gauss rule of a probe z is its whole measure Σ(qᵢᵀz)²δ(λᵢ).
+# Spectra against dense matrices. At full depth the Gauss rule of a probe z is its whole measure
+# Σ(qᵢᵀz)²δ(λᵢ).
 
-VALUES = torch.cat([torch.linspace(-0.5, 1.0, 26, dtype=torch.float64), torch.tensor([6.0, 9.0, -7.0, 12.0]).double()])
+VALUES = torch.cat(
+    [
+        torch.linspace(-0.5, 1.0, 26, dtype=torch.float64),
+        torch.tensor([6.0, 9.0, -7.0, 12.0]).double(),
+    ]
+)
 MATRIX = with_eigenvalues(VALUES, seed=3)
 
 
@@ -436,7 +527,9 @@ def test_moments_are_exact_for_each_probe_to_the_degree_of_the_rule(order):
     short = spectrum(operator(MATRIX), depth=7, probes=1, seed=1)
     full = spectrum(operator(MATRIX), depth=30, probes=1, seed=1)
     scale = 12.0**order
-    assert float(short.moment(order)) == pytest.approx(float(full.moment(order)), rel=1e-9, abs=1e-9 * scale)
+    assert float(short.moment(order)) == pytest.approx(
+        float(full.moment(order)), rel=1e-9, abs=1e-9 * scale
+    )
 
 
 @pytest.mark.parametrize(
@@ -469,12 +562,15 @@ def test_moment_0_is_exact(many):
 def test_standard_errors_are_true(power, many):
     """The z-scores of 200 one-probe readings have unit variance, and mean 0.
 
-    The spread put into the standard error is itself measured by the one probe, so its square is averaged over probes
-    before it is compared: Σ(x − μ)²/mean(s²) is near χ²₂₀₀, widened for the skewed readings of a spiked spectrum.
+    The spread put into the standard error is itself measured by the one probe, so its square is
+    averaged over probes before it is compared: Σ(x − μ)²/mean(s²) is near χ²₂₀₀, widened for the
+    skewed readings of a spiked spectrum.
     """
     truth = float((VALUES**power).sum())
     singles = [
-        Spectrum(many.nodes[i : i + 1], many.weights[i : i + 1], many.residuals[i : i + 1], many.dim)
+        Spectrum(
+            many.nodes[i : i + 1], many.weights[i : i + 1], many.residuals[i : i + 1], many.dim
+        )
         for i in range(200)
     ]
     found = [one.expectation(lambda nodes: nodes**power, one.dim) for one in singles]
@@ -489,7 +585,9 @@ def test_standard_errors_are_true(power, many):
 
 
 def test_intervals_of_single_probes_cover_the_trace():
-    """200 draws of one probe in 400 dimensions: how many 95 % intervals hold is binomial, here within 3σ."""
+    """200 draws of one probe in 400 dimensions: how many 95 % intervals hold is binomial, here
+    within 3σ.
+    """
     values = torch.linspace(-1, 3, 400, dtype=torch.float64)
     normal = torch.randn(400, 200, generator=generator(0, "cover"), dtype=torch.float64)
     weights = (normal / normal.norm(dim=0)).square()  # a sphere probe in the eigenbasis
@@ -529,8 +627,14 @@ def test_degeneracy_is_the_share_of_zeros(psd, share):
     values = torch.cat([torch.zeros(60), torch.linspace(1, 2, 40)]).double()
     found = spectrum(operator(with_eigenvalues(values), psd=psd), depth=30, probes=20)
     # two merged nodes take in the lowest of the bulk as well: one eigenvalue more
-    assert abs(float(found.degeneracy()) - share) < 4 * found.degeneracy().stderr + (0.0 if psd else 0.012)
-    assert float(found.degeneracy(merge=1)) <= float(found.degeneracy(merge=2)) <= float(found.degeneracy(merge=3))
+    assert abs(float(found.degeneracy()) - share) < 4 * found.degeneracy().stderr + (
+        0.0 if psd else 0.012
+    )
+    assert (
+        float(found.degeneracy(merge=1))
+        <= float(found.degeneracy(merge=2))
+        <= float(found.degeneracy(merge=3))
+    )
     assert found.negative_mass.value == 0.0
     for merge in (0, 31, 1.0):
         with pytest.raises((ValueError, TypeError), match="merge must be an integer in"):
@@ -587,14 +691,18 @@ def test_the_density_at_a_point_is_the_expectation_of_its_gaussian():
     density = found.density(grid, width=width)
     for place, height, error in zip(grid, density.values, density.stderr, strict=True):
         one = found.expectation(
-            lambda x, place=place: np.exp(-0.5 * ((place - x) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+            lambda x, place=place: (
+                np.exp(-0.5 * ((place - x) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+            )
         )
         assert height == pytest.approx(float(one), rel=1e-12, abs=0)
         assert error == pytest.approx(float(one.stderr), rel=1e-12, abs=0)
 
 
 def test_other_sealed_documents_are_no_results(tmp_path):
-    """Such as those of a checkpoint, in a folder of which a page is made; a damaged one is looked at."""
+    """Such as those of a checkpoint, in a folder of which a page is made; a damaged one is looked
+    at.
+    """
     path = tmp_path / "best.json"
     storage.write_sealed(path, {"step": 3, "loss": 0.5})
     assert not storage.is_result_file(path)

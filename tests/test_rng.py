@@ -16,7 +16,9 @@ def test_the_same_key_gives_the_same_stream():
     assert torch.equal(draw(3, "trace"), draw(np.int64(3), "trace"))
 
 
-@pytest.mark.parametrize("other", [(4, "a", 0), (3, "b", 0), (3, "a", 1), (3, "a"), (30, "a"), (3, "a0")])
+@pytest.mark.parametrize(
+    "other", [(4, "a", 0), (3, "b", 0), (3, "a", 1), (3, "a"), (30, "a"), (3, "a0")]
+)
 def test_different_keys_are_uncorrelated(other):
     first, second = draw(3, "a", 0), draw(*other)
     correlation = float(torch.corrcoef(torch.stack([first, second]))[0, 1])
@@ -35,7 +37,9 @@ def test_the_global_generator_is_untouched():
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("0", TypeError)])
+@pytest.mark.parametrize(
+    ("seed", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), ("0", TypeError)]
+)
 def test_seeds_are_counts(seed, error):
     with pytest.raises(error, match="seed must be an integer of at least 0"):
         generator(seed, "x")

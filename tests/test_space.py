@@ -52,7 +52,9 @@ def test_split_keeps_leading_dimensions():
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=5))
 def test_round_trip_of_any_shapes(shapes):
-    named = {f"p{i}": torch.randn(tuple(shape), dtype=torch.float64) for i, shape in enumerate(shapes)}
+    named = {
+        f"p{i}": torch.randn(tuple(shape), dtype=torch.float64) for i, shape in enumerate(shapes)
+    }
     space = Space.of(named)
     back = space.unflatten(space.flatten(named))
     assert all(torch.equal(back[name], tensor) for name, tensor in named.items())
@@ -93,11 +95,17 @@ def test_subspace_and_indices_agree():
 
 
 def test_layers_group_by_owner():
-    assert SPACE.layers() == {"conv": ("conv.weight", "conv.bias"), "head": ("head.weight",), "scale": ("scale",)}
+    assert SPACE.layers() == {
+        "conv": ("conv.weight", "conv.bias"),
+        "head": ("head.weight",),
+        "scale": ("scale",),
+    }
 
 
 def test_wrong_length_is_named():
-    with pytest.raises(ValueError, match=r"vector must have shape \(31,\), got Tensor of shape \(30,\)"):
+    with pytest.raises(
+        ValueError, match=r"vector must have shape \(31,\), got Tensor of shape \(30,\)"
+    ):
         SPACE.unflatten(torch.zeros(30))
 
 

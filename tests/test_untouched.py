@@ -18,7 +18,9 @@ from tests.small_problems import C, D, X, Y, batchnorm
 
 
 class Trap(nn.Module):
-    """Raises at its ``after``-th call, once armed; also writes to a buffer at every call, as no model should."""
+    """Raises at its ``after``-th call, once armed; also writes to a buffer at every call, as no
+    model should.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +29,8 @@ class Trap(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trap:
         twin = Trap()
-        twin.calls, twin.state = self.calls, self.state  # the switch is shared, the way a closure would be
+        # the switch is shared, the way a closure would be
+        twin.calls, twin.state = self.calls, self.state
         memo[id(self)] = twin
         return twin
 
@@ -51,13 +54,21 @@ def guarded() -> nn.Module:
 
 def state_of(model: nn.Module) -> dict[str, Any]:
     return {
-        "tensors": {k: (id(v), v.data_ptr(), v.detach().clone()) for k, v in model.state_dict(keep_vars=True).items()},
+        "tensors": {
+            k: (id(v), v.data_ptr(), v.detach().clone())
+            for k, v in model.state_dict(keep_vars=True).items()
+        },
         "versions": {k: v._version for k, v in model.named_parameters()},
         "modes": [module.training for module in model.modules()],
         "momenta": [getattr(module, "momentum", None) for module in model.modules()],
-        "grads": {k: None if p.grad is None else p.grad.clone() for k, p in model.named_parameters()},
+        "grads": {
+            k: None if p.grad is None else p.grad.clone() for k, p in model.named_parameters()
+        },
         "needs": {k: p.requires_grad for k, p in model.named_parameters()},
-        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
+        "hooks": [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+            for m in model.modules()
+        ],
         "rng": torch.get_rng_state(),
         "grad mode": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),
@@ -82,7 +93,9 @@ WORK: dict[str, Callable[[Problem], Any]] = {
     "hessian": lambda p: lh.hessian(p) @ p.vector,
     "hessian, forward": lambda p: lh.hessian(p, mode="forward") @ p.vector,
     "hessian, finite": lambda p: lh.hessian(p, mode="finite") @ p.vector,
-    "hessian of a block": lambda p: lh.hessian(p) @ torch.eye(p.num_parameters, 3, dtype=torch.float64),
+    "hessian of a block": lambda p: (
+        lh.hessian(p) @ torch.eye(p.num_parameters, 3, dtype=torch.float64)
+    ),
     "part": lambda p: lh.hessian(p).restrict("4.*").dense(),
     "ggn": lambda p: lh.ggn(p) @ p.vector,
     "known trace": lambda p: lh.ggn(p).known_trace(),
@@ -104,9 +117,13 @@ def test_the_model_is_never_changed(work, norm):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("norm", ["eval", "train"])
-@pytest.mark.parametrize("work", [name for name in WORK if name not in ("construction", "known trace")])
+@pytest.mark.parametrize(
+    "work", [name for name in WORK if name not in ("construction", "known trace")]
+)
 def test_the_model_is_as_it_was_after_an_exception(work, norm, error):
-    """The third forward pass from now raises; then the same problem does the same work as if nothing had been."""
+    """The third forward pass from now raises; then the same problem does the same work as if
+    nothing had been.
+    """
     model = guarded()
     before = state_of(model)
     problem = Problem(model, "cross_entropy", (X, Y), batch_size=4, norm=norm)
@@ -122,7 +139,8 @@ def test_the_model_is_as_it_was_after_an_exception(work, norm, error):
 
 
 @pytest.mark.parametrize(
-    ("left", "error"), [(0, ValueError), (1, ValueError), (0, KeyboardInterrupt), (1, KeyboardInterrupt)]
+    ("left", "error"),
+    [(0, ValueError), (1, ValueError), (0, KeyboardInterrupt), (1, KeyboardInterrupt)],
 )
 def test_the_model_is_as_it_was_after_a_failed_construction(left, error):
     model = guarded()
@@ -149,7 +167,9 @@ def test_the_model_is_as_it_was_after_an_interrupted_exact_trace(error):
 
 
 class Sorting(nn.Module):
-    """Writes to a tensor of its own in batches of one kind alone, that is not the kind of the first."""
+    """Writes to a tensor of its own in batches of one kind alone, that is not the kind of the
+    first.
+    """
 
     def __init__(self, numbers: int, parameter: bool = False) -> None:
         super().__init__()
@@ -179,13 +199,20 @@ def test_a_buffer_that_some_batches_write_to(work):
     assert model[-1].seen._version == 0
 
 
-@pytest.mark.parametrize(("numbers", "parameter"), [(LARGE // 4, False), (LARGE // 4, True), (3, True)])
+@pytest.mark.parametrize(
+    ("numbers", "parameter"), [(LARGE // 4, False), (LARGE // 4, True), (3, True)]
+)
 def test_what_is_not_copied_is_watched(numbers, parameter):
-    """Large buffers, and parameters that are held constant: the error says that they are no longer what they were."""
+    """Large buffers, and parameters that are held constant: the error says that they are no
+    longer what they were.
+    """
     model = Sorting(numbers, parameter).double()
     problem = Problem(model, "cross_entropy", (SORTED, Y), batch_size=4)
     assert not model.seen.any()
-    said = "held constant, got a pass that wrote to 'seen', which is now changed; put it back, and have forward write"
+    said = (
+        "held constant, got a pass that wrote to 'seen', which is now changed; put it back, and"
+        " have forward write"
+    )
     with pytest.raises(ValueError, match=said):
         problem.loss()
     assert model.seen.all()
@@ -214,7 +241,8 @@ def test_a_frozen_embedding_that_passes_renormalise(kind, rows):
     assert unchanged(before, state_of(model))
     assert torch.equal(problem.gradient(), gradient)
     with torch.no_grad():
-        expected = nn.functional.cross_entropy(model(words), target)  # the user's own pass does renormalise
+        # the user's own pass does renormalise
+        expected = nn.functional.cross_entropy(model(words), target)
     assert not unchanged(before, state_of(model))
     assert found == pytest.approx(float(expected), rel=1e-12)
 
@@ -272,7 +300,9 @@ def test_sparse_buffers():
 
     model = Mixing().double()
     expected = Problem(model.fc, "cross_entropy", (X, Y))
-    assert Problem(model, "cross_entropy", (X, Y)).loss() == pytest.approx(expected.loss(), rel=1e-12)
+    assert Problem(model, "cross_entropy", (X, Y)).loss() == pytest.approx(
+        expected.loss(), rel=1e-12
+    )
 
 
 def test_state_of_notices_changes():

@@ -1,4 +1,6 @@
-"""The page on bulks says what the stored spectra of VGG-16 hold, and the few products of a batch are told from many."""
+"""The page on bulks says what the stored spectra of VGG-16 hold, and the few products of a batch
+are told from many.
+"""
 
 import importlib
 import json
@@ -11,7 +13,9 @@ import lambdahat as lh
 from lambdahat.randommatrix import fit_bulk
 from tests.documents import DOCS, ROOT
 
-STORED = json.loads((ROOT / "benchmarks" / "results" / "vgg16-spectrum.json").read_text(encoding="utf-8"))
+STORED = json.loads(
+    (ROOT / "benchmarks" / "results" / "vgg16-spectrum.json").read_text(encoding="utf-8")
+)
 NAMES = {"hessian": "Hessian", "ggn": "Gauss–Newton"}
 
 
@@ -23,13 +27,15 @@ def lanczos_steps(monkeypatch):
 
 @pytest.mark.parametrize("row", STORED, ids=lambda row: f"{row['epoch']}-{row['operator']}")
 def test_the_table_is_that_of_the_stored_spectra(row):
-    found = lh.Spectrum(*(np.array([row[name]]) for name in ("nodes", "weights", "residuals")), row["dim"])
+    found = lh.Spectrum(
+        *(np.array([row[name]]) for name in ("nodes", "weights", "residuals")), row["dim"]
+    )
     fit = fit_bulk(found)
     edge = float(fit.upper)
     above = sum(float(outlier) > edge for outlier in fit.outliers)
     line = (
-        f"| {row['epoch']} | {NAMES[row['operator']]} | {found.nodes.max():.3g} | {edge:.3g} ± {fit.upper.stderr:.2g} "
-        f"| {above} | {fit.weight_edges[1]:.2g} | `{fit.status.name}` |"
+        f"| {row['epoch']} | {NAMES[row['operator']]} | {found.nodes.max():.3g} | {edge:.3g} ±"
+        f" {fit.upper.stderr:.2g} | {above} | {fit.weight_edges[1]:.2g} | `{fit.status.name}` |"
     )
     assert line in (DOCS / "shrinkage.md").read_text(encoding="utf-8")
     assert found.weights.sum() == pytest.approx(1.0, abs=1e-4)

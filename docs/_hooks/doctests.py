@@ -14,4 +14,6 @@ class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called for each object that has been read."""
         if obj.docstring is not None:
-            obj.docstring.value = _DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)
+            obj.docstring.value = _DOCTEST.sub(
+                lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value
+            )

@@ -1,6 +1,7 @@
 """lambdahat: the geometry of a neural network's loss, with error bars.
 
-λ is two things here: an eigenvalue of the curvature, and the learning coefficient of a singular model.
+λ is two things here: an eigenvalue of the curvature, and the learning coefficient of a singular
+model.
 """
 
 from __future__ import annotations
@@ -129,11 +130,15 @@ __all__ = [
 ]
 
 _MODULES = ("data", "experiments", "graphs", "models", "optim", "randommatrix", "training")
-_LATER = {"page": "lambdahat.report.page", "plot": "lambdahat.report.figures"} | dict.fromkeys(_MODULES, "")
+_LATER = {"page": "lambdahat.report.page", "plot": "lambdahat.report.figures"} | dict.fromkeys(
+    _MODULES, ""
+)
 
 
 def __getattr__(name: str) -> Any:
-    """What needs more than torch, numpy and scipy, or few people need, is loaded when first asked for."""
+    """What needs more than torch, numpy and scipy, or few people need, is loaded when first
+    asked for.
+    """
     if name not in _LATER:
         raise AttributeError(f"module 'lambdahat' has no attribute {name!r}")
     if not _LATER[name]:

@@ -19,7 +19,12 @@ def describe(value: object) -> str:
 
 
 def require(
-    condition: bool, name: str, expected: str, got: object, cure: str = "", error: type[Exception] = ValueError
+    condition: bool,
+    name: str,
+    expected: str,
+    got: object,
+    cure: str = "",
+    error: type[Exception] = ValueError,
 ) -> None:
     """Raise ``error`` unless ``condition``: "<name> must <expected>, got <got>; <cure>".
 
@@ -33,10 +38,16 @@ def require(
     raise error(f"{name} must {expected}, got {text}" + (f"; {cure}" if cure else ""))
 
 
-def require_count(value: Any, name: str, least: int = 1, most: int | None = None, cure: str = "") -> int:
+def require_count(
+    value: Any, name: str, least: int = 1, most: int | None = None, cure: str = ""
+) -> int:
     """An integer in [least, most], as an ``int``."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    bounds = f"be an integer of at least {least}" if most is None else f"be an integer in [{least}, {most}]"
+    bounds = (
+        f"be an integer of at least {least}"
+        if most is None
+        else f"be an integer in [{least}, {most}]"
+    )
     require(whole, name, bounds, describe(value), cure, TypeError)
     require(least <= value and (most is None or value <= most), name, bounds, repr(value), cure)
     return int(value)
@@ -51,7 +62,8 @@ def require_positive(value: Any, name: str, cure: str = "") -> float:
 
 
 def require_like(value: Any, default: Any, name: str, hint: str = "") -> None:
-    """Refuse an option of another kind than its default: text for a number, a number for a truth value, and NaN.
+    """Refuse an option of another kind than its default: text for a number, a number for a truth
+    value, and NaN.
 
     ``hint`` is the annotation; where it allows text, text is left to whoever reads the option.
     """
@@ -65,8 +77,14 @@ def require_like(value: Any, default: Any, name: str, hint: str = "") -> None:
     elif isinstance(default, numbers.Real):
         fits = value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))
         require(fits, name, "be a number", describe(value), error=TypeError)
-    elif isinstance(default, tuple) and default and all(isinstance(item, numbers.Real) for item in default):
-        alike = isinstance(value, tuple | list) and all(isinstance(item, numbers.Real) for item in value)
+    elif (
+        isinstance(default, tuple)
+        and default
+        and all(isinstance(item, numbers.Real) for item in default)
+    ):
+        alike = isinstance(value, tuple | list) and all(
+            isinstance(item, numbers.Real) for item in value
+        )
         require(alike, name, f"be numbers such as {default}", describe(value), error=TypeError)
         for item in value:
             require_like(item, None, name)
@@ -85,7 +103,9 @@ def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[f
 
 
 def did_you_mean(value: Any, choices: Collection[str]) -> str:
-    """A question with the choice that is spelt most like an unknown one; empty where none is near."""
+    """A question with the choice that is spelt most like an unknown one; empty where none is
+    near.
+    """
     if not isinstance(value, str) or value in choices:
         return ""
     folded = {choice.casefold(): choice for choice in choices}
@@ -102,5 +122,11 @@ def require_choice(value: Any, name: str, choices: Collection[str], cure: str = 
     """
     known = ", ".join(repr(choice) for choice in choices)
     cure = "; ".join(part for part in (did_you_mean(value, choices), cure) if part)
-    require(isinstance(value, str) and value in choices, name, f"be one of {known}", describe(value), cure)
+    require(
+        isinstance(value, str) and value in choices,
+        name,
+        f"be one of {known}",
+        describe(value),
+        cure,
+    )
     return str(value)

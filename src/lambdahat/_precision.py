@@ -1,4 +1,6 @@
-"""Full float32 for our own linear algebra, whatever precision the user allows the model's products or autocast sets."""
+"""Full float32 for our own linear algebra, whatever precision the user allows the model's
+products or autocast sets.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def default_context() -> Iterator[None]:
-    """Leave ``torch.autocast`` and ``torch.inference_mode`` inside: an operator is one matrix in every context.
+    """Leave ``torch.autocast`` and ``torch.inference_mode`` inside: an operator is one matrix in
+    every context.
 
     >>> with torch.autocast("cpu", torch.bfloat16), default_context():
     ...     (torch.eye(2) @ torch.eye(2)).dtype

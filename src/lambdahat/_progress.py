@@ -1,8 +1,8 @@
 """The progress protocol: estimators report, whoever asked shows.
 
 An estimator calls ``report(task, done, total)`` and knows nothing more. By default nobody listens.
-``with progress():`` shows a bar on a terminal and stays silent elsewhere; ``with progress(callable):``
-hands every report to the callable.
+``with progress():`` shows a bar on a terminal and stays silent elsewhere; ``with
+progress(callable):`` hands every report to the callable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Bars:
     """The listener that draws bars; it alone shows notes beside them."""
 
     def __init__(
-        self, add: Callable[[str, int | None], int], update: Callable[[int, str, int, int | None], None]
+        self,
+        add: Callable[[str, int | None], int],
+        update: Callable[[int, str, int, int | None], None],
     ) -> None:
         self._add, self._update = add, update
         self._ids: dict[str, int] = {}
@@ -95,7 +97,9 @@ def _terminal_bars() -> Iterator[Listener]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=REMEMBERED) as bars:
+    with Progress(
+        *columns, console=console, transient=True, speed_estimate_period=REMEMBERED
+    ) as bars:
 
         def update(number: int, text: str, done: int, total: int | None) -> None:
             bars.update(number, description=text, completed=done, total=total)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""A data set as fixed batches in a fixed order: the same at every pass, so that an operator is one matrix."""
+"""A data set as fixed batches in a fixed order: the same at every pass, so that an operator is
+one matrix.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ CACHE_FRACTION = 0.25
 
 
 class Columns(dict[str, Any]):
-    """A mapping of another type than dict, such as a UserDict or a BatchEncoding, as a dict that pytrees know.
+    """A mapping of another type than dict, such as a UserDict or a BatchEncoding, as a dict that
+    pytrees know.
 
     Pytrees would take the mapping itself for one leaf, which is neither moved, cast nor sliced.
     """
@@ -66,7 +69,8 @@ def restored(data: Any) -> Any:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step of the data gives: a tensor, a tuple such as (inputs, targets), or a dict; ``size`` samples.
+    """What one step of the data gives: a tensor, a tuple such as (inputs, targets), or a dict;
+    ``size`` samples.
 
     ``index`` is its place in the pass, so that what is drawn for a batch can be drawn again.
     """
@@ -83,7 +87,9 @@ def free_memory(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     try:  # free pages leave out the page cache, which may be nearly all of the memory
         with open("/proc/meminfo", encoding="ascii") as lines:
-            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+            return 1024 * next(
+                int(line.split()[1]) for line in lines if line.startswith("MemAvailable")
+            )
     except (OSError, StopIteration):
         pass
     try:
@@ -93,14 +99,19 @@ def free_memory(device: torch.device) -> int:
 
 
 class Batches:
-    """A re-iterable of ``Batch`` on one device, kept there where it fits in a quarter of the free memory."""
+    """A re-iterable of ``Batch`` on one device, kept there where it fits in a quarter of the
+    free memory.
+    """
 
-    def __init__(self, passes: Callable[[], Iterable[Any]], device: torch.device, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, passes: Callable[[], Iterable[Any]], device: torch.device, dtype: torch.dtype | None
+    ) -> None:
         self._passes, self.device, self.dtype = passes, device, dtype
         self.raw: Any = None  # what the batches were made of, where they are all of it
         self._kept: list[Batch] | None = []
         self.sizes: list[int] = []
-        self.sums: list[tuple[int, Tensor]] = []  # of the real numbers in each batch: not finite where one is not
+        # of the real numbers in each batch: not finite where one is not
+        self.sums: list[tuple[int, Tensor]] = []
         room = CACHE_FRACTION * free_memory(device)
         for index, raw in enumerate(passes()):
             batch = self.place(raw, index)
@@ -145,14 +156,18 @@ class Batches:
         for index in range(len(self.sizes)):
             with rng_untouched():
                 raw = next(source, end)
-            require(raw is not end, "data", f"give {len(self.sizes)} batches at every pass", f"{index}")
+            require(
+                raw is not end, "data", f"give {len(self.sizes)} batches at every pass", f"{index}"
+            )
             if wanted is None or index in wanted:
                 yield self.place(raw, index)
 
     def digest(self, cut: bool = False) -> str:
-        """A digest of every byte of the data, in one pass; with ``cut`` also of how it is cut into batches.
+        """A digest of every byte of the data, in one pass; with ``cut`` also of how it is cut into
+        batches.
 
-        Without ``cut`` the same samples in batches of another size, as on another device, have the same digest.
+        Without ``cut`` the same samples in batches of another size, as on another device, have the
+        same digest.
         """
         columns: list[Any] = []
         headers: list[str] = []
@@ -163,8 +178,13 @@ class Batches:
                 headers.append("")
             for place, leaf in enumerate(leaves):
                 rows = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.layout == torch.strided
-                header = f"{form}{leaf.dtype}{tuple(leaf.shape[1:])}" if rows else f"{form}{_content(leaf)}"
-                if header != headers[place]:  # numbers and strings that all batches share count once
+                header = (
+                    f"{form}{leaf.dtype}{tuple(leaf.shape[1:])}"
+                    if rows
+                    else f"{form}{_content(leaf)}"
+                )
+                # numbers and strings that all batches share count once
+                if header != headers[place]:
                     columns[place].update(header.encode())
                     headers[place] = header
                 if rows:
@@ -183,7 +203,9 @@ class Batches:
         return next(iter(self))
 
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Batches:
-        """The samples at sorted ``indices``, in batches of ``batch_size`` (default: as they fall in the batches)."""
+        """The samples at sorted ``indices``, in batches of ``batch_size`` (default: as they fall
+        in the batches).
+        """
 
         def chosen() -> Iterator[Any]:
             start = 0
@@ -202,7 +224,9 @@ class Batches:
     def cut(self, rows: int) -> Batches:
         """The same samples in the same order, each batch cut into pieces of at most ``rows``."""
         pieces = Batches(
-            lambda: (part for batch in self for part in _slices(batch.data, rows)), self.device, self.dtype
+            lambda: (part for batch in self for part in _slices(batch.data, rows)),
+            self.device,
+            self.dtype,
         )
         pieces.raw = self.raw
         return pieces
@@ -242,7 +266,11 @@ def _content(leaf: Any) -> str:
 
 def _sums(data: Any) -> list[Tensor]:
     """The sum of each tensor of real numbers in a batch, in float32 at least."""
-    real = [leaf for leaf in tree_flatten(data)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    real = [
+        leaf
+        for leaf in tree_flatten(data)[0]
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
     entries = [leaf if leaf.layout == torch.strided else _entries(leaf) for leaf in real]
     return [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in entries]
 
@@ -270,10 +298,17 @@ def chosen_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         found = torch.empty(0)
     if found.dtype == torch.bool:
-        require(found.shape == (total,), "indices", f"be a mask of {total} entries, one a sample", found)
+        require(
+            found.shape == (total,), "indices", f"be a mask of {total} entries, one a sample", found
+        )
         found = found.nonzero().flatten()
     whole = not (found.is_floating_point() or found.is_complex()) and found.ndim == 1
-    require(whole and len(found) > 0, "indices", "be some integers, or a mask with a True in it", indices)
+    require(
+        whole and len(found) > 0,
+        "indices",
+        "be some integers, or a mask with a True in it",
+        indices,
+    )
     low, high = int(found.min()), int(found.max())
     require(0 <= low and high < total, "indices", f"lie in [0, {total - 1}]", f"{low} … {high}")
     return found.sort().values
@@ -285,13 +320,18 @@ def take(batch: Batch, which: Tensor | slice) -> Batch:
     def pick(leaf: Any) -> Any:
         return leaf[which] if isinstance(leaf, Tensor) and leaf.ndim else leaf
 
-    return Batch(tree_map(pick, batch.data), len(range(batch.size)[which] if isinstance(which, slice) else which))
+    return Batch(
+        tree_map(pick, batch.data),
+        len(range(batch.size)[which] if isinstance(which, slice) else which),
+    )
 
 
 def rows_of(batch: Batch) -> tuple[list[Tensor], Callable[..., Batch]]:
-    """The tensors of a batch that have a row for each sample, and what makes a batch of one sample of a row of each.
+    """The tensors of a batch that have a row for each sample, and what makes a batch of one sample
+    of a row of each.
 
-    All else in the batch (numbers, strings, tensors without dimensions) is the same for every sample.
+    All else in the batch (numbers, strings, tensors without dimensions) is the same for every
+    sample.
     """
     flat, spec = tree_flatten(batch.data)
     columns = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor) and leaf.ndim]
@@ -314,11 +354,13 @@ def concatenate(parts: Sequence[Any]) -> Any:
     return tree_unflatten(joined, spec)
 
 
-def make_batches(data: Any, batch_size: int | None, default: int, device: torch.device, dtype: Any) -> Batches:
+def make_batches(
+    data: Any, batch_size: int | None, default: int, device: torch.device, dtype: Any
+) -> Batches:
     """Fixed batches from tensors, a Dataset, a DataLoader or a list of batches.
 
-    Refused by name: one-shot iterators, shuffling loaders and augmenting data sets, which would be another data set
-    at every pass.
+    Refused by name: one-shot iterators, shuffling loaders and augmenting data sets, which would be
+    another data set at every pass.
     """
     if batch_size is not None:
         require_count(batch_size, "batch_size")
@@ -336,7 +378,13 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
     if isinstance(data, Batches):
         return partial(_raw, data)
     if isinstance(data, DataLoader):
-        require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
+        require(
+            batch_size is None,
+            "batch_size",
+            f"be left out for {given}",
+            batch_size,
+            "it has its own batches",
+        )
         _require_ordered(data)
         return partial(_same, data)
     if isinstance(data, IterableDataset):
@@ -345,7 +393,8 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
         return partial(_slices, as_tree(data), batch_size or default)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         require(len(data) > 0, "data", "hold at least one batch", "an empty list")
-        if not isinstance(data[0], Tensor | tuple | list | Mapping):  # to describe a good one would print its tensors
+        # to describe a good one would print its tensors
+        if not isinstance(data[0], Tensor | tuple | list | Mapping):
             require(
                 False,
                 "data",
@@ -354,7 +403,13 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
                 "torch.as_tensor makes tensors",
                 TypeError,
             )
-        require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
+        require(
+            batch_size is None,
+            "batch_size",
+            f"be left out for {given}",
+            batch_size,
+            "it has its own batches",
+        )
         return partial(_same, data)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         require(len(data) > 0, "data", "hold at least one sample", "an empty data set")
@@ -381,7 +436,8 @@ def _same(data: Any) -> Any:
 
 
 def is_columns(data: Any) -> bool:
-    """Whether data is whole columns: a tensor, or several in a tuple, list or dict, or a tuple with dicts among them.
+    """Whether data is whole columns: a tensor, or several in a tuple, list or dict, or a tuple with
+    dicts among them.
 
     Dicts alone, in a tuple or a list, are batches, and a dict by number is a data set.
     """
@@ -389,11 +445,15 @@ def is_columns(data: Any) -> bool:
         return data.ndim > 0
     if isinstance(data, Mapping):
         named = all(isinstance(key, str) for key in data)
-        return named and any(isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_flatten(as_tree(data))[0])
+        return named and any(
+            isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_flatten(as_tree(data))[0]
+        )
     parts = list(data) if isinstance(data, tuple | list) else []
     tensors = [part for part in parts if isinstance(part, Tensor)]
     rest = [part for part in parts if not isinstance(part, Tensor)]
-    mixed = isinstance(data, tuple) and all(isinstance(part, Mapping) and is_columns(part) for part in rest)
+    mixed = isinstance(data, tuple) and all(
+        isinstance(part, Mapping) and is_columns(part) for part in rest
+    )
     return bool(tensors) and (not rest or mixed)
 
 
@@ -412,7 +472,10 @@ def _slices(columns: Any, batch_size: int) -> Iterator[Any]:
     total = _size(columns)
     for start in range(0, total, batch_size):
         part = slice(start, start + batch_size)
-        yield tree_map(lambda leaf, part=part: leaf[part] if isinstance(leaf, Tensor) and leaf.ndim else leaf, columns)
+        yield tree_map(
+            lambda leaf, part=part: leaf[part] if isinstance(leaf, Tensor) and leaf.ndim else leaf,
+            columns,
+        )
 
 
 def _collated(dataset: Any, batch_size: int) -> Iterator[Any]:
@@ -423,7 +486,9 @@ def _collated(dataset: Any, batch_size: int) -> Iterator[Any]:
 
 def _size(raw: Any) -> int:
     """Samples in a batch: the common first dimension of its tensors."""
-    sizes = {leaf.shape[0] for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor) and leaf.ndim}
+    sizes = {
+        leaf.shape[0] for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor) and leaf.ndim
+    }
     require(
         len(sizes) == 1,
         "data",
@@ -435,16 +500,26 @@ def _size(raw: Any) -> int:
 
 
 def _expanding(raw: Any, sizes: set[int]) -> str:
-    """The cure for tensors of one row that all samples share, such as position_ids (1, T); empty for others."""
+    """The cure for tensors of one row that all samples share, such as position_ids (1, T); empty
+    for others.
+    """
     if len(sizes) != 2 or 1 not in sizes or not isinstance(raw, Mapping):
         return ""
-    single = [(name, leaf) for name, leaf in raw.items() if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1]
+    single = [
+        (name, leaf)
+        for name, leaf in raw.items()
+        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1
+    ]
     calls = [f"{name}.expand({max(sizes)}{', -1' * (leaf.ndim - 1)})" for name, leaf in single]
     return f"give each sample its own row: {', '.join(calls)}" if calls else ""
 
 
 def _bytes(raw: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor))
+    return sum(
+        leaf.numel() * leaf.element_size()
+        for leaf in tree_flatten(raw)[0]
+        if isinstance(leaf, Tensor)
+    )
 
 
 def _require_ordered(loader: DataLoader[Any]) -> None:
@@ -484,5 +559,7 @@ def _equal(first: Any, second: Any) -> bool:
 @contextmanager
 def rng_untouched() -> Iterator[None]:
     """Whatever runs inside leaves torch's global random state as it was."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+    with torch.random.fork_rng(
+        devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    ):
         yield

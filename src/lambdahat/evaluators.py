@@ -1,4 +1,6 @@
-"""How the loss of a batch is computed from named parameters: by a model and a loss, or by one function."""
+"""How the loss of a batch is computed from named parameters: by a model and a loss, or by one
+function.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +16,62 @@ from torch.func import functional_call
 
 from lambdahat._check import describe, require
 from lambdahat.batches import Batch, restored, take
-from lambdahat.labels import IGNORE, KEY, labelled, shifted, shifts_labels, takes_labels, token_labels
+from lambdahat.labels import (
+    IGNORE,
+    KEY,
+    labelled,
+    shifted,
+    shifts_labels,
+    takes_labels,
+    token_labels,
+)
 from lambdahat.losses import Custom, Loss
 from lambdahat.recomputing import checkpoints_of, recomputing
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
-DECODER = ("decoder_input_ids", "decoder_inputs_embeds")  # what a decoder reads, where it is not made of the labels
+# what a decoder reads, where it is not made of the labels
+DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 LOGITS, LOSS = "logits", "loss"  # by which names models give them
 LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cost time and memory
 
 
 class Evaluator:
-    """How a loss is computed from named parameters and a batch: by a model and a loss, or by one function."""
+    """How a loss is computed from named parameters and a batch: by a model and a loss, or by one
+    function.
+    """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, norm: str, constants: Callable[[], dict[str, Tensor]], model_loss: bool
+        self,
+        model: nn.Module,
+        loss: Loss,
+        norm: str,
+        constants: Callable[[], dict[str, Tensor]],
+        model_loss: bool,
     ) -> None:
-        self.model, self.loss, self.norm, self._constants, self.model_loss = model, loss, norm, constants, model_loss
-        self.shifts: bool | None = None  # whether the model's labels are those of the next position; None: not yet seen
+        self.model, self.loss, self.norm, self._constants, self.model_loss = (
+            model,
+            loss,
+            norm,
+            constants,
+            model_loss,
+        )
+        # whether the model's labels are those of the next position; None: not yet seen
+        self.shifts: bool | None = None
         self.feeds = False  # whether the model makes the inputs of its decoder of the labels
-        self.by_sequence = False  # whether the model's own loss, a mean over labels, is to be one over sequences
-        self.checkpoints = False  # whether the model was seen to run parts by torch.utils.checkpoint
+        # whether the model's own loss, a mean over labels, is to be one over sequences
+        self.by_sequence = False
+        # whether the model was seen to run parts by torch.utils.checkpoint
+        self.checkpoints = False
         self._recomputes: bool | None = None
         self._copied: frozenset[str] | None = None  # the constants that every pass gets copies of
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """What is not in the vector, as it is now: it follows the model until ``with_constants`` or ``apart``."""
+        """What is not in the vector, as it is now: it follows the model until ``with_constants``
+        or ``apart``.
+        """
         return self._constants()
 
     def with_constants(self, constants: dict[str, Tensor]) -> Evaluator:
@@ -60,7 +89,9 @@ class Evaluator:
         return other
 
     def with_named_loss(self, loss: Loss, count: str | None) -> Evaluator:
-        """The same with a loss of the output in place of the model's own; what it does with labels is asked again."""
+        """The same with a loss of the output in place of the model's own; what it does with
+        labels is asked again.
+        """
         other = self.with_loss(loss)
         other.model_loss, other.shifts = False, None
         return other.counted_in(count)
@@ -85,10 +116,16 @@ class Evaluator:
 
         other = copy.copy(self)
         other.shifts = shifts_labels(own_loss, batch)
-        if not self.model_loss and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
+        if not self.model_loss and getattr(
+            getattr(self.model, "config", None), "is_encoder_decoder", False
+        ):
             other.feeds = takes_labels(own_loss, batch)
             names = inspect.signature(self.model.forward).parameters
-            own = other.feeds or DECODER[0] not in names or any(name in batch.data for name in DECODER)
+            own = (
+                other.feeds
+                or DECODER[0] not in names
+                or any(name in batch.data for name in DECODER)
+            )
             require(
                 own,
                 "data",
@@ -99,16 +136,22 @@ class Evaluator:
         return other
 
     def apart(self) -> Evaluator:
-        """The same with copies of what training the model would change: buffers, and parameters that need gradients."""
+        """The same with copies of what training the model would change: buffers, and parameters
+        that need gradients.
+        """
         trained = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
         moving = trained | {name for name, _ in self.model.named_buffers()}
-        return self.with_constants({k: v.clone() if k in moving else v for k, v in self.constants.items()})
+        return self.with_constants(
+            {k: v.clone() if k in moving else v for k, v in self.constants.items()}
+        )
 
     def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """A batch as positional inputs, keyword inputs and target."""
         data = batch.data
         if isinstance(data, Mapping):
-            key = None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
+            key = (
+                None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
+            )
             fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
             inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
@@ -125,7 +168,8 @@ class Evaluator:
         """What the loss takes of what the model gives for a batch."""
         args, kwargs, _ = self.split(batch)
         kept = self._kept(batch)
-        if kept is not None:  # a mean over no label would be NaN: any label does, for its weight is 0
+        # a mean over no label would be NaN: any label does, for its weight is 0
+        if kept is not None:
             kwargs = {**kwargs, KEY: torch.where(kept > 0, kwargs[KEY], 0)}
         return self.read(self._run(parameters, args, kwargs))
 
@@ -139,9 +183,11 @@ class Evaluator:
         return output
 
     def read(self, output: Any) -> Any:
-        """What the loss takes of a model's output: the logits of an object or a dict that holds them, else all of it.
+        """What the loss takes of a model's output: the logits of an object or a dict that holds
+        them, else all of it.
 
-        A callable of the user's gets a plain mapping whole, and a model's own loss is looked for in all of it.
+        A callable of the user's gets a plain mapping whole, and a model's own loss is looked for in
+        all of it.
         """
         plain = isinstance(output, Mapping) and not hasattr(output, LOGITS)
         if self.model_loss or (type(self.loss) is Custom and plain):
@@ -150,10 +196,12 @@ class Evaluator:
 
     @contextmanager
     def _lent(self) -> Iterator[dict[str, Tensor]]:
-        """The constants for one pass, which may write to them: it gets copies, and the user's stay as they are.
+        """The constants for one pass, which may write to them: it gets copies, and the user's stay
+        as they are.
 
-        The first pass gets copies of all but large parameters. What it wrote to is copied for every pass, and so are
-        small buffers, for any batch may be the first that has one written. The rest is watched, by version.
+        The first pass gets copies of all but large parameters. What it wrote to is copied for every
+        pass, and so are small buffers, for any batch may be the first that has one written. The
+        rest is watched, by version.
         """
         constants, first = self.constants, self._copied is None
         names = self._copied if self._copied is not None else self._first_copied(constants)
@@ -167,30 +215,48 @@ class Evaluator:
                 "the model",
                 "not write to tensors that are held constant",
                 f"a pass that wrote to {name!r}, which is now changed",
-                "put it back, and have forward write to a clone of it, or make it a buffer of at most "
-                f"{LARGE >> 20} MiB, which passes get copies of",
+                "put it back, and have forward write to a clone of it, or make it a buffer of at"
+                f" most {LARGE >> 20} MiB, which passes get copies of",
             )
         if first:
             self._copied = self._still_copied(copies, constants)
 
     def _first_copied(self, constants: dict[str, Tensor]) -> frozenset[str]:
-        """What the first pass gets copies of: buffers, small parameters, and embeddings that passes renormalise."""
-        embeddings = [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, EMBEDDINGS)]
-        scaled = {f"{name}.weight" if name else "weight" for name, layer in embeddings if layer.max_norm is not None}
+        """What the first pass gets copies of: buffers, small parameters, and embeddings that
+        passes renormalise.
+        """
+        embeddings = [
+            (name, layer)
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, EMBEDDINGS)
+        ]
+        scaled = {
+            f"{name}.weight" if name else "weight"
+            for name, layer in embeddings
+            if layer.max_norm is not None
+        }
         always = scaled.union(name for name, _ in self.model.named_buffers())
-        return frozenset(name for name, tensor in constants.items() if name in always or not _is_large(tensor))
+        return frozenset(
+            name for name, tensor in constants.items() if name in always or not _is_large(tensor)
+        )
 
-    def _still_copied(self, copies: dict[str, Tensor], constants: dict[str, Tensor]) -> frozenset[str]:
+    def _still_copied(
+        self, copies: dict[str, Tensor], constants: dict[str, Tensor]
+    ) -> frozenset[str]:
         """What all later passes get copies of, after the first one."""
         buffers = {name for name, _ in self.model.named_buffers()} - _fixed_statistics(self.model)
         small = {name for name in buffers.intersection(copies) if not _is_large(copies[name])}
         others = copies.keys() - small
-        # batch-norm does not raise the version of the statistics it writes, and inference mode has none: values tell
+        # batch-norm does not raise the version of the statistics it writes, and inference mode has
+        # none: values tell
         return frozenset(small).union(
             name
             for name in others
             if _version(copies[name]) > 0
-            or ((name in buffers or copies[name].is_inference()) and not torch.equal(copies[name], constants[name]))
+            or (
+                (name in buffers or copies[name].is_inference())
+                and not torch.equal(copies[name], constants[name])
+            )
         )
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
@@ -216,17 +282,20 @@ class Evaluator:
         return self.loss_of(self.output(parameters, batch), batch)
 
     def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
-        """Whether the model checkpoints, and its gradient is the same where those parts are run again.
+        """Whether the model checkpoints, and its gradient is the same where those parts are run
+        again.
 
-        It is not where a part uses tensors that are neither its arguments nor in the model. Looked at once, at what
-        ``point`` gives.
+        It is not where a part uses tensors that are neither its arguments nor in the model. Looked
+        at once, at what ``point`` gives.
         """
         if self.checkpoints and self._recomputes is None:
             self._recomputes = self._same_again(*point())
         return bool(self._recomputes)
 
     def _same_again(self, parameters: Parameters, batch: Batch) -> bool:
-        """Whether the gradient of a few samples is the same with what is checkpointed kept and run again."""
+        """Whether the gradient of a few samples is the same with what is checkpointed kept and
+        run again.
+        """
         few = take(batch, slice(2))
         try:
             kept = self._gradients(parameters, few, False)
@@ -247,14 +316,18 @@ class Evaluator:
             return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
 
     def terms(self, batch: Batch) -> float:
-        """The weight of a batch before normalisation; for a model's own loss, the labels that it counts."""
+        """The weight of a batch before normalisation; for a model's own loss, the labels that it
+        counts.
+        """
         if not self.model_loss:
             return self.loss.terms(self.split(batch)[2], batch.size)
         kept = self._kept(batch)
         return float(batch.size if kept is None or self.by_sequence else kept)
 
     def _kept(self, batch: Batch) -> Tensor | None:
-        """How many labels of a batch a model's own loss is the mean over, a tensor (); None where it has none."""
+        """How many labels of a batch a model's own loss is the mean over, a tensor (); None
+        where it has none.
+        """
         labels = token_labels(batch.data) if self.model_loss else None
         if labels is None:
             return None
@@ -282,14 +355,22 @@ def _is_large(tensor: Tensor) -> bool:
 def _fixed_statistics(model: nn.Module) -> set[str]:
     """The running statistics of torch's own layers in eval mode, which only read them."""
     layers = [
-        (name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._NormBase)
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
     ]
-    fixed = [pair for pair in layers if not pair[1].training and type(pair[1]).__module__.startswith("torch.nn.")]
+    fixed = [
+        pair
+        for pair in layers
+        if not pair[1].training and type(pair[1]).__module__.startswith("torch.nn.")
+    ]
     return {key for name, layer in fixed for key, _ in layer.named_buffers(name, recurse=False)}
 
 
 def _version(tensor: Tensor) -> int:
-    """How often it was written to in place; tensors of inference mode do not count, and cannot be outside of it."""
+    """How often it was written to in place; tensors of inference mode do not count, and cannot
+    be outside of it.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -312,7 +393,9 @@ class FunctionEvaluator:
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         values = dict(parameters)
-        return self.function(values, restored(batch.data)) if self.with_data else self.function(values)
+        return (
+            self.function(values, restored(batch.data)) if self.with_data else self.function(values)
+        )
 
     def terms(self, batch: Batch) -> float:
         """The weight of a batch before normalisation."""

@@ -1,9 +1,11 @@
-"""Trace, eigenvalues and learning coefficient of a model under ``fully_shard`` (FSDP2), no rank holding all of it.
+"""Trace, eigenvalues and learning coefficient of a model under ``fully_shard`` (FSDP2), no rank
+holding all of it.
 
-Every vector is spread over the ranks as the parameters are: a rank keeps its own part of θ, of a product and of each
-basis vector. Only numbers are added up over ranks, and the model's own hooks gather one layer at a time. These hooks
-cannot be differentiated twice, so that products are central differences of gradients. A model that fits on each rank
-whole needs none of this: ``lh.Problem`` takes it, and differentiates exactly.
+Every vector is spread over the ranks as the parameters are: a rank keeps its own part of θ, of a
+product and of each basis vector. Only numbers are added up over ranks, and the model's own hooks
+gather one layer at a time. These hooks cannot be differentiated twice, so that products are central
+differences of gradients. A model that fits on each rank whole needs none of this: ``lh.Problem``
+takes it, and differentiates exactly.
 """
 
 from __future__ import annotations
@@ -36,14 +38,18 @@ FIRST = 16  # Lanczos steps before the first look
 
 
 class ShardedProblem:
-    """The mean loss over a data set of a model under ``fully_shard``, as a function of this rank's part of θ.
+    """The mean loss over a data set of a model under ``fully_shard``, as a function of this rank's
+    part of θ.
 
-    Made and used by all ranks alike, each giving all of the data; a rank computes on its part of every batch. The
-    model is in eval mode, and its parameters are moved, while something is measured, and put back. ``loss`` and
-    ``data`` are as for ``lh.Problem``; samples must not meet in the model or the loss.
+    Made and used by all ranks alike, each giving all of the data; a rank computes on its part of
+    every batch. The model is in eval mode, and its parameters are moved, while something is
+    measured, and put back. ``loss`` and ``data`` are as for ``lh.Problem``; samples must not meet
+    in the model or the loss.
     """
 
-    def __init__(self, model: nn.Module, loss: str | Loss | Any, data: Any, *, batch_size: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: str | Loss | Any, data: Any, *, batch_size: int | None = None
+    ) -> None:
         require(
             isinstance(model, nn.Module) and is_sharded(model),
             "model",
@@ -71,7 +77,10 @@ class ShardedProblem:
             self._evaluate = self._evaluate.asked(dict, self.batches)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         self.weights = [term / sum(terms) for term in terms]
-        self.num_parameters, self.num_samples = sum(tensor.numel() for tensor in trained), self.batches.num_samples
+        self.num_parameters, self.num_samples = (
+            sum(tensor.numel() for tensor in trained),
+            self.batches.num_samples,
+        )
         self.ranks = joined(
             self.ranks,
             self.batches,
@@ -94,7 +103,8 @@ class ShardedProblem:
         """L(θ) over all data."""
         with self._at(theta), torch.no_grad():
             parts = [
-                weight * self._own_loss(batch)[0] for weight, batch in zip(self.weights, self.batches, strict=True)
+                weight * self._own_loss(batch)[0]
+                for weight, batch in zip(self.weights, self.batches, strict=True)
             ]
         return float(self.ranks.sum(torch.stack(parts).sum(), "the loss"))
 
@@ -119,7 +129,9 @@ class ShardedProblem:
             ).cpu()
 
     def product(self, vector: Tensor) -> Tensor:
-        """This rank's part of Hv: (∇L(θ + hv) − ∇L(θ − hv))/2h, good to about ε^(2/3); h = ε^(1/3)(1 + ‖θ‖)/‖v‖."""
+        """This rank's part of Hv: (∇L(θ + hv) − ∇L(θ − hv))/2h, good to about ε^(2/3); h =
+        ε^(1/3)(1 + ‖θ‖)/‖v‖.
+        """
         self._require_fine()
         theta, size = self.vector, float(self.dots(vector[None], vector)) ** 0.5
         if size == 0:
@@ -131,22 +143,33 @@ class ShardedProblem:
         return (ahead - behind).div_(2 * step)
 
     def dots(self, rows: Tensor, vector: Tensor) -> Tensor:
-        """The products (m,) of vectors, of which ``rows`` (m, p) and ``vector`` are this rank's parts, in float64."""
+        """The products (m,) of vectors, of which ``rows`` (m, p) and ``vector`` are this rank's
+        parts, in float64.
+        """
         own = torch.stack([(row.double() * vector.double()).sum() for row in rows])
         return self.ranks.sum(own, "inner products")
 
     def _own_loss(self, batch: Batch) -> tuple[Tensor, float]:
-        """What this rank's samples add to the mean loss of a batch, float64, and the number that it comes from."""
-        low, high = (rank * batch.size // self.ranks.size for rank in (self.ranks.rank, self.ranks.rank + 1))
+        """What this rank's samples add to the mean loss of a batch, float64, and the number that
+        it comes from.
+        """
+        low, high = (
+            rank * batch.size // self.ranks.size for rank in (self.ranks.rank, self.ranks.rank + 1)
+        )
         own = take(batch, torch.arange(low, max(high, low + 1), device=self.device) % batch.size)
-        part = self._evaluate.terms(own) / (self._evaluate.terms(batch) or 1.0) if high > low else 0.0
+        part = (
+            self._evaluate.terms(own) / (self._evaluate.terms(batch) or 1.0) if high > low else 0.0
+        )
         args, kwargs, _ = self._evaluate.split(own)
-        output = self.model(*args, **kwargs)  # also without a sample of its own: the hooks gather on all ranks
+        # also without a sample of its own: the hooks gather on all ranks
+        output = self.model(*args, **kwargs)
         value = self._evaluate.loss_of(self._evaluate.read(output), own)
         return part * value.double(), part
 
     def _backward(self, batch: Batch, weight: float) -> Tensor:
-        """Add a batch's gradient to that of the parameters; the hooks take the mean over ranks, the loss is a sum."""
+        """Add a batch's gradient to that of the parameters; the hooks take the mean over ranks,
+        the loss is a sum.
+        """
         with torch.enable_grad():
             own, _ = self._own_loss(batch)
             (weight * self.ranks.size * own).backward()
@@ -155,7 +178,10 @@ class ShardedProblem:
     def _collected(self) -> Tensor:
         grads = [tensor.grad for tensor in self._parameters]
         pairs = zip(grads, self._parameters, strict=True)
-        flat = [torch.zeros_like(_local(p)) if grad is None else _local(grad).to(p.dtype) for grad, p in pairs]
+        flat = [
+            torch.zeros_like(_local(p)) if grad is None else _local(grad).to(p.dtype)
+            for grad, p in pairs
+        ]
         for tensor in self._parameters:
             tensor.grad = None
         return torch.cat([part.reshape(-1) for part in flat])
@@ -182,12 +208,17 @@ class ShardedProblem:
     def _put(self, theta: Tensor) -> None:
         reshard(self.model)  # what an earlier forward pass gathered has the old values
         locals_ = [_local(tensor) for tensor in self._parameters]
-        for local, part in zip(locals_, theta.split([local.numel() for local in locals_]), strict=True):
+        for local, part in zip(
+            locals_, theta.split([local.numel() for local in locals_]), strict=True
+        ):
             local.copy_(part.view(local.shape))
 
     def agree(self, what: str, **settings: Any) -> None:
         """Raise on every rank, by name, where one is given other settings."""
-        facts = {name: value if isinstance(value, int) else f"{value}" for name, value in settings.items()}
+        facts = {
+            name: value if isinstance(value, int) else f"{value}"
+            for name, value in settings.items()
+        }
         self.ranks.agree(what, facts, self.device, dict.fromkeys(facts, "give every rank the same"))
 
     def _require_fine(self) -> None:
@@ -198,12 +229,14 @@ class ShardedProblem:
             fine,
             "model",
             f"compute in {own}, as its parameters are, for products with the Hessian",
-            f"a MixedPrecisionPolicy of {used}, in which a difference of gradients is good to a few per cent only",
+            f"a MixedPrecisionPolicy of {used}, in which a difference of gradients is good to a few"
+            " per cent only",
             "call fully_shard without mp_policy on a copy of the model; llc takes it as it is",
         )
 
     def _require_apart(self) -> None:
-        """The first batch's loss and gradient from its parts are those of the whole on every rank, or samples meet.
+        """The first batch's loss and gradient from its parts are those of the whole on every rank,
+        or samples meet.
 
         The gradient is that of a few samples beside the model's parameters, where no layer is 0.
         """
@@ -213,24 +246,38 @@ class ShardedProblem:
             parts = float(self.ranks.sum(self._own_loss(first)[0], "the loss of the first batch"))
             together = float(self._whole_loss(first))
         kind = coarsest(self.model) or self.vector.dtype
-        seen = {"the loss of the first batch": Rounded((together, 1 + abs(together)), rounding(SAME_LOSS, kind))}
+        seen = {
+            "the loss of the first batch": Rounded(
+                (together, 1 + abs(together)), rounding(SAME_LOSS, kind)
+            )
+        }
         self.ranks.agree("the sharded problem", seen, self.device)
-        with self._at(torch.cat([part.reshape(-1) for part in moved(map(_local, self._parameters))])):
+        with self._at(
+            torch.cat([part.reshape(-1) for part in moved(map(_local, self._parameters))])
+        ):
             self._backward(few, 1.0)
             apart = self._collected()
             with torch.enable_grad():
                 self._whole_loss(few).backward()
             whole = self._collected()
-        miss, size = self.dots(torch.stack([whole - apart]), whole - apart), self.dots(whole[None], whole)
+        miss, size = (
+            self.dots(torch.stack([whole - apart]), whole - apart),
+            self.dots(whole[None], whole),
+        )
         meet = bool(miss.sqrt() > rounding(SAME_GRADIENT, kind) * size.sqrt())
         close = abs(parts - together) <= max(rounding(SAME_LOSS, kind), 1e-6) * (1 + abs(together))
         require(
             close and not meet,
             "the loss of a batch",
             "be the mean of its samples' own losses, for they are shared out",
-            f"{together:.6g}, and {parts:.6g} from its parts"
-            if not close
-            else f"a gradient that is {float(miss / size) ** 0.5:.2g} of its length off from that of its parts",
+            (
+                f"{together:.6g}, and {parts:.6g} from its parts"
+                if not close
+                else (
+                    f"a gradient that is {float(miss / size) ** 0.5:.2g} of its length off from"
+                    " that of its parts"
+                )
+            ),
             "lh.Problem takes models in which samples meet",
         )
 
@@ -240,8 +287,12 @@ class ShardedProblem:
         return self._evaluate.loss_of(self._evaluate.read(self.model(*args, **kwargs)), batch)
 
 
-def trace(problem: ShardedProblem, tol: float = 0.05, max_matvecs: int = 400, seed: int = 0) -> Estimate:
-    """tr H, within ``tol`` relative at 95 % confidence, as the mean of zᵀHz for z of ±1 (Hutchinson 1990)."""
+def trace(
+    problem: ShardedProblem, tol: float = 0.05, max_matvecs: int = 400, seed: int = 0
+) -> Estimate:
+    """tr H, within ``tol`` relative at 95 % confidence, as the mean of zᵀHz for z of ±1
+    (Hutchinson 1990).
+    """
     require_positive(tol, "tol")
     require_count(max_matvecs, "max_matvecs", 2)
     problem.agree("the trace", tol=tol, max_matvecs=max_matvecs, seed=seed)
@@ -250,12 +301,19 @@ def trace(problem: ShardedProblem, tol: float = 0.05, max_matvecs: int = 400, se
     while True:
         for number in range(len(samples), len(samples) + ask):
             rng = generator(seed, "sharded trace", number, problem.ranks.rank)
-            probe = torch.randint(0, 2, problem.vector.shape, generator=rng).mul_(2).sub_(1).to(problem.vector)
+            probe = (
+                torch.randint(0, 2, problem.vector.shape, generator=rng)
+                .mul_(2)
+                .sub_(1)
+                .to(problem.vector)
+            )
             image = problem.product(probe)
             found = problem.dots(torch.stack([probe, image]), image).cpu()
             samples, squares = torch.cat([samples, found[:1]]), torch.cat([squares, found[1:]])
             report("trace", number + 1, max_matvecs)
-        mean = Goal(tol, torch.zeros(1, dtype=torch.float64), squares.mean().sqrt()[None]).judge(samples[:, None])
+        mean = Goal(tol, torch.zeros(1, dtype=torch.float64), squares.mean().sqrt()[None]).judge(
+            samples[:, None]
+        )
         left = max_matvecs - len(samples)
         if mean.reached or left == 0:
             status = Status.CONVERGED if mean.reached else Status.BUDGET_SPENT
@@ -268,8 +326,9 @@ def eigenvalues(
 ) -> Eigenpairs:
     """The k largest eigenvalues of H in descending order, by Lanczos with full reorthogonalisation.
 
-    Stops when min(r, r²/gap) ≤ tol·max|θ| for all k, r their residuals. ``vectors`` (p, k) are this rank's part of the
-    eigenvectors. The basis takes as many vectors as there were products, each 1/W of P on each of W ranks.
+    Stops when min(r, r²/gap) ≤ tol·max|θ| for all k, r their residuals. ``vectors`` (p, k) are this
+    rank's part of the eigenvectors. The basis takes as many vectors as there were products, each
+    1/W of P on each of W ranks.
     """
     require_count(k, "k", 1, problem.num_parameters)
     most = min(require_count(max_matvecs, "max_matvecs", k), problem.num_parameters)
@@ -300,7 +359,9 @@ def eigenvalues(
             whole = len(chosen) == k and bool(reached.all())
             status = Status.CONVERGED if whole else Status.NOT_CONVERGED
             found = vectors[:, chosen].to(after).T @ after
-            return Eigenpairs(values[chosen], found.T, residuals[chosen], reached, len(alpha), status)
+            return Eigenpairs(
+                values[chosen], found.T, residuals[chosen], reached, len(alpha), status
+            )
         rows.append(step / beta[-1])
 
 
@@ -314,11 +375,13 @@ def llc(
     nbeta: str | float = "n/log n",
     seed: int = 0,
 ) -> Estimate:
-    """λ̂ = nβ·(E[L(w)] − L(w*)) at the model's parameters w*, by SGLD chains one after the other (Lau et al. 2023).
+    """λ̂ = nβ·(E[L(w)] − L(w*)) at the model's parameters w*, by SGLD chains one after the other
+    (Lau et al. 2023).
 
-    A step is w − (ε/2)(nβ∇L_b + γ(w − w*)) + √ε·ξ on one of the problem's batches, drawn by its weight, and each loss
-    is paired with that of w* on the same batch. The settings are given: there is no pilot, and nothing is taken off
-    for the bias of the steps. A chain's batches depend on ``seed`` and its number alone, its noise on the rank too.
+    A step is w − (ε/2)(nβ∇L_b + γ(w − w*)) + √ε·ξ on one of the problem's batches, drawn by its
+    weight, and each loss is paired with that of w* on the same batch. The settings are given: there
+    is no pilot, and nothing is taken off for the bias of the steps. A chain's batches depend on
+    ``seed`` and its number alone, its noise on the rank too.
     """
     for name, value, least in (("chains", chains, 1), ("draws", draws, 8), ("burn_in", burn_in, 0)):
         require_count(value, name, least)
@@ -339,7 +402,10 @@ def llc(
     weights = torch.tensor(problem.weights, dtype=torch.float64)
     energies = torch.zeros(chains, draws, dtype=torch.float64)
     for chain in range(chains):
-        picks, noise = generator(seed, "chain", chain), generator(seed, "chain", chain, problem.ranks.rank)
+        picks, noise = (
+            generator(seed, "chain", chain),
+            generator(seed, "chain", chain, problem.ranks.rank),
+        )
         theta = centre.clone()
         for number in range(burn_in + draws):
             index = int(torch.multinomial(weights, 1, generator=picks))
@@ -352,7 +418,13 @@ def llc(
         report("llc", chain + 1, chains)
     found = energies.numpy()
     status = Status.CONVERGED if bool(torch.isfinite(energies).all()) else Status.DIVERGED
-    return Estimate(float(found.mean()), standard_error(found), chains * (burn_in + draws), status, chains - 1 or 1)
+    return Estimate(
+        float(found.mean()),
+        standard_error(found),
+        chains * (burn_in + draws),
+        status,
+        chains - 1 or 1,
+    )
 
 
 def _unit(problem: ShardedProblem, vector: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Losses as functions of the model's output, with the curvature each has there.
 
-A loss is the mean over the samples of a batch. Its Hessian at the output is what the generalised Gauss–Newton
-matrix, the Fisher and the exact trace of a piecewise-linear network are made of: per sample i,
-M_i = B·∂²L_batch/∂z_i², given as a product ``M u``, as factors Σ_k s_k s_kᵀ = M, and as a random factor
-with E[s sᵀ] = M.
+A loss is the mean over the samples of a batch. Its Hessian at the output is what the generalised
+Gauss–Newton matrix, the Fisher and the exact trace of a piecewise-linear network are made of: per
+sample i, M_i = B·∂²L_batch/∂z_i², given as a product ``M u``, as factors Σ_k s_k s_kᵀ = M, and as a
+random factor with E[s sᵀ] = M.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from lambdahat.labels import IGNORE as IGNORE
 
 
 class Loss(ABC):
-    """A mean loss ``value(output, target)``; ``convex`` in the output, ``likelihood`` when M is the Fisher there.
+    """A mean loss ``value(output, target)``; ``convex`` in the output, ``likelihood`` when M is the
+    Fisher there.
 
-    ``predictive``: whether it has a distribution of targets, so that there is a Fisher, which need not be M.
+    ``predictive``: whether it has a distribution of targets, so that there is a Fisher, which need
+    not be M.
     """
 
     name: str = "custom"
@@ -42,11 +44,15 @@ class Loss(ABC):
         """Raise when the output cannot be what this loss takes; called once, at construction."""
 
     def terms(self, target: Any, size: int) -> float:
-        """How many equal terms the mean is over: the weight of a batch in the whole data set's mean."""
+        """How many equal terms the mean is over: the weight of a batch in the whole data set's
+        mean.
+        """
         return float(size)
 
     def counted_in(self, count: str | None) -> Loss:
-        """The same as a mean over "tokens", all targets that count, or over "sequences", their sum within each."""
+        """The same as a mean over "tokens", all targets that count, or over "sequences", their
+        sum within each.
+        """
         require(
             count is None,
             "count",
@@ -69,17 +75,23 @@ class Loss(ABC):
         return None
 
     def each_factor(self, output: Any, target: Any) -> tuple[int, Iterator[Tensor]] | None:
-        """K and the factors s_k (B, …) one by one, where a closed form exists; also where all at once would be many."""
+        """K and the factors s_k (B, …) one by one, where a closed form exists; also where all at
+        once would be many.
+        """
         factors = self.factors(output, target)
         return None if factors is None else (len(factors), iter(factors))
 
     def fisher(self, output: Any, target: Any) -> list[Tensor] | None:
-        """The Fisher at the output where that is diagonal and not M: its diagonal, of the shape of each tensor."""
+        """The Fisher at the output where that is diagonal and not M: its diagonal, of the shape
+        of each tensor.
+        """
         return None
 
     def random_factor(self, output: Tensor, target: Any, generator: torch.Generator) -> Tensor:
         """s (B, …) with E[s sᵀ] = M, from a target drawn from the model's own distribution."""
-        raise TypeError(f"the loss {self.name!r} has no predictive distribution to draw from; use a named loss")
+        raise TypeError(
+            f"the loss {self.name!r} has no predictive distribution to draw from; use a named loss"
+        )
 
     def random_factors(self, output: Any, target: Any, generator: torch.Generator) -> list[Tensor]:
         """s with E[s sᵀ] the Fisher at the output, in as many tensors as the output has."""
@@ -87,7 +99,8 @@ class Loss(ABC):
 
 
 class OfClasses(Loss):
-    """A loss of logits whose classes are dimension 1, as in torch, or the last where only that fits the targets.
+    """A loss of logits whose classes are dimension 1, as in torch, or the last where only that fits
+    the targets.
 
     ``settled`` decides which for a whole data set. ``torch_order``: where both fit, dimension 1.
     """
@@ -96,7 +109,9 @@ class OfClasses(Loss):
     classes: int | None = None  # the dimension, 1 or −1, once it is decided
 
     def settled(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """The same with the dimension of the classes decided by the first (output, target) that leaves one choice."""
+        """The same with the dimension of the classes decided by the first (output, target) that
+        leaves one choice.
+        """
         if self.classes is not None:
             return self
         other, shape = copy.copy(self), torch.Size()
@@ -110,8 +125,8 @@ class OfClasses(Loss):
             "the model's output",
             "show which dimension holds the classes",
             f"logits {tuple(shape)}, where dimension 1 and the last both fit the targets",
-            "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which takes them "
-            "there, or flatten to logits (batch, classes)",
+            "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which"
+            " takes them there, or flatten to logits (batch, classes)",
         )
         other.classes = 1
         return other
@@ -137,32 +152,50 @@ class OfClasses(Loss):
         shape, first = tuple(target.shape), (output.shape[0], *output.shape[2:])
         if target.is_floating_point() or (output.ndim == 2 and shape == first):
             return (1,)
-        fitting = tuple(dim for dim, fits in ((1, first), (-1, tuple(output.shape[:-1]))) if shape == fits)
-        require(bool(fitting), "targets", f"have shape {first} for logits {tuple(output.shape)}", target)
+        fitting = tuple(
+            dim for dim, fits in ((1, first), (-1, tuple(output.shape[:-1]))) if shape == fits
+        )
+        require(
+            bool(fitting), "targets", f"have shape {first} for logits {tuple(output.shape)}", target
+        )
         return fitting
 
 
 class CrossEntropy(OfClasses):
-    """Softmax cross-entropy −Σ_c q_c log p_c with p = softmax(z): M = m·(diag(p) − ppᵀ), m = Σ_c q_c.
+    """Softmax cross-entropy −Σ_c q_c log p_c with p = softmax(z): M = m·(diag(p) − ppᵀ), m = Σ_c
+    q_c.
 
-    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w (all 1 by default) and label smoothing ε, and the
-    mean is Σ over the targets that are not ``ignored``, divided by Σ w_y, as in torch. Probabilities as targets are
-    smoothed and weighted likewise and averaged over all positions. ``by_sequence``: the mean over samples of the sum
-    over each one's positions. Logits in half precision are taken to float32.
+    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w (all 1 by default) and label
+    smoothing ε, and the mean is Σ over the targets that are not ``ignored``, divided by Σ w_y, as
+    in torch. Probabilities as targets are smoothed and weighted likewise and averaged over all
+    positions. ``by_sequence``: the mean over samples of the sum over each one's positions. Logits
+    in half precision are taken to float32.
     """
 
     name, convex, likelihood, predictive = "cross_entropy", True, True, True
 
     def __init__(
-        self, torch_order: bool = False, weight: Tensor | None = None, ignored: int = IGNORE, smoothing: float = 0.0
+        self,
+        torch_order: bool = False,
+        weight: Tensor | None = None,
+        ignored: int = IGNORE,
+        smoothing: float = 0.0,
     ) -> None:
         self.torch_order, self.by_sequence = torch_order, False
-        self.weight, self.ignored, self.smoothing = None if weight is None else weight.detach(), ignored, smoothing
+        self.weight, self.ignored, self.smoothing = (
+            None if weight is None else weight.detach(),
+            ignored,
+            smoothing,
+        )
 
     def counted_in(self, count: str | None) -> CrossEntropy:
         unweighted = count is None or self.weight is None
         require(
-            unweighted, "count", "be left out for a loss with class weights", count, "n·L is no log-likelihood then"
+            unweighted,
+            "count",
+            "be left out for a loss with class weights",
+            count,
+            "n·L is no log-likelihood then",
         )
         other = copy.copy(self)
         other.by_sequence = count == "sequences"
@@ -174,16 +207,26 @@ class CrossEntropy(OfClasses):
         if target.is_floating_point():
             positions = logits[0, 0].numel() if self.by_sequence else 1
             wide = _wide(logits)
-            return F.cross_entropy(wide, target.to(wide), weight, label_smoothing=self.smoothing) * positions
+            return (
+                F.cross_entropy(wide, target.to(wide), weight, label_smoothing=self.smoothing)
+                * positions
+            )
         target = target.long()
         counted = len(target) if self.by_sequence else self._divisor(target, target != self.ignored)
-        if logits is not output:  # the classes come last: along rows torch is faster than along strides
+        # the classes come last: along rows torch is faster than along strides
+        if logits is not output:
             logits, target = output.flatten(0, -2), target.flatten()
         total = F.cross_entropy(
-            _wide(logits), target, weight, ignore_index=self.ignored, reduction="sum", label_smoothing=self.smoothing
+            _wide(logits),
+            target,
+            weight,
+            ignore_index=self.ignored,
+            reduction="sum",
+            label_smoothing=self.smoothing,
         )
         if isinstance(counted, Tensor) and counted.is_floating_point():
-            counted = counted.to(total.dtype)  # two numbers without dimensions would be divided in the wider dtype
+            # two numbers without dimensions would be divided in the wider dtype
+            counted = counted.to(total.dtype)
         return total / counted
 
     def check(self, output: Any, target: Any) -> None:
@@ -200,10 +243,17 @@ class CrossEntropy(OfClasses):
                 f"{target.dtype} of shape {tuple(target.shape)}",
                 "for class indices call .long()",
             )
-            require(self.ignored < 0, "ignore_index", "be left out for targets that are probabilities", self.ignored)
+            require(
+                self.ignored < 0,
+                "ignore_index",
+                "be left out for targets that are probabilities",
+                self.ignored,
+            )
             return
         whole = target.dtype in (torch.int64, torch.uint8)
-        require(whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()")
+        require(
+            whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()"
+        )
         low, high = _range(target)
         if low < 0 or high >= classes:
             kept = target.long()
@@ -221,13 +271,17 @@ class CrossEntropy(OfClasses):
         return float(size) if each else float(self._mass(target.long()))
 
     def terms_by_sample(self, target: Tensor) -> Tensor:
-        """What each sample weighs in the mean, (B,): how many of its targets count, or their weights."""
+        """What each sample weighs in the mean, (B,): how many of its targets count, or their
+        weights.
+        """
         if self.by_sequence or target.is_floating_point():
             return torch.ones(len(target), device=target.device)
         return self._weights(target.long()).reshape(len(target), -1).sum(dim=1)
 
     def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
-        """Keeps one tensor of the size of the output: with a vocabulary of 50,000 each is most of the memory."""
+        """Keeps one tensor of the size of the output: with a vocabulary of 50,000 each is most
+        of the memory.
+        """
         logits = self._classes_first(output, target)
         classes = 1 if logits is output else -1
         p = _wide(output).softmax(dim=classes)
@@ -236,7 +290,9 @@ class CrossEntropy(OfClasses):
 
         def multiply(u: Tensor) -> Tensor:
             wide = u.to(p.dtype)
-            return (wide - (p * wide).sum(dim=classes, keepdim=True)).mul_(p).mul_(scale).to(u.dtype)
+            return (
+                (wide - (p * wide).sum(dim=classes, keepdim=True)).mul_(p).mul_(scale).to(u.dtype)
+            )
 
         return multiply
 
@@ -249,7 +305,9 @@ class CrossEntropy(OfClasses):
         return logits.shape[1] - 1 if logits.ndim == 2 else None
 
     def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
-        """Those of one position after the other: a factor of a sequence or an image is 0 at all other positions."""
+        """Those of one position after the other: a factor of a sequence or an image is 0 at all
+        other positions.
+        """
         logits = self._classes_first(output, target)
         if logits.ndim == 2:
             return logits.shape[1] - 1, iter(self._rows(logits, target))
@@ -267,17 +325,19 @@ class CrossEntropy(OfClasses):
         return positions * (flat.shape[1] - 1), each()
 
     def _rows(self, logits: Tensor, target: Tensor | None, scale: Tensor | None = None) -> Tensor:
-        """C − 1 factors s_k = √(m·p_k)·(e_k − w), k > 0, with w = (p + √p₀·e₀)/(1 + √p₀), of logits (B, C).
+        """C − 1 factors s_k = √(m·p_k)·(e_k − w), k > 0, with w = (p + √p₀·e₀)/(1 + √p₀), of logits
+        (B, C).
 
-        diag(√p) − p√pᵀ, whose square is diag(p) − ppᵀ, sends √p to 0: a reflection of √p onto e₀ empties its first
-        column, and these are the others.
+        diag(√p) − p√pᵀ, whose square is diag(p) − ppᵀ, sends √p to 0: a reflection of √p onto e₀
+        empties its first column, and these are the others.
         """
         scale = self._scale(logits, target) if scale is None else scale  # type: ignore[arg-type]
         p = logits.softmax(dim=1)
         root = p.sqrt()
         first = root[:, :1]
         inner = torch.cat([p[:, :1] + first, p[:, 1:]], dim=1) / (1 + first)
-        ends = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[1:].unsqueeze(1)  # (C − 1, 1, C)
+        # (C − 1, 1, C)
+        ends = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[1:].unsqueeze(1)
         scaled = root[:, 1:] * scale
         return (ends - inner) * scaled.T.unsqueeze(2)
 
@@ -285,16 +345,23 @@ class CrossEntropy(OfClasses):
         logits = self._classes_first(output, target)
         p = logits.softmax(dim=1)
         flat = p.movedim(1, -1).reshape(-1, p.shape[1]).double().cpu()
-        drawn = torch.multinomial(flat, 1, generator=generator).to(p.device).reshape(p.movedim(1, -1).shape[:-1])
+        drawn = (
+            torch.multinomial(flat, 1, generator=generator)
+            .to(p.device)
+            .reshape(p.movedim(1, -1).shape[:-1])
+        )
         hot = F.one_hot(drawn, p.shape[1]).movedim(-1, 1).to(p.dtype)
         residual = (p - hot) * self._scale(logits, target)
         return residual if logits is output else residual.movedim(1, -1)
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
-        """√(m·B/terms) at each position, without B/terms by sequence; shaped to multiply logits (B, C, …)."""
+        """√(m·B/terms) at each position, without B/terms by sequence; shaped to multiply logits
+        (B, C, …).
+        """
         spread = [1, -1] + [1] * (logits.ndim - 2)
         weight = None if self.weight is None else self.weight.to(logits.device, torch.float64)
-        even = 1.0 if weight is None else float(weight.mean())  # Σ_c w_c/C, the mass that smoothing spreads
+        # Σ_c w_c/C, the mass that smoothing spreads
+        even = 1.0 if weight is None else float(weight.mean())
         if target.is_floating_point():
             own = target if weight is None else target * weight.reshape(spread).to(target)
             mass = (1 - self.smoothing) * own.sum(dim=1, keepdim=True) + self.smoothing * even
@@ -308,10 +375,14 @@ class CrossEntropy(OfClasses):
             kept = kept * own.sqrt().unsqueeze(1).to(logits.dtype)
         if self.by_sequence:
             return kept
-        return kept * (math.sqrt(len(logits)) * self._divisor(target, counts, torch.float64).rsqrt())
+        return kept * (
+            math.sqrt(len(logits)) * self._divisor(target, counts, torch.float64).rsqrt()
+        )
 
     def _divisor(self, target: Tensor, counts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Σ w_y, and 1 where no target counts, for a mean of 0 and not NaN; a number would wait for the GPU."""
+        """Σ w_y, and 1 where no target counts, for a mean of 0 and not NaN; a number would wait
+        for the GPU.
+        """
         if self.weight is None:
             return counts.sum(dtype=dtype).clamp(min=1)
         mass = self._mass(target)
@@ -345,12 +416,17 @@ class _Elementwise(Loss):
     convex, likelihood, predictive = True, True, True
 
     def check(self, output: Any, target: Any) -> None:
-        same = isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape == target.shape
+        same = (
+            isinstance(output, Tensor)
+            and isinstance(target, Tensor)
+            and output.shape == target.shape
+        )
         require(
             same,
             "targets",
             "have the shape of the model's output (torch would broadcast them)",
-            f"targets {tuple(getattr(target, 'shape', ()))} for outputs {tuple(getattr(output, 'shape', ()))}",
+            f"targets {tuple(getattr(target, 'shape', ()))} for outputs"
+            f" {tuple(getattr(output, 'shape', ()))}",
             "reshape the targets",
         )
 
@@ -369,7 +445,9 @@ class _Elementwise(Loss):
         return output[0].numel()
 
     def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
-        return output[0].numel(), each_diagonal_factor(self.curvature(output, target) / output[0].numel())
+        return output[0].numel(), each_diagonal_factor(
+            self.curvature(output, target) / output[0].numel()
+        )
 
 
 def diagonal_factors(weights: Tensor) -> Tensor:
@@ -394,7 +472,8 @@ class MeanSquare(_Elementwise):
     name = "mse"
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
-        return (output - target).square().mean()  # F.mse_loss breaks under forward-mode differentiation of its gradient
+        # F.mse_loss breaks under forward-mode differentiation of its gradient
+        return (output - target).square().mean()
 
     def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         return torch.full_like(output, 2.0)
@@ -405,19 +484,25 @@ class MeanSquare(_Elementwise):
 
 
 class BinaryCrossEntropy(_Elementwise):
-    """Mean over all elements of the binary cross-entropy of logits: M = diag(m·p(1 − p))/D, p = σ(z).
+    """Mean over all elements of the binary cross-entropy of logits: M = diag(m·p(1 − p))/D, p =
+    σ(z).
 
-    m = w·(v·y + 1 − y), with v the ``pos_weight`` of targets y and w the ``weight``, both 1 by default.
+    m = w·(v·y + 1 − y), with v the ``pos_weight`` of targets y and w the ``weight``, both 1 by
+    default.
     """
 
     name = "bce_with_logits"
 
     def __init__(self, weight: Tensor | None = None, pos_weight: Tensor | None = None) -> None:
-        self.weight, self.pos_weight = (None if w is None else w.detach() for w in (weight, pos_weight))
+        self.weight, self.pos_weight = (
+            None if w is None else w.detach() for w in (weight, pos_weight)
+        )
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         weights = [None if w is None else w.to(output) for w in (self.weight, self.pos_weight)]
-        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype), weights[0], pos_weight=weights[1])
+        return F.binary_cross_entropy_with_logits(
+            output, target.to(output.dtype), weights[0], pos_weight=weights[1]
+        )
 
     def check(self, output: Any, target: Any) -> None:
         super().check(output, target)
@@ -460,9 +545,10 @@ def _broadcasts(weight: Tensor, output: Tensor) -> bool:
 class GaussianNLL(Loss):
     """Gaussian negative log-likelihood of a model that gives mean and variance.
 
-    The output is a pair (mean, variance), as for torch, or one tensor whose last dimension holds means and then
-    log-variances. Not convex in the output, so that M, its Hessian there, is not the Fisher: that is diagonal, 1/v for
-    a mean, 1/(2v²) for a variance and 1/2 for a log-variance, divided by the number D of targets of a sample.
+    The output is a pair (mean, variance), as for torch, or one tensor whose last dimension holds
+    means and then log-variances. Not convex in the output, so that M, its Hessian there, is not the
+    Fisher: that is diagonal, 1/v for a mean, 1/(2v²) for a variance and 1/2 for a log-variance,
+    divided by the number D of targets of a sample.
     """
 
     name, predictive = "gaussian_nll", True
@@ -479,7 +565,8 @@ class GaussianNLL(Loss):
         require(
             mean.shape == target.shape == variance.shape,
             "targets",
-            f"have the shape of the means {tuple(mean.shape)} and variances {tuple(variance.shape)}",
+            f"have the shape of the means {tuple(mean.shape)} and variances"
+            f" {tuple(variance.shape)}",
             target,
             "reshape the targets: torch would broadcast them",
         )
@@ -498,7 +585,11 @@ class GaussianNLL(Loss):
         used, root = variance.clamp(min=self.eps), math.sqrt(mean[0].numel())
         noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
         means, spread = -noise / used.sqrt() / root, (1 - noise.square()) / (2 * used) / root
-        return [torch.cat([means, spread * variance], dim=-1)] if isinstance(output, Tensor) else [means, spread]
+        return (
+            [torch.cat([means, spread * variance], dim=-1)]
+            if isinstance(output, Tensor)
+            else [means, spread]
+        )
 
     def _mean_and_variance(self, output: Any) -> tuple[Tensor, Tensor]:
         if isinstance(output, Tensor):
@@ -511,15 +602,21 @@ class GaussianNLL(Loss):
             mean, log_variance = output.chunk(2, dim=-1)
             return mean, log_variance.exp()
         pair = isinstance(output, tuple | list) and len(output) == 2
-        require(pair, "the model's output", "be (mean, variance) for gaussian_nll", output, "return the two as a tuple")
+        require(
+            pair,
+            "the model's output",
+            "be (mean, variance) for gaussian_nll",
+            output,
+            "return the two as a tuple",
+        )
         return output[0], output[1]
 
 
 class NegativeLogLikelihood(CrossEntropy):
     """NLL of a model that ends in log-softmax, taken as cross-entropy at the logits.
 
-    log-softmax leaves log-probabilities as they are, so the loss is the same; and the Gauss–Newton matrix is that of
-    the logits below, where the NLL's own, being linear, is 0.
+    log-softmax leaves log-probabilities as they are, so the loss is the same; and the Gauss–Newton
+    matrix is that of the logits below, where the NLL's own, being linear, is 0.
     """
 
     name = "nll"
@@ -549,7 +646,8 @@ class Custom(Loss):
 
 
 NAMED: dict[str, type[Loss]] = {
-    kind.name: kind for kind in (CrossEntropy, MeanSquare, BinaryCrossEntropy, GaussianNLL, NegativeLogLikelihood)
+    kind.name: kind
+    for kind in (CrossEntropy, MeanSquare, BinaryCrossEntropy, GaussianNLL, NegativeLogLikelihood)
 }
 _FUNCTIONS: dict[Any, type[nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
@@ -561,14 +659,23 @@ _FUNCTIONS: dict[Any, type[nn.Module]] = {
 
 
 def make_loss(loss: Any) -> Loss:
-    """A loss from its name, a torch loss module or function, or a callable; sums are refused by name."""
+    """A loss from its name, a torch loss module or function, or a callable; sums are refused by
+    name.
+    """
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
         return NAMED[require_choice(loss, "loss", tuple(NAMED))]()
     known = f"be one of {', '.join(NAMED)}, a module or a callable"
     if isinstance(loss, type):
-        require(False, "loss", known, f"the class {loss.__name__}", f"make an instance: {loss.__name__}()", TypeError)
+        require(
+            False,
+            "loss",
+            known,
+            f"the class {loss.__name__}",
+            f"make an instance: {loss.__name__}()",
+            TypeError,
+        )
     require(callable(loss), "loss", known, loss, "", TypeError)
     for function, module in _FUNCTIONS.items():
         if loss is function:  # a callable need not be hashable

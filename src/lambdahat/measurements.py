@@ -62,18 +62,24 @@ class Measurement(Result):
         return super().load(folder / "measurement.json" if folder.is_dir() else folder)
 
 
-Reading = tuple[str, Estimate, Mapping[str, Any]]  # name, number, and the settings that it depends on
+# name, number, and the settings that it depends on
+Reading = tuple[str, Estimate, Mapping[str, Any]]
 
 
 def _readings(name: str, result: Any, settings: Mapping[str, Any]) -> Iterator[Reading]:
-    """The scalar numbers of a result, for tables; ``settings`` hold unless the result has its own."""
+    """The scalar numbers of a result, for tables; ``settings`` hold unless the result has its
+    own.
+    """
     settings = _settings(result) or settings
     if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
         yield name, result, settings
         if isinstance(result, LearningCoefficient):
             found = {"wbic": result.wbic}
             if result.sensitivity is not None:
-                found |= {"d/dlnγ": result.sensitivity.localization, "d/dlnnβ": result.sensitivity.nbeta}
+                found |= {
+                    "d/dlnγ": result.sensitivity.localization,
+                    "d/dlnnβ": result.sensitivity.nbeta,
+                }
             for label, part in found.items():
                 if part is not None and math.isfinite(part.value):
                     told = dataclasses.replace(part, cost=result.cost, status=result.status)

@@ -1,4 +1,6 @@
-"""``measure``: several quantities of one problem at once, kept on disk as they come, so that a killed run resumes."""
+"""``measure``: several quantities of one problem at once, kept on disk as they come, so that a
+killed run resumes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from lambdahat._check import describe, require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat.estimators.diagonals import diagonal
 from lambdahat.estimators.eigen import eigenpairs, spectral_norm
-from lambdahat.estimators.flatness import fisher_rao_norm, gradient_overlap, relative_sharpness, sharpness
+from lambdahat.estimators.flatness import (
+    fisher_rao_norm,
+    gradient_overlap,
+    relative_sharpness,
+    sharpness,
+)
 from lambdahat.estimators.norms import frobenius_norm
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
@@ -68,10 +75,11 @@ SAMPLING = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum, ``top`` eigenpairs.
+    """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum,
+    ``top`` eigenpairs.
 
-    ``sampling`` holds settings of ``llc`` by name, as it takes them, in numbers and text so that they can be stored;
-    other quantities that need chains take them too.
+    ``sampling`` holds settings of ``llc`` by name, as it takes them, in numbers and text so that
+    they can be stored; other quantities that need chains take them too.
     """
 
     curvature: str = "hessian"
@@ -133,9 +141,13 @@ QUANTITIES: dict[str, Quantity] = {
         problem, eigenpairs(operator, min(settings.top, operator.dim), seed=settings.seed)
     ),
     "sharpness": lambda problem, _, settings: sharpness(problem, seed=settings.seed),
-    "relative_sharpness": lambda problem, _, settings: relative_sharpness(problem, seed=settings.seed),
+    "relative_sharpness": lambda problem, _, settings: relative_sharpness(
+        problem, seed=settings.seed
+    ),
     "fisher_rao": lambda problem, *_: fisher_rao_norm(problem),
-    "effective_dimensions": lambda problem, _, settings: effective_dimensions(problem, seed=settings.seed),
+    "effective_dimensions": lambda problem, _, settings: effective_dimensions(
+        problem, seed=settings.seed
+    ),
     "laplace_evidence": lambda problem, _, settings: laplace_evidence(problem, seed=settings.seed),
     "bic": lambda problem, *_: bic(problem),
     "volume_scaling": lambda problem, _, settings: volume_scaling(problem, seed=settings.seed),
@@ -146,8 +158,12 @@ QUANTITIES: dict[str, Quantity] = {
     "temperature_regression": lambda problem, _, settings: temperature_regression(
         problem, seed=settings.seed, **settings.at_own_temperature
     ),
-    "free_energy": lambda problem, _, settings: free_energy(problem, seed=settings.seed, **settings.at_own_temperature),
-    "llc_curve": lambda problem, _, settings: llc_curve(problem, seed=settings.seed, **settings.sampling),
+    "free_energy": lambda problem, _, settings: free_energy(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+    "llc_curve": lambda problem, _, settings: llc_curve(
+        problem, seed=settings.seed, **settings.sampling
+    ),
     "sweep": lambda problem, _, settings: _swept(problem, settings),
 }
 
@@ -165,18 +181,20 @@ def measure(
     folder: str | Path | None = None,
     keep_vectors: bool = True,
 ) -> Measurement:
-    """Measure each quantity named in ``what`` of the problem, most of them of one curvature operator.
+    """Measure each quantity named in ``what`` of the problem, most of them of one curvature
+    operator.
 
-    "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for it and for
-    "llc_curve", "bayes_criteria", "temperature_regression", "free_energy" and "sweep", such as {"draws": 1000,
-    "nbeta": "batch"}, else all is found. "llc_curve" is λ̂ over γ, from 1/16 to 16 times the γ of "llc".
-    "volume_scaling" is for small models only.
+    "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for
+    it and for "llc_curve", "bayes_criteria", "temperature_regression", "free_energy" and "sweep",
+    such as {"draws": 1000, "nbeta": "batch"}, else all is found. "llc_curve" is λ̂ over γ, from
+    1/16 to 16 times the γ of "llc". "volume_scaling" is for small models only.
 
-    With ``folder``, every finished result is written there at once, and a later call with the same problem and
-    settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. The problem is
-    the same where all data, parameters, buffers, the model and the loss are (``Problem.identity``, which passes over
-    the data once); a folder of another one is refused. A result that is damaged is measured again, with a warning.
-    Without ``keep_vectors`` the eigenvectors, (P, top), are dropped.
+    With ``folder``, every finished result is written there at once, and a later call with the same
+    problem and settings measures only what is missing; in the end ``Measurement.load(folder)``
+    reads everything. The problem is the same where all data, parameters, buffers, the model and the
+    loss are (``Problem.identity``, which passes over the data once); a folder of another one is
+    refused. A result that is damaged is measured again, with a warning. Without ``keep_vectors``
+    the eigenvectors, (P, top), are dropped.
     """
     require_problem(problem)
     names = quantity_names(what)
@@ -184,7 +202,9 @@ def measure(
     about = description(problem, settings)
     store = None
     if folder is not None:
-        store = _Folder(Path(folder), {**fingerprint(problem, about), "vectors": keep_vectors}, problem.dtype)
+        store = _Folder(
+            Path(folder), {**fingerprint(problem, about), "vectors": keep_vectors}, problem.dtype
+        )
     operator: LinearOperator | None = None
     results, seconds = {}, {}
     for done, name in enumerate(names):
@@ -209,7 +229,13 @@ def measure(
 def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:
     """The names asked for, each known and each once."""
     names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
-    require(len(names) > 0, "what", "name at least one quantity", "none", f"choose from {', '.join(QUANTITIES)}")
+    require(
+        len(names) > 0,
+        "what",
+        "name at least one quantity",
+        "none",
+        f"choose from {', '.join(QUANTITIES)}",
+    )
     return tuple(require_choice(name, "what", QUANTITIES) for name in names)
 
 
@@ -238,8 +264,13 @@ def description(problem: Problem, settings: Settings) -> dict[str, Any]:
 
 
 def fingerprint(problem: Problem, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What must agree for a result on disk to be the one asked for: settings, sizes, and the problem's identity."""
-    return {**{key: value for key, value in about.items() if key not in ("versions", "device")}, **problem.identity()}
+    """What must agree for a result on disk to be the one asked for: settings, sizes, and the
+    problem's identity.
+    """
+    return {
+        **{key: value for key, value in about.items() if key not in ("versions", "device")},
+        **problem.identity(),
+    }
 
 
 def without_vectors(result: Any) -> Any:
@@ -250,7 +281,9 @@ def without_vectors(result: Any) -> Any:
 
 
 class _Folder:
-    """Finished results in a folder, with the fingerprint of the run they belong to and their digests."""
+    """Finished results in a folder, with the fingerprint of the run they belong to and their
+    digests.
+    """
 
     def __init__(self, path: Path, mark: Mapping[str, Any], dtype: torch.dtype) -> None:
         self.path, self.mark, self._dtype = path, mark, dtype
@@ -267,13 +300,19 @@ class _Folder:
         return self.path / "run.json"
 
     def _require_same(self, stored: Mapping[str, Any]) -> None:
-        """The loss may differ by rounding, as on another device; all else is equal or the run is another one."""
+        """The loss may differ by rounding, as on another device; all else is equal or the run is
+        another one.
+        """
         for key, now in self.mark.items():
             was = stored.get(key, "unknown, by an earlier version of lambdahat")
             if key == "behaviour" and isinstance(was, list):
                 same = behaves_alike(was, now, self._dtype)
             else:
-                near = isinstance(was, float) and isinstance(now, float) and math.isclose(was, now, rel_tol=1e-4)
+                near = (
+                    isinstance(was, float)
+                    and isinstance(now, float)
+                    and math.isclose(was, now, rel_tol=1e-4)
+                )
                 same = was == now or near
             require(
                 same,
@@ -284,7 +323,9 @@ class _Folder:
             )
 
     def read(self, name: str) -> tuple[Any, float] | None:
-        """A finished result and the seconds it took; None where there is none that this run wrote, undamaged."""
+        """A finished result and the seconds it took; None where there is none that this run
+        wrote, undamaged.
+        """
         path = self.path / f"{name}.json"
         if name not in self.seconds or not path.is_file():
             return None
@@ -302,5 +343,9 @@ class _Folder:
         kept = result if isinstance(result, Result) else Measurement(result)
         path = Result.save(kept, self.path / f"{name}.json")
         self.seconds[name], self._digests[name] = seconds, digest(path.read_bytes())
-        document = {"format": "lambdahat-measure", "settings": dict(self.mark), "seconds": self.seconds}
+        document = {
+            "format": "lambdahat-measure",
+            "settings": dict(self.mark),
+            "seconds": self.seconds,
+        }
         write_sealed(self._index, {**document, "digests": self._digests}, indent=1)

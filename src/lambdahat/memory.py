@@ -1,8 +1,8 @@
-"""A budget of memory, M bytes beside model and data: a quarter for what a pass over a batch takes, up to a quarter for
-graphs kept between products, the rest for vectors.
+"""A budget of memory, M bytes beside model and data: a quarter for what a pass over a batch takes,
+up to a quarter for graphs kept between products, the rest for vectors.
 
-What a pass takes is measured on one, two, four and more samples of the first batch, by counting the bytes of all
-tensors that live at the same time; batches are then cut to as many samples as fit.
+What a pass takes is measured on one, two, four and more samples of the first batch, by counting the
+bytes of all tensors that live at the same time; batches are then cut to as many samples as fit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ def memory_bytes(memory: Any, least: int = 1) -> int | None:
         return require_count(memory, "memory", least)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", memory)
     known = found is not None and found[2] in _UNITS
-    require(known, "memory", 'be a number of bytes or a text such as "4GiB" or "500MB"', describe(memory))
+    require(
+        known,
+        "memory",
+        'be a number of bytes or a text such as "4GiB" or "500MB"',
+        describe(memory),
+    )
     assert found is not None
     return require_count(int(float(found[1]) * _UNITS[found[2]]), "memory", least)
 
@@ -59,10 +64,12 @@ _threshold = 1 << 25  # what glibc raises it to by itself, at most
 
 
 def give_back_blocks(memory: int) -> None:
-    """Have the C library return blocks of a 256th of a budget to the system as soon as they are freed.
+    """Have the C library return blocks of a 256th of a budget to the system as soon as they are
+    freed.
 
-    glibc otherwise keeps freed blocks of up to 32 MiB for later. Vectors of many sizes then leave holes that no other
-    fits, and a process takes several times what is in use. This holds for the whole process, and costs some time.
+    glibc otherwise keeps freed blocks of up to 32 MiB for later. Vectors of many sizes then leave
+    holes that no other fits, and a process takes several times what is in use. This holds for the
+    whole process, and costs some time.
     """
     global _threshold
     wanted = max(memory // 256, 1 << 17)
@@ -73,13 +80,16 @@ def give_back_blocks(memory: int) -> None:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors made inside it that live at the same time: ``peak``, at most."""
+    """Counts the bytes of the tensors made inside it that live at the same time: ``peak``, at
+    most.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._total = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._outside: dict[int, StorageWeakRef] = {}  # held weakly, so that their addresses are not used again
+        # held weakly, so that their addresses are not used again
+        self._outside: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
@@ -110,12 +120,17 @@ class LiveBytes(TorchDispatchMode):
             self.peak = max(self.peak, self._total)
 
 
-def pass_bytes(loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch) -> int:
-    """The bytes that a Hessian–vector product of a batch takes at most, by reverse mode twice; where the model cannot
-    be differentiated twice, a gradient."""
+def pass_bytes(
+    loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch
+) -> int:
+    """The bytes that a Hessian–vector product of a batch takes at most, by reverse mode twice;
+    where the model cannot be differentiated twice, a gradient.
+    """
     parameters = list(leaves.values())
     with LiveBytes() as seen, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        grads = torch.autograd.grad(loss(leaves, batch), parameters, create_graph=True, allow_unused=True)
+        grads = torch.autograd.grad(
+            loss(leaves, batch), parameters, create_graph=True, allow_unused=True
+        )
         live = [grad for grad in grads if grad is not None and grad.requires_grad]
         with suppress(RuntimeError):  # an operation that can be differentiated only once
             zeros = [torch.zeros_like(grad) for grad in live]
@@ -123,11 +138,25 @@ def pass_bytes(loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, 
     return int(seen.peak)
 
 
-def recomputed_bytes(loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch) -> int:
-    """The same by dual numbers through a gradient that runs the model's checkpointed parts again."""
-    with LiveBytes() as seen, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), recomputing(), forward_ad.dual_level():
-        points = {name: leaf.detach().clone() for name, leaf in leaves.items()}  # a view's tangent is its base's size
-        duals = {name: forward_ad.make_dual(p, torch.zeros_like(p)).requires_grad_() for name, p in points.items()}
+def recomputed_bytes(
+    loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch
+) -> int:
+    """The same by dual numbers through a gradient that runs the model's checkpointed parts
+    again.
+    """
+    with (
+        LiveBytes() as seen,
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        recomputing(),
+        forward_ad.dual_level(),
+    ):
+        # a view's tangent is its base's size
+        points = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+        duals = {
+            name: forward_ad.make_dual(p, torch.zeros_like(p)).requires_grad_()
+            for name, p in points.items()
+        }
         torch.autograd.grad(loss(duals, batch), list(duals.values()), allow_unused=True)
     return int(seen.peak)
 
@@ -142,8 +171,12 @@ def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> 
 
 
 @torch.enable_grad()
-def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters) -> Batches:
-    """The batches, cut where a pass over one would take more than a quarter of ``memory`` and the loss allows it."""
+def fitted(
+    batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters
+) -> Batches:
+    """The batches, cut where a pass over one would take more than a quarter of ``memory`` and
+    the loss allows it.
+    """
     if batches.device.type == "cpu":
         give_back_blocks(memory)
     allowed, largest = PASS * memory, max(batches.sizes)
@@ -155,7 +188,8 @@ def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, par
         require(
             needed <= allowed,
             "memory",
-            f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of {largest} may take a quarter",
+            f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of {largest} may"
+            " take a quarter",
             f"{memory:,}",
             "give smaller batches",
         )
@@ -170,18 +204,21 @@ def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, par
     )
 
     def product_bytes(rows: int) -> float:
-        return _product_bytes(evaluate, leaves, take(first, torch.arange(rows, device=batches.device)))
+        return _product_bytes(
+            evaluate, leaves, take(first, torch.arange(rows, device=batches.device))
+        )
 
     rows = rows_within(product_bytes, largest, allowed, one)
     return batches if rows >= largest else batches.cut(rows)
 
 
 def rows_within(bytes_of: Callable[[int], float], most: int, allowed: float, one: float) -> int:
-    """The most rows, up to ``most``, that take no more than ``allowed`` bytes, of which one row takes ``one``.
+    """The most rows, up to ``most``, that take no more than ``allowed`` bytes, of which one row
+    takes ``one``.
 
-    What a pass takes at most is convex in its rows, the largest of many lines: few rows hardly show beside what
-    parameters take. So a line through two points is too low beyond them, and never too low between them. Rows are
-    doubled while that line fits, and measured each time.
+    What a pass takes at most is convex in its rows, the largest of many lines: few rows hardly show
+    beside what parameters take. So a line through two points is too low beyond them, and never too
+    low between them. Rows are doubled while that line fits, and measured each time.
     """
     rows, size, slope = 1, one, 0.0
     while rows < most:

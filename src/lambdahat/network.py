@@ -1,4 +1,6 @@
-"""A model made ready for a problem: a private copy in the mode asked for, and the choice of its parameters."""
+"""A model made ready for a problem: a private copy in the mode asked for, and the choice of its
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from lambdahat.space import Pattern, matcher
 from lambdahat.storage import digest_tensors
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()))
+NORMS = (
+    *BATCH_NORMS,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),
+)
 
 CUDNN_WAS = "cudnn_was"
 
@@ -63,7 +70,9 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
 
 
 def _cache_nothing(private: nn.Module, model: nn.Module) -> None:
-    """Have no part of a copy keep keys and values for generation: they cost memory, and parts cannot be run again."""
+    """Have no part of a copy keep keys and values for generation: they cost memory, and parts
+    cannot be run again.
+    """
     users = {id(getattr(layer, "config", None)) for layer in model.modules()}
     for layer in private.modules():
         config = getattr(layer, "config", None)
@@ -75,8 +84,11 @@ def _cache_nothing(private: nn.Module, model: nn.Module) -> None:
 
 
 def _leave_cudnn(layer: nn.Module, inputs: Any) -> None:
-    """cuDNN's recurrent kernels have no backward pass in evaluation mode, and never a second one; torch's own have."""
-    layer.__dict__.setdefault(CUDNN_WAS, []).append(torch.backends.cudnn.enabled)  # copies of copies have it twice
+    """cuDNN's recurrent kernels have no backward pass in evaluation mode, and never a second
+    one; torch's own have.
+    """
+    # copies of copies have it twice
+    layer.__dict__.setdefault(CUDNN_WAS, []).append(torch.backends.cudnn.enabled)
     torch.backends.cudnn.enabled = False
 
 
@@ -85,10 +97,14 @@ def _return_to_cudnn(layer: nn.Module, inputs: Any, output: Any) -> None:
 
 
 def _checkpoint_layers(model: nn.Module) -> None:
-    """Have the layers of transformers checkpoint where they were asked to: by themselves they do in training alone."""
+    """Have the layers of transformers checkpoint where they were asked to: by themselves they do
+    in training alone.
+    """
     for layer in model.modules():
         kinds = {kind.__name__ for kind in type(layer).__mro__}
-        if "GradientCheckpointingLayer" in kinds and getattr(layer, "gradient_checkpointing", False):
+        if "GradientCheckpointingLayer" in kinds and getattr(
+            layer, "gradient_checkpointing", False
+        ):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
@@ -98,17 +114,26 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def structure(part: Any) -> str:
-    """A model, a loss or a function in words that another one does not have: its layers, its settings, its code.
+    """A model, a loss or a function in words that another one does not have: its layers, its
+    settings, its code.
 
-    The code of torch's own classes is left out, and so are attributes of a model, which a forward pass may change.
+    The code of torch's own classes is left out, and so are attributes of a model, which a forward
+    pass may change.
     """
     if isinstance(part, nn.Module):
         kinds = dict.fromkeys(type(layer) for layer in part.modules())
         return f"{part!r} {[_code(kind.forward) for kind in kinds if not _of_torch(kind)]}"
     if callable(part) and not hasattr(part, "value"):
         return _code(part)
-    settings = {} if part is None else {name: value for name, value in vars(part).items() if name != "name"}
-    return f"{type(part).__qualname__} {[(name, _setting(value)) for name, value in sorted(settings.items())]}"
+    settings = (
+        {}
+        if part is None
+        else {name: value for name, value in vars(part).items() if name != "name"}
+    )
+    return (
+        f"{type(part).__qualname__}"
+        f" {[(name, _setting(value)) for name, value in sorted(settings.items())]}"
+    )
 
 
 def _setting(value: Any) -> str:
@@ -124,15 +149,23 @@ def _of_torch(kind: type) -> bool:
 
 
 def _code(function: Any) -> str:
-    """The name of a function with its code and constants; for other callables that of their class."""
+    """The name of a function with its code and constants; for other callables that of their
+    class.
+    """
     if isinstance(function, partial):
         arguments = {str(i): value for i, value in enumerate(function.args)} | function.keywords
-        return f"{_code(function.func)} {[(name, _setting(value)) for name, value in arguments.items()]}"
+        return (
+            f"{_code(function.func)}"
+            f" {[(name, _setting(value)) for name, value in arguments.items()]}"
+        )
     code = getattr(function, "__code__", getattr(type(function), "__code__", None))
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if code is None:
         return str(name)
-    return f"{name} {code.co_code.hex()} {code.co_names} {[_constant(each) for each in code.co_consts]}"
+    return (
+        f"{name} {code.co_code.hex()} {code.co_names}"
+        f" {[_constant(each) for each in code.co_consts]}"
+    )
 
 
 def _constant(value: Any) -> str:
@@ -148,7 +181,9 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
     require(bool(everything), "model", "have parameters", f"{type(model).__name__} without any")
     fixed: set[str] = set()
     if norm == "frozen":
-        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)]
+        layers = [
+            (name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)
+        ]
         fixed = {
             f"{name}.{key}" if name else key
             for name, layer in layers
@@ -201,7 +236,13 @@ def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -
         require(len(found) == 1, "model", "be on one device, with data", places, "pass device=")
         return found.pop()
     meta = isinstance(asked, str | torch.device) and str(asked) == "meta"
-    require(not meta, "device", "be one that computes", "'meta', which has shapes alone", 'use "cpu" or "cuda"')
+    require(
+        not meta,
+        "device",
+        "be one that computes",
+        "'meta', which has shapes alone",
+        'use "cpu" or "cuda"',
+    )
     try:
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, TypeError) as error:

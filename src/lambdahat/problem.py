@@ -14,8 +14,21 @@ from torch.func import functional_call
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, Batches, chosen_indices, is_columns, make_batches, rng_untouched
-from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, OutputEvaluator, Parameters
+from lambdahat.batches import (
+    Batch,
+    Batches,
+    chosen_indices,
+    is_columns,
+    make_batches,
+    rng_untouched,
+)
+from lambdahat.evaluators import (
+    AnyEvaluator,
+    Evaluator,
+    FunctionEvaluator,
+    OutputEvaluator,
+    Parameters,
+)
 from lambdahat.labels import COUNTS
 from lambdahat.losses import Custom, Loss, make_loss
 from lambdahat.memory import fitted, memory_bytes
@@ -36,39 +49,46 @@ from lambdahat.shares import Share, behaviour, first_look, joined, splits
 from lambdahat.space import Pattern, Space
 from lambdahat.storage import digest, digest_tensors
 
-OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")  # what a model's own loss may be, of its logits and labels
+# what a model's own loss may be, of its logits and labels
+OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")
 FEW_ROWS = 64  # batches of no more are not worth cutting
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
 BUFFERS = "buffers and constants"
 BROADCAST = (
-    "give all ranks those of rank 0 by torch.distributed.broadcast(buffer, 0) for all of model.buffers(), as a pass of "
-    'DistributedDataParallel in eval mode does; norm="train" reads no running statistics'
+    "give all ranks those of rank 0 by torch.distributed.broadcast(buffer, 0) for all of"
+    ' model.buffers(), as a pass of DistributedDataParallel in eval mode does; norm="train" reads'
+    " no running statistics"
 )
 
 
 class Problem:
     """The loss L(θ) = (1/n) Σ_i ℓ_i(θ) of a model over a data set, at the model's parameters.
 
-    ``loss`` is a name ("cross_entropy", "mse", "bce_with_logits", "gaussian_nll", "nll"), a torch loss, a callable
-    ``loss(output, target)`` that averages over the batch, or "model" for models that compute their own (``output.loss``
-    or ``output["loss"]``, as transformers do). ``data`` is a Dataset, a DataLoader, tensors (x, y), or a list of
-    batches; a batch is (x, y) or a dict of the model's keyword arguments with the target under "labels". ``parameters``
-    selects by glob; parameters that need no gradient are constants. ``norm`` sets the normalisation layers: "eval" uses
-    running statistics, "train" the statistics of each fixed batch, "frozen" running statistics with the layers' own
-    parameters held constant. Dropout is off.
+    ``loss`` is a name ("cross_entropy", "mse", "bce_with_logits", "gaussian_nll", "nll"), a torch
+    loss, a callable ``loss(output, target)`` that averages over the batch, or "model" for models
+    that compute their own (``output.loss`` or ``output["loss"]``, as transformers do). ``data`` is
+    a Dataset, a DataLoader, tensors (x, y), or a list of batches; a batch is (x, y) or a dict of
+    the model's keyword arguments with the target under "labels". ``parameters`` selects by glob;
+    parameters that need no gradient are constants. ``norm`` sets the normalisation layers: "eval"
+    uses running statistics, "train" the statistics of each fixed batch, "frozen" running statistics
+    with the layers' own parameters held constant. Dropout is off.
 
-    For labels of several positions, −100 left out, the loss is the mean over positions and n counts samples. ``count``
-    "tokens" makes n the positions too; "sequences" makes the loss the mean over samples of their sums, so that n·L is
-    the negative log-likelihood either way. A model that moves its own "labels" by one has them moved for any loss.
+    For labels of several positions, −100 left out, the loss is the mean over positions and n counts
+    samples. ``count`` "tokens" makes n the positions too; "sequences" makes the loss the mean over
+    samples of their sums, so that n·L is the negative log-likelihood either way. A model that moves
+    its own "labels" by one has them moved for any loss.
 
-    ``memory``, in bytes or as "4GiB", is what operators, estimators and chains of this problem may take beside the
-    model and the data: batches are cut, graphs dropped and chains run one by one to stay within it.
+    ``memory``, in bytes or as "4GiB", is what operators, estimators and chains of this problem may
+    take beside the model and the data: batches are cut, graphs dropped and chains run one by one to
+    stay within it.
 
-    ``ranks`` are the processes that share the work: "auto" all ranks of ``torch.distributed`` where it is initialised,
-    a process group, or None for this one alone. Every rank gives the same model and the whole data.
+    ``ranks`` are the processes that share the work: "auto" all ranks of ``torch.distributed`` where
+    it is initialised, a process group, or None for this one alone. Every rank gives the same model
+    and the whole data.
 
-    The model is never changed. Parameters and buffers are shared with it, so ``vector`` and the statistics follow later
-    training, also with ``dtype`` or ``device``; operators copy them when they are made.
+    The model is never changed. Parameters and buffers are shared with it, so ``vector`` and the
+    statistics follow later training, also with ``dtype`` or ``device``; operators copy them when
+    they are made.
     """
 
     def __init__(
@@ -98,13 +118,16 @@ class Problem:
         if count is not None:
             require_choice(count, "count", COUNTS)
         self.ranks = Ranks.of(ranks)
-        self.source: nn.Module | dict[str, Tensor] = model  # the user's own, which training runs and changes
+        # the user's own, which training runs and changes
+        self.source: nn.Module | dict[str, Tensor] = model
         model = private_copy(model, norm)
         chosen = select_parameters(model, parameters, norm)
         self.device = device_of(named_tensors(model), device)
         _require_float(dtype)
         self._cast = dtype
-        constants = {name: tensor for name, tensor in named_tensors(model).items() if name not in chosen}
+        constants = {
+            name: tensor for name, tensor in named_tensors(model).items() if name not in chosen
+        }
         self._held = Gathered(constants)
         own_loss = loss == "model"
         evaluate = Evaluator(
@@ -136,40 +159,68 @@ class Problem:
         memory: int | str | None = None,
         ranks: Any = "auto",
     ) -> Self:
-        """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there is no data.
+        """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there
+        is no data.
 
-        With ``loss``, a loss as for a model, the function gives the output and the loss is one of that:
-        ``loss(output_fn(params, *inputs), target)`` for batches (*inputs, target), or keyword arguments from dicts.
-        Such a problem has a Gauss–Newton matrix and Fishers too.
+        With ``loss``, a loss as for a model, the function gives the output and the loss is one of
+        that: ``loss(output_fn(params, *inputs), target)`` for batches (*inputs, target), or keyword
+        arguments from dicts. Such a problem has a Gauss–Newton matrix and Fishers too.
 
-        Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it matters only where n
-        does, as in the learning coefficient.
+        Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it
+        matters only where n does, as in the learning coefficient.
         """
         require(callable(loss_fn), "loss_fn", "be callable", loss_fn, "", TypeError)
         named_loss = loss is None or not isinstance(loss, str) or loss != "model"
-        require(named_loss, "loss", "be a loss of the function's output", '"model"', "leave it out for one function")
-        require(loss is None or data is not None, "data", "be given with loss, whose targets are in them", "None")
-        named = isinstance(params, Mapping) and len(params) > 0 and all(isinstance(p, Tensor) for p in params.values())
+        require(
+            named_loss,
+            "loss",
+            "be a loss of the function's output",
+            '"model"',
+            "leave it out for one function",
+        )
+        require(
+            loss is None or data is not None,
+            "data",
+            "be given with loss, whose targets are in them",
+            "None",
+        )
+        named = (
+            isinstance(params, Mapping)
+            and len(params) > 0
+            and all(isinstance(p, Tensor) for p in params.values())
+        )
         require(named, "params", "be a non-empty dict of name to tensor", params, "", TypeError)
         for name, tensor in params.items():
-            require(tensor.is_floating_point(), f"params[{name!r}]", "be floating point", str(tensor.dtype))
+            require(
+                tensor.is_floating_point(),
+                f"params[{name!r}]",
+                "be floating point",
+                str(tensor.dtype),
+            )
         _require_float(dtype)
         self = cls.__new__(cls)
         self.ranks = Ranks.of(ranks)
         self.source = dict(params)
         self.device = device_of(params, device)
         self._cast = dtype
-        self._parameters, self._held = {name: tensor.detach() for name, tensor in params.items()}, Gathered({})
+        self._parameters, self._held = (
+            {name: tensor.detach() for name, tensor in params.items()},
+            Gathered({}),
+        )
         self._theta = None
         self.norm, self.count, self.memory = "eval", None, memory_bytes(memory)
         self._evaluate = (
-            FunctionEvaluator(loss_fn, data is not None) if loss is None else OutputEvaluator(loss_fn, make_loss(loss))
+            FunctionEvaluator(loss_fn, data is not None)
+            if loss is None
+            else OutputEvaluator(loss_fn, make_loss(loss))
         )
         if data is None:
             count = 1 if num_samples is None else require_count(num_samples, "num_samples")
             self.batches = Batches(partial(_blank, count), self.device, None)
         else:
-            require(num_samples is None, "num_samples", "be left out when data is given", num_samples)
+            require(
+                num_samples is None, "num_samples", "be left out when data is given", num_samples
+            )
             self.batches = self._batched(data, batch_size)
         self._finish()
         return self
@@ -187,13 +238,20 @@ class Problem:
             if isinstance(self._evaluate, Evaluator) and self._evaluate.shifts is None:
                 self._evaluate = self._evaluate.asked(lambda: self.named(self.vector), self.batches)
             if self.memory is not None:
-                self.batches = fitted(self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector))
-            self._evaluate = checked(self._evaluate, self.named(self.vector), self.batches, self.dtype)
+                self.batches = fitted(
+                    self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector)
+                )
+            self._evaluate = checked(
+                self._evaluate, self.named(self.vector), self.batches, self.dtype
+            )
         terms = [self._evaluate.terms(batch) for batch in self.batches]
-        require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
+        require(
+            sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets"
+        )
         self.weights = [term / sum(terms) for term in terms]
         self._total = sum(terms)
-        self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples  # the n of n·L and of nβ
+        # the n of n·L and of nβ
+        self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples
         self._share_out()
 
     def _share_out(self) -> None:
@@ -242,7 +300,9 @@ class Problem:
     def dtype(self) -> torch.dtype:
         """The dtype of the flat vector: the widest of the parameters'."""
         kinds = {tensor.dtype for tensor in self._parameters.values()}
-        return reduce(torch.promote_types, kinds, torch.bfloat16) if self._cast is None else self._cast
+        return (
+            reduce(torch.promote_types, kinds, torch.bfloat16) if self._cast is None else self._cast
+        )
 
     @property
     def vector(self) -> Tensor:
@@ -251,25 +311,34 @@ class Problem:
             return self._theta.clone()
         self._held.refresh()
         place = self.device, self.dtype
-        return self.space.flatten({k: whole(v).detach().to(*place) for k, v in self._parameters.items()})
+        return self.space.flatten(
+            {k: whole(v).detach().to(*place) for k, v in self._parameters.items()}
+        )
 
     @property
     def loss_function(self) -> Loss | None:
         """The loss at the model's output, or None when the problem is one function."""
         evaluate = self._evaluate
-        return evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
+        return (
+            evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
+        )
 
     @property
     def model(self) -> nn.Module | None:
-        """The private copy of the model that is evaluated (its parameters are shared with the user's), or None."""
-        own = isinstance(self._evaluate, Evaluator) and not isinstance(self._evaluate, OutputEvaluator)
+        """The private copy of the model that is evaluated (its parameters are shared with the
+        user's), or None.
+        """
+        own = isinstance(self._evaluate, Evaluator) and not isinstance(
+            self._evaluate, OutputEvaluator
+        )
         return self._evaluate.model if own else None  # type: ignore[union-attr]
 
     def at(self, theta: Tensor | Parameters) -> Problem:
-        """The same problem at other parameters: a flat vector, or tensors by name (the rest as they are).
+        """The same problem at other parameters: a flat vector, or tensors by name (the rest as they
+        are).
 
-        By name also what is held constant can be given: buffers, and parameters that are not in the vector. Nothing in
-        it follows later training, not the batch-norm statistics either.
+        By name also what is held constant can be given: buffers, and parameters that are not in the
+        vector. Nothing in it follows later training, not the batch-norm statistics either.
         """
         vector = self.vector if isinstance(theta, Mapping) else self._checked(theta)
         other = copy.copy(self)
@@ -287,7 +356,9 @@ class Problem:
                 require(tensor.shape == shape, name, f"have shape {tuple(shape)}", tensor)
             fixed = _placed({k: v for k, v in theta.items() if k in held}, self.device, self._cast)
             if fixed and isinstance(other._evaluate, Evaluator):
-                other._evaluate = other._evaluate.with_constants({**other._evaluate.constants, **fixed})
+                other._evaluate = other._evaluate.with_constants(
+                    {**other._evaluate.constants, **fixed}
+                )
             moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
             vector = other._checked(self.space.flatten({**current, **moved}))
         other._theta = vector.clone()
@@ -296,13 +367,18 @@ class Problem:
     @property
     def reduced(self) -> bool:
         """Whether the model computes in less than float64."""
-        kinds = {tensor.dtype for tensor in self._parameters.values()} if self._cast is None else {self._cast}
+        kinds = (
+            {tensor.dtype for tensor in self._parameters.values()}
+            if self._cast is None
+            else {self._cast}
+        )
         return kinds != {torch.float64}
 
     def in_double(self, halved: bool = False) -> Problem:
         """The same parameters, constants and data, as they are now, computed with in float64.
 
-        ``halved`` cuts batches in two where samples do not share statistics, so that a pass takes the same memory.
+        ``halved`` cuts batches in two where samples do not share statistics, so that a pass takes
+        the same memory.
         """
         other = self.fixed()
         other._cast, other._theta = torch.float64, self.vector.double()
@@ -310,8 +386,14 @@ class Problem:
             held = _placed(other._evaluate.constants, self.device, torch.float64)
             other._evaluate = other._evaluate.with_constants(held)
         rows = max(1, max(self.batches.sizes) // 2)
-        source = self.batches.cut(rows) if halved and self.norm != "train" and rows > FEW_ROWS else self.batches
-        other.batches = Batches(lambda: (batch.data for batch in source), self.device, torch.float64)
+        source = (
+            self.batches.cut(rows)
+            if halved and self.norm != "train" and rows > FEW_ROWS
+            else self.batches
+        )
+        other.batches = Batches(
+            lambda: (batch.data for batch in source), self.device, torch.float64
+        )
         other._finish()
         return other
 
@@ -334,19 +416,28 @@ class Problem:
             other._evaluate = self._evaluate.with_constants({**self._evaluate.constants, **rest})
         else:
             function, with_data = self._evaluate.function, self._evaluate.with_data
-            other._evaluate = FunctionEvaluator(lambda params, *batch: function({**rest, **params}, *batch), with_data)
+            other._evaluate = FunctionEvaluator(
+                lambda params, *batch: function({**rest, **params}, *batch), with_data
+            )
         other._parameters = {name: self._parameters[name] for name in keep}
         other.space = self.space.subspace(keep)
         other._theta = None if self._theta is None else other.space.flatten(current)
         return other
 
     def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
-        """The same problem on ``count`` samples drawn without replacement; norm="train" needs ``batch_size``."""
+        """The same problem on ``count`` samples drawn without replacement; norm="train" needs
+        ``batch_size``.
+        """
         require_count(count, "count", 1, self.num_samples)
-        return self.subset(torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count], batch_size)
+        return self.subset(
+            torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count],
+            batch_size,
+        )
 
     def subset(self, indices: Tensor | Sequence[int], batch_size: int | None = None) -> Problem:
-        """The same problem on the samples at ``indices`` (numbers, or a mask over all), in the data's order."""
+        """The same problem on the samples at ``indices`` (numbers, or a mask over all), in the
+        data's order.
+        """
         _require_batch_size(self.norm, batch_size)
         return self.on(self.batches.subset(chosen_indices(indices, self.num_samples), batch_size))
 
@@ -358,20 +449,29 @@ class Problem:
         return other
 
     def refresh_statistics(self) -> Problem:
-        """The same problem with batch-norm running statistics recomputed over the data, batch by batch averaged.
+        """The same problem with batch-norm running statistics recomputed over the data, batch by
+        batch averaged.
 
         The user's model keeps its own statistics.
         """
         require(self.model is not None, "the problem", "have a model", "one made by from_function")
         assert isinstance(self._evaluate, Evaluator)
         inner = self._evaluate
-        layers = {name: layer for name, layer in inner.model.named_modules() if isinstance(layer, BATCH_NORMS)}
+        layers = {
+            name: layer
+            for name, layer in inner.model.named_modules()
+            if isinstance(layer, BATCH_NORMS)
+        }
         fresh = {}
         for name, layer in layers.items():
             for buffer, _ in layer.named_buffers(prefix=name, recurse=False):
                 start = torch.ones_like if buffer.endswith("var") else torch.zeros_like
                 fresh[buffer] = start(inner.constants[buffer])
-        others = {name: inner.constants[name].clone() for name, _ in inner.model.named_buffers() if name not in fresh}
+        others = {
+            name: inner.constants[name].clone()
+            for name, _ in inner.model.named_buffers()
+            if name not in fresh
+        }
         tensors = {**inner.constants, **others, **fresh, **self.named(self.vector)}
         with accumulating(layers.values()), torch.no_grad():
             for batch in self.batches:
@@ -382,9 +482,14 @@ class Problem:
         return other
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
-        """A flat vector (P,), or several (k, P), as named tensors, each in its parameter's own dtype."""
+        """A flat vector (P,), or several (k, P), as named tensors, each in its parameter's own
+        dtype.
+        """
         views = self.space.unflatten(theta)
-        return {name: view.to(self._cast or self._parameters[name].dtype) for name, view in views.items()}
+        return {
+            name: view.to(self._cast or self._parameters[name].dtype)
+            for name, view in views.items()
+        }
 
     def batch_loss(self, parameters: Parameters, batch: Batch) -> Tensor:
         """The mean loss of one batch at named parameters."""
@@ -392,9 +497,13 @@ class Problem:
 
     @property
     def recomputes(self) -> bool:
-        """Whether passes that are differentiated once run parts again that the model checkpoints, to save memory."""
+        """Whether passes that are differentiated once run parts again that the model
+        checkpoints, to save memory.
+        """
         run = self._evaluate
-        return isinstance(run, Evaluator) and run.recomputes(lambda: (self.named(self.vector), self.batches.first()))
+        return isinstance(run, Evaluator) and run.recomputes(
+            lambda: (self.named(self.vector), self.batches.first())
+        )
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """The model's output for one batch at named parameters."""
@@ -409,10 +518,12 @@ class Problem:
         return self._with_model("target").split(batch)[2]
 
     def with_output(self, what: str) -> Problem:
-        """The same problem as one of the model's output and a loss of that, for ``what``, which needs both.
+        """The same problem as one of the model's output and a loss of that, for ``what``, which
+        needs both.
 
-        A model's own loss is taken apart where it is a named loss of its logits and labels, as that of causal language
-        models is: where it has the same value and gradient on the first batch. Else this raises, and names the cure.
+        A model's own loss is taken apart where it is a named loss of its logits and labels, as that
+        of causal language models is: where it has the same value and gradient on the first batch.
+        Else this raises, and names the cure.
         """
         if self.loss_function is None and isinstance(self._evaluate, Evaluator):
             for name in OWN_LOSSES:
@@ -435,17 +546,24 @@ class Problem:
 
     @torch.enable_grad()
     def _is_same_loss(self, other: Problem) -> bool:
-        """Whether another problem of the same parameters and batches has the loss and gradient of the first batch."""
+        """Whether another problem of the same parameters and batches has the loss and gradient
+        of the first batch.
+        """
         batch, values, slopes = self.batches.first(), [], []
         for problem in (self, other):
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.named(self.vector).items()}
+            leaves = {
+                name: tensor.detach().requires_grad_()
+                for name, tensor in self.named(self.vector).items()
+            }
             loss = problem.batch_loss(leaves, batch)
             slopes.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
             values.append(float(loss.detach()))
         close = min(10 * torch.finfo(self.dtype).eps ** 0.7, 1e-2)
         gaps = [torch.linalg.vector_norm(a - b) for a, b in zip(*slopes, strict=True)]
         sizes = [torch.linalg.vector_norm(slope) for slope in slopes[0]]
-        gap, size = (float(torch.stack([part.double() for part in parts]).norm()) for parts in (gaps, sizes))
+        gap, size = (
+            float(torch.stack([part.double() for part in parts]).norm()) for parts in (gaps, sizes)
+        )
         same = abs(values[0] - values[1]) <= close * abs(values[0]) and gap <= close * size
         return same and bool(np.allclose(self.weights, other.weights, rtol=1e-9))
 
@@ -454,8 +572,15 @@ class Problem:
         vector = self._checked(theta)
         parameters = self.named(vector)
         with torch.no_grad():
-            parts = [weight * self.batch_loss(parameters, batch).double().reshape(()) for weight, batch in self.share]
-            total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=self.device)
+            parts = [
+                weight * self.batch_loss(parameters, batch).double().reshape(())
+                for weight, batch in self.share
+            ]
+            total = (
+                torch.stack(parts).sum()
+                if parts
+                else torch.zeros((), dtype=torch.float64, device=self.device)
+            )
         return float(self.ranks.sum(total, "the loss", vector))
 
     @torch.enable_grad()
@@ -463,16 +588,22 @@ class Problem:
         """∇L(θ), (P,), in the dtype of ``vector``."""
         vector = self._checked(theta)
         total = torch.zeros(
-            self.num_parameters, dtype=torch.promote_types(vector.dtype, torch.float32), device=self.device
+            self.num_parameters,
+            dtype=torch.promote_types(vector.dtype, torch.float32),
+            device=self.device,
         )
         for weight, batch in self.share:
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.named(vector).items()}
+            leaves = {
+                name: tensor.detach().requires_grad_()
+                for name, tensor in self.named(vector).items()
+            }
             with recomputing(self.recomputes):
                 loss = self.batch_loss(leaves, batch)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
         found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
-        finite = theta is not None or bool(found.isfinite().all())  # elsewhere a run may have diverged
+        # elsewhere a run may have diverged
+        finite = theta is not None or bool(found.isfinite().all())
         if not finite:
             self._require_finite(vector)
         require(
@@ -485,8 +616,12 @@ class Problem:
         return found
 
     def sample_share(self, batch: Batch) -> float:
-        """What the samples of a batch, or of a part of one, weigh in the mean over all data, on average of 1."""
-        whole = 0 <= batch.index < len(self.weights) and batch.size == self.batches.sizes[batch.index]
+        """What the samples of a batch, or of a part of one, weigh in the mean over all data, on
+        average of 1.
+        """
+        whole = (
+            0 <= batch.index < len(self.weights) and batch.size == self.batches.sizes[batch.index]
+        )
         part = self.weights[batch.index] if whole else self._evaluate.terms(batch) / self._total
         return part * self.num_samples / batch.size
 
@@ -495,46 +630,65 @@ class Problem:
         return zip(self.weights, self.batches, strict=True)
 
     def alone(self) -> Problem:
-        """The same problem for this process alone: nothing is shared out, and no other rank need take part."""
+        """The same problem for this process alone: nothing is shared out, and no other rank need
+        take part.
+        """
         other = copy.copy(self)
         other.ranks = Ranks(None)
         other.share = Share(other.ranks, self.batches, self.weights, False, self._evaluate.terms)
         return other
 
     def agree(self, what: str, besides: Mapping[str, object] | None = None) -> None:
-        """Raise where ranks differ in the parameters, in constants such as batch-norm statistics, or ``besides``."""
+        """Raise where ranks differ in the parameters, in constants such as batch-norm
+        statistics, or ``besides``.
+        """
         if self.ranks.size > 1:
-            facts = {"the parameters": self.vector, BUFFERS: self._read_constants(), **(besides or {})}
+            facts = {
+                "the parameters": self.vector,
+                BUFFERS: self._read_constants(),
+                **(besides or {}),
+            }
             self.ranks.agree(what, facts, self.device, {BUFFERS: BROADCAST})
 
     def _read_constants(self) -> list[Tensor]:
-        """The constants that a pass reads: the statistics of layers that take each batch's own are not."""
+        """The constants that a pass reads: the statistics of layers that take each batch's own
+        are not.
+        """
         if not isinstance(self._evaluate, Evaluator):
             return []
         layers = self._evaluate.model.named_modules() if self.norm == "train" else ()
         norms = [(name, layer) for name, layer in layers if isinstance(layer, BATCH_NORMS)]
-        unread = {key for name, layer in norms for key, _ in layer.named_buffers(name, recurse=False)}
+        unread = {
+            key for name, layer in norms for key, _ in layer.named_buffers(name, recurse=False)
+        }
         return [tensor for name, tensor in self._evaluate.constants.items() if name not in unread]
 
     def identity(self) -> dict[str, Any]:
-        """What tells this problem from others: digests of all that its loss is made of, and how it behaves.
+        """What tells this problem from others: digests of all that its loss is made of, and how it
+        behaves.
 
-        Every byte of the data counts, which takes a pass over them; so do the parameters, the buffers and other
-        constants, the layers and the code of the model, the loss and its settings. "behaviour" is the loss of the
-        first sample and its gradient near the parameters: it shows what no digest sees, such as a closure.
-        ``shares.behaves_alike`` compares it up to rounding; all else is equal or the problem is another one.
+        Every byte of the data counts, which takes a pass over them; so do the parameters, the
+        buffers and other constants, the layers and the code of the model, the loss and its
+        settings. "behaviour" is the loss of the first sample and its gradient near the parameters:
+        it shows what no digest sees, such as a closure. ``shares.behaves_alike`` compares it up to
+        rounding; all else is equal or the problem is another one.
         """
         evaluate, theta = self._evaluate, self.vector
         loss = evaluate.loss if isinstance(evaluate, Evaluator) else None
-        known = isinstance(evaluate, Evaluator) and not (isinstance(loss, Custom) or evaluate.model_loss)
-        meet = self.norm == "train" or not known  # whether the loss may depend on how data are cut into batches
+        known = isinstance(evaluate, Evaluator) and not (
+            isinstance(loss, Custom) or evaluate.model_loss
+        )
+        # whether the loss may depend on how data are cut into batches
+        meet = self.norm == "train" or not known
         with rng_untouched():
             seen = behaviour(evaluate, self.named(theta), self.batches.first(), meet)
         model = self.model or getattr(evaluate, "function", None)
         return {
             "theta": digest_tensors({"theta": theta}),
             "data": self.batches.digest(cut=meet) if self.has_data else "none",
-            "constants": digest_tensors({f"{i}": tensor for i, tensor in enumerate(self._read_constants())}),
+            "constants": digest_tensors(
+                {f"{i}": tensor for i, tensor in enumerate(self._read_constants())}
+            ),
             "model": digest(f"{self.space} {structure(model)}".encode())[:32],
             "loss function": digest(structure(loss).encode())[:32],
             "num_terms": self.num_terms,
@@ -559,7 +713,12 @@ class Problem:
             return self.vector
         fits = isinstance(theta, Tensor) and theta.shape == (self.num_parameters,)
         require(fits, "theta", f"be a tensor of shape ({self.num_parameters},)", theta)
-        require(not theta.is_meta, "theta", "hold numbers", "a tensor on the meta device, which has a shape alone")
+        require(
+            not theta.is_meta,
+            "theta",
+            "hold numbers",
+            "a tensor on the meta device, which has a shape alone",
+        )
         self._require_finite(theta)
         self._held.refresh()
         return theta.detach().to(self.device, self.dtype)
@@ -567,7 +726,11 @@ class Problem:
     def _require_finite(self, theta: Tensor) -> None:
         if float((0 * theta).sum()) == 0.0:  # as isfinite would say, in fewer operations
             return
-        wrong = [name for name, part in self.space.unflatten(theta).items() if not bool(part.isfinite().all())]
+        wrong = [
+            name
+            for name, part in self.space.unflatten(theta).items()
+            if not bool(part.isfinite().all())
+        ]
         require(
             False,
             "theta",
@@ -584,9 +747,14 @@ class Problem:
             "the problem",
             f"be made of a model and a loss of its output for {what}",
             "one made by from_function" if function else 'one with loss="model"',
-            "give from_function the output function and loss= apart"
-            if function
-            else 'name the loss of the output, such as loss="cross_entropy" with "labels" in the batches',
+            (
+                "give from_function the output function and loss= apart"
+                if function
+                else (
+                    'name the loss of the output, such as loss="cross_entropy" with "labels" in the'
+                    " batches"
+                )
+            ),
             TypeError,
         )
         assert isinstance(self._evaluate, Evaluator)
@@ -598,12 +766,21 @@ def _blank(count: int) -> list[Tensor]:
     return [torch.zeros(count, 0)]
 
 
-def _placed(tensors: Parameters, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The tensors on a device, real ones in ``dtype``; no method, for the evaluator would then hold its problem."""
-    return {name: whole(t).detach().to(device, dtype if t.is_floating_point() else None) for name, t in tensors.items()}
+def _placed(
+    tensors: Parameters, device: torch.device, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """The tensors on a device, real ones in ``dtype``; no method, for the evaluator would then
+    hold its problem.
+    """
+    return {
+        name: whole(t).detach().to(device, dtype if t.is_floating_point() else None)
+        for name, t in tensors.items()
+    }
 
 
-def _held(constants: Gathered, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _held(
+    constants: Gathered, device: torch.device, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     return _placed(constants(), device, dtype)
 
 
@@ -619,7 +796,9 @@ def _brings_batches(data: Any) -> bool:
 
 def _require_batch_size(norm: str, batch_size: int | None) -> None:
     given = norm != "train" or batch_size is not None
-    require(given, "batch_size", 'be given with norm="train"', "None", "batch statistics depend on it")
+    require(
+        given, "batch_size", 'be given with norm="train"', "None", "batch statistics depend on it"
+    )
 
 
 def require_problem(problem: Any) -> None:

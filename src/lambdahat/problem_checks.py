@@ -27,7 +27,9 @@ from lambdahat.losses import NAMED, Custom, GaussianNLL, Loss, OfClasses
 
 
 @torch.enable_grad()
-def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dtype: torch.dtype) -> AnyEvaluator:
+def checked(
+    evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dtype: torch.dtype
+) -> AnyEvaluator:
     """The evaluator, settled on which dimension holds the classes.
 
     The loss of the first batch must be a finite scalar, differentiable, deterministic and a mean.
@@ -54,7 +56,11 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
     if not math.isfinite(once):
         _blame(evaluate, parameters, batch, once)
     with torch.no_grad():
-        suspect = {index for (index, _), total in zip(batches.sums, totals, strict=True) if not math.isfinite(total)}
+        suspect = {
+            index
+            for (index, _), total in zip(batches.sums, totals, strict=True)
+            if not math.isfinite(total)
+        }
         for later in batches.some(suspect) if suspect else ():
             value = float(evaluate(parameters, later))
             if not math.isfinite(value):  # else the model or the loss masks what is not finite
@@ -73,7 +79,9 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
         f"{once:.9g} then {again:.9g}",
         "switch off dropout or noise that is on in eval mode",
     )
-    loss_of_output = evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
+    loss_of_output = (
+        evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
+    )
     if type(loss_of_output) not in NAMED.values():  # those are means as they are made
         with torch.no_grad():
             _require_mean(evaluate, leaves, batch)
@@ -81,7 +89,9 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
 
 
 def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: float) -> None:
-    """Raise for a loss that is not finite, and name what is not finite before it: data, parameters, or neither."""
+    """Raise for a loss that is not finite, and name what is not finite before it: data,
+    parameters, or neither.
+    """
     place = "the first batch" if not batch.index else f"batch {batch.index}"
     parts = {"the data": batch.data}
     if isinstance(evaluate, Evaluator):
@@ -93,15 +103,24 @@ def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: f
         }
     for name, part in parts.items():
         for leaf in tree_leaves(part):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            if (
+                isinstance(leaf, Tensor)
+                and leaf.is_floating_point()
+                and not bool(leaf.isfinite().all())
+            ):
                 wrong = leaf.isfinite().logical_not()
-                rows = wrong.reshape(len(wrong), -1).any(dim=1).nonzero().flatten() if wrong.ndim else wrong.nonzero()
+                rows = (
+                    wrong.reshape(len(wrong), -1).any(dim=1).nonzero().flatten()
+                    if wrong.ndim
+                    else wrong.nonzero()
+                )
                 what = "NaN" if bool(leaf.isnan().any()) else "infinity"
                 require(
                     False,
                     f"{name} of {place}",
                     "be finite",
-                    f"{what} in {len(rows)} of {batch.size} samples, first in sample {int(rows[0])}",
+                    f"{what} in {len(rows)} of {batch.size} samples, first in sample"
+                    f" {int(rows[0])}",
                     "drop those samples, or fill in what is missing",
                 )
     for name, tensor in parameters.items():
@@ -124,7 +143,9 @@ def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: f
 def _first_loss(
     evaluate: AnyEvaluator, leaves: Parameters, batches: Batches, dtype: torch.dtype
 ) -> tuple[AnyEvaluator, Any]:
-    """The evaluator, settled, and the first batch's loss, with errors that say which call failed and on what."""
+    """The evaluator, settled, and the first batch's loss, with errors that say which call failed
+    and on what.
+    """
     batch = batches.first()
     if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
         with _explained(evaluate, batch, dtype):
@@ -142,8 +163,9 @@ def _first_loss(
         if not isinstance(batch.data, Tensor):
             raise
         raise ValueError(
-            f"data must give (inputs, targets) batches for loss {evaluate.loss.name!r}, got inputs alone, "
-            f"{tuple(batch.data.shape)}; pass (x, y). As their own targets, for an autoencoder: {error}"
+            f"data must give (inputs, targets) batches for loss {evaluate.loss.name!r}, got inputs"
+            f" alone, {tuple(batch.data.shape)}; pass (x, y). As their own targets, for an"
+            f" autoencoder: {error}"
         ) from error
     with _explained(evaluate, batch, dtype):
         return evaluate, evaluate.loss_of(output, batch)
@@ -176,13 +198,20 @@ def _keys() -> str:
 
 
 def _untold(evaluate: AnyEvaluator, data: Any) -> str:
-    """What may be wrong with data that name no target; empty where they do, or where a model has its own loss."""
+    """What may be wrong with data that name no target; empty where they do, or where a model has
+    its own loss.
+    """
     if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
         return ""
     if isinstance(data, Tensor) or (isinstance(data, tuple | list) and len(data) == 1):
-        return "; the data are inputs alone, taken for their own targets: pass (x, y) to give others"
+        return (
+            "; the data are inputs alone, taken for their own targets: pass (x, y) to give others"
+        )
     if isinstance(data, Mapping) and not any(key in data for key in TARGET_KEYS):
-        return f"; the batch holds {', '.join(map(repr, data))} and no target, which goes under {_keys()}"
+        return (
+            f"; the batch holds {', '.join(map(repr, data))} and no target, which goes under"
+            f" {_keys()}"
+        )
     return ""
 
 
@@ -191,7 +220,9 @@ def _settled(
 ) -> Evaluator:
     """Decide once which dimension holds the classes, from the first batch that shows it."""
     with torch.no_grad():
-        outputs = (evaluate.output(parameters, batch) if i else first for i, batch in enumerate(batches))
+        outputs = (
+            evaluate.output(parameters, batch) if i else first for i, batch in enumerate(batches)
+        )
         targets = (evaluate.split(batch)[2] for batch in batches)
         return evaluate.with_loss(loss.settled(zip(outputs, targets, strict=True)))
 
@@ -206,11 +237,21 @@ def _explained(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iter
         given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
         form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
         if isinstance(evaluate, OutputEvaluator):
-            form = "with loss=, it is called as output_fn(params, *inputs), or with keyword arguments from a dict"
+            form = (
+                "with loss=, it is called as output_fn(params, *inputs), or with keyword arguments"
+                " from a dict"
+            )
         if isinstance(evaluate, FunctionEvaluator):
-            form = "it is called as loss_fn(params, batch)" if evaluate.with_data else "loss_fn(params)"
+            form = (
+                "it is called as loss_fn(params, batch)"
+                if evaluate.with_data
+                else "loss_fn(params)"
+            )
         untold = _untold(evaluate, batch.data)
-        error.add_note(f"lambdahat: raised at the first batch, {given}, with {dtype} parameters; {form}{untold}")
+        error.add_note(
+            f"lambdahat: raised at the first batch, {given}, with {dtype} parameters;"
+            f" {form}{untold}"
+        )
         raise
 
 

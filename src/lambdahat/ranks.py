@@ -1,8 +1,10 @@
-"""Many processes on one problem: sums over all ranks, which notice when the ranks do not do the same thing.
+"""Many processes on one problem: sums over all ranks, which notice when the ranks do not do the
+same thing.
 
-Every rank makes the same calls with the same arguments; each works on its share of the data, and one all-reduce adds
-the parts up. The buffer that is reduced begins with a header: what is being summed, in which shape and as the how
-manieth sum, and readings of the arguments. Ranks whose headers differ raise, all of them.
+Every rank makes the same calls with the same arguments; each works on its share of the data, and
+one all-reduce adds the parts up. The buffer that is reduced begins with a header: what is being
+summed, in which shape and as the how manieth sum, and readings of the arguments. Ranks whose
+headers differ raise, all of them.
 """
 
 from __future__ import annotations
@@ -30,22 +32,29 @@ DIGITS, READINGS = 6, 4
 WIDTH = 4096
 CHUNK = 4096 * WIDTH  # entries that are read at a time, in float64
 ROUNDING = 1024  # units of rounding, of the length of what was given, by which ranks may differ …
-FINEST = 1e-14  # … and the least such unit: vectors that GPUs add up in another order are no other vectors
+# … and the least such unit: vectors that GPUs add up in another order are no other vectors
+FINEST = 1e-14
 EXACTLY = 1e-9  # relative difference of numbers that must agree, taken in float64
-ANSWER = timedelta(seconds=5)  # within which a rank that is alive tells the others where it is, after a failure
+# within which a rank that is alive tells the others where it is, after a failure
+ANSWER = timedelta(seconds=5)
 ALIKE = "give every rank the same model and all of the data, which is then shared out"
-CURE = "every rank makes the same calls in the same order; where only some measure, they pass ranks=None"
+CURE = (
+    "every rank makes the same calls in the same order; where only some measure, they pass"
+    " ranks=None"
+)
 
 _failures = itertools.count()
 _alone: ContextVar[bool] = ContextVar("lambdahat_alone", default=False)
 
 
 class Ranks:
-    """The processes that share a problem's data; ``size`` is 1 and nothing is sent where there is one alone."""
+    """The processes that share a problem's data; ``size`` is 1 and nothing is sent where there
+    is one alone.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        # torch keeps the group until destroy_process_group, which must then end its threads: one that is left over when
-        # Python ends takes the process down with it
+        # torch keeps the group until destroy_process_group, which must then end its threads: one
+        # that is left over when Python ends takes the process down with it
         self._group = None if group is None else weakref.ref(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
@@ -53,10 +62,13 @@ class Ranks:
 
     @classmethod
     def of(cls, ranks: Any) -> Ranks:
-        """From "auto" (all ranks where ``torch.distributed`` is initialised), a process group, or None for no other."""
+        """From "auto" (all ranks where ``torch.distributed`` is initialised), a process group,
+        or None for no other.
+        """
         ready = in_a_group()
         automatic = isinstance(ranks, str) and ranks == "auto"
-        outside = ready and ranks is dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives to all others
+        # what new_group gives to all others
+        outside = ready and ranks is dist.GroupMember.NON_GROUP_MEMBER
         require(
             not outside,
             "ranks",
@@ -102,11 +114,16 @@ class Ranks:
         return other
 
     def sum(self, values: Tensor, what: str, given: Tensor | None = None) -> Tensor:
-        """Σ over ranks of ``values``, by one all-reduce; ``given`` is what every rank must have been given alike."""
+        """Σ over ranks of ``values``, by one all-reduce; ``given`` is what every rank must have
+        been given alike.
+        """
         if self.size == 1:
             return values
         self._sums += 1
-        kind = f"{what}, {values.dtype} of shape {tuple(values.shape)}, sum {self._sums} of {self.name}"
+        kind = (
+            f"{what}, {values.dtype} of shape {tuple(values.shape)}, sum {self._sums} of"
+            f" {self.name}"
+        )
         header = self._header(kind, given).to(values.device, values.dtype)
         buffer = torch.cat([header, values.detach().reshape(-1)])
         with self._taking_part(kind):
@@ -116,7 +133,9 @@ class Ranks:
         return buffer[HEADER:].view(values.shape)
 
     def gather(self, rows: Tensor, places: Sequence[int], total: int, what: str) -> Tensor:
-        """All rows (total, …) on every rank, of which this one has those at ``places``; exactly, for the rest is 0."""
+        """All rows (total, …) on every rank, of which this one has those at ``places``; exactly,
+        for the rest is 0.
+        """
         whole = rows.new_zeros(total, *rows.shape[1:])
         whole[list(places)] = rows
         return self.sum(whole, what)
@@ -129,20 +148,33 @@ class Ranks:
         return float(self.gather(mine, [self.rank], self.size, what).min())
 
     def agree(
-        self, what: str, facts: Mapping[str, object], device: torch.device, cures: Mapping[str, str] | None = None
+        self,
+        what: str,
+        facts: Mapping[str, object],
+        device: torch.device,
+        cures: Mapping[str, str] | None = None,
     ) -> str:
-        """Raise on every rank, by name, where one of the facts (a number, a text, a tensor or several) differs.
+        """Raise on every rank, by name, where one of the facts (a number, a text, a tensor or
+        several) differs.
 
-        Returns a text that other facts do not have. ``cures`` says what helps for some facts in particular.
+        Returns a text that other facts do not have. ``cures`` says what helps for some facts in
+        particular.
         """
         if self.size == 1:
             return ""
         numbers = [_numbers(fact) for fact in facts.values()]
-        mine = torch.tensor([n for fact in numbers for n in fact], dtype=torch.float64, device=device)
+        mine = torch.tensor(
+            [n for fact in numbers for n in fact], dtype=torch.float64, device=device
+        )
         rows = self.gather(mine.unsqueeze(0), [self.rank], self.size, what).cpu()
-        for (name, fact), columns in zip(facts.items(), rows.split([len(n) for n in numbers], dim=1), strict=True):
+        for (name, fact), columns in zip(
+            facts.items(), rows.split([len(n) for n in numbers], dim=1), strict=True
+        ):
             unlike = _unlike(columns, fact.room if isinstance(fact, Rounded) else None)
-            shown = {int: f": {columns.flatten().tolist()}", str: f": {fact} on rank {self.rank}"}.get(type(fact), "")
+            shown = {
+                int: f": {columns.flatten().tolist()}",
+                str: f": {fact} on rank {self.rank}",
+            }.get(type(fact), "")
             require(
                 not unlike,
                 name,
@@ -153,23 +185,32 @@ class Ranks:
         return hashlib.blake2b(repr(rows[0].tolist()).encode(), digest_size=6).hexdigest()
 
     def _header(self, kind: str, given: Tensor | None) -> Tensor:
-        """[digits and readings, their squares, the length of what was given, 1, 0, 0]: their sums show a difference."""
+        """[digits and readings, their squares, the length of what was given, 1, 0, 0]: their
+        sums show a difference.
+        """
         digits = torch.tensor(_digits(kind), dtype=torch.float64)
         reading, length = torch.zeros(READINGS, dtype=torch.float64), 0.0
         if given is not None:
             reading, others = _read(given)
             length = float(others[0]) ** 0.5
         marks = torch.cat([digits, reading])
-        return torch.cat([marks, marks.square(), torch.tensor([length, 1.0, 0.0, 0.0], dtype=torch.float64)])
+        return torch.cat(
+            [marks, marks.square(), torch.tensor([length, 1.0, 0.0, 0.0], dtype=torch.float64)]
+        )
 
-    def _require_alike(self, found: Tensor, mine: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> None:
-        """The mean over ranks is this rank's own: exactly for digits, to rounding for readings and the length.
+    def _require_alike(
+        self, found: Tensor, mine: Tensor, kind: str, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """The mean over ranks is this rank's own: exactly for digits, to rounding for readings and
+        the length.
 
-        Besides W·Σx² = (Σx)² where x is the same on all W ranks. This is coarser, and the same on all ranks.
+        Besides W·Σx² = (Σx)² where x is the same on all W ranks. This is coarser, and the same on
+        all ranks.
         """
         marks = DIGITS + READINGS
         unit = max(torch.finfo(dtype).eps, FINEST) if dtype.is_floating_point else 0.0
-        room = ROUNDING * unit * max(1.0, self.size / 16)  # a ring adds rank after rank, and rounds each time
+        # a ring adds rank after rank, and rounds each time
+        room = ROUNDING * unit * max(1.0, self.size / 16)
         length = float(found[2 * marks]) / self.size
         sums, squares = found[:marks], found[marks : 2 * marks]
         spread = self.size * squares - sums.square()
@@ -177,7 +218,9 @@ class Ranks:
         off = (found / self.size - mine).abs()
         far = torch.cat([off[DIGITS:marks], off[2 * marks : 2 * marks + 1]]) > room * length
         digits = bool((spread[:DIGITS] == 0).all()) and not bool(off[:DIGITS].any())
-        same = digits and bool(found[2 * marks + 1] == self.size) and not bool(wide.any() | far.any())
+        same = (
+            digits and bool(found[2 * marks + 1] == self.size) and not bool(wide.any() | far.any())
+        )
         if not same:
             other = "arguments" if digits else "calls"
             raise RuntimeError(
@@ -193,13 +236,15 @@ class Ranks:
         except RuntimeError as error:
             text = " ".join(str(error).split())[:200]
             raise RuntimeError(
-                f"all {self.size} ranks must take part in {kind}, got a rank that ended, hangs or does "
-                f"something else ({text}); {CURE}, and init_process_group(timeout=…) says how long to "
-                f"wait{self._whereabouts(kind)}"
+                f"all {self.size} ranks must take part in {kind}, got a rank that ended, hangs or"
+                f" does something else ({text}); {CURE}, and init_process_group(timeout=…) says how"
+                f" long to wait{self._whereabouts(kind)}"
             ) from error
 
     def _whereabouts(self, kind: str) -> str:
-        """Where the other ranks are, as they tell through the store; of those that are gone, that they do not."""
+        """Where the other ranks are, as they tell through the store; of those that are gone,
+        that they do not.
+        """
         try:
             store = dist.distributed_c10d._get_default_store()
             place = f"lambdahat/{next(_failures)}/{self.group.group_name}"  # type: ignore[union-attr]
@@ -211,14 +256,17 @@ class Ranks:
                     told.append(f"rank {rank} was at {store.get(f'{place}/{rank}').decode()}")
                 except RuntimeError:
                     told.append(f"rank {rank} does not answer")
-        except (RuntimeError, ValueError):  # the process that keeps the store is gone itself, or there is no store
+        # the process that keeps the store is gone itself, or there is no store
+        except (RuntimeError, ValueError):
             return ""
         return f". This is rank {self.rank}; " + "; ".join(told)
 
 
 @contextmanager
 def on_one_rank() -> Iterator[None]:
-    """Problems made inside are this process's alone, unless they are told otherwise: other ranks do not get here."""
+    """Problems made inside are this process's alone, unless they are told otherwise: other ranks
+    do not get here.
+    """
     token = _alone.set(True)
     try:
         yield
@@ -227,25 +275,33 @@ def on_one_rank() -> Iterator[None]:
 
 
 def in_a_group() -> bool:
-    """Whether this process is one of several that ``torch.distributed`` has introduced to each other."""
+    """Whether this process is one of several that ``torch.distributed`` has introduced to each
+    other.
+    """
     return dist.is_available() and dist.is_initialized()
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """Numbers that every rank has computed by itself: alike within ``room``, as a part of the last of them."""
+    """Numbers that every rank has computed by itself: alike within ``room``, as a part of the
+    last of them.
+    """
 
     numbers: tuple[float, ...]
     room: float
 
 
 def readings(tensor: Tensor) -> Tensor:
-    """Four random projections Σ_i u_i x_i of a tensor's finite entries, in which other entries or orders show."""
+    """Four random projections Σ_i u_i x_i of a tensor's finite entries, in which other entries
+    or orders show.
+    """
     return _read(tensor)[0]
 
 
 def told(tensors: Iterable[Tensor]) -> Rounded:
-    """What is compared of several tensors: readings of their readings, and of how many entries are not finite."""
+    """What is compared of several tensors: readings of their readings, and of how many entries
+    are not finite.
+    """
     found, odd = [torch.zeros(1)], [torch.zeros(1)]
     for tensor in tensors:
         reading, others = _read(tensor)
@@ -257,8 +313,12 @@ def told(tensors: Iterable[Tensor]) -> Rounded:
 
 
 def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The readings of the finite entries, and [Σx² of them, how many are NaN, ∞ and −∞]; float64, on the CPU."""
-    flat = (torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()).reshape(-1)
+    """The readings of the finite entries, and [Σx² of them, how many are NaN, ∞ and −∞];
+    float64, on the CPU.
+    """
+    flat = (
+        torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    ).reshape(-1)
     across = _directions("across", WIDTH).to(flat.device)
     sums, others = [], []
     for part in flat.split(CHUNK):
@@ -267,7 +327,11 @@ def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
         entries = entries.nan_to_num(0.0, 0.0, 0.0)
         whole = len(entries) // WIDTH * WIDTH
         sums += [entries[:whole].view(-1, WIDTH) @ across] if whole else []
-        sums += [(entries[whole:] @ across[: len(entries) - whole]).unsqueeze(0)] if len(entries) > whole else []
+        sums += (
+            [(entries[whole:] @ across[: len(entries) - whole]).unsqueeze(0)]
+            if len(entries) > whole
+            else []
+        )
         others.append(torch.stack([entries.square().sum(), *odd]))
     rows = torch.cat(sums or [across.new_zeros(1, READINGS)]).cpu()
     return (rows * _directions("down", len(rows))).sum(dim=0), torch.stack(others).sum(dim=0).cpu()
@@ -275,16 +339,24 @@ def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _directions(name: str, count: int) -> Tensor:
-    """Numbers of variance 1, none large: a unit vector must not read so much that its rounding counts."""
-    return (torch.rand(count, READINGS, generator=generator(0, "readings", name)).double() - 0.5) * 12**0.5
+    """Numbers of variance 1, none large: a unit vector must not read so much that its rounding
+    counts.
+    """
+    return (
+        torch.rand(count, READINGS, generator=generator(0, "readings", name)).double() - 0.5
+    ) * 12**0.5
 
 
 def _numbers(fact: object) -> list[float]:
-    """A fact as floats: a text as one that another text has not, tensors as their readings and what is not finite."""
+    """A fact as floats: a text as one that another text has not, tensors as their readings and
+    what is not finite.
+    """
     if isinstance(fact, int | float):
         return [float(fact)]
     if isinstance(fact, str):
-        return [float(int.from_bytes(hashlib.blake2b(fact.encode(), digest_size=6).digest(), "big"))]
+        return [
+            float(int.from_bytes(hashlib.blake2b(fact.encode(), digest_size=6).digest(), "big"))
+        ]
     if isinstance(fact, Rounded):
         return list(fact.numbers)
     assert isinstance(fact, Iterable)
@@ -301,6 +373,8 @@ def _unlike(rows: Tensor, room: float | None) -> list[int]:
 
 
 def _digits(kind: str) -> list[float]:
-    """A hash of a text as six digits below 16: sums of their squares are exact in float32 on up to 74,000 ranks."""
+    """A hash of a text as six digits below 16: sums of their squares are exact in float32 on up
+    to 74,000 ranks.
+    """
     number = int.from_bytes(hashlib.blake2b(kind.encode(), digest_size=3).digest(), "big")
     return [float(number >> (4 * i) & 15) for i in range(DIGITS)]

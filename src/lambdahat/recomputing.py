@@ -1,9 +1,11 @@
-"""Activation checkpointing in the passes of a problem: parts of the model that are run again in the backward pass.
+"""Activation checkpointing in the passes of a problem: parts of the model that are run again in the
+backward pass.
 
-``torch.utils.checkpoint`` cannot be left alone here. By the time it runs a part again, the parameters that the pass was
-called with are no longer in the modules, so that it would see the model's own: a gradient at other parameters, wrong
-without a word. Neither does it take forward mode, and a graph of gradients that is kept for products keeps all that was
-recomputed. So a checkpointed part is a plain call, and within ``recomputing()`` a part that is run again at the
+``torch.utils.checkpoint`` cannot be left alone here. By the time it runs a part again, the
+parameters that the pass was called with are no longer in the modules, so that it would see the
+model's own: a gradient at other parameters, wrong without a word. Neither does it take forward
+mode, and a graph of gradients that is kept for products keeps all that was recomputed. So a
+checkpointed part is a plain call, and within ``recomputing()`` a part that is run again at the
 parameters of its pass, in the backward pass of a gradient and of dual numbers alike.
 """
 
@@ -35,7 +37,9 @@ OPTIONS = {
         if parameter.kind is parameter.KEYWORD_ONLY
     ),
 }
-_ORIGINAL = FunctionType(_CHECKPOINT.__code__, _CHECKPOINT.__globals__, "checkpoint", _CHECKPOINT.__defaults__)
+_ORIGINAL = FunctionType(
+    _CHECKPOINT.__code__, _CHECKPOINT.__globals__, "checkpoint", _CHECKPOINT.__defaults__
+)
 _ORIGINAL.__kwdefaults__ = _CHECKPOINT.__kwdefaults__
 Tensors = Sequence[Any]
 Run = Callable[[Tensors], tuple[Tensor, ...]]
@@ -51,9 +55,11 @@ _saving: ContextVar[Check | None] = ContextVar("lambdahat_recomputing", default=
 
 @contextmanager
 def recomputing(on: bool = True, check: Check = _unchecked) -> Iterator[None]:
-    """Checkpointed parts of models keep nothing for the backward pass; gradients inside are taken once, not twice.
+    """Checkpointed parts of models keep nothing for the backward pass; gradients inside are taken
+    once, not twice.
 
-    ``check`` sees the gradients of a part before they are differentiated for the tangents of dual numbers.
+    ``check`` sees the gradients of a part before they are differentiated for the tangents of dual
+    numbers.
     """
     token = _saving.set(check if on else None)
     try:
@@ -64,11 +70,12 @@ def recomputing(on: bool = True, check: Check = _unchecked) -> Iterator[None]:
 
 @contextmanager
 def checkpoints_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[list[None]]:
-    """Calls of ``torch.utils.checkpoint.checkpoint`` inside are ours, with the model's tensors at the values given.
+    """Calls of ``torch.utils.checkpoint.checkpoint`` inside are ours, with the model's tensors at
+    the values given.
 
-    Yields a list that has an entry for each call. Whatever name a model knows the function by, it is the same object:
-    so that its code is exchanged, and put back when the last pass of all threads is over. Calls of other threads are
-    torch's meanwhile.
+    Yields a list that has an entry for each call. Whatever name a model knows the function by, it
+    is the same object: so that its code is exchanged, and put back when the last pass of all
+    threads is over. Calls of other threads are torch's meanwhile.
     """
     met: list[None] = []
 
@@ -113,7 +120,9 @@ def _exchanged(function, *args, **kwargs):  # type: ignore[no-untyped-def]
 
 
 class _Within(nn.Module):
-    """A part of a model as a module of its own, so that it can be called with other tensors in the whole."""
+    """A part of a model as a module of its own, so that it can be called with other tensors in
+    the whole.
+    """
 
     def __init__(self, model: nn.Module, part: Callable[..., Any]) -> None:
         super().__init__()
@@ -124,14 +133,24 @@ class _Within(nn.Module):
 
 
 class _Part:
-    """One checkpointed call: a function of the model's tensors that need gradients and of its own arguments."""
+    """One checkpointed call: a function of the model's tensors that need gradients and of its
+    own arguments.
+    """
 
     def __init__(
-        self, model: nn.Module, tensors: Mapping[str, Tensor], part: Callable[..., Any], arguments: Any
+        self,
+        model: nn.Module,
+        tensors: Mapping[str, Tensor],
+        part: Callable[..., Any],
+        arguments: Any,
     ) -> None:
         self._within = _Within(model, part)
         self._names = [name for name, tensor in tensors.items() if tensor.requires_grad]
-        self._fixed = {f"model.{name}": tensor for name, tensor in tensors.items() if name not in set(self._names)}
+        self._fixed = {
+            f"model.{name}": tensor
+            for name, tensor in tensors.items()
+            if name not in set(self._names)
+        }
         leaves, self._spec = tree_flatten(arguments)
         self._where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._leaves: list[Any] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -142,17 +161,23 @@ class _Part:
         self._form: TreeSpec | None = None
 
     def __call__(self, check: Check) -> Any:
-        inputs, self._inputs = self._inputs, []  # the graph alone holds them, and lets them go as it runs
+        # the graph alone holds them, and lets them go as it runs
+        inputs, self._inputs = self._inputs, []
         found = iter(_Recomputed.apply(self.run, check, *inputs))  # type: ignore[no-untyped-call]
         assert self._form is not None
-        return tree_unflatten([next(found) if leaf is None else leaf[0] for leaf in self._rest], self._form)
+        return tree_unflatten(
+            [next(found) if leaf is None else leaf[0] for leaf in self._rest], self._form
+        )
 
     def run(self, values: Tensors) -> tuple[Tensor, ...]:
         """The tensors that the part gives; what else it gives is kept aside."""
         own, rest = values[: len(self._names)], iter(values[len(self._names) :])
         leaves = [next(rest) if i in self._where else leaf for i, leaf in enumerate(self._leaves)]
         args, kwargs = tree_unflatten(leaves, self._spec)
-        tensors = {**self._fixed, **{f"model.{name}": value for name, value in zip(self._names, own, strict=True)}}
+        tensors = {
+            **self._fixed,
+            **{f"model.{name}": value for name, value in zip(self._names, own, strict=True)},
+        }
         inner = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         device, dtype, enabled = self._autocast
         with (
@@ -174,7 +199,8 @@ class _Recomputed(torch.autograd.Function):
         ctx.run, ctx.check = run, check
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
-        held = {tensor.untyped_storage()._cdata for tensor in inputs}  # an input that is handed on has no tangent here
+        # an input that is handed on has no tangent here
+        held = {tensor.untyped_storage()._cdata for tensor in inputs}
         return tuple(z.clone() if z.untyped_storage()._cdata in held else z for z in run(inputs))
 
     @staticmethod
@@ -183,7 +209,9 @@ class _Recomputed(torch.autograd.Function):
         """Tangents of the outputs; without a graph, for the backward pass makes its own."""
         with forward_ad._set_fwd_grad_enabled(True):
             pairs = zip(ctx.saved_tensors, tangents, strict=True)
-            duals = [p.detach() if t is None else forward_ad.make_dual(p.detach(), t) for p, t in pairs]
+            duals = [
+                p.detach() if t is None else forward_ad.make_dual(p.detach(), t) for p, t in pairs
+            ]
             outputs = [forward_ad.unpack_dual(output) for output in ctx.run(duals)]
         return tuple(
             torch.zeros_like(point) if tangent is None and point.is_floating_point() else tangent
@@ -193,15 +221,19 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Jᵀg; where there are tangents ẋ and ġ, also that of Jᵀg, ∂(Jᵀg)/∂x ẋ + Jᵀġ, by a second backward pass.
+        """Jᵀg; where there are tangents ẋ and ġ, also that of Jᵀg, ∂(Jᵀg)/∂x ẋ + Jᵀġ, by a second
+        backward pass.
 
-        Dual numbers through a pass with a graph would be simpler. But each tangent is then a node of a graph that holds
-        what it is the tangent of, a circle that only the end of the dual level opens: nothing would be saved.
+        Dual numbers through a pass with a graph would be simpler. But each tangent is then a node
+        of a graph that holds what it is the tangent of, a circle that only the end of the dual
+        level opens: nothing would be saved.
         """
         needed = ctx.needs_input_grad[2:]
         pairs = [_parts(tensor) for tensor in ctx.saved_tensors]
         seeds = [(None, None) if grad is None else _parts(grad) for grad in grads]
-        points = [p.detach().requires_grad_(need) for (p, _), need in zip(pairs, needed, strict=True)]
+        points = [
+            p.detach().requires_grad_(need) for (p, _), need in zip(pairs, needed, strict=True)
+        ]
         wanted = [point for point, need in zip(points, needed, strict=True) if need]
         moving = any(tangent is not None for _, tangent in (*pairs, *seeds))
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(False):
@@ -211,23 +243,36 @@ class _Recomputed(torch.autograd.Function):
                 if z.requires_grad and seed[0] is not None
             ]
             found = torch.autograd.grad(
-                [z for z, _, _ in live], wanted, [g for _, g, _ in live], allow_unused=True, create_graph=moving
+                [z for z, _, _ in live],
+                wanted,
+                [g for _, g, _ in live],
+                allow_unused=True,
+                create_graph=moving,
             )
             if moving:
-                tangents = [tangent for (_, tangent), need in zip(pairs, needed, strict=True) if need]
+                tangents = [
+                    tangent for (_, tangent), need in zip(pairs, needed, strict=True) if need
+                ]
                 along = _along(ctx.check, wanted, found, tangents, [(z, dg) for z, _, dg in live])
         if moving:
             found = tuple(
-                None if g is None else forward_ad.make_dual(g.detach(), t) for g, t in zip(found, along, strict=True)
+                None if g is None else forward_ad.make_dual(g.detach(), t)
+                for g, t in zip(found, along, strict=True)
             )
         results = iter(found)
         return None, None, *(next(results) if need else None for need in needed)
 
 
 def _along(
-    check: Check, points: list[Tensor], found: Tensors, tangents: Tensors, outputs: list[tuple[Tensor, Tensor | None]]
+    check: Check,
+    points: list[Tensor],
+    found: Tensors,
+    tangents: Tensors,
+    outputs: list[tuple[Tensor, Tensor | None]],
 ) -> list[Tensor | None]:
-    """The tangents of gradients ``found`` with respect to ``points``, which move along ``tangents``."""
+    """The tangents of gradients ``found`` with respect to ``points``, which move along
+    ``tangents``.
+    """
     pairs = zip(found, tangents, strict=True)
     moving = [(g, t) for g, t in pairs if g is not None and g.requires_grad and t is not None]
     moving += [(z, t) for z, t in outputs if t is not None]
@@ -235,7 +280,9 @@ def _along(
     reached = [point for point, g in zip(points, found, strict=True) if g is not None]
     if not moving:
         return [None if g is None else torch.zeros_like(g) for g in found]
-    second = torch.autograd.grad([g for g, _ in moving], reached, [t for _, t in moving], materialize_grads=True)
+    second = torch.autograd.grad(
+        [g for g, _ in moving], reached, [t for _, t in moving], materialize_grads=True
+    )
     parts = iter(second)
     return [None if g is None else next(parts) for g in found]
 

@@ -1,4 +1,6 @@
-"""Parameters that ``fully_shard`` (FSDP2) has spread over ranks: taken whole, and modules without its hooks."""
+"""Parameters that ``fully_shard`` (FSDP2) has spread over ranks: taken whole, and modules
+without its hooks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ STATE_HOOKS = (
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of one of which each rank holds a part; then every rank must ask."""
+    """The tensor itself, or all of one of which each rank holds a part; then every rank must
+    ask.
+    """
     if not hasattr(tensor, "full_tensor"):
         return tensor
     with torch.no_grad():
@@ -31,8 +35,9 @@ def whole(tensor: Tensor) -> Tensor:
 class Gathered:
     """Tensors by name, those that are spread over ranks taken whole and kept.
 
-    Every rank must ask for them at the same time, and ranks do not pass over the same number of batches: ``refresh`` is
-    for where they are together. No version tells of all that training writes to a part, so that it takes all again.
+    Every rank must ask for them at the same time, and ranks do not pass over the same number of
+    batches: ``refresh`` is for where they are together. No version tells of all that training
+    writes to a part, so that it takes all again.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -45,7 +50,9 @@ class Gathered:
         self._kept = {name: whole(self._tensors[name]) for name in self._spread}
 
     def __call__(self) -> dict[str, Tensor]:
-        """All of them by name, as they were at the last ``refresh`` or, where they are not spread, are now."""
+        """All of them by name, as they were at the last ``refresh`` or, where they are not
+        spread, are now.
+        """
         return {**self._tensors, **self._kept}
 
 
@@ -55,7 +62,9 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def without_sharding(model: nn.Module) -> nn.Module:
-    """The modules as they were before ``fully_shard``, which forbids copies, with the same sharded parameters."""
+    """The modules as they were before ``fully_shard``, which forbids copies, with the same
+    sharded parameters.
+    """
     reshard(model)
     return _plain(model, {})
 
@@ -68,15 +77,26 @@ def reshard(model: nn.Module) -> None:
 
 
 def coarsest(model: nn.Module) -> torch.dtype | None:
-    """The coarsest dtype that ``fully_shard`` was told to compute or to add gradients up in; None where in none."""
+    """The coarsest dtype that ``fully_shard`` was told to compute or to add gradients up in;
+    None where in none.
+    """
     states = [module._get_fsdp_state() for module in model.modules() if _sharding(module)]  # type: ignore[operator]
     policies = [getattr(state, "_mp_policy", None) for state in states]
-    found = [getattr(policy, name, None) for policy in policies for name in ("param_dtype", "reduce_dtype")]
-    return max((dtype for dtype in found if dtype is not None), key=lambda dtype: torch.finfo(dtype).eps, default=None)
+    found = [
+        getattr(policy, name, None)
+        for policy in policies
+        for name in ("param_dtype", "reduce_dtype")
+    ]
+    return max(
+        (dtype for dtype in found if dtype is not None),
+        key=lambda dtype: torch.finfo(dtype).eps,
+        default=None,
+    )
 
 
 def _sharding(module: nn.Module) -> bool:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long, and who uses it has done so
+    # importing it takes long, and who uses it has done so
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
@@ -87,7 +107,11 @@ def _plain(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     # fully_shard makes a class of (FSDPModule, the module's own)
     other: nn.Module = object.__new__(kind.__mro__[2] if _sharding(module) else kind)
     made[id(module)] = other
-    kept = {name: value for name, value in module.__dict__.items() if not name.startswith("__composable_api")}
+    kept = {
+        name: value
+        for name, value in module.__dict__.items()
+        if not name.startswith("__composable_api")
+    }
     for name in ("_parameters", "_buffers", *CALL_HOOKS):
         kept[name] = copy.copy(kept[name])
     for name in CALL_HOOKS:

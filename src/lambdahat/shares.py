@@ -1,4 +1,6 @@
-"""A rank's share of the data: whole batches, or pieces of them where the samples of a batch do not meet."""
+"""A rank's share of the data: whole batches, or pieces of them where the samples of a batch do
+not meet.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,19 @@ from lambdahat.losses import Custom
 from lambdahat.ranks import Ranks, Rounded, readings, told
 
 Terms = Callable[[Batch], float]
-PLAIN = (bool, int, float, complex, str, bytes, type(None))  # entries of data whose text is all that they are
+# entries of data whose text is all that they are
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 FEW = 16  # samples of which each one shows in the mean, where they meet
-SAME_LOSS, SAME_GRADIENT = 1e3, 1e4  # units of rounding by which the same, computed twice, may differ
+# units of rounding by which the same, computed twice, may differ
+SAME_LOSS, SAME_GRADIENT = 1e3, 1e4
 NOISE = 4099  # a prime, so that no two rows of a layer are moved alike
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some samples of a batch, all where ``rows`` is None; ``number`` is what random draws for it are named by."""
+    """Some samples of a batch, all where ``rows`` is None; ``number`` is what random draws for
+    it are named by.
+    """
 
     batch: int
     rows: slice | None
@@ -43,7 +49,9 @@ class Piece:
 
 
 def pieces(sizes: Sequence[int], rank: int, ranks: int, cut: bool) -> list[Piece]:
-    """The share of one rank: samples ⌊rn/W⌋ … ⌊(r+1)n/W⌋ of n, or without ``cut`` whole batches in the same way."""
+    """The share of one rank: samples ⌊rn/W⌋ … ⌊(r+1)n/W⌋ of n, or without ``cut`` whole batches
+    in the same way.
+    """
     if not cut:
         return [Piece(i, None, i) for i in range(*_share(len(sizes), rank, ranks))]
     low, high = _share(sum(sizes), rank, ranks)
@@ -53,7 +61,11 @@ def pieces(sizes: Sequence[int], rank: int, ranks: int, cut: bool) -> list[Piece
         if first < last:
             whole = last - first == size
             # a batch has one piece on a rank, so that this number is nobody else's
-            found.append(Piece(i, None, i) if whole else Piece(i, slice(first, last), len(sizes) * (rank + 1) + i))
+            found.append(
+                Piece(i, None, i)
+                if whole
+                else Piece(i, slice(first, last), len(sizes) * (rank + 1) + i)
+            )
         start += size
     return found
 
@@ -63,13 +75,18 @@ def _share(count: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 class Share:
-    """The batches and pieces of batches that one rank works on, each with its part of the mean over all data.
+    """The batches and pieces of batches that one rank works on, each with its part of the mean over
+    all data.
 
     Where the data does not fit into memory but a rank's own part of it does, that is kept.
     """
 
-    def __init__(self, ranks: Ranks, batches: Batches, weights: Sequence[float], cut: bool, terms: Terms) -> None:
-        """``weights`` are those of all batches; with ``cut``, ``terms`` tells what of them is a piece's."""
+    def __init__(
+        self, ranks: Ranks, batches: Batches, weights: Sequence[float], cut: bool, terms: Terms
+    ) -> None:
+        """``weights`` are those of all batches; with ``cut``, ``terms`` tells what of them is a
+        piece's.
+        """
         found = pieces(batches.sizes, ranks.rank, ranks.size, cut)
         self._batches, self._wanted = batches, {piece.batch: piece for piece in found}
         self._kept: list[Batch] | None = None
@@ -92,7 +109,9 @@ class Share:
 
 
 def joined(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> Ranks:
-    """The ranks, once they agree on the facts and on all data; their sums go by the name of that data."""
+    """The ranks, once they agree on the facts and on all data; their sums go by the name of that
+    data.
+    """
     if ranks.size == 1:
         return ranks
     rest = hashlib.blake2b()
@@ -117,9 +136,9 @@ def _told(leaf: Any) -> str:
 def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Batch) -> bool:
     """Whether a batch's loss is the mean of its parts', so that a batch may be cut between ranks.
 
-    Known of the library's losses, and of a model's own over labels, where samples do not meet. The ``first`` batch
-    shows that in its loss, and a few of its samples in their gradient beside the parameters: there no layer is 0, which
-    would hide all that comes before it.
+    Known of the library's losses, and of a model's own over labels, where samples do not meet. The
+    ``first`` batch shows that in its loss, and a few of its samples in their gradient beside the
+    parameters: there no layer is 0, which would hide all that comes before it.
     """
     known = isinstance(evaluate, Evaluator) and not isinstance(evaluate.loss, Custom)
     if not known or norm == "train" or first.size == 1:
@@ -129,23 +148,33 @@ def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Bat
         with torch.no_grad():
             parts = _halved(first)
             losses = [evaluate(parameters, part) for part in parts]
-            sums = [evaluate.terms(part) * loss.double().reshape(1) for part, loss in zip(parts, losses, strict=True)]
+            sums = [
+                evaluate.terms(part) * loss.double().reshape(1)
+                for part, loss in zip(parts, losses, strict=True)
+            ]
         point, parts = beside(evaluate, parameters, few), _halved(few)
         steps = [evaluate.terms(part) * gradient_of(evaluate, point, part)[1] for part in parts]
     except (RuntimeError, ValueError, IndexError):  # a model or a target for one batch size only
         return False
-    return _adds_up(sums, SAME_LOSS, losses[0].dtype) and _adds_up(steps, SAME_GRADIENT, losses[0].dtype)
+    return _adds_up(sums, SAME_LOSS, losses[0].dtype) and _adds_up(
+        steps, SAME_GRADIENT, losses[0].dtype
+    )
 
 
 def _halved(batch: Batch) -> list[Batch]:
-    return [batch, *(take(batch, half) for half in torch.arange(batch.size, device=_device(batch)).chunk(2))]
+    return [
+        batch,
+        *(take(batch, half) for half in torch.arange(batch.size, device=_device(batch)).chunk(2)),
+    ]
 
 
 def _adds_up(found: Sequence[Tensor], units: float, dtype: torch.dtype) -> bool:
     """Whether the first is the sum of the others, to ``units`` of rounding."""
     whole, *parts = found
     miss = float(torch.linalg.vector_norm(whole - sum(parts)))
-    return miss <= rounding(units, dtype) * sum(float(torch.linalg.vector_norm(part)) for part in parts)
+    return miss <= rounding(units, dtype) * sum(
+        float(torch.linalg.vector_norm(part)) for part in parts
+    )
 
 
 def rounding(units: float, dtype: torch.dtype) -> float:
@@ -154,23 +183,32 @@ def rounding(units: float, dtype: torch.dtype) -> float:
 
 
 def first_look(evaluate: AnyEvaluator, parameters: Parameters, first: Batch) -> dict[str, Rounded]:
-    """What ranks must find alike, each by itself, of the first batch: that shows another model or another loss."""
+    """What ranks must find alike, each by itself, of the first batch: that shows another model
+    or another loss.
+    """
     loss, gradient = gradient_of(evaluate, beside(evaluate, parameters, first), first)
     room = partial(rounding, dtype=next(iter(parameters.values())).dtype)
     size = float(torch.linalg.vector_norm(gradient))
     return {
         "the loss of the first batch": Rounded((loss, abs(loss) + size), room(SAME_LOSS)),
-        "the gradient of the first batch": Rounded((*readings(gradient).tolist(), size), room(10 * SAME_GRADIENT)),
+        "the gradient of the first batch": Rounded(
+            (*readings(gradient).tolist(), size), room(10 * SAME_GRADIENT)
+        ),
     }
 
 
-def behaviour(evaluate: AnyEvaluator, parameters: Parameters, first: Batch, meet: bool) -> tuple[float, ...]:
-    """The loss of the first sample, readings of its gradient, and the gradient's norm, beside the parameters.
+def behaviour(
+    evaluate: AnyEvaluator, parameters: Parameters, first: Batch, meet: bool
+) -> tuple[float, ...]:
+    """The loss of the first sample, readings of its gradient, and the gradient's norm, beside the
+    parameters.
 
-    Where samples ``meet`` it is that of the first batch; else it does not depend on how the data are cut into batches.
+    Where samples ``meet`` it is that of the first batch; else it does not depend on how the data
+    are cut into batches.
 
-    They show another model or another loss, whatever the parameters are: where a layer is 0, all that comes before it
-    is hidden at the parameters themselves. ``behaves_alike`` compares two of them.
+    They show another model or another loss, whatever the parameters are: where a layer is 0, all
+    that comes before it is hidden at the parameters themselves. ``behaves_alike`` compares two of
+    them.
     """
     few = first if meet else take(first, slice(1))
     point = dict(zip(parameters, moved(parameters.values()), strict=True))
@@ -180,9 +218,13 @@ def behaviour(evaluate: AnyEvaluator, parameters: Parameters, first: Batch, meet
             with torch.enable_grad():
                 loss = evaluate(leaves, batch).reshape(())
                 grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        except (RuntimeError, ValueError, IndexError):  # a model for one batch size only, or not defined there
+        # a model for one batch size only, or not defined there
+        except (RuntimeError, ValueError, IndexError):
             continue
-        read, norm = told(grads).numbers[:4], math.hypot(*(float(torch.linalg.vector_norm(grad)) for grad in grads))
+        read, norm = (
+            told(grads).numbers[:4],
+            math.hypot(*(float(torch.linalg.vector_norm(grad)) for grad in grads)),
+        )
         if math.isfinite(float(loss.detach()) + norm):
             return float(loss.detach()), *read, norm
     return ()
@@ -199,7 +241,9 @@ def behaves_alike(one: Sequence[float], other: Sequence[float], dtype: torch.dty
     )
 
 
-def gradient_of(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> tuple[float, Tensor]:
+def gradient_of(
+    evaluate: AnyEvaluator, parameters: Parameters, batch: Batch
+) -> tuple[float, Tensor]:
     """The loss of a batch and its gradient as one vector, in float64."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     with torch.enable_grad():
@@ -209,7 +253,9 @@ def gradient_of(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) ->
 
 
 def beside(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Parameters:
-    """Parameters near these, as ``moved`` makes them; these themselves where the loss is not finite there."""
+    """Parameters near these, as ``moved`` makes them; these themselves where the loss is not
+    finite there.
+    """
     point = dict(zip(parameters, moved(parameters.values()), strict=True))
     try:
         loss, gradient = gradient_of(evaluate, point, batch)
@@ -220,7 +266,9 @@ def beside(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Para
 
 
 def moved(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Each tensor with noise of a tenth of its own size, or of a layer's usual one where it is 0."""
+    """Each tensor with noise of a tenth of its own size, or of a layer's usual one where it is
+    0.
+    """
     noise = torch.randn(NOISE, generator=generator(0, "beside"))
     found = []
     for tensor in tensors:
@@ -233,4 +281,6 @@ def moved(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _device(batch: Batch) -> torch.device:
-    return next(leaf.device for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor) and leaf.ndim)
+    return next(
+        leaf.device for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor) and leaf.ndim
+    )

@@ -19,7 +19,13 @@ def matcher(pattern: Pattern) -> Callable[[str], bool]:
     """A test of names from a glob ("layers.0.*"), several globs, or a callable."""
     if callable(pattern):
         return pattern
-    globs = [pattern] if isinstance(pattern, str) else list(pattern) if isinstance(pattern, Iterable) else [pattern]
+    globs = (
+        [pattern]
+        if isinstance(pattern, str)
+        else list(pattern)
+        if isinstance(pattern, Iterable)
+        else [pattern]
+    )
     fine = all(isinstance(glob, str) for glob in globs)
     require(
         fine,
@@ -72,10 +78,14 @@ class Space:
         return torch.cat([parameters[name].reshape(-1) for name in self.names])
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """A vector (P,) as views shaped like the parameters, or leading dimensions (k, P) as (k, *shape)."""
+        """A vector (P,) as views shaped like the parameters, or leading dimensions (k, P) as (k,
+        *shape).
+        """
         lead = vector.shape[:-1]
         pieces = vector.split(self.sizes, dim=-1)
-        return [piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return [
+            piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)
+        ]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """One vector (P,) to named views of it; several (k, P) to views (k, *shape)."""
@@ -93,16 +103,28 @@ class Space:
     def subspace(self, names: Sequence[str]) -> Space:
         """The space of some of the parameters, in this space's order."""
         keep = set(names)
-        pairs = [(name, shape) for name, shape in zip(self.names, self.shapes, strict=True) if name in keep]
+        pairs = [
+            (name, shape)
+            for name, shape in zip(self.names, self.shapes, strict=True)
+            if name in keep
+        ]
         return Space(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs))
 
     def indices(self, names: Sequence[str]) -> Tensor:
         """Positions in the flat vector of the named parameters, in this space's order."""
         keep = set(names)
-        return torch.cat([torch.arange(part.start, part.stop) for name, part in self.slices.items() if name in keep])
+        return torch.cat(
+            [
+                torch.arange(part.start, part.stop)
+                for name, part in self.slices.items()
+                if name in keep
+            ]
+        )
 
     def layers(self) -> dict[str, tuple[str, ...]]:
-        """Parameter names grouped by the module that owns them ("conv1.weight" belongs to "conv1")."""
+        """Parameter names grouped by the module that owns them ("conv1.weight" belongs to
+        "conv1").
+        """
         groups: dict[str, list[str]] = {}
         for name in self.names:
             groups.setdefault(name.rpartition(".")[0] or name, []).append(name)

@@ -1,11 +1,14 @@
-"""Files that are read back: digests that show damage, atomic writes, and results with the status each one carries.
+"""Files that are read back: digests that show damage, atomic writes, and results with the status
+each one carries.
 
-On disk a result is a JSON file, written last and atomically, plus one ``.npz`` for its arrays whose name
-holds a digest of its contents: a reader never sees half a result, and a killed writer leaves the old one whole.
+On disk a result is a JSON file, written last and atomically, plus one ``.npz`` for its arrays whose
+name holds a digest of its contents: a reader never sees half a result, and a killed writer leaves
+the old one whole.
 
-Every JSON document that is read back is sealed: it carries a digest of everything else it says (``seal``), and its
-digests of other files cover those. A file that differs from what was written raises ``Damaged``, which names it.
-Documents written before version 2 of a format have no seal, and are read without that check.
+Every JSON document that is read back is sealed: it carries a digest of everything else it says
+(``seal``), and its digests of other files cover those. A file that differs from what was written
+raises ``Damaged``, which names it. Documents written before version 2 of a format have no seal, and
+are read without that check.
 """
 
 from __future__ import annotations
@@ -41,8 +44,11 @@ FEW = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
 BUFFER = 1 << 18
 SMALL = 64 << 20  # bytes that any packed file may unpack to
-RATIO = 50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
-# the results in modules that ``import lambdahat`` leaves out; reading a file that holds one imports its module
+RATIO = (
+    50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
+)
+# the results in modules that ``import lambdahat`` leaves out; reading a file that holds one imports
+# its module
 LATER = {
     "bench.records": "BenchResult BenchRow",
     "experiments.minibatch.frontiers": "Frontier",
@@ -83,7 +89,9 @@ def digest(data: bytes) -> str:
 
 
 def update_digest(found: Any, tensor: Tensor, headed: bool = True) -> None:
-    """Add all bytes of a tensor, with ``headed`` after its dtype and shape, to a ``hashlib`` object."""
+    """Add all bytes of a tensor, with ``headed`` after its dtype and shape, to a ``hashlib``
+    object.
+    """
     plain = tensor.detach()
     if headed:
         found.update(f"{plain.dtype} {tuple(plain.shape)} {plain.layout}".encode())
@@ -113,12 +121,18 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     >>> seal({"step": 3})
     {'step': 3, 'digest': 'f2c76473acac2fa2146cd9615b918e8a'}
     """
-    require(DIGEST not in document, f"the key {DIGEST!r}", "be left to the digest of a document", "one of its own")
+    require(
+        DIGEST not in document,
+        f"the key {DIGEST!r}",
+        "be left to the digest of a document",
+        "one of its own",
+    )
     return {**document, DIGEST: _digest_of(document)}
 
 
 def unseal(document: Any, where: str | Path, sealed: bool = True) -> dict[str, Any]:
-    """The document that ``seal`` was given, read from the file ``where``; without ``sealed`` a digest may be missing.
+    """The document that ``seal`` was given, read from the file ``where``; without ``sealed`` a
+    digest may be missing.
 
     Raises:
         Damaged: If it says anything else than what was sealed.
@@ -154,32 +168,74 @@ class Status(Enum):
     """How a computation ended; the value is the remedy, empty when none is needed."""
 
     CONVERGED = ""
-    BUDGET_SPENT = "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
-    SAMPLES_SPENT = "The rounds of random signals ran out before the tolerance was reached: raise tol."
-    NOT_CONVERGED = "Residuals are above tol, or further copies are not ruled out: raise max_matvecs, or lower k."
-    PRECISION_LIMIT = "Rounding, also in the model, stops further progress: use dtype=torch.float64, or raise tol."
+    BUDGET_SPENT = (
+        "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
+    )
+    SAMPLES_SPENT = (
+        "The rounds of random signals ran out before the tolerance was reached: raise tol."
+    )
+    NOT_CONVERGED = (
+        "Residuals are above tol, or further copies are not ruled out: raise max_matvecs, or"
+        " lower k."
+    )
+    PRECISION_LIMIT = (
+        "Rounding, also in the model, stops further progress: use dtype=torch.float64, or raise"
+        " tol."
+    )
     QUADRATURE = "The quadrature has not settled: raise depth."
-    POSITIVITY = "No eigenvalue bound above 0 is known, nor was one seen: pass bounds, add a shift, or raise depth."
-    NOT_A_MINIMUM = "The sampled loss fell below the loss at the centre: train further, or raise localization."
+    POSITIVITY = (
+        "No eigenvalue bound above 0 is known, nor was one seen: pass bounds, add a shift, or raise"
+        " depth."
+    )
+    NOT_A_MINIMUM = (
+        "The sampled loss fell below the loss at the centre: train further, or raise localization."
+    )
     NOT_MIXED = "The chains disagree or still drift: raise draws and burn_in, or localization."
     DIVERGED = "Chains ran away to infinite loss: lower step_size, or raise localization."
     BOUNDED = "Chains ran into the bound and were pulled back: raise localization, or bound."
     STEP_BIAS = "The steps are so large that they add much of the value: lower step_size."
     REJECTED = "Nearly every proposal was rejected: lower step_size."
     NOT_MOVING = "The chains did not move, so their spread says nothing: raise step_size."
-    GRADIENTS_SPENT = "The gradients ran out before the error was small and reliable: raise max_gradients or tol."
-    INDEFINITE = "The curvature is negative beyond the prior's, no minimum: train further, or raise prior_precision."
+    GRADIENTS_SPENT = (
+        "The gradients ran out before the error was small and reliable: raise max_gradients or tol."
+    )
+    INDEFINITE = (
+        "The curvature is negative beyond the prior's, no minimum: train further, or raise"
+        " prior_precision."
+    )
     NOT_STATIONARY = "The gradient has not vanished here: train further, or subtract the decrement."
     NOT_ASYMPTOTIC = "The slope still changes along the levels used: raise levels, or lower radius."
-    MISFIT = "The points do not lie on a line within their errors: lower localization, or choose betas closer together."
-    FEW_WEIGHTS = "A few draws carry nearly all the weight: sample at the temperature asked for instead."
-    MISMATCH = "The density does not match its moments within their error: ask for fewer moments, or wider bounds."
+    MISFIT = (
+        "The points do not lie on a line within their errors: lower localization, or choose betas"
+        " closer together."
+    )
+    FEW_WEIGHTS = (
+        "A few draws carry nearly all the weight: sample at the temperature asked for instead."
+    )
+    MISMATCH = (
+        "The density does not match its moments within their error: ask for fewer moments, or wider"
+        " bounds."
+    )
     NO_GAP = "No gap parts the small eigenvalues from the rest: raise moments, or pass cut."
-    UNRESOLVED = "Gaps narrower than the moments resolve are not ruled out by the least eigenvalues: raise moments."
-    RIVAL_GAPS = "Several gaps are about as wide, so that no count is likelier than the others together: see rivals."
-    NO_OUTLIER = "No eigenvalue stands apart from the bulk for sure: raise depth to resolve its edge, or lower level."
-    NO_EDGE = "The bulk thins out without an edge, and what is called outliers may be its tail: count only wide gaps."
-    TRAINING_DIVERGED = "The training loss is infinite or NaN: lower the learning rate, or pass clip."
+    UNRESOLVED = (
+        "Gaps narrower than the moments resolve are not ruled out by the least eigenvalues: raise"
+        " moments."
+    )
+    RIVAL_GAPS = (
+        "Several gaps are about as wide, so that no count is likelier than the others together: see"
+        " rivals."
+    )
+    NO_OUTLIER = (
+        "No eigenvalue stands apart from the bulk for sure: raise depth to resolve its edge, or"
+        " lower level."
+    )
+    NO_EDGE = (
+        "The bulk thins out without an edge, and what is called outliers may be its tail: count"
+        " only wide gaps."
+    )
+    TRAINING_DIVERGED = (
+        "The training loss is infinite or NaN: lower the learning rate, or pass clip."
+    )
 
     @property
     def ok(self) -> bool:
@@ -188,7 +244,9 @@ class Status(Enum):
 
 
 class Result:
-    """Base of all results: ``save(path)`` and ``load(path)``, and a short text for each, shapes in place of arrays."""
+    """Base of all results: ``save(path)`` and ``load(path)``, and a short text for each, shapes in
+    place of arrays.
+    """
 
     _types: ClassVar[dict[str, type[Result]]] = {}
 
@@ -204,11 +262,17 @@ class Result:
         return f"{type(self).__name__}({', '.join(told)})"
 
     def save(self, path: str | Path) -> Path:
-        """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as .npz."""
+        """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as
+        .npz.
+        """
         path = _json_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {}
-        document: dict[str, Any] = {"format": FORMAT, "version": FORMAT_VERSION, "result": _encode(self, arrays)}
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "result": _encode(self, arrays),
+        }
         if arrays:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
@@ -217,8 +281,14 @@ class Result:
             write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
         stale = _arrays_file(path)
         write_sealed(path, document, indent=1)
-        own = re.compile(rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz")  # what a file names need not be ours
-        if stale is not None and own.fullmatch(stale.name) and stale.name != document.get("arrays", {}).get("file"):
+        own = re.compile(
+            rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz"
+        )  # what a file names need not be ours
+        if (
+            stale is not None
+            and own.fullmatch(stale.name)
+            and stale.name != document.get("arrays", {}).get("file")
+        ):
             stale.unlink(missing_ok=True)
         return path
 
@@ -227,13 +297,22 @@ class Result:
         """Read what ``save`` wrote; ``Result.load`` reads any kind."""
         path = _json_path(path)
         require(
-            path.is_file(), "path", "name a result written by save()", f"{path} (no such file)", "", FileNotFoundError
+            path.is_file(),
+            "path",
+            "name a result written by save()",
+            f"{path} (no such file)",
+            "",
+            FileNotFoundError,
         )
         try:
             document = read_json(path)
         except Damaged as error:
-            raise Damaged(f"{path} is not a lambdahat result, or a damaged one: {error.__cause__}") from error
-        ours = isinstance(document, dict) and document.get("format") == FORMAT and "result" in document
+            raise Damaged(
+                f"{path} is not a lambdahat result, or a damaged one: {error.__cause__}"
+            ) from error
+        ours = (
+            isinstance(document, dict) and document.get("format") == FORMAT and "result" in document
+        )
         if not ours and isinstance(document, dict) and DIGEST in document:
             unseal(document, path)
         require(ours, "path", "name a result written by save()", f"{path} (other contents)")
@@ -250,8 +329,12 @@ class Result:
             result = _decode(document["result"], _read_arrays(path, document.get("arrays")))
         except (Damaged, FileNotFoundError):
             raise
-        except Exception as error:  # whatever a file of another version, or one made by others, leads to
-            raise ValueError(f"{path} holds unknown parts ({error}); upgrade lambdahat to read it") from error
+        except (
+            Exception
+        ) as error:  # whatever a file of another version, or one made by others, leads to
+            raise ValueError(
+                f"{path} holds unknown parts ({error}); upgrade lambdahat to read it"
+            ) from error
         require(
             isinstance(result, cls),
             "path",
@@ -264,7 +347,9 @@ class Result:
 
 
 def _short(value: Any) -> str:
-    """A value for the text of a result: long arrays by shape, results by value or name, the first few of many."""
+    """A value for the text of a result: long arrays by shape, results by value or name, the first
+    few of many.
+    """
     if isinstance(value, Tensor | np.ndarray):
         if value.ndim == 0:
             return _short(value.item())
@@ -275,16 +360,19 @@ def _short(value: Any) -> str:
         return value.name
     if isinstance(value, Result):
         status = getattr(value, "status", Status.CONVERGED)
-        told = str(value).replace(f"{status.name}: {status.value}", status.name)  # the remedy is for its own text
+        told = str(value).replace(
+            f"{status.name}: {status.value}", status.name
+        )  # the remedy is for its own text
         worded = type(value).__str__ is not object.__str__ and len(told) <= LONG
         return told if worded else f"{type(value).__name__}(…)"
     if isinstance(value, float | np.floating):
         return f"{float(value):.6g}"
     if isinstance(value, Mapping):
-        parts = [f"{key!r}: {_short(item)}" for key, item in list(value.items())[:FEW]]
-        return f"{{{', '.join(parts)}{_rest(len(value))}}}"
+        parts = ", ".join(f"{key!r}: {_short(item)}" for key, item in list(value.items())[:FEW])
+        return f"{{{parts}{_rest(len(value))}}}"
     if isinstance(value, tuple | list):
-        return f"({', '.join(_short(item) for item in value[:FEW])}{_rest(len(value)) or ',' * (len(value) == 1)})"
+        parts = ", ".join(_short(item) for item in value[:FEW])
+        return f"({parts}{_rest(len(value)) or ',' * (len(value) == 1)})"
     return describe(value)
 
 
@@ -309,18 +397,26 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, temporary):
-            raise OSError(error.errno, error.strerror, str(path)) from error  # the name that its caller knows
+            raise OSError(
+                error.errno, error.strerror, str(path)
+            ) from error  # the name that its caller knows
         raise
 
 
 def is_result_file(path: Path) -> bool:
-    """Whether a JSON file holds a result; a damaged one counts, so that whoever reads it finds the damage."""
+    """Whether a JSON file holds a result; a damaged one counts, so that whoever reads it finds the
+    damage.
+    """
     blob = path.read_bytes()
     try:
         document = json.loads(blob.decode("utf-8"))
     except (ValueError, RecursionError):
         if len(blob) < len(HEAD) and HEAD.startswith(blob):
-            warnings.warn(f"{path} is left out: it may be a result that was cut short", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"{path} is left out: it may be a result that was cut short",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
     if not isinstance(document, dict):
         return False
@@ -328,12 +424,16 @@ def is_result_file(path: Path) -> bool:
     rest = {key: value for key, value in document.items() if key != DIGEST}
     if kind == FORMAT or told is None:
         return bool(kind == FORMAT)
-    other = str(kind).startswith(f"{FORMAT}-") or told == _digest_of(rest)  # such as those of a checkpoint
+    other = str(kind).startswith(f"{FORMAT}-") or told == _digest_of(
+        rest
+    )  # such as those of a checkpoint
     return not other
 
 
 def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
-    """The arrays beside the result at ``path``, which says (``told``) where they are and what their digest is."""
+    """The arrays beside the result at ``path``, which says (``told``) where they are and what their
+    digest is.
+    """
     if told is None:
         return {}
     file = path.with_name(told["file"])
@@ -352,7 +452,8 @@ def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
 
 
 def unpacked_size(packed: int) -> int:
-    """The most bytes that a packed file of a given size may unpack to where nothing says how many it should.
+    """The most bytes that a packed file of a given size may unpack to where nothing says how many
+    it should.
 
     >>> unpacked_size(1_000) == SMALL, unpacked_size(10_000_000)
     (True, 500000000)
@@ -361,7 +462,9 @@ def unpacked_size(packed: int) -> int:
 
 
 def bounded(stream: Any, path: Path) -> IO[bytes]:
-    """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond ``unpacked_size``."""
+    """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond
+    ``unpacked_size``.
+    """
     return io.BufferedReader(_Bounded(stream, path), BUFFER)
 
 
@@ -408,15 +511,19 @@ class _Bounded(io.RawIOBase):
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz; ValueError names the file where it is damaged, holds objects, or unpacks to far more.
+    """The arrays of an .npz; ValueError names the file where it is damaged, holds objects, or
+    unpacks to far more.
 
-    zipfile reads no more of a member than the archive declares, so that the declared sizes are what counts.
+    zipfile reads no more of a member than the archive declares, so that the declared sizes are what
+    counts.
     """
     try:
         require_modest(path)
         with np.load(path, allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
-    except Exception as error:  # a damaged archive fails in a dozen ways, and none is worth a traceback
+    except (
+        Exception
+    ) as error:  # a damaged archive fails in a dozen ways, and none is worth a traceback
         text = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path} must be a whole .npz of arrays, got {text[:200]}") from None
 
@@ -449,7 +556,9 @@ def _arrays_file(path: Path) -> Path | None:
 
 def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     if isinstance(value, Result):
-        fields = {f.name: _encode(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+        fields = {
+            f.name: _encode(getattr(value, f.name), arrays) for f in dataclasses.fields(value)
+        }  # type: ignore[arg-type]
         return {"type": type(value).__name__, "fields": fields}
     if isinstance(value, Status):
         return {"status": value.name}
@@ -459,9 +568,15 @@ def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         # numpy has no bfloat16; float32 holds it exactly
         plain = value.detach().cpu() if isinstance(value, Tensor) else value
         arrays[key] = (
-            (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy() if isinstance(plain, Tensor) else plain
+            (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+            if isinstance(plain, Tensor)
+            else plain
         )
-        return {"array": key, "tensor": tensor, **({"dtype": "bfloat16"} if plain.dtype == torch.bfloat16 else {})}
+        return {
+            "array": key,
+            "tensor": tensor,
+            **({"dtype": "bfloat16"} if plain.dtype == torch.bfloat16 else {}),
+        }
     if isinstance(value, np.generic):
         return _encode(value.item(), arrays)
     if isinstance(value, float) and not math.isfinite(value):
@@ -473,7 +588,8 @@ def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
-        f"a result can hold numbers, text, arrays and results, got {type(value).__name__}; convert it first"
+        f"a result can hold numbers, text, arrays and results, got {type(value).__name__}; convert"
+        " it first"
     )
 
 
@@ -482,7 +598,13 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         return value
     if "type" in value:
         kind = _kind(value["type"])
-        require(kind is not None, "path", "hold a known result", value["type"], "upgrade lambdahat to read it")
+        require(
+            kind is not None,
+            "path",
+            "hold a known result",
+            value["type"],
+            "upgrade lambdahat to read it",
+        )
         assert kind is not None
         fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
         _require_kinds(kind, fields)
@@ -510,7 +632,8 @@ def _kind(name: str) -> type[Result] | None:
 
 
 def _require_kinds(kind: type[Result], fields: Mapping[str, Any]) -> None:
-    """Refuse plainly wrong fields, such as text for a number: a figure or a page would fail on them, and name no file.
+    """Refuse plainly wrong fields, such as text for a number: a figure or a page would fail on
+    them, and name no file.
 
     This reads the annotations of the class and judges only what they leave no doubt about.
     """

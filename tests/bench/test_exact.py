@@ -61,7 +61,9 @@ def test_the_trace_of_a_perceptron(activation):
 def test_the_trace_of_a_piecewise_linear_network():
     case = small()
     assert exact.piecewise_trace(case) == pytest.approx(exact.perceptron_trace(case), rel=1e-10)
-    case = other(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    case = other(
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    )
     assert exact.trace(case) == pytest.approx(float(dense(case).trace()), rel=1e-10)
 
 
@@ -87,13 +89,17 @@ def test_the_kronecker_solution_of_one_layer_inverts_its_dense_matrix():
     A, G = a.T @ a / 6, (p.diag_embed() - p.unsqueeze(2) * p.unsqueeze(1)).mean(0)
     g = linear.gradient()
     matrix = torch.cat([g[:12].view(3, 4), g[12:].unsqueeze(1)], dim=1)
-    solved = torch.linalg.solve(torch.kron(G, A) + 0.1 * torch.eye(15).double(), matrix.reshape(-1)).view(3, 5)
+    solved = torch.linalg.solve(
+        torch.kron(G, A) + 0.1 * torch.eye(15).double(), matrix.reshape(-1)
+    ).view(3, 5)
     expected = torch.cat([solved[:, :4].reshape(-1), solved[:, 4]])
     torch.testing.assert_close(exact.kronecker_solution(linear, g, 0.1), expected)
 
 
 def test_the_moments_of_a_torus():
-    np.testing.assert_allclose(torus_moments(5, 12), exact_moments(eigenvalues(graph(torus(5))), 12).values, atol=1e-12)
+    np.testing.assert_allclose(
+        torus_moments(5, 12), exact_moments(eigenvalues(graph(torus(5))), 12).values, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])

@@ -80,11 +80,14 @@ def test_a_task_of_ours_that_raised_fails():
 
 
 def test_only_runs_of_one_kind_are_compared():
-    with pytest.raises(ValueError, match=r"the record must have a task in common with this run, got none$"):
+    with pytest.raises(
+        ValueError, match=r"the record must have a task in common with this run, got none$"
+    ):
         regressions(record(work="another"), record())
     quick = BenchResult(record().rows, {"quick": True})
     with pytest.raises(
-        ValueError, match=r"the record must be of a run with quick True, as this one, got None; compare"
+        ValueError,
+        match=r"the record must be of a run with quick True, as this one, got None; compare",
     ):
         regressions(quick, record())
 

@@ -13,7 +13,9 @@ from tests.documents import DOCS, ROOT
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("speed_figures", ROOT / "benchmarks" / "speed_figures.py")
+    spec = importlib.util.spec_from_file_location(
+        "speed_figures", ROOT / "benchmarks" / "speed_figures.py"
+    )
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "speed_figures", module)  # its dataclass looks its module up
@@ -23,7 +25,9 @@ def script():
 
 def lines(table):
     """The rows of the table by goal."""
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]
+    ]
     return {row[1]: row for row in cells}
 
 
@@ -38,7 +42,9 @@ def test_the_page_has_what_the_script_writes(script):
 
 def test_verdicts_are_those_of_the_machine_asked_for(script, tmp_path):
     stored(tmp_path, "cpu", [("HVP", "mlp", OURS, 1.0, 1.5), ("HVP", "lenet5", OURS, 1.0, 2.0)])
-    stored(tmp_path, "h200", [("HVP", "mlp", OURS, 1.0, 0.5), ("HVP", "mlp", "curvlinops", 1.0, 6.0)])
+    stored(
+        tmp_path, "h200", [("HVP", "mlp", OURS, 1.0, 0.5), ("HVP", "mlp", "curvlinops", 1.0, 6.0)]
+    )
     found = lines(script.table(tmp_path))
     assert found["HVP, mlp: at most 1.4 gradients on the CPU"][3:] == ["1.5", "0.5", "**missed**"]
     assert found["HVP, lenet5: at most 2.4 gradients on the CPU"][5] == "met"
@@ -68,7 +74,9 @@ def test_an_older_result_is_named(script, tmp_path):
 
 
 def test_every_row_of_the_benchmark_that_is_read_is_there(script):
-    """A row that is renamed would show as not measured: of those stored on the CPU none that was read is lost."""
+    """A row that is renamed would show as not measured: of those stored on the CPU none that was
+    read is lost.
+    """
     found = lines(script.table())
     unmeasured = [row for row in found.values() if "--only" in row[3]]
     assert not unmeasured

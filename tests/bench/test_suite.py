@@ -1,4 +1,6 @@
-"""The rows of the benchmark at tiny sizes: all there, accurate, and a peer that is missing says so."""
+"""The rows of the benchmark at tiny sizes: all there, accurate, and a peer that is missing says
+so.
+"""
 
 import math
 import sys
@@ -14,7 +16,9 @@ from lambdahat.bench.records import OURS, UNIT
 
 
 def installed(peer):
-    return pytest.mark.skipif(peer.version() == "not installed", reason=f"{peer.name} is not installed")
+    return pytest.mark.skipif(
+        peer.version() == "not installed", reason=f"{peer.name} is not installed"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,8 @@ def plan():
 def test_products(plan):
     seen = []
     found = run(plan, "products", seen.append)
-    assert [len(one) for one in seen] == list(range(2, len(found) + 1, 2))  # a unit and ours after each task
+    # a unit and ours after each task
+    assert [len(one) for one in seen] == list(range(2, len(found) + 1, 2))
     assert [work for work, _ in found.tasks()] == [*WORKS.values()] * 2
     for row in found.rows:
         assert row.cost == 1.0 if row.by == UNIT else row.cost > 0
@@ -34,7 +39,10 @@ def test_products(plan):
 
 
 def test_a_family_that_is_not_there_is_refused(plan):
-    with pytest.raises(ValueError, match=r"only must match a family of rows: products, estimates, .* got 'curvature'"):
+    with pytest.raises(
+        ValueError,
+        match=r"only must match a family of rows: products, estimates, .* got 'curvature'",
+    ):
         run(plan, "curvature")
 
 
@@ -67,11 +75,21 @@ def test_peers_give_the_same_numbers(peer, plan):
 
 
 def test_log_determinants_of_both_sizes_and_nothing_global_left_changed(plan):
-    before = torch.random.get_rng_state(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    before = (
+        torch.random.get_rng_state(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    )
     found = run(plan, "determinants")
-    assert [work for work, _ in found.tasks()] == ["log-determinant to 1 %", "log-determinant to 0.02 %"]
+    assert [work for work, _ in found.tasks()] == [
+        "log-determinant to 1 %",
+        "log-determinant to 0.02 %",
+    ]
     assert all(row.accurate for row in found.rows)
-    assert {row.note for row in found.rows if row.note} == {"2 probes, depth 10", "3 probes, depth 30"}
+    assert {row.note for row in found.rows if row.note} == {
+        "2 probes, depth 10",
+        "3 probes, depth 30",
+    }
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert before[1:] == (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
 
@@ -101,4 +119,11 @@ def test_tf32_is_on_inside_only():
 
 
 def test_every_family_is_there():
-    assert list(FAMILIES) == ["products", "estimates", "chains", "optimizers", "determinants", "graphs"]
+    assert list(FAMILIES) == [
+        "products",
+        "estimates",
+        "chains",
+        "optimizers",
+        "determinants",
+        "graphs",
+    ]

@@ -1,4 +1,6 @@
-"""Timing: medians of ratios within rounds, what fails says so, and memory is seen. No test asks a clock."""
+"""Timing: medians of ratios within rounds, what fails says so, and memory is seen. No test asks
+a clock.
+"""
 
 import math
 
@@ -59,7 +61,9 @@ def test_a_broken_task_has_a_note_and_the_rest_its_times():
     def broken():
         raise ImportError("no module named\n peer")
 
-    found = compare({"unit": clock([1.0] * 9), "peer": broken, "ours": clock([3.0] * 9)}, "unit", rounds=2)
+    found = compare(
+        {"unit": clock([1.0] * 9), "peer": broken, "ours": clock([3.0] * 9)}, "unit", rounds=2
+    )
     assert found["peer"].note == "ImportError: no module named peer"
     assert math.isnan(found["peer"].cost)
     assert found["ours"].cost == 3.0
@@ -75,7 +79,9 @@ def test_without_its_unit_nothing_can_be_said():
 
 def test_short_tasks_fill_a_sample_and_their_answers_are_kept():
     calls = []
-    found = compare({"unit": lambda: lambda: calls.append(1) or len(calls)}, "unit", rounds=1, sample_s=1e-4)
+    found = compare(
+        {"unit": lambda: lambda: calls.append(1) or len(calls)}, "unit", rounds=1, sample_s=1e-4
+    )
     assert found["unit"].value == len(calls) > 3
     assert found["unit"].cost == 1.0
 

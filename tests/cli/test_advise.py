@@ -23,11 +23,14 @@ def rows():
 
 def make_problem(sign=1.0):
     start = {"theta": torch.ones(3, dtype=torch.float64)}
-    return Problem.from_function(lambda p, x: sign * (x @ p["theta"]).square().mean(), start, rows())
+    loss = lambda p, x: sign * (x @ p["theta"]).square().mean()
+    return Problem.from_function(loss, start, rows())
 
 def normed():
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).double()
-    return Problem(net, "cross_entropy", (rows(), (rows()[:, 0] > 0).long()), norm="train", batch_size=10)
+    layers = torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    net = torch.nn.Sequential(*layers).double()
+    data = rows(), (rows()[:, 0] > 0).long()
+    return Problem(net, "cross_entropy", data, norm="train", batch_size=10)
 
 def classifier():
     net = torch.nn.Linear(3, 2).double()
@@ -68,9 +71,15 @@ def test_it_prints_what_was_measured_what_follows_and_why(project):
     )
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert re.fullmatch(r"use lr ≈ \S+ \(\S+ to \S+\) at batch 16, for this point of training", lines[0])
+    assert re.fullmatch(
+        r"use lr ≈ \S+ \(\S+ to \S+\) at batch 16, for this point of training", lines[0]
+    )
     assert lines[2] == "momentum 0.9: 3 parameters, 40 samples"
-    for part in ("the hessian of all data", "batches of 16, predicted, directional", "an element, over samples"):
+    for part in (
+        "the hessian of all data",
+        "batches of 16, predicted, directional",
+        "an element, over samples",
+    ):
         assert part in result.stdout
     rows = [line for line in lines if line.startswith("largest stable rate ")]
     assert [row.split()[3] for row in rows[:2]] == ["4", "16"]
@@ -129,14 +138,21 @@ def test_options_reach_the_advice(project):
         (20, 20, "100%", "noise, and none is seen here"),
     ],
 )
-def test_a_batch_that_is_large_beside_the_samples_taken_is_minded(project, size, samples, share, told):
+def test_a_batch_that_is_large_beside_the_samples_taken_is_minded(
+    project, size, samples, share, told
+):
     """1/(1 − 8/20) = 1.7. Without --samples all data are all data, whatever the batch."""
     arguments = (f"{project}:make_problem", "--batch-size", size, "--json")
     found = json.loads(call(*arguments, "--samples", samples).stdout)["cautions"]
-    words = f"a batch of {size} is {share} of the {samples} samples taken, which count as all data in b = B/(1 − B/N): "
+    words = (
+        f"a batch of {size} is {share} of the {samples} samples taken, which count as all data in b"
+        " = B/(1 − B/N): "
+    )
     expected = [f"{words}with far more data it has {told}; take more --samples"] if told else []
     assert [caution for caution in found if "samples taken" in caution] == expected
-    assert not any("samples taken" in caution for caution in json.loads(call(*arguments).stdout)["cautions"])
+    assert not any(
+        "samples taken" in caution for caution in json.loads(call(*arguments).stdout)["cautions"]
+    )
 
 
 def test_of_a_gauss_newton_matrix_the_mean_eigenvalue_is_told(project):
@@ -168,7 +184,9 @@ def test_with_batch_statistics_it_tells_what_batches_alone_tell(project):
     assert "batches of 10" in result.stdout
     assert "all data\n" not in result.stdout
     assert "nothing is predicted from all data" in result.stdout
-    document = json.loads(call(f"{project}:normed", "--batch-size", 10, "--batches", 3, "--json").stdout)
+    document = json.loads(
+        call(f"{project}:normed", "--batch-size", 10, "--batches", 3, "--json").stdout
+    )
     assert document["measured"] == document["batches"][0]["predicted"] == {}
     assert document["batches"][0]["overlap"]["value"] is None
 
@@ -190,7 +208,11 @@ def test_quiet_prints_nothing(project):
             ("--batch-size", 4, "--optimizer", "lion"),
             "error: optimizer must be one of 'sgd', 'momentum'",
         ),
-        ("a_maximum", ("--batch-size", 4), "error: the largest eigenvalue of the hessian must be above 0"),
+        (
+            "a_maximum",
+            ("--batch-size", 4),
+            "error: the largest eigenvalue of the hessian must be above 0",
+        ),
         ("missing", ("--batch-size", 4), "error: FACTORY: module"),
     ],
 )

@@ -19,7 +19,10 @@ def call(*arguments):
 
 
 def record(ours, peer=4.0):
-    rows = [BenchRow("HVP", "mlp", by, 0.01 * cost, cost) for by, cost in ((UNIT, 1.0), (OURS, ours), ("peer", peer))]
+    rows = [
+        BenchRow("HVP", "mlp", by, 0.01 * cost, cost)
+        for by, cost in ((UNIT, 1.0), (OURS, ours), ("peer", peer))
+    ]
     return BenchResult(tuple(rows), ABOUT)
 
 
@@ -55,10 +58,17 @@ def test_families_run_at_tiny_sizes(tmp_path):
         "KFAC step",
         "KFAC, factors and inverse",
     } <= works
-    inaccurate = [row for row in document["rows"] if (row["error"] or 0) > (row["accuracy"] or float("inf"))]
+    inaccurate = [
+        row for row in document["rows"] if (row["error"] or 0) > (row["accuracy"] or float("inf"))
+    ]
     assert not inaccurate
     assert len(BenchResult.load(tmp_path / "bench.json")) == len(document["rows"])
-    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "table.txt", "table.md", "bench.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "bench.json",
+        "table.txt",
+        "table.md",
+        "bench.png",
+    }
 
 
 def test_the_table_names_who_did_what(runs, tmp_path):
@@ -86,7 +96,10 @@ def test_slower_than_on_record_exits_with_1_after_a_second_look(runs, tmp_path):
 
 
 def test_what_is_to_be_explained_is_stated():
-    rows = [*record(5.0).rows[1:], BenchRow("trace", "mlp", OURS, cost=3.0, limit=2.0, limit_why="DESIGN §5")]
+    rows = [
+        *record(5.0).rows[1:],
+        BenchRow("trace", "mlp", OURS, cost=3.0, limit=2.0, limit_why="DESIGN §5"),
+    ]
     assert bench.findings(BenchResult(tuple(rows), ABOUT)) == [
         "peer is faster at HVP (mlp): ours takes 1.25 times as long",
         "trace (mlp) costs 1.5 times the limit, 2 × one gradient (DESIGN §5)",
@@ -99,9 +112,15 @@ def test_what_is_to_be_explained_is_stated():
         (["--only", "none"], "only must match a family of rows: " + ", ".join(FAMILIES)),
         (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
         (["--device", "cpu:7"], "--device must be cpu or cuda, got 'cpu:7'; there is one cpu"),
-        (["--out", "record.json"], "--out must be a folder that can be written to, got 'record.json' (File exists)"),
+        (
+            ["--out", "record.json"],
+            "--out must be a folder that can be written to, got 'record.json' (File exists)",
+        ),
         (["--against", "nowhere.json"], "path must name a result written by save()"),
-        (["--tolerance", "0", "--against", "record.json"], "tolerance must be a finite number above 0"),
+        (
+            ["--tolerance", "0", "--against", "record.json"],
+            "tolerance must be a finite number above 0",
+        ),
     ],
 )
 def test_bad_arguments_are_explained(runs, arguments, message, tmp_path, monkeypatch):

@@ -39,7 +39,8 @@ def make_problem():
     return Problem(network(), "cross_entropy", (x[:200], y[:200]))
 
 def bowl():
-    return Problem.from_function(lambda p: (p["w"] ** 2).sum(), {"w": torch.zeros(2).double()}, num_samples=1000)
+    start = {"w": torch.zeros(2).double()}
+    return Problem.from_function(lambda p: (p["w"] ** 2).sum(), start, num_samples=1000)
 
 def with_batch_norm():
     (x, y), _ = digits_split()
@@ -97,7 +98,9 @@ def test_measure_prints_a_table_and_writes_everything(project, tmp_path):
     result = call("measure", f"{project}:make_problem", "--depth", 20, "--top", 2, "--out", "run")
     assert result.exit_code == 0, result.output
     assert "610 parameters, 200 samples, cross_entropy" in result.stdout
-    assert re.search(r"^trace +\d+\.\d+ ± \d+(\.\d+)?e-0[4-9] +0  CONVERGED", result.stdout, re.MULTILINE)
+    assert re.search(
+        r"^trace +\d+\.\d+ ± \d+(\.\d+)?e-0[4-9] +0  CONVERGED", result.stdout, re.MULTILINE
+    )
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {
         "trace.json",
@@ -117,7 +120,9 @@ def test_measure_prints_a_table_and_writes_everything(project, tmp_path):
 
 
 def test_json_is_all_there_is_on_standard_output(project):
-    result = call("measure", f"{project}:make_problem", "--what", "trace,eigenpairs", "--top", 1, "--json")
+    result = call(
+        "measure", f"{project}:make_problem", "--what", "trace,eigenpairs", "--top", 1, "--json"
+    )
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert [row["quantity"] for row in document["results"]] == ["trace", "eigenpairs[1]"]
@@ -151,7 +156,9 @@ def test_options_reach_the_measurement(project):
 def test_batch_norm_mode_changes_the_loss(project):
     losses = {}
     for norm in ("eval", "train"):
-        result = call("measure", f"{project}:with_batch_norm", "--what", "trace", "--norm", norm, "--json")
+        result = call(
+            "measure", f"{project}:with_batch_norm", "--what", "trace", "--norm", norm, "--json"
+        )
         about = json.loads(result.stdout)["about"]
         assert about["norm"] == norm
         losses[norm] = about["loss_value"]
@@ -159,7 +166,17 @@ def test_batch_norm_mode_changes_the_loss(project):
 
 
 def test_eigenvectors_can_be_kept(project, tmp_path):
-    call("measure", f"{project}:make_problem", "--what", "eigenpairs", "--top", 2, "--vectors", "--out", "run")
+    call(
+        "measure",
+        f"{project}:make_problem",
+        "--what",
+        "eigenpairs",
+        "--top",
+        2,
+        "--vectors",
+        "--out",
+        "run",
+    )
     assert tuple(Measurement.load(tmp_path / "run")["eigenpairs"].vectors.shape) == (610, 2)
 
 
@@ -172,7 +189,9 @@ def test_checkpoint_is_what_is_measured(project, kind, tmp_path):
         save_file(state, path)
     else:
         torch.save({"state_dict": state, "epoch": 3} if kind == "nested" else state, path)
-    result = call("measure", f"{project}:make_problem", "--checkpoint", path, "--what", "trace", "--json")
+    result = call(
+        "measure", f"{project}:make_problem", "--checkpoint", path, "--what", "trace", "--json"
+    )
     problem = module.make_problem()
     truth = problem.loss(torch.cat([tensor.flatten() for tensor in state.values()]))
     assert json.loads(result.stdout)["about"]["loss_value"] == pytest.approx(truth, rel=1e-6)
@@ -197,13 +216,23 @@ def test_checkpoint_brings_buffers_and_takes_other_options(project, tmp_path):
         "--json",
     )
     problem.model.load_state_dict(state)
-    assert json.loads(result.stdout)["about"]["loss_value"] == pytest.approx(problem.loss(), rel=1e-6)
+    assert json.loads(result.stdout)["about"]["loss_value"] == pytest.approx(
+        problem.loss(), rel=1e-6
+    )
     assert before != pytest.approx(problem.loss(), rel=1e-3)
 
 
 def test_checkpoint_of_a_function(project, tmp_path):
     save_file({"w": torch.full((3,), 2.0)}, tmp_path / "w.safetensors")
-    result = call("measure", f"{project}:by_function", "--checkpoint", "w.safetensors", "--what", "trace", "--json")
+    result = call(
+        "measure",
+        f"{project}:by_function",
+        "--checkpoint",
+        "w.safetensors",
+        "--what",
+        "trace",
+        "--json",
+    )
     document = json.loads(result.stdout)
     assert document["about"]["loss_value"] == pytest.approx(48.0)
     assert document["results"][0]["value"] == pytest.approx(3 * 12 * 4.0, rel=1e-5)
@@ -214,14 +243,19 @@ def test_checkpoint_of_a_function(project, tmp_path):
     [
         (lambda state: state.pop("0.bias"), "lacks 0.bias"),
         (lambda state: state.update(extra=torch.ones(2)), "has unknown extra"),
-        (lambda state: state.update({"0.bias": torch.ones(3)}), "0.bias must have shape (8,), got (3,)"),
+        (
+            lambda state: state.update({"0.bias": torch.ones(3)}),
+            "0.bias must have shape (8,), got (3,)",
+        ),
     ],
 )
 def test_checkpoint_of_another_model_is_refused(project, tmp_path, change, message):
     state = __import__(project).network().state_dict()
     change(state)
     save_file(dict(state), tmp_path / "weights.safetensors")
-    line = one_line_error(call("measure", f"{project}:make_problem", "--checkpoint", "weights.safetensors"))
+    line = one_line_error(
+        call("measure", f"{project}:make_problem", "--checkpoint", "weights.safetensors")
+    )
     assert "--checkpoint" in line
     assert message in line
 
@@ -235,7 +269,10 @@ def test_checkpoint_of_another_model_is_refused(project, tmp_path, change, messa
         ("{}:broken", "raised KeyError: 'missing' (users"),
         ("{}:number", "must be a function, got int"),
         ("{}", "FACTORY must be module:function"),
-        ("my/{}.py:make_problem", "got the file 'my/{0}.py:make_problem'; write my.{0}:make_problem"),
+        (
+            "my/{}.py:make_problem",
+            "got the file 'my/{0}.py:make_problem'; write my.{0}:make_problem",
+        ),
     ],
 )
 def test_a_bad_factory_is_explained(project, spec, message):
@@ -256,13 +293,17 @@ def test_bad_arguments_are_explained(project, arguments, message):
     assert message in one_line_error(call("measure", f"{project}:make_problem", *arguments))
 
 
-@pytest.mark.parametrize("arguments", [["--depth", "0"], ["--curvature", "slope"], ["--dtype", "int8"], ["--nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [["--depth", "0"], ["--curvature", "slope"], ["--dtype", "int8"], ["--nonsense"]]
+)
 def test_bad_usage_exits_with_2(project, arguments):
     assert call("measure", f"{project}:make_problem", *arguments).exit_code == 2
 
 
 def test_options_that_a_function_cannot_take_are_refused(project):
-    assert "set them in the factory" in one_line_error(call("measure", f"{project}:by_function", "--norm", "train"))
+    assert "set them in the factory" in one_line_error(
+        call("measure", f"{project}:by_function", "--norm", "train")
+    )
 
 
 def test_files_that_are_no_checkpoints_are_refused(project, tmp_path):
@@ -279,9 +320,20 @@ def test_dry_run_makes_one_product_and_measures_nothing(project, tmp_path, monke
 
     made = []
     inner = base.LinearOperator._multiply
-    monkeypatch.setattr(base.LinearOperator, "_multiply", lambda self, v: made.append(v) or inner(self, v))
+    monkeypatch.setattr(
+        base.LinearOperator, "_multiply", lambda self, v: made.append(v) or inner(self, v)
+    )
     result = call(
-        "measure", f"{project}:make_problem", "--depth", 50, "--probes", 3, "--dry-run", "--json", "--out", "run"
+        "measure",
+        f"{project}:make_problem",
+        "--depth",
+        50,
+        "--probes",
+        3,
+        "--dry-run",
+        "--json",
+        "--out",
+        "run",
     )
     assert result.exit_code == 0
     assert len(made) == 1
@@ -291,14 +343,18 @@ def test_dry_run_makes_one_product_and_measures_nothing(project, tmp_path, monke
     assert spectrum["seconds_most"] == pytest.approx(150 * document["seconds"])
     assert spectrum["vectors_bytes"] == 51 * 610 * 4
     (pairs,) = [row for row in document["forecast"] if row["quantity"] == "eigenpairs"]
-    assert pairs["vectors_bytes"] == 201 * 610 * 4  # as many as thick-restart Lanczos allocates for ten pairs
+    assert (
+        pairs["vectors_bytes"] == 201 * 610 * 4
+    )  # as many as thick-restart Lanczos allocates for ten pairs
     (trace,) = [row for row in document["forecast"] if row["quantity"] == "trace"]
     assert trace["most"] == 0  # a ReLU network's trace is a closed form
     assert not (tmp_path / "run").exists()
 
 
 def test_the_trace_of_many_classes_is_forecast_in_rounds():
-    problem = lambdahat.Problem(lambdahat.models.mlp([4, 200]), "cross_entropy", (torch.randn(8, 4), torch.arange(8)))
+    problem = lambdahat.Problem(
+        lambdahat.models.mlp([4, 200]), "cross_entropy", (torch.randn(8, 4), torch.arange(8))
+    )
     _, (row,) = forecast(problem, ["trace"], Settings(curvature="ggn"))
     assert (row.fewest, row.most) == (MIN_ROUNDS, MAX_ROUNDS)
 
@@ -309,11 +365,25 @@ QUICK = ["--draws", 20, "--burn-in", 5, "--step-size", 1e-5]
 @pytest.mark.parametrize("name", sorted(__import__("lambdahat.measuring").measuring.QUANTITIES))
 def test_forecasts_hold(project, name):
     factory = "bowl" if name == "volume_scaling" else "make_problem"
-    arguments = ["measure", f"{project}:{factory}", "--what", name, "--depth", 10, "--top", 2, "--json", *QUICK]
+    arguments = [
+        "measure",
+        f"{project}:{factory}",
+        "--what",
+        name,
+        "--depth",
+        10,
+        "--top",
+        2,
+        "--json",
+        *QUICK,
+    ]
     (row,) = json.loads(call(*arguments, "--dry-run").stdout)["forecast"]
     rows = json.loads(call(*arguments).stdout)["results"]
     for cost in (row_["cost"] for row_ in rows):
-        alone = name in ("sweep", "llc_curve")  # a row is one coefficient's, without the others of the grid
+        alone = name in (
+            "sweep",
+            "llc_curve",
+        )  # a row is one coefficient's, without the others of the grid
         assert cost == 0 or ((alone or row["fewest"] <= cost) and cost <= row["most"])
 
 
@@ -336,11 +406,21 @@ def test_forecasts_of_chains_hold(project, settings):
 
 
 def test_a_forecast_of_chains_is_in_gradients_of_a_batch(project):
-    result = call("measure", f"{project}:make_problem", "--what", "trace,llc", "--step-size", 1e-5, "--dry-run")
+    result = call(
+        "measure",
+        f"{project}:make_problem",
+        "--what",
+        "trace,llc",
+        "--step-size",
+        1e-5,
+        "--dry-run",
+    )
     line = next(line for line in result.stdout.splitlines() if line.startswith("llc"))
     assert " gradients " in line
     document = json.loads(
-        call("measure", f"{project}:make_problem", "--what", "llc", *QUICK, "--dry-run", "--json").stdout
+        call(
+            "measure", f"{project}:make_problem", "--what", "llc", *QUICK, "--dry-run", "--json"
+        ).stdout
     )
     assert document["forecast"][0]["vectors_bytes"] == 6 * 4 * 610 * 4
 
@@ -371,7 +451,10 @@ def test_measure_llc_with_its_options(project, tmp_path):
         "run",
     )
     assert result.exit_code in (0, 1), result.output
-    header, line = (next(line for line in result.stdout.splitlines() if line.startswith(s)) for s in ("quan", "llc"))
+    header, line = (
+        next(line for line in result.stdout.splitlines() if line.startswith(s))
+        for s in ("quan", "llc")
+    )
     assert "gradients" in line
     assert header.split("  ")[0] == "quantity"
     assert {"nβ", "γ"} < set(header.split())
@@ -380,7 +463,9 @@ def test_measure_llc_with_its_options(project, tmp_path):
     assert found.chains.losses.shape == (2, 20)
     assert (found.chains.batch_size, found.localization, found.step_size) == (50, 10.0, 1e-4)
     assert found.temperature == "B/log B, B = 50"
-    assert {"llc.json", "llc.png", "measurement.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"llc.json", "llc.png", "measurement.png"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
     again = ["measure", f"{project}:make_problem", "--what", "llc", "--out", "run"]
     assert "with sampling = {}" in one_line_error(call(*again))
 
@@ -396,11 +481,15 @@ def test_measure_llc_with_its_options(project, tmp_path):
     ],
 )
 def test_bad_sampling_is_explained(project, arguments, message):
-    assert message in one_line_error(call("measure", f"{project}:make_problem", "--what", "llc", *arguments))
+    assert message in one_line_error(
+        call("measure", f"{project}:make_problem", "--what", "llc", *arguments)
+    )
 
 
 def test_nbeta_can_be_a_number(project):
-    result = call("measure", f"{project}:make_problem", "--what", "llc", "--nbeta", "12.5", *QUICK, "--json")
+    result = call(
+        "measure", f"{project}:make_problem", "--what", "llc", "--nbeta", "12.5", *QUICK, "--json"
+    )
     assert json.loads(result.stdout)["about"]["sampling"]["nbeta"] == 12.5
 
 
@@ -445,13 +534,16 @@ def test_a_second_run_resumes(project, tmp_path):
 
 
 def test_interrupt_exits_with_130_and_keeps_what_was_finished(project, tmp_path):
-    slow = (tmp_path / f"{project}.py").read_text() + (
-        "\nimport time\nfrom lambdahat import measuring\n"
-        "measuring.QUANTITIES['eigenpairs'] = lambda *_: time.sleep(60)\n"
+    slow = (
+        (tmp_path / f"{project}.py").read_text()
+        + "\nimport time\nfrom lambdahat import measuring\n"
+        + "measuring.QUANTITIES['eigenpairs'] = lambda *_: time.sleep(60)\n"
     )
     (tmp_path / "slow_users.py").write_text(slow)
     arguments = ["measure", "slow_users:make_problem", "--what", "trace,eigenpairs", "--out", "run"]
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    heard = partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # a shell's background jobs ignore it
     command = [sys.executable, "-m", "lambdahat", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     deadline = time.monotonic() + 60
@@ -471,7 +563,14 @@ def test_quiet_prints_nothing(project):
 
 def test_landscape_along_ritz_vectors_on_both_data_sets(project, tmp_path):
     result = call(
-        "landscape", f"{project}:make_problem", "--held-out", f"{project}:held_out", "--depth", 30, "--out", "run"
+        "landscape",
+        f"{project}:make_problem",
+        "--held-out",
+        f"{project}:held_out",
+        "--depth",
+        30,
+        "--out",
+        "run",
     )
     assert result.exit_code == 0, result.output
     names = ("largest", "smallest", "smallest-magnitude")
@@ -480,12 +579,16 @@ def test_landscape_along_ritz_vectors_on_both_data_sets(project, tmp_path):
     for name, line in found.items():
         assert line.offsets.tolist() == pytest.approx(torch.linspace(-1, 1, 21).tolist(), abs=1e-6)
         assert line.loss[10] == pytest.approx(problem.loss(), rel=1e-5)
-        assert line.held_out[10] == pytest.approx(problem.on(__import__(project).held_out()).loss(), rel=1e-5)
+        assert line.held_out[10] == pytest.approx(
+            problem.on(__import__(project).held_out()).loss(), rel=1e-5
+        )
         assert (tmp_path / "run" / f"landscape-{name}.png").exists()
     bends = [found[name].curvature[0] for name in names]
     assert bends[0] > abs(bends[2])
     assert bends[1] <= bends[2] + 1e-4
-    assert bends[0] == pytest.approx(float(torch.linalg.eigvalsh(hessian(problem).dense())[-1]), rel=1e-3)
+    assert bends[0] == pytest.approx(
+        float(torch.linalg.eigvalsh(hessian(problem).dense())[-1]), rel=1e-3
+    )
 
 
 def test_landscape_plane_and_json(project):
@@ -532,18 +635,38 @@ def test_landscape_of_even_points_has_the_loss_at_the_centre(project):
 
 def test_landscape_towards_another_checkpoint(project, tmp_path):
     save_file(__import__(project).network(seed=1).state_dict(), tmp_path / "other.safetensors")
-    result = call("landscape", f"{project}:make_problem", "--towards", "other.safetensors", "--points", 3, "--json")
+    result = call(
+        "landscape",
+        f"{project}:make_problem",
+        "--towards",
+        "other.safetensors",
+        "--points",
+        3,
+        "--json",
+    )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)["towards"]
     here = __import__(project).make_problem()
-    there = call("measure", f"{project}:make_problem", "--checkpoint", "other.safetensors", "--what", "trace", "--json")
+    there = call(
+        "measure",
+        f"{project}:make_problem",
+        "--checkpoint",
+        "other.safetensors",
+        "--what",
+        "trace",
+        "--json",
+    )
     assert found["offsets"] == [0, 0.5, 1]
     assert found["loss"][0] == pytest.approx(here.loss(), rel=1e-5)
-    assert found["loss"][2] == pytest.approx(json.loads(there.stdout)["about"]["loss_value"], rel=1e-5)
+    assert found["loss"][2] == pytest.approx(
+        json.loads(there.stdout)["about"]["loss_value"], rel=1e-5
+    )
 
 
 def test_landscape_dry_run(project):
-    document = json.loads(call("landscape", f"{project}:make_problem", "--dry-run", "--json").stdout)
+    document = json.loads(
+        call("landscape", f"{project}:make_problem", "--dry-run", "--json").stdout
+    )
     assert (document["products"], document["loss_evaluations"]) == (100, 63)
 
 

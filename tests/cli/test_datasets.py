@@ -20,7 +20,9 @@ def call(*arguments):
 def folder(tmp_path, monkeypatch):
     """An empty data folder, and a small MNIST as the published one, of which there is no source."""
     write_handwriting(tmp_path / "original")
-    entry = published(CATALOGUE["mnist"], tmp_path / "original", (7, 5), CATALOGUE["mnist"].sources[:0])
+    entry = published(
+        CATALOGUE["mnist"], tmp_path / "original", (7, 5), CATALOGUE["mnist"].sources[:0]
+    )
     monkeypatch.setitem(CATALOGUE, "mnist", entry)
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "cache"))
@@ -69,8 +71,14 @@ def test_check_says_where_there_is_nothing_to_check_against(folder, monkeypatch)
     assert result.exit_code == 0
     assert [row["state"] for row in json.loads(result.stdout)] == ["no published checksum"] * 2
     cifar, imagenet = result.stderr.strip().splitlines()
-    assert "cifar10: no published checksum of data_batch_1.bin … test_batch.bin; their sizes are right" in cifar
-    assert "imagenet32: no published checksum of train_data_batch_1.npz … val_data.npz; they are there" in imagenet
+    assert (
+        "cifar10: no published checksum of data_batch_1.bin … test_batch.bin; their sizes are right"
+        in cifar
+    )
+    assert (
+        "imagenet32: no published checksum of train_data_batch_1.npz … val_data.npz; they are there"
+        in imagenet
+    )
     assert "no published checksum" in call("check").stdout
     (folder / "imagenet32" / "val_data.npz").write_bytes(b"")
     (folder / "cifar10" / "test_batch.bin").write_bytes(bytes(11))
@@ -90,8 +98,14 @@ def test_check_says_where_there_is_nothing_to_check_against(folder, monkeypatch)
             ("fetch", "mnist", "--mirror", "ftp://x"),
             "url must begin with http:// or https://, got ftp://x/train-images",
         ),
-        (("fetch", "mnist", "--mirror", "http://127.0.0.1:9"), "error: mnist could not be fetched. Tried http://127"),
-        (("check", "mnist", "--folder", "/nowhere"), "mnist: folder must be a folder, got /nowhere"),
+        (
+            ("fetch", "mnist", "--mirror", "http://127.0.0.1:9"),
+            "error: mnist could not be fetched. Tried http://127",
+        ),
+        (
+            ("check", "mnist", "--folder", "/nowhere"),
+            "mnist: folder must be a folder, got /nowhere",
+        ),
     ],
 )
 def test_errors_are_one_line(arguments, message):

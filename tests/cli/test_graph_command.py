@@ -70,20 +70,26 @@ def test_spectrum(files):
     assert result.stdout.splitlines()[-1] == "written to out"
     assert isinstance(Result.load("out/spectrum-random.json"), GraphSpectrum)
     assert (files / "out" / "spectrum-cliques.png").is_file()
-    (document, _) = json.loads(call("spectrum", "cliques.txt", "random.txt", "--moments", "20", "--json").stdout)
+    (document, _) = json.loads(
+        call("spectrum", "cliques.txt", "random.txt", "--moments", "20", "--json").stdout
+    )
     assert len(document["moments"]) == 21
     assert document["moments"][0] == 1.0
     assert document["moments"][1] == pytest.approx(0.0, abs=1e-12)  # tr L = n
 
 
 def test_compare(files):
-    result = call("compare", "cliques.txt", "path.txt", "random.txt", "--moments", "20", "--out", "out")
+    result = call(
+        "compare", "cliques.txt", "path.txt", "random.txt", "--moments", "20", "--out", "out"
+    )
     assert result.exit_code == 0, result.output
     assert sorted(result.stdout.splitlines()[1].split()) == ["cliques", "path", "random"]
     found = Result.load("out/similarity.json")
     assert isinstance(found, Similarity)
     assert (files / "out" / "similarity.png").is_file()
-    document = json.loads(call("compare", "path.txt", "random.txt", "--moments", "20", "--json").stdout)
+    document = json.loads(
+        call("compare", "path.txt", "random.txt", "--moments", "20", "--json").stdout
+    )
     assert document["divergences"][0][1] == document["divergences"][1][0] > 0
 
 
@@ -93,7 +99,11 @@ def test_fit(files):
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[2].split()[:4] == ["random", "erdos_renyi", "p", "="]
     documents = json.loads(call("fit", "random.txt", *options, "--json", "--out", "out").stdout)
-    assert {one["model"] for one in documents} == {"erdos_renyi", "watts_strogatz", "barabasi_albert"}
+    assert {one["model"] for one in documents} == {
+        "erdos_renyi",
+        "watts_strogatz",
+        "barabasi_albert",
+    }
     assert isinstance(Result.load("out/fit-random.json"), ModelChoice)
 
 
@@ -105,7 +115,9 @@ def test_fit_takes_several_files_and_the_library_s_own_settings(files, monkeypat
         return ModelFit(0.5, 0.1, model="erdos_renyi", parameter="p")
 
     monkeypatch.setattr("lambdahat.cli.graphs.fit_model", fitted)
-    documents = json.loads(call("fit", "random.txt", "cliques.txt", "--model", "erdos_renyi", "--json").stdout)
+    documents = json.loads(
+        call("fit", "random.txt", "cliques.txt", "--model", "erdos_renyi", "--json").stdout
+    )
     assert [one["name"] for one in documents] == ["random", "cliques"]
     assert seen[0] == ("random", ("erdos_renyi",), {"seed": 0})
 
@@ -116,12 +128,16 @@ def test_files_of_one_name_do_not_overwrite_each_other(files):
     result = call("spectrum", "cliques.txt", "more/cliques.txt", "--moments", "20", "--out", "out")
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.stdout.splitlines()[2:4]] == ["cliques", "cliques-2"]
-    assert [Result.load(f"out/spectrum-{name}.json").nodes for name in ("cliques", "cliques-2")] == [24, 5]
+    assert [
+        Result.load(f"out/spectrum-{name}.json").nodes for name in ("cliques", "cliques-2")
+    ] == [24, 5]
 
 
 def test_files_are_read_as_the_options_say(files):
     (files / "w.txt").write_text("0 1 2.0\n1 0 4.0\n2 2 1.0\n", encoding="utf-8")
-    (document,) = json.loads(call("spectrum", "w.txt", "--moments", "8", "--json", "--loops", "keep").stdout)
+    (document,) = json.loads(
+        call("spectrum", "w.txt", "--moments", "8", "--json", "--loops", "keep").stdout
+    )
     assert (document["nodes"], document["edges"], document["isolated"]) == (3, 2, 0)
     refused = call("spectrum", "w.txt", "--directed", "refuse")
     assert refused.exit_code == 2

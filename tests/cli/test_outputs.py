@@ -1,4 +1,6 @@
-"""Output that cannot be written is refused before any work; what other code prints never spoils standard output."""
+"""Output that cannot be written is refused before any work; what other code prints never spoils
+standard output.
+"""
 
 import errno
 import json
@@ -61,7 +63,12 @@ def here(tmp_path, monkeypatch):
 
 
 # a page may take the place of a file
-PAIRS = [(command, place) for command in COMMANDS for place in PLACES if (command, place) != ("report", "a file")]
+PAIRS = [
+    (command, place)
+    for command in COMMANDS
+    for place in PLACES
+    if (command, place) != ("report", "a file")
+]
 
 
 @pytest.mark.parametrize(("command", "place"), PAIRS)
@@ -124,7 +131,16 @@ def project(tmp_path, monkeypatch):
 
 
 def test_what_a_factory_and_its_model_print_is_not_on_standard_output(project):
-    command = [sys.executable, "-m", "lambdahat", "measure", "loud_factory:loud", "--what", "trace", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "lambdahat",
+        "measure",
+        "loud_factory:loud",
+        "--what",
+        "trace",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["results"][0]["quantity"] == "trace"
@@ -135,7 +151,10 @@ def test_what_a_factory_and_its_model_print_is_not_on_standard_output(project):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("loud_factory:leaving", r"FACTORY: loud_factory:leaving() raised SystemExit: 0 (loud_factory.py, line"),
+        (
+            "loud_factory:leaving",
+            r"FACTORY: loud_factory:leaving() raised SystemExit: 0 (loud_factory.py, line",
+        ),
         ("leaving_factory:make_problem", "FACTORY: importing leaving_factory raised SystemExit: 0"),
     ],
 )
@@ -146,7 +165,9 @@ def test_a_factory_that_exits_does_not_choose_the_exit_code(project, factory, me
     assert f"error: {message}" in found.stderr
 
 
-def test_a_model_that_exits_while_it_is_measured_does_not_choose_the_exit_code(project, monkeypatch):
+def test_a_model_that_exits_while_it_is_measured_does_not_choose_the_exit_code(
+    project, monkeypatch
+):
     def leave(*arguments, **settings):
         sys.exit(0)
 

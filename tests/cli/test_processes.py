@@ -1,4 +1,6 @@
-"""The command under torchrun: two processes share the data, and one prints and writes what one process would."""
+"""The command under torchrun: two processes share the data, and one prints and writes what one
+process would.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from lambdahat.problem import Problem
 def make_problem():
     (x, y), _ = digits_split()
     problem = Problem(mlp([64, 4, 10]).double(), "cross_entropy", (x[:101].double(), y[:101]))
-    Path(f"share-{problem.ranks.rank}").write_text(str(sum(batch.size for _, batch in problem.share)))
+    share = sum(batch.size for _, batch in problem.share)
+    Path(f"share-{problem.ranks.rank}").write_text(str(share))
     return problem
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -63,10 +66,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(folder):
-    """Everything in this process, and the trace alone in the folder that two processes go on with."""
+    """Everything in this process, and the trace alone in the folder that two processes go on
+    with.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        problem, settings = call_factory("two_ranks:make_problem"), {"depth": 8, "top": 2, "keep_vectors": False}
+        problem, settings = (
+            call_factory("two_ranks:make_problem"),
+            {"depth": 8, "top": 2, "keep_vectors": False},
+        )
         measure(problem, "trace", folder="two", sampling=SAMPLING, **settings)
         return measure(problem, EVERYTHING.split(","), sampling=SAMPLING, **settings)
 
@@ -74,9 +82,15 @@ def one(folder):
 @pytest.fixture(scope="module")
 def two(folder, one):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    chains = [word for name, value in SAMPLING.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    chains = [
+        word
+        for name, value in SAMPLING.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     command = [sys.executable, *TORCHRUN, *MEASURE, *chains]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 1, done.stderr[-3000:]
     return done
 
@@ -104,11 +118,16 @@ def test_one_document_is_printed(one, two):
     assert len(json.loads(two.stdout)["results"]) == len(one.table()) == 13
     assert two.stderr.count("llc: NOT_A_MINIMUM") == 1
     assert two.stderr.count(MEASURED) == 1
-    assert two.stderr.index(MEASURED) < two.stderr.index("ChildFailedError")  # torchrun's report of exit code 1
+    assert two.stderr.index(MEASURED) < two.stderr.index(
+        "ChildFailedError"
+    )  # torchrun's report of exit code 1
 
 
 def test_each_rank_has_its_share_of_the_data(folder, one, two):
-    assert [(folder / f"share-{number}").read_text(encoding="utf-8") for number in (0, 1)] == ["50", "51"]
+    assert [(folder / f"share-{number}").read_text(encoding="utf-8") for number in (0, 1)] == [
+        "50",
+        "51",
+    ]
 
 
 def test_other_commands_are_for_one_process(monkeypatch, capsys):

@@ -43,13 +43,19 @@ def test_tables_claims_and_assumptions_are_printed():
 
 
 def test_the_smoke_scale_says_what_it_is_worth():
-    assert "its verdicts say nothing about the paper" in call("reproduce", "toy", "--scale", "smoke").stdout
+    assert (
+        "its verdicts say nothing about the paper"
+        in call("reproduce", "toy", "--scale", "smoke").stdout
+    )
 
 
 def test_a_dry_run_forecasts_and_writes_nothing(tmp_path):
     result = call("reproduce", "toy", "--scale", "cpu", "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "8 cells are left: about 0 minutes on cpu, one at a time; 8 of them could not be forecast" in result.stdout
+    assert (
+        "8 cells are left: about 0 minutes on cpu, one at a time; 8 of them could not be forecast"
+        in result.stdout
+    )
     [found] = json.loads(call("reproduce", "toy", "--scale", "cpu", "--dry-run", "--json").stdout)
     assert found["cells"] == 8
     assert [row["cells"] for row in found["settings"]] == [4, 4]
@@ -74,7 +80,9 @@ def test_rows_tables_and_page_are_written(tmp_path):
 def test_a_second_run_resumes_and_a_fresh_one_does_not(monkeypatch):
     experiment, calls = toy(), []
     inner = experiment.run
-    object.__setattr__(experiment, "run", lambda cell, device: calls.append(cell) or inner(cell, device))
+    object.__setattr__(
+        experiment, "run", lambda cell, device: calls.append(cell) or inner(cell, device)
+    )
     use(monkeypatch, experiment)
     for options in ([], [], ["--resume"], ["--fresh"]):
         assert call("reproduce", "toy", "--scale", "smoke", "--quiet", *options).exit_code == 0
@@ -100,7 +108,11 @@ def test_the_list_has_a_table_for_each_paper_and_counts_cells(monkeypatch):
     monkeypatch.setattr(registry, "PAPER_SCALE", {"another"})
     lines = [" ".join(line.split()) for line in call("reproduce", "--list").stdout.splitlines()]
     assert "toy 4 8 16 A toy (Table 1)" in lines
-    assert lines.index("no paper") < lines.index("A second paper") < lines.index("another 4 8 16 * A toy (§2)")
+    assert (
+        lines.index("no paper")
+        < lines.index("A second paper")
+        < lines.index("another 4 8 16 * A toy (§2)")
+    )
 
 
 def test_a_cell_that_raises_is_said_and_the_rest_is_kept(monkeypatch):
@@ -116,7 +128,9 @@ def choosy():
     """A toy whose claims need both rates."""
 
     def claims(rows):
-        return toy().claims(rows) if min(len(rows.where(rate=rate)) for rate in (0.5, 2.0)) else [][0]
+        return (
+            toy().claims(rows) if min(len(rows.where(rate=rate)) for rate in (0.5, 2.0)) else [][0]
+        )
 
     return dataclasses.replace(toy(), claims=claims)
 
@@ -177,18 +191,39 @@ def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reproduce", "tooy"], "EXPERIMENT must be one of toy, got 'tooy'; did you mean 'toy'? --list describes them"),
-        (["reproduce", "mnist"], "EXPERIMENT must be one of toy, got 'mnist'; --list describes them"),
+        (
+            ["reproduce", "tooy"],
+            "EXPERIMENT must be one of toy, got 'tooy'; did you mean 'toy'? --list describes them",
+        ),
+        (
+            ["reproduce", "mnist"],
+            "EXPERIMENT must be one of toy, got 'mnist'; --list describes them",
+        ),
         (["reproduce"], "EXPERIMENTS must be some names or --all, got none; --list describes them"),
-        (["reproduce", "toy", "--all"], "EXPERIMENTS must be some names or --all, got both; --list describes them"),
-        (["reproduce", "toy", "--scale", "big"], "scale must be one of 'smoke', 'cpu', 'paper', got 'big'"),
-        (["reproduce", "toy", "--only", "x=1"], "only must match a cell, got 'x=1'; cells read like"),
+        (
+            ["reproduce", "toy", "--all"],
+            "EXPERIMENTS must be some names or --all, got both; --list describes them",
+        ),
+        (
+            ["reproduce", "toy", "--scale", "big"],
+            "scale must be one of 'smoke', 'cpu', 'paper', got 'big'",
+        ),
+        (
+            ["reproduce", "toy", "--only", "x=1"],
+            "only must match a cell, got 'x=1'; cells read like",
+        ),
         (
             ["reproduce", "toy", "--scale", "smoke", "--out", "file"],
             "--out must be a folder that can be written to, got 'file' (File exists)",
         ),
-        (["report", ".", "--out", "."], "--out must be a file that can be written to, got '.' (it is a folder)"),
-        (["report", "nowhere"], "FOLDERS must be folders with stored rows or results, got 'nowhere'"),
+        (
+            ["report", ".", "--out", "."],
+            "--out must be a file that can be written to, got '.' (it is a folder)",
+        ),
+        (
+            ["report", "nowhere"],
+            "FOLDERS must be folders with stored rows or results, got 'nowhere'",
+        ),
     ],
 )
 def test_misuse_is_one_line(arguments, message):

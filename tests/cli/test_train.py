@@ -25,7 +25,17 @@ from lambdahat.training import fit, load_run, read_rows
 from lambdahat.training.folders import weights
 from tests.training.small_runs import same, timeless
 
-BASIC = ("train", "--model", "mlp", "--data", "digits", "--model-option", "widths=(16,)", "--samples", "300")
+BASIC = (
+    "train",
+    "--model",
+    "mlp",
+    "--data",
+    "digits",
+    "--model-option",
+    "widths=(16,)",
+    "--samples",
+    "300",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +99,13 @@ def test_trains_as_fit_does_and_writes_a_folder(folder):
     )
     assert same(weights("run"), model.state_dict())
     rows = read_rows(folder / "run" / "metrics.jsonl")
-    assert [row["validation_loss"] for row in rows] == [row["validation_loss"] for row in run.epochs]
+    assert [row["validation_loss"] for row in rows] == [
+        row["validation_loss"] for row in run.epochs
+    ]
     problem = load_run("run")
-    assert rows[-1]["trace"] == pytest.approx(float(Result.load("run/measurements/trace-00000006.json")))
+    assert rows[-1]["trace"] == pytest.approx(
+        float(Result.load("run/measurements/trace-00000006.json"))
+    )
     assert torch.equal(problem.vector, Problem(model, "cross_entropy", (x[:300], y[:300])).vector)
     names = {path.name for path in (folder / "run").iterdir()}
     assert names == {
@@ -117,8 +131,12 @@ def test_resumes_and_refuses(folder):
     assert call(*common, "--epochs", 2).exit_code == 0
     assert "pass resume=True" in one_line_error(*common, "--epochs", 4)
     assert "with seed = 0, not 1" in one_line_error(*common, "--epochs", 4, "--seed", 1, "--resume")
-    assert "batch_size = 128, not 7" in one_line_error(*common, "--epochs", 4, "--batch-size", 7, "--resume")
-    assert "options = {'lr': 0.01}, not {'lr': 0.02}" in one_line_error(*common, "--lr", 0.02, "--resume")
+    assert "batch_size = 128, not 7" in one_line_error(
+        *common, "--epochs", 4, "--batch-size", 7, "--resume"
+    )
+    assert "options = {'lr': 0.01}, not {'lr': 0.02}" in one_line_error(
+        *common, "--lr", 0.02, "--resume"
+    )
     assert call(*common, "--epochs", 4, "--resume").exit_code == 0
     assert same(weights("run"), weights("whole"))
     assert timeless(read_rows("run/metrics.jsonl")) == timeless(read_rows("whole/metrics.jsonl"))
@@ -148,7 +166,9 @@ def test_a_killed_command_goes_on(folder):
         "50",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen([sys.executable, "-m", "lambdahat", *words, "--out", "killed"], env=environment)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "lambdahat", *words, "--out", "killed"], env=environment
+    )
     while child.poll() is None and not list((folder / "killed").glob("checkpoints/step-*.json")):
         time.sleep(0.001)
     child.send_signal(signal.SIGKILL)
@@ -162,7 +182,18 @@ def test_a_killed_command_goes_on(folder):
 def test_measure_and_landscape_read_a_run(folder):
     assert (
         call(
-            *BASIC, "--lr", 0.5, "--epochs", 3, "--optimizer", "swa", "--average-start", 3, "--out", "run", "--quiet"
+            *BASIC,
+            "--lr",
+            0.5,
+            "--epochs",
+            3,
+            "--optimizer",
+            "swa",
+            "--average-start",
+            3,
+            "--out",
+            "run",
+            "--quiet",
         ).exit_code
         == 0
     )
@@ -172,7 +203,9 @@ def test_measure_and_landscape_read_a_run(folder):
     assert problem.num_samples == 300
     found = call("measure", "run", "--what", "eigenpairs", "--top", 1, "--json")
     value = json.loads(found.stdout)["results"][0]["value"]
-    assert value == pytest.approx(float(torch.linalg.eigvalsh(hessian(problem).dense())[-1]), rel=1e-3)
+    assert value == pytest.approx(
+        float(torch.linalg.eigvalsh(hessian(problem).dense())[-1]), rel=1e-3
+    )
     assert isinstance(Measurement.load("measured"), Measurement)
     losses = {}
     for which in ("last", "best", "averaged"):
@@ -180,12 +213,25 @@ def test_measure_and_landscape_read_a_run(folder):
         losses[which] = json.loads(found.stdout)["about"]["loss_value"]
     assert losses["last"] == pytest.approx(problem.loss(), rel=1e-6)
     assert losses["averaged"] != losses["last"]
-    line = call("landscape", "run", "--towards", "averaged", "--held-out", "test", "--points", 3, "--out", "lines")
+    line = call(
+        "landscape",
+        "run",
+        "--towards",
+        "averaged",
+        "--held-out",
+        "test",
+        "--points",
+        3,
+        "--out",
+        "lines",
+    )
     assert line.exit_code == 0, line.output
     stored = Result.load("lines/landscape-towards.json")
     assert stored.loss[0] == pytest.approx(losses["last"], rel=1e-5)
     assert stored.loss[-1] == pytest.approx(losses["averaged"], rel=1e-5)
-    assert stored.held_out[0] == pytest.approx(read_rows("run/metrics.jsonl")[-1]["validation_loss"], rel=1e-5)
+    assert stored.held_out[0] == pytest.approx(
+        read_rows("run/metrics.jsonl")[-1]["validation_loss"], rel=1e-5
+    )
 
 
 def test_a_run_of_fit_is_a_checkpoint_for_ones_own_factory(folder, monkeypatch):
@@ -199,8 +245,12 @@ def test_a_run_of_fit_is_a_checkpoint_for_ones_own_factory(folder, monkeypatch):
 
     problem = make_problem()
     fit(problem, torch.optim.SGD(problem.source.parameters(), lr=0.5), 1, folder="run")
-    found = call("measure", "own_model:make_problem", "--checkpoint", "run", "--what", "trace", "--json")
-    assert json.loads(found.stdout)["about"]["loss_value"] == pytest.approx(problem.loss(), rel=1e-6)
+    found = call(
+        "measure", "own_model:make_problem", "--checkpoint", "run", "--what", "trace", "--json"
+    )
+    assert json.loads(found.stdout)["about"]["loss_value"] == pytest.approx(
+        problem.loss(), rel=1e-6
+    )
     assert "--checkpoint FOLDER" in one_line_error("measure", "run")
     del sys.modules["own_model"]
 
@@ -209,7 +259,11 @@ def test_json_and_divergence():
     result = call(*BASIC, "--lr", 1e30, "--epochs", 3, "--batch-size", 50, "--json")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
-    assert (document["ended"], document["status"], document["last"]["loss"]) == ("diverged", "TRAINING_DIVERGED", None)
+    assert (document["ended"], document["status"], document["last"]["loss"]) == (
+        "diverged",
+        "TRAINING_DIVERGED",
+        None,
+    )
     assert "TRAINING_DIVERGED. The training loss" in result.stderr
 
 
@@ -253,7 +307,10 @@ def test_the_loss_comes_from_the_data(folder):
     assert json.loads((folder / "run" / "config.json").read_text())["loss"] == "mse"
     assert load_run("run").loss() == pytest.approx(problem.loss(), rel=1e-6)
     text = one_line_error("train", "--model", "gpt", "--data", "digits")
-    assert "--model must take the inputs of 'digits', real numbers, got 'gpt', which takes tokens" in text
+    assert (
+        "--model must take the inputs of 'digits', real numbers, got 'gpt', which takes tokens"
+        in text
+    )
 
 
 def test_selective_rules_know_the_layers(folder):
@@ -284,30 +341,40 @@ def test_selective_rules_know_the_layers(folder):
 
 
 def test_errors_are_one_line(folder):
-    assert "samples must be at most the 1,438 training samples" in one_line_error(*BASIC, "--samples", 1439)
-    assert "error: --model must be one of 'softmax'" in one_line_error("train", "--model", "nope", "--data", "digits")
-    assert "error: --data must be one of 'digits'" in one_line_error("train", "--model", "mlp", "--data", "nope")
+    assert "samples must be at most the 1,438 training samples" in one_line_error(
+        *BASIC, "--samples", 1439
+    )
+    assert "error: --model must be one of 'softmax'" in one_line_error(
+        "train", "--model", "nope", "--data", "digits"
+    )
+    assert "error: --data must be one of 'digits'" in one_line_error(
+        "train", "--model", "mlp", "--data", "nope"
+    )
     assert "options of 'sgd' must be among lr" in one_line_error(*BASIC, "--alpha", 0.1)
     assert "must be written as --name value, got '0.1'" in one_line_error(*BASIC, "0.1")
     assert "must be written as name=value" in one_line_error(*BASIC, "--regularizer", "l2:0.1")
     assert "--device must be available" in one_line_error(*BASIC, "--device", "tpu9")
-    assert "error: --schedule must be one of 'flat'" in one_line_error(*BASIC, "--schedule", "circle")
+    assert "error: --schedule must be one of 'flat'" in one_line_error(
+        *BASIC, "--schedule", "circle"
+    )
     assert "error: --track must be one of 'trace'" in one_line_error(*BASIC, "--track", "curve")
     assert "error: --optimizer must be one of 'sgd'" in one_line_error(*BASIC, "--optimizer", "sdg")
-    assert "error: --regularizer must be one of" in one_line_error(*BASIC, "--regularizer", "l3:rate=0.1")
+    assert "error: --regularizer must be one of" in one_line_error(
+        *BASIC, "--regularizer", "l3:rate=0.1"
+    )
     assert "resume must come with the folder" in one_line_error(*BASIC, "--resume")
     (folder / "file").write_text("")
     assert "File exists" in one_line_error(*BASIC, "--out", "file")
 
 
 def test_options_as_text():
-    assert extra_options(["--alpha", "0.1", "--nesterov", "--betas=0.9,0.99", "--weight-decay", "-1e-4"]) == {
-        "alpha": 0.1,
-        "nesterov": True,
-        "betas": (0.9, 0.99),
-        "weight_decay": -1e-4,
-    }
-    assert named_options("step:milestones=(1, 2),factor=0.5") == ("step", {"milestones": (1, 2), "factor": 0.5})
+    assert extra_options(
+        ["--alpha", "0.1", "--nesterov", "--betas=0.9,0.99", "--weight-decay", "-1e-4"]
+    ) == {"alpha": 0.1, "nesterov": True, "betas": (0.9, 0.99), "weight_decay": -1e-4}
+    assert named_options("step:milestones=(1, 2),factor=0.5") == (
+        "step",
+        {"milestones": (1, 2), "factor": 0.5},
+    )
     assert named_options("cosine") == ("cosine", {})
     assert [literal(text) for text in ("None", "true", "3", "monte_carlo", "1e-3")] == [
         None,
@@ -325,15 +392,24 @@ def test_options_as_text():
         (["--lr", "nan"], "lr must be a number, got nan"),
         (["--lr", "inf"], "lr must be a finite number, got inf"),
         (["--nesterov", "3"], "nesterov must be True or False, got 3"),
-        (["--optimizer", "adam", "--betas", "abc"], "betas must be numbers such as (0.9, 0.999), got 'abc'"),
+        (
+            ["--optimizer", "adam", "--betas", "abc"],
+            "betas must be numbers such as (0.9, 0.999), got 'abc'",
+        ),
         (
             ["--optimizer", "adam", "--betas", "(0.9, nan)"],
             "betas must be numbers such as (0.9, 0.999), got '(0.9, nan)'",
         ),
-        (["--schedule", "cosine:ratio=abc"], "--schedule with ratio='abc': ratio must be a number, got 'abc'"),
+        (
+            ["--schedule", "cosine:ratio=abc"],
+            "--schedule with ratio='abc': ratio must be a number, got 'abc'",
+        ),
         (["--regularizer", "l2:rate=abc"], "--regularizer with rate='abc': rate must be a number"),
         (["--averaging", "nan"], "--averaging must be one of 'average', 'ema', got 'nan'"),
-        (["--averaging", "average:start=abc"], "--averaging with start='abc': start must be an integer of at least 1"),
+        (
+            ["--averaging", "average:start=abc"],
+            "--averaging with start='abc': start must be an integer of at least 1",
+        ),
         (["--model-option", "widths=(1000000000000,)"], "--model with widths=(1000000000000,): "),
         (["--model-option", f"widths={'(' * 9999}"], "--model with widths=str '((((("),
         (["--data-option", "held_out=abc"], "--data with held_out='abc': "),

@@ -1,4 +1,6 @@
-"""``lambdahat … | head -1``, or onto a full disk: output that cannot be written ends a command without a traceback."""
+"""``lambdahat … | head -1``, or onto a full disk: output that cannot be written ends a command
+without a traceback.
+"""
 
 import os
 import subprocess
@@ -19,7 +21,13 @@ def make_problem():
     return Problem.from_function(lambda p, x: (x @ p["theta"]).square().mean(), start, rows)
 """
 COMMANDS = {  # before it writes into a pipe Python keeps 8,192 bytes
-    "less than a buffer, met at the end": ("advise", "problems:make_problem", "--batch-size", "4", "--json"),
+    "less than a buffer, met at the end": (
+        "advise",
+        "problems:make_problem",
+        "--batch-size",
+        "4",
+        "--json",
+    ),
     "more, met while it prints": ("reproduce", "--list"),
 }
 
@@ -30,7 +38,9 @@ def test_a_reader_that_has_gone_is_no_error(name, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "lambdahat", *COMMANDS[name]]
-    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=100, check=False
+    )
     os.close(writer)
     assert done.stderr.decode() == ""
     assert done.returncode == UNREAD
@@ -49,6 +59,11 @@ def test_a_full_disk_behind_standard_output_is_one_line(name, tmp_path):
     (tmp_path / "problems.py").write_text(FACTORY)
     command = [sys.executable, "-m", "lambdahat", *COMMANDS[name]]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False)
-    assert done.stderr.decode() == "error: standard output cannot be written to (No space left on device)\n"
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False
+        )
+    assert (
+        done.stderr.decode()
+        == "error: standard output cannot be written to (No space left on device)\n"
+    )
     assert done.returncode == BAD_INPUT

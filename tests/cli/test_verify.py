@@ -19,12 +19,19 @@ def call(*arguments):
 
 
 def case(name, size, asymptotic=None):
-    return Case(name, lambda: quadratic_problem([1.0] * size, 100), lambda *_: Estimate(size / 2), asymptotic)
+    return Case(
+        name,
+        lambda: quadratic_problem([1.0] * size, 100),
+        lambda *_: Estimate(size / 2),
+        asymptotic,
+    )
 
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch, tmp_path):
-    """Three cases and an ``llc`` that misses the last one; how many parameters it was asked about."""
+    """Three cases and an ``llc`` that misses the last one; how many parameters it was asked
+    about.
+    """
     monkeypatch.chdir(tmp_path)
     seen = []
 
@@ -62,8 +69,10 @@ def test_the_table_shows_estimate_truth_deviation_and_verdict():
         "agrees",
     ]
     assert second.split()[-2:] == ["agrees", "[NOT_MIXED]"]
-    assert headline == (
-        "2 of 2 intervals hold the exact value; relative error 1.5% in the median, 2.0% at worst; none fail"
+    assert (
+        headline
+        == "2 of 2 intervals hold the exact value; relative error 1.5% in the median, 2.0% at"
+        " worst; none fail"
     )
 
 
@@ -88,7 +97,10 @@ def test_cases_are_chosen_by_glob(calls):
     assert calls == [3]
     result = call("--case", "none")
     assert result.exit_code == 2
-    assert result.stderr.strip() == ("error: --case must match a case, got 'none'; there are: plane-1; plane-2; Bad-3")
+    assert (
+        result.stderr.strip()
+        == "error: --case must match a case, got 'none'; there are: plane-1; plane-2; Bad-3"
+    )
 
 
 def test_json_is_all_there_is_on_standard_output():

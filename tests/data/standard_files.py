@@ -18,7 +18,11 @@ from lambdahat.data.idx import NAMES
 
 def idx(array: np.ndarray) -> bytes:
     """An array of bytes as an idx file."""
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def handwriting(train: int = 7, test: int = 5) -> dict[str, np.ndarray]:
@@ -26,20 +30,29 @@ def handwriting(train: int = 7, test: int = 5) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = []
     for count in (train, test):
-        arrays += [rng.integers(0, 256, (count, 28, 28), np.uint8), rng.integers(0, 10, count, np.uint8)]
+        arrays += [
+            rng.integers(0, 256, (count, 28, 28), np.uint8),
+            rng.integers(0, 10, count, np.uint8),
+        ]
     return dict(zip(NAMES, arrays, strict=True))
 
 
-def write_handwriting(folder: Path, compressed: bool = False, **counts: int) -> dict[str, np.ndarray]:
+def write_handwriting(
+    folder: Path, compressed: bool = False, **counts: int
+) -> dict[str, np.ndarray]:
     folder.mkdir(parents=True, exist_ok=True)
     arrays = handwriting(**counts)
     for name, array in arrays.items():
         data = idx(array)
-        (folder / (f"{name}.gz" if compressed else name)).write_bytes(gzip.compress(data) if compressed else data)
+        (folder / (f"{name}.gz" if compressed else name)).write_bytes(
+            gzip.compress(data) if compressed else data
+        )
     return arrays
 
 
-def published(entry: DataSet, folder: Path, counts: tuple[int, int], sources: tuple = ()) -> DataSet:
+def published(
+    entry: DataSet, folder: Path, counts: tuple[int, int], sources: tuple = ()
+) -> DataSet:
     """The entry as if the files in the folder were the published ones."""
     files = []
     for file in entry.forms[0]:

@@ -43,9 +43,13 @@ def test_cifar10_binary_is_the_same(tmp_path):
     (tmp_path / "binary").mkdir()
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
         batch = pickle.loads((tmp_path / "python" / name).read_bytes())
-        records = np.concatenate([np.array(batch[b"labels"], np.uint8)[:, None], batch[b"data"]], axis=1)
+        records = np.concatenate(
+            [np.array(batch[b"labels"], np.uint8)[:, None], batch[b"data"]], axis=1
+        )
         (tmp_path / "binary" / f"{name}.bin").write_bytes(records.tobytes())
-    pickled, binary = (load("cifar10", tmp_path / form, verify=False) for form in ("python", "binary"))
+    pickled, binary = (
+        load("cifar10", tmp_path / form, verify=False) for form in ("python", "binary")
+    )
     for ours, theirs in zip(pickled, binary, strict=True):
         assert torch.equal(ours[0], theirs[0])
         assert torch.equal(ours[1], theirs[1])
@@ -56,7 +60,10 @@ def test_cifar100_takes_the_fine_labels(tmp_path, form):
     for name, count in (("train", 5), ("test", 2)):
         fine, coarse = [90 + i for i in range(count)], [3] * count
         if form == "python":
-            dump(tmp_path / name, {"data": colours(count), "fine_labels": fine, "coarse_labels": coarse})
+            dump(
+                tmp_path / name,
+                {"data": colours(count), "fine_labels": fine, "coarse_labels": coarse},
+            )
         else:
             records = np.concatenate([np.array([coarse, fine], np.uint8).T, colours(count)], axis=1)
             (tmp_path / f"{name}.bin").write_bytes(records.tobytes())
@@ -74,15 +81,27 @@ class Bomb:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({b"data": colours(4), b"labels": Bomb()}, "got (posix|nt).system, which no data set needs"),
-        ({b"data": colours(4), b"labels": np.int64(3)}, r"got numpy._core.multiarray.scalar, which no data set needs"),
+        (
+            {b"data": colours(4), b"labels": Bomb()},
+            "got (posix|nt).system, which no data set needs",
+        ),
+        (
+            {b"data": colours(4), b"labels": np.int64(3)},
+            r"got numpy._core.multiarray.scalar, which no data set needs",
+        ),
         ({b"data": colours(4)}, "must have the entry 'labels', got data"),
         ({b"labels": [0]}, "must have the entry 'data', got labels"),
-        ({b"data": colours(4), b"labels": [0, 1, 2]}, r"must hold 4 whole labels, got int64 \(3,\)"),
+        (
+            {b"data": colours(4), b"labels": [0, 1, 2]},
+            r"must hold 4 whole labels, got int64 \(3,\)",
+        ),
         ({b"data": colours(4), b"labels": [0.5] * 4}, "must hold 4 whole labels, got float;"),
         ({b"data": colours(4), b"labels": [0, 1, 2, 10]}, "must hold labels 0 to 9, got 0 to 10"),
         ({b"data": colours(4), b"labels": [0, 1, 2, -1]}, "must hold labels 0 to 9, got -1 to 2"),
-        ({b"data": colours(4)[:, 1:], b"labels": [0] * 4}, r"must hold bytes \(n, 3072\), got uint8 \(4, 3071\)"),
+        (
+            {b"data": colours(4)[:, 1:], b"labels": [0] * 4},
+            r"must hold bytes \(n, 3072\), got uint8 \(4, 3071\)",
+        ),
         ({b"data": colours(4).astype(float), b"labels": [0] * 4}, "got float64"),
         ({b"data": "text", b"labels": [0] * 4}, "got str"),
         ({b"data": colours(0), b"labels": []}, "must hold 0 whole labels, got float64"),
@@ -104,14 +123,18 @@ def test_a_truncated_pickle_is_refused(tmp_path, keep):
     dump(tmp_path / "batch", {b"data": colours(4), b"labels": [0] * 4})
     whole = (tmp_path / "batch").read_bytes()
     (tmp_path / "batch").write_bytes(whole[:keep])
-    with pytest.raises(ValueError, match=r"batch must be a pickled dictionary of arrays, got .*; delete it and fetch"):
+    with pytest.raises(
+        ValueError,
+        match=r"batch must be a pickled dictionary of arrays, got .*; delete it and fetch",
+    ):
         unpickle(tmp_path / "batch")
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_pickles_of_every_protocol(tmp_path, protocol):
     dump(tmp_path / "batch", {b"data": colours(2), "labels": [1, 2], "name": b"\xff"}, protocol)
-    if protocol == 5:  # numpy reconstructs from buffers there, by a function that is not let through
+    # numpy reconstructs from buffers there, by a function that is not let through
+    if protocol == 5:
         with pytest.raises(ValueError, match="which no data set needs"):
             unpickle(tmp_path / "batch")
         return
@@ -121,7 +144,9 @@ def test_pickles_of_every_protocol(tmp_path, protocol):
 
 
 def test_a_codec_other_than_latin1_is_refused(tmp_path):
-    (tmp_path / "batch").write_bytes(b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.")
+    (tmp_path / "batch").write_bytes(
+        b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR."
+    )
     with pytest.raises(ValueError, match="got an encoding 'rot13'"):
         unpickle(tmp_path / "batch")
 
@@ -129,7 +154,10 @@ def test_a_codec_other_than_latin1_is_refused(tmp_path):
 def test_half_a_record_is_refused(tmp_path):
     (tmp_path / "train.bin").write_bytes(b"\0" * 3075)
     (tmp_path / "test.bin").write_bytes(b"\0" * 3074)
-    with pytest.raises(ValueError, match=r"train.bin must hold whole records of 3,074 bytes, got 3,075 bytes; delete"):
+    with pytest.raises(
+        ValueError,
+        match=r"train.bin must hold whole records of 3,074 bytes, got 3,075 bytes; delete",
+    ):
         load("cifar100", tmp_path, verify=False)
 
 

@@ -1,4 +1,6 @@
-"""Fetching: from a server on this machine that breaks off, lies, or knows no ranges, and from packages."""
+"""Fetching: from a server on this machine that breaks off, lies, or knows no ranges, and from
+packages.
+"""
 
 import gzip
 import hashlib
@@ -24,7 +26,9 @@ BODY = bytes(range(256)) * 40
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``files``; cuts each answer after ``most`` bytes; may ignore ranges; remembers what was asked."""
+    """Serves ``files``; cuts each answer after ``most`` bytes; may ignore ranges; remembers what
+    was asked.
+    """
 
     daemon_threads = True
 
@@ -42,7 +46,9 @@ class Handler(BaseHTTPRequestHandler):
         body = server.files.get(self.path.lstrip("/"))
         if body is None:
             return self.send_error(404)
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.ranges else 0
+        start = (
+            int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.ranges else 0
+        )
         if start >= len(body) > 0:
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(body)}")
@@ -77,7 +83,9 @@ def known(monkeypatch, server, tmp_path):
     """A data set "known" of two files at the server, in a data folder of its own."""
     server.files = {"one": BODY, "two": BODY[::-1]}
     files = tuple(file_of(name, body) for name, body in server.files.items())
-    entry = DataSet("for tests", (1, 1), None, {}, (files,), ("known",), (Mirror(server.address_of),))
+    entry = DataSet(
+        "for tests", (1, 1), None, {}, (files,), ("known",), (Mirror(server.address_of),)
+    )
     monkeypatch.setitem(CATALOGUE, "known", entry)
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "cache"))
@@ -101,7 +109,9 @@ def test_files_that_are_right_are_not_fetched_again(known, server):
 def test_a_file_that_is_wrong_is_fetched_again(known, server):
     fetch("known")
     (known / "one").write_bytes(BODY[:-1] + b"x")
-    with pytest.raises(ValueError, match=r"one must have the sha256 checksum .*, got .*; fetch it again"):
+    with pytest.raises(
+        ValueError, match=r"one must have the sha256 checksum .*, got .*; fetch it again"
+    ):
         check("known")
     fetch("known")
     assert (known / "one").read_bytes() == BODY
@@ -116,10 +126,14 @@ def test_a_download_that_breaks_off_is_continued_at_once(known, server):
     assert server.asked[:3] == [("one", None), ("one", "bytes=4000-"), ("one", "bytes=8000-")]
 
 
-def test_a_download_that_breaks_off_too_often_says_so_and_is_continued_by_the_next(tmp_path, server):
+def test_a_download_that_breaks_off_too_often_says_so_and_is_continued_by_the_next(
+    tmp_path, server
+):
     server.files, server.most = {"one": BODY}, 1000
     part = tmp_path / "one.part"
-    with pytest.raises(ConnectionError, match=r"broke off after 3,000 of 10,240 bytes; the same command continues"):
+    with pytest.raises(
+        ConnectionError, match=r"broke off after 3,000 of 10,240 bytes; the same command continues"
+    ):
         download(f"{server.address_of}/one", part)
     assert part.read_bytes() == BODY[:3000]
     server.most = None
@@ -151,7 +165,10 @@ def test_a_part_of_another_file_is_found_out_and_thrown_away(known, server):
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [(BODY[:-1], "one must hold 10,240 bytes, got 10,239"), (BODY[::-1], "one must have the sha256 checksum")],
+    [
+        (BODY[:-1], "one must hold 10,240 bytes, got 10,239"),
+        (BODY[::-1], "one must have the sha256 checksum"),
+    ],
 )
 def test_wrong_contents_are_never_accepted(known, server, body, message):
     server.files["one"] = body
@@ -178,7 +195,9 @@ def test_the_next_source_is_tried_and_all_failures_are_told(known, server, monke
 
 def test_a_compressed_mirror_is_judged_by_what_is_inside(monkeypatch, server, tmp_path):
     write_handwriting(tmp_path / "plain")
-    entry = published(CATALOGUE["mnist"], tmp_path / "plain", (7, 5), (Mirror(server.address_of, ".gz"),))
+    entry = published(
+        CATALOGUE["mnist"], tmp_path / "plain", (7, 5), (Mirror(server.address_of, ".gz"),)
+    )
     monkeypatch.setitem(CATALOGUE, "mnist", entry)
     for level, path in enumerate((tmp_path / "plain").iterdir()):
         server.files[f"{path.name}.gz"] = gzip.compress(path.read_bytes(), compresslevel=level)
@@ -188,9 +207,15 @@ def test_a_compressed_mirror_is_judged_by_what_is_inside(monkeypatch, server, tm
 
 
 @pytest.mark.parametrize(("suffix", "stale"), [(".gz", ""), ("", ".gz")])
-def test_a_wrong_copy_in_the_other_form_does_not_outlive_the_right_one(known, server, monkeypatch, suffix, stale):
+def test_a_wrong_copy_in_the_other_form_does_not_outlive_the_right_one(
+    known, server, monkeypatch, suffix, stale
+):
     packed = {"": lambda body: body, ".gz": gzip.compress}
-    monkeypatch.setitem(CATALOGUE, "known", replace(CATALOGUE["known"], sources=(Mirror(server.address_of, suffix),)))
+    monkeypatch.setitem(
+        CATALOGUE,
+        "known",
+        replace(CATALOGUE["known"], sources=(Mirror(server.address_of, suffix),)),
+    )
     server.files = {f"{name}{suffix}": packed[suffix](body) for name, body in server.files.items()}
     known.mkdir(parents=True)
     (known / f"one{stale}").write_bytes(packed[stale](BODY[:50]))
@@ -216,12 +241,16 @@ class Careless:
 @pytest.mark.parametrize(
     ("brings", "message"), [(True, "one must hold 10,240 bytes, got 50"), (False, "must hold one")]
 )
-def test_a_fetch_succeeds_only_if_the_files_are_right_in_the_end(known, server, monkeypatch, brings, message):
+def test_a_fetch_succeeds_only_if_the_files_are_right_in_the_end(
+    known, server, monkeypatch, brings, message
+):
     entry = CATALOGUE["known"]
     monkeypatch.setitem(CATALOGUE, "known", replace(entry, sources=(Careless(brings),)))
     with pytest.raises(ConnectionError, match=message):
         fetch("known")
-    monkeypatch.setitem(CATALOGUE, "known", replace(entry, sources=(Careless(brings), *entry.sources)))
+    monkeypatch.setitem(
+        CATALOGUE, "known", replace(entry, sources=(Careless(brings), *entry.sources))
+    )
     fetch("known")
     check("known")
 
@@ -321,10 +350,14 @@ def test_unpacking_stops_at_the_declared_size(tmp_path, monkeypatch, size):
     path.write_bytes(gzip.compress(bytes(1 << 24)))
     read = []
     monkeypatch.setattr(
-        gzip.GzipFile, "read", lambda self, most, real=gzip.GzipFile.read: read.append(most) or real(self, most)
+        gzip.GzipFile,
+        "read",
+        lambda self, most, real=gzip.GzipFile.read: read.append(most) or real(self, most),
     )
     most = size or 1 << 20
-    with pytest.raises(ValueError, match=rf"bomb.gz must unpack to at most {most:,} bytes, got more, packed into"):
+    with pytest.raises(
+        ValueError, match=rf"bomb.gz must unpack to at most {most:,} bytes, got more, packed into"
+    ):
         contents(path, size)
     assert read == [most + 1]
 
@@ -371,7 +404,9 @@ def test_npm_packs_and_the_files_are_taken(tmp_path, programs):
 def test_debian_downloads_and_the_files_are_taken(tmp_path, programs):
     (tmp_path / "one.gz").write_bytes(gzip.compress(BODY))
     program(programs, "apt-get", 'test "$1 $2" = "download name" && touch name.deb')
-    program(programs, "dpkg-deb", f'mkdir -p "$3/usr/share" && cp {tmp_path}/one.gz "$3/usr/share/"')
+    program(
+        programs, "dpkg-deb", f'mkdir -p "$3/usr/share" && cp {tmp_path}/one.gz "$3/usr/share/"'
+    )
     target = tmp_path / "target"
     target.mkdir()
     Debian("name", "usr/share").bring([file_of("one", BODY)], target)
@@ -382,7 +417,9 @@ def test_debian_downloads_and_the_files_are_taken(tmp_path, programs):
 
 def test_what_a_package_client_says_is_told(tmp_path, programs, monkeypatch):
     program(programs, "npm", "echo no network >&2; exit 7")
-    with pytest.raises(OSError, match="`npm pack name --silent --ignore-scripts` exited with 7: no network"):
+    with pytest.raises(
+        OSError, match="`npm pack name --silent --ignore-scripts` exited with 7: no network"
+    ):
         Npm("name", "package").bring([], tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="there is no program 'apt-get' here"):
@@ -400,10 +437,19 @@ def test_progress_is_reported(tmp_path, server):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fetch("digits"), "name must be a data set that is not bundled, got 'digits'; it is here already"),
-        (lambda: fetch("imagenet32"), "with an open source, got 'imagenet32'; log in at https://image-net.org"),
+        (
+            lambda: fetch("digits"),
+            "name must be a data set that is not bundled, got 'digits'; it is here already",
+        ),
+        (
+            lambda: fetch("imagenet32"),
+            "with an open source, got 'imagenet32'; log in at https://image-net.org",
+        ),
         (lambda: fetch("nothing"), "name must be one of 'digits'"),
-        (lambda: download("file:///etc/passwd", None), "url must begin with http:// or https://, got file"),
+        (
+            lambda: download("file:///etc/passwd", None),
+            "url must begin with http:// or https://, got file",
+        ),
     ],
 )
 def test_misuse_is_refused(call, message):

@@ -44,12 +44,24 @@ WHOLE = idx(np.zeros((2, 28, 28), np.uint8))
         (WHOLE + b"\0", r"must hold 1,584 bytes for 2×28×28 values, got 1,585"),
         (WHOLE[:10], "must have a header of 16 bytes, got 10 bytes in all"),
         (b"", "must be an idx file of bytes, got a file that begins with ''"),
-        (b"<html>not found</html>", "must be an idx file of bytes, got a file that begins with '3c68746d'"),
+        (
+            b"<html>not found</html>",
+            "must be an idx file of bytes, got a file that begins with '3c68746d'",
+        ),
         (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "must be an idx file of bytes"),
-        (gzip.compress(WHOLE, mtime=0)[:-9], "must be a whole gzip file, got a damaged or truncated one"),
+        (
+            gzip.compress(WHOLE, mtime=0)[:-9],
+            "must be a whole gzip file, got a damaged or truncated one",
+        ),
         (gzip.compress(WHOLE, mtime=0)[:30] + b"\0" * 40, "must be a whole gzip file"),
-        (idx(np.zeros((2, 27, 28), np.uint8)), r"must hold images of 28 × 28, got an array \(2, 27, 28\)"),
-        (idx(np.zeros((3, 28, 28), np.uint8)), r"t10k-labels-idx1-ubyte must hold 3 labels, got an array \(2,\)"),
+        (
+            idx(np.zeros((2, 27, 28), np.uint8)),
+            r"must hold images of 28 × 28, got an array \(2, 27, 28\)",
+        ),
+        (
+            idx(np.zeros((3, 28, 28), np.uint8)),
+            r"t10k-labels-idx1-ubyte must hold 3 labels, got an array \(2,\)",
+        ),
     ],
 )
 def test_wrong_image_files_are_refused_by_name(tmp_path, data, message):
@@ -63,7 +75,9 @@ def test_wrong_image_files_are_refused_by_name(tmp_path, data, message):
 def test_labels_out_of_range_are_refused(tmp_path):
     write_handwriting(tmp_path)
     (tmp_path / NAMES[1]).write_bytes(idx(np.full(7, 10, np.uint8)))
-    with pytest.raises(ValueError, match="train-labels-idx1-ubyte must hold labels 0 to 9, got up to 10"):
+    with pytest.raises(
+        ValueError, match="train-labels-idx1-ubyte must hold labels 0 to 9, got up to 10"
+    ):
         load("mnist", tmp_path, verify=False)
 
 
@@ -72,5 +86,7 @@ def test_a_missing_file_is_named(tmp_path):
     (tmp_path / NAMES[3]).unlink()
     with pytest.raises(FileNotFoundError, match=f"folder must hold {NAMES[3]} or {NAMES[3]}.gz"):
         load("mnist", tmp_path, verify=False)
-    with pytest.raises(FileNotFoundError, match=f"got none of {NAMES[3]}; run `lambdahat data fetch mnist`"):
+    with pytest.raises(
+        FileNotFoundError, match=f"got none of {NAMES[3]}; run `lambdahat data fetch mnist`"
+    ):
         load("mnist", tmp_path)

@@ -33,15 +33,31 @@ def test_imagenet32_counts_its_classes_from_one(tmp_path, form):
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:200]), ValueError, "train_data_batch_3.npz must be a whole"),
-        (lambda path: np.savez(path, data=colours(2)), ValueError, "must have the entry 'labels', got data"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:200]),
+            ValueError,
+            "train_data_batch_3.npz must be a whole",
+        ),
+        (
+            lambda path: np.savez(path, data=colours(2)),
+            ValueError,
+            "must have the entry 'labels', got data",
+        ),
         (
             lambda path: np.savez(path, data=colours(2), labels=[0, 1]),
             ValueError,
             "must hold labels 1 to 1000, got 0 to 1",
         ),
-        (lambda path: np.savez(path, data=np.array([{}], object), labels=[1]), ValueError, "must be a whole .npz"),
-        (lambda path: path.unlink(), FileNotFoundError, "hold train_data_batch_3 or train_data_batch_3.npz"),
+        (
+            lambda path: np.savez(path, data=np.array([{}], object), labels=[1]),
+            ValueError,
+            "must be a whole .npz",
+        ),
+        (
+            lambda path: path.unlink(),
+            FileNotFoundError,
+            "hold train_data_batch_3 or train_data_batch_3.npz",
+        ),
     ],
 )
 def test_wrong_batches_are_refused_by_name(tmp_path, spoil, error, message):
@@ -98,7 +114,10 @@ def test_wrong_pictures_and_folders_are_refused(pictures):
     with pytest.raises(ValueError, match=r"must be a whole picture, got .*; replace or remove it"):
         [data[i] for i in range(len(data))]
     (pictures / "n03").mkdir()
-    with pytest.raises(ValueError, match=r"folder must hold one folder of pictures for each class, got .* n03 empty"):
+    with pytest.raises(
+        ValueError,
+        match=r"folder must hold one folder of pictures for each class, got .* n03 empty",
+    ):
         ImageFolder(pictures)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         ImageFolder(pictures / "nowhere")

@@ -11,10 +11,14 @@ from tests.data.standard_files import published, write_handwriting
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """The folder the user names and the cache, both empty, and a small MNIST as the published one."""
+    """The folder the user names and the cache, both empty, and a small MNIST as the published
+    one.
+    """
     write_handwriting(tmp_path / "original")
     entry = CATALOGUE["mnist"]
-    monkeypatch.setitem(CATALOGUE, "mnist", published(entry, tmp_path / "original", (7, 5), entry.sources))
+    monkeypatch.setitem(
+        CATALOGUE, "mnist", published(entry, tmp_path / "original", (7, 5), entry.sources)
+    )
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "named"))
     monkeypatch.setattr("lambdahat.data.files.cache", lambda: tmp_path / "cache")
     return tmp_path / "named", tmp_path / "cache"
@@ -34,7 +38,9 @@ def test_half_a_data_set_in_the_named_folder_is_an_error_even_with_a_whole_one_i
     write_handwriting(cached / "mnist")
     write_handwriting(named / "mnist")
     (named / "mnist" / NAMES[0]).unlink()
-    with pytest.raises(FileNotFoundError, match=f"must hold all files of mnist, got none of {NAMES[0]}; run"):
+    with pytest.raises(
+        FileNotFoundError, match=f"must hold all files of mnist, got none of {NAMES[0]}; run"
+    ):
         load("mnist")
 
 
@@ -54,7 +60,9 @@ def test_nothing_anywhere_says_where_it_was_looked_for(places):
 def test_other_contents_pass_only_on_purpose(places):
     named, _ = places
     write_handwriting(named / "mnist", train=6)
-    with pytest.raises(ValueError, match=r"must hold 5,504 bytes, got 4,720; fetch it again .* verify=False"):
+    with pytest.raises(
+        ValueError, match=r"must hold 5,504 bytes, got 4,720; fetch it again .* verify=False"
+    ):
         load("mnist")
     assert len(load("mnist", verify=False).train[0]) == 6
 
@@ -74,7 +82,10 @@ def test_a_count_other_than_the_published_is_noticed_where_no_checksum_is_known(
     from tests.data.test_imagenet import write_small
 
     write_small(tmp_path, "npz")
-    with pytest.raises(ValueError, match=r"must hold 1,281,167 \+ 50,000 samples, got 20 \+ 2; fetch the data again"):
+    with pytest.raises(
+        ValueError,
+        match=r"must hold 1,281,167 \+ 50,000 samples, got 20 \+ 2; fetch the data again",
+    ):
         load("imagenet32", tmp_path)
 
 
@@ -85,14 +96,18 @@ def test_files_without_a_published_checksum_are_named(tmp_path, places):
     found = check("imagenet32", tmp_path)
     assert len(found.unpublished) == len(found.form) == 11
     (tmp_path / "val_data.npz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"val_data.npz must hold data, got an empty file; fetch it again"):
+    with pytest.raises(
+        ValueError, match=r"val_data.npz must hold data, got an empty file; fetch it again"
+    ):
         check("imagenet32", tmp_path)
     write_handwriting(places[0] / "mnist")
     assert check("mnist").unpublished == ()
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"folder must be a folder, got .*nowhere \(no such folder\)"):
+    with pytest.raises(
+        FileNotFoundError, match=r"folder must be a folder, got .*nowhere \(no such folder\)"
+    ):
         load("mnist", tmp_path / "nowhere")
 
 

@@ -27,7 +27,9 @@ def test_xord_is_balanced_disjoint_and_labelled_by_its_one_pair(seed):
 
 def test_xord_can_use_every_negative_point_and_no_more():
     assert sum(int((y == 0).sum()) for _, y in xord(pairs=3, train=8, test=8)) == 8
-    with pytest.raises(ValueError, match=r"train \+ test must be at most 16 for 3 pairs, got 18; raise pairs"):
+    with pytest.raises(
+        ValueError, match=r"train \+ test must be at most 16 for 3 pairs, got 18; raise pairs"
+    ):
         xord(pairs=3, train=10, test=8)
     with pytest.raises(ValueError, match="train must be even"):
         xord(train=11)
@@ -40,8 +42,12 @@ def test_seeds_decide():
 
 
 def test_the_synthetic_regression_has_the_variance_of_the_thesis():
-    """Var y = M·E[B²]·b²/12 + ½ + σ² = 256/3·1/3 + 1.5 = 29.9; the thesis prints 29.7 and 31.0 for its draws."""
-    found = torch.stack([torch.cat([y for _, y in synthetic_regression(seed=seed)]).var() for seed in range(8)])
+    """Var y = M·E[B²]·b²/12 + ½ + σ² = 256/3·1/3 + 1.5 = 29.9; the thesis prints 29.7 and 31.0
+    for its draws.
+    """
+    found = torch.stack(
+        [torch.cat([y for _, y in synthetic_regression(seed=seed)]).var() for seed in range(8)]
+    )
     spread = found.std() / 8**0.5
     assert abs(float(found.mean()) - 29.94) < 4 * float(spread)
     split = synthetic_regression()

@@ -13,7 +13,9 @@ def bytes_split(kind, train=None):
     rng = np.random.default_rng(0)
     train = rng.integers(0, 256, (20, 3, 4, 4), np.uint8) if train is None else train
     test = rng.integers(0, 256, (5, 3, 4, 4), np.uint8)
-    split = image_split((train, np.zeros(len(train), np.uint8)), (test, np.zeros(5, np.uint8)), 10, kind)
+    split = image_split(
+        (train, np.zeros(len(train), np.uint8)), (test, np.zeros(5, np.uint8)), 10, kind
+    )
     return torch.from_numpy(train).double(), torch.from_numpy(test).double(), split
 
 
@@ -59,7 +61,9 @@ def test_a_device_without_room_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
-    with pytest.raises(ValueError, match="device must have 474,408 bytes free for the data, got 1,100; keep"):
+    with pytest.raises(
+        ValueError, match="device must have 474,408 bytes free for the data, got 1,100; keep"
+    ):
         digits_split().to("cuda")
 
 
@@ -69,7 +73,9 @@ def test_digits_by_name_are_the_digits():
     assert torch.equal(ours.test[1], theirs.test[1])
 
 
-@pytest.mark.parametrize(("name", "shape"), [("digits", (64,)), ("xord", (10,)), ("synthetic-regression", (256,))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("digits", (64,)), ("xord", (10,)), ("synthetic-regression", (256,))]
+)
 def test_what_comes_with_the_package_has_the_counts_it_says(name, shape):
     split = load(name)
     assert (len(split.train[0]), len(split.test[0])) == CATALOGUE[name].counts
@@ -87,8 +93,16 @@ def test_each_image_is_one_of_its_shifted_and_mirrored_copies():
     padded = torch.nn.functional.pad(images, [2] * 4)
     seen = set()
     for i, image in enumerate(out):
-        cuts = {(top, left): padded[i, :, top : top + 6, left : left + 6] for top in range(5) for left in range(5)}
-        copies = {(*key, turned): cut.flip(2) if turned else cut for key, cut in cuts.items() for turned in (0, 1)}
+        cuts = {
+            (top, left): padded[i, :, top : top + 6, left : left + 6]
+            for top in range(5)
+            for left in range(5)
+        }
+        copies = {
+            (*key, turned): cut.flip(2) if turned else cut
+            for key, cut in cuts.items()
+            for turned in (0, 1)
+        }
         matches = [key for key, copy in copies.items() if torch.equal(copy, image)]
         assert len(matches) == 1
         seen.add(matches[0])
@@ -104,7 +118,9 @@ def test_the_generator_decides():
 
 
 def test_without_padding_and_flip_nothing_changes():
-    assert torch.equal(augment(numbered(), generator(0, "augment"), padding=0, flip=False), numbered())
+    assert torch.equal(
+        augment(numbered(), generator(0, "augment"), padding=0, flip=False), numbered()
+    )
 
 
 def test_a_smaller_cut_lies_inside_the_image():
@@ -118,14 +134,23 @@ def test_a_smaller_cut_lies_inside_the_image():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: augment(torch.zeros(3, 8, 8), torch.Generator()), r"images must be a batch \(B, C, H, W\)"),
-        (lambda: augment(numbered(), torch.Generator(), padding=-1), "padding must be an integer of at least 0"),
-        (lambda: augment(numbered(), torch.Generator(), padding=1, size=9), "size must be at most 8"),
         (
-            lambda: bytes_split("none"),
-            "normalization must be one of 'unit', 'symmetric'",
+            lambda: augment(torch.zeros(3, 8, 8), torch.Generator()),
+            r"images must be a batch \(B, C, H, W\)",
         ),
-        (lambda: load("digits", normalization="unit"), "options must be among those of 'digits': seed, held_out, got"),
+        (
+            lambda: augment(numbered(), torch.Generator(), padding=-1),
+            "padding must be an integer of at least 0",
+        ),
+        (
+            lambda: augment(numbered(), torch.Generator(), padding=1, size=9),
+            "size must be at most 8",
+        ),
+        (lambda: bytes_split("none"), "normalization must be one of 'unit', 'symmetric'"),
+        (
+            lambda: load("digits", normalization="unit"),
+            "options must be among those of 'digits': seed, held_out, got",
+        ),
         (lambda: load("mnists"), "name must be one of 'digits', 'xord'"),
     ],
 )

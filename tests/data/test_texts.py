@@ -13,7 +13,11 @@ TRAIN = " the cat sat \n the cat <unk> \n the dog sat \n"
 
 @pytest.fixture
 def treebank(tmp_path):
-    for part, text in (("train", TRAIN), ("valid", " the dog ran \n"), ("test", " the bird sat \n")):
+    for part, text in (
+        ("train", TRAIN),
+        ("valid", " the dog ran \n"),
+        ("test", " the bird sat \n"),
+    ):
         (tmp_path / f"ptb.{part}.txt").write_text(text)
     return tmp_path
 
@@ -28,7 +32,9 @@ def test_words_are_numbered_by_frequency_and_lines_are_closed(treebank):
 
 def test_a_new_word_without_a_place_for_it_is_refused(treebank):
     (treebank / "ptb.train.txt").write_text("the cat sat\n")
-    with pytest.raises(ValueError, match="use only words of its training part, or have <unk> there, got 'dog'"):
+    with pytest.raises(
+        ValueError, match="use only words of its training part, or have <unk> there, got 'dog'"
+    ):
         load_text("penn-treebank", treebank, verify=False)
 
 
@@ -62,7 +68,10 @@ def test_streams_continue_from_column_to_column():
     [
         (lambda: windows(torch.arange(4), 4), r"length must be an integer in \[1, 3\], got 4"),
         (lambda: streams(torch.arange(4), 5), r"batch_size must be an integer in \[1, 4\], got 5"),
-        (lambda: load_text("mnist"), "name must be one of 'penn-treebank', 'tiny-shakespeare', got 'mnist'"),
+        (
+            lambda: load_text("mnist"),
+            "name must be one of 'penn-treebank', 'tiny-shakespeare', got 'mnist'",
+        ),
         (lambda: Text(torch.arange(3), torch.arange(3), ("a",)).split(0), "length must be"),
     ],
 )
@@ -71,7 +80,9 @@ def test_misuse_is_refused(call, message):
         call()
 
 
-@pytest.mark.parametrize(("data", "message"), [(b"\xff\xfe\x00", "must be a text in UTF-8"), (b"", "must hold a text")])
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"\xff\xfe\x00", "must be a text in UTF-8"), (b"", "must hold a text")]
+)
 def test_what_is_no_text_is_refused(tmp_path, data, message):
     (tmp_path / "input.txt").write_bytes(data)
     with pytest.raises(ValueError, match=f"input.txt {message}"):

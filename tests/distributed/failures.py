@@ -1,4 +1,5 @@
-"""Ranks that end, hang or go another way, in three groups of one world: ``failures.py <folder> <rank> <port>``.
+"""Ranks that end, hang or go another way, in three groups of one world: ``failures.py <folder>
+<rank> <port>``.
 
 Each rank that comes back writes what it was told to ``<group>-<rank>.txt``.
 """

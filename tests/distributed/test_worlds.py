@@ -1,4 +1,6 @@
-"""1, 2 and 4 processes on gloo: what they measure, what they send, and what they say when they do not do the same."""
+"""1, 2 and 4 processes on gloo: what they measure, what they send, and what they say when they
+do not do the same.
+"""
 
 import os
 import socket
@@ -23,7 +25,10 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 def launched(script, *arguments):
     return subprocess.Popen(
-        [sys.executable, *script, *map(str, arguments)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        [sys.executable, *script, *map(str, arguments)],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -35,7 +40,9 @@ def folder():
 
 @pytest.fixture(scope="module")
 def failures(folder):
-    """Four processes of which one ends and one hangs; they wait most of the time, beside the worlds."""
+    """Four processes of which one ends and one hangs; they wait most of the time, beside the
+    worlds.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,7 +79,11 @@ def test_every_rank_measures_what_one_process_does(worlds, reference, size):
         assert found["measured"].keys() == reference.keys()
         for name, value in reference.items():
             torch.testing.assert_close(
-                found["measured"][name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+                found["measured"][name],
+                value,
+                rtol=1e-9,
+                atol=1e-11,
+                msg=lambda m, n=name: f"{n}: {m}",
             )
 
 
@@ -85,13 +96,17 @@ def test_ranks_agree_to_the_last_bit(worlds, size):
 
 
 def test_a_problem_does_not_keep_a_destroyed_group(worlds):
-    """Gloo's threads end with the last reference to their group; one that outlives Python's end aborts the process.
+    """Gloo's threads end with the last reference to their group; one that outlives Python's end
+    aborts the process.
 
-    In the world of one, for in the others torch's wrappers of models were at work, which keep the group themselves.
+    In the world of one, for in the others torch's wrappers of models were at work, which keep the
+    group themselves.
     """
     (found,) = worlds[1]
     assert found["group ended"]
-    assert "ranks must be a process group that lasts as long as the problem" in found["after the end"]
+    assert (
+        "ranks must be a process group that lasts as long as the problem" in found["after the end"]
+    )
 
 
 def test_reference_is_right(reference):
@@ -124,7 +139,9 @@ def test_one_all_reduce_of_known_bytes_for_each_product(worlds, size):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_nothing_else_is_sent_by_an_estimator(worlds, size):
-    """Eigenpairs: a word on the free memory, then the products; chains: about twenty looks, whatever their length."""
+    """Eigenpairs: a word on the free memory, then the products; chains: about twenty looks,
+    whatever their length.
+    """
     for found in worlds[size]:
         call = found["sent"]["eigenpairs"]
         assert len(call["bytes"]) == call["result"] + 1
@@ -142,11 +159,18 @@ def test_targets_drawn_in_pieces_of_batches_have_the_right_law(worlds, reference
 
 
 def test_rounding_is_no_disagreement():
-    """The header of the same vector in float32, added up over any number of ranks, passes for the same."""
+    """The header of the same vector in float32, added up over any number of ranks, passes for
+    the same.
+    """
     one = Ranks(None)
     for ranks in (2, 3, 7, 64, 1000):
         one.size = ranks
-        for vector in (*torch.randn(20, 5000), *torch.eye(50)[:5], 1e-12 * torch.ones(100), 1e12 * torch.ones(100)):
+        for vector in (
+            *torch.randn(20, 5000),
+            *torch.eye(50)[:5],
+            1e-12 * torch.ones(100),
+            1e12 * torch.ones(100),
+        ):
             header = one._header("a product", vector).float()
             total = torch.zeros_like(header)
             for _ in range(ranks):
@@ -185,7 +209,9 @@ def test_vectors_sharded_like_the_parameters(worlds):
 
 
 def test_learning_coefficient_of_sharded_parameters(worlds):
-    """For a quadratic loss SGLD of step ε has λ̂ = ½Σ nβh/(a(1 − εa/4)), a = nβh + γ, on all data."""
+    """For a quadratic loss SGLD of step ε has λ̂ = ½Σ nβh/(a(1 − εa/4)), a = nβh + γ, on all
+    data.
+    """
     for found in worlds[2]:
         curvature = 20.0 * torch.linalg.eigvalsh(found["sharded"]["line"])
         stiffness = curvature + 1.0
@@ -198,9 +224,15 @@ def test_sharded_problems_refuse_what_they_cannot_take(worlds):
     for found in worlds[2]:
         assert "model must be under torch's fully_shard" in found["sharded"]["plain"]
         for case in ("meeting", "meeting behind 0"):
-            assert "the loss of a batch must be the mean of its samples' own losses" in found["sharded"][case]
+            assert (
+                "the loss of a batch must be the mean of its samples' own losses"
+                in found["sharded"][case]
+            )
         assert "data must be the same on every rank" in found["sharded"]["order"]
-        assert "the loss of the first batch must be the same on every rank" in found["sharded"]["another loss"]
+        assert (
+            "the loss of the first batch must be the same on every rank"
+            in found["sharded"]["another loss"]
+        )
         assert "seed must be the same on every rank for llc" in found["sharded"]["seed"]
         assert "tol must be the same on every rank for the trace" in found["sharded"]["tol"]
         assert "model must compute in torch.float32" in found["sharded"]["half"]
@@ -212,7 +244,13 @@ def test_sharded_constants_are_gathered_where_ranks_are_together(worlds, size):
     assert len({found["constants"]["21: pieces"] for found in worlds[size]}) > 1
     for found in worlds[size]:
         for samples in (1, 21):
-            assert max(found["constants"][f"{samples}: {what}"] for what in ("products", "trained since")) < 1e-12
+            assert (
+                max(
+                    found["constants"][f"{samples}: {what}"]
+                    for what in ("products", "trained since")
+                )
+                < 1e-12
+            )
             assert found["constants"][f"{samples}: chains"] < 1e-12
 
 
@@ -264,13 +302,17 @@ def test_a_group_of_some_ranks_and_a_process_alone(worlds, size):
         assert abs(found["groups"]["alone"] - worlds[size][0]["groups"]["loss"]) < 1e-12
         assert ("loss" in found["groups"]) == (rank < 2)
         assert found["groups"].get("size", 2) == 2
-        outside = "ranks must be a process group that this process is in, got one of other processes"
+        outside = (
+            "ranks must be a process group that this process is in, got one of other processes"
+        )
         assert rank < 2 or outside in found["groups"]["outside"]
     assert worlds[size][0]["groups"]["callback"] == worlds[size][0]["groups"]["alone"]
 
 
 def test_a_rank_that_ends_or_hangs_is_an_error_on_the_others(worlds, failures, folder):
-    """No rank gives a product that another had no part in, and the error says who does not answer."""
+    """No rank gives a product that another had no part in, and the error says who does not
+    answer.
+    """
     wait_for(folder / "ended-0.txt", folder / "hung-2.txt")
     for name in ("ended-0", "hung-2"):
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
@@ -279,7 +321,9 @@ def test_a_rank_that_ends_or_hangs_is_an_error_on_the_others(worlds, failures, f
 
 
 def test_products_of_other_sizes_never_come_back(failures, folder):
-    """Gloo ends the process where sizes differ, or the header shows it: no rank goes on with a wrong product."""
+    """Gloo ends the process where sizes differ, or the header shows it: no rank goes on with a
+    wrong product.
+    """
     for rank in (0, 2):
         failures[rank].wait(timeout=120)
         told = folder / f"apart-{rank}.txt"
@@ -336,7 +380,10 @@ def test_what_is_not_finite_is_told_apart():
     x[0, 0], x[1, 1] = torch.nan, torch.inf
     other = x.clone()
     other[1, 1] = -torch.inf
-    rows = [torch.tensor([told([tensor]).numbers for tensor in pair]) for pair in ((x, x.clone()), (x, other), (x, -x))]
+    rows = [
+        torch.tensor([told([tensor]).numbers for tensor in pair])
+        for pair in ((x, x.clone()), (x, other), (x, -x))
+    ]
     assert [_unlike(pair, None) for pair in rows] == [[], [1], [1]]
     assert torch.isfinite(torch.stack(rows)).all()
     half = 65000 * torch.rand(2, 4096).half()

@@ -1,4 +1,5 @@
-"""What every rank of a world measures; run by torchrun: ``world.py <folder>``, one file of results a rank.
+"""What every rank of a world measures; run by torchrun: ``world.py <folder>``, one file of results
+a rank.
 
 ``measured(...)`` runs in one process too: that is the reference.
 """
@@ -35,7 +36,9 @@ OPERATORS = {
 
 def data(samples=21, seed=0):
     rng = generator(seed, "ranks")
-    return torch.randn(samples, 4, generator=rng, dtype=torch.float64), torch.randint(0, 3, (samples,), generator=rng)
+    return torch.randn(samples, 4, generator=rng, dtype=torch.float64), torch.randint(
+        0, 3, (samples,), generator=rng
+    )
 
 
 def norm_network():
@@ -71,7 +74,9 @@ class Causal(nn.Module):
         logits = self.head(torch.tanh(self.embed(input_ids).cumsum(1)))
         found = {"logits": logits}
         if labels is not None:
-            found["loss"] = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            found["loss"] = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            )
         return found
 
 
@@ -84,7 +89,9 @@ def ignoring(batch_size=5):
     """Uneven numbers of targets that count, so that shares must be weighted by them."""
     x, y = data(22)
     y[::3], y[:4] = -100, -100
-    return lh.Problem(mlp([4, 5, 3], seed=1).double(), "cross_entropy", (x, y), batch_size=batch_size)
+    return lh.Problem(
+        mlp([4, 5, 3], seed=1).double(), "cross_entropy", (x, y), batch_size=batch_size
+    )
 
 
 def no_data():
@@ -97,24 +104,40 @@ def no_data():
 PROBLEMS = {
     "cut batches": lambda: classifier(samples=21),
     "fewer samples than ranks": lambda: classifier(samples=3),
-    "batches of their own": lambda: lh.Problem(norm_network(), "cross_entropy", data(), batch_size=6, norm="train"),
-    "a loss that compares samples": lambda: lh.Problem(norm_network(), contrast, data(), batch_size=9),
-    "samples that meet behind a head of 0": lambda: lh.Problem(Centred(0.0), "cross_entropy", data()),
+    "batches of their own": lambda: lh.Problem(
+        norm_network(), "cross_entropy", data(), batch_size=6, norm="train"
+    ),
+    "a loss that compares samples": lambda: lh.Problem(
+        norm_network(), contrast, data(), batch_size=9
+    ),
+    "samples that meet behind a head of 0": lambda: lh.Problem(
+        Centred(0.0), "cross_entropy", data()
+    ),
     "targets that do not count": ignoring,
-    "running statistics": lambda: lh.Problem(norm_network(), "cross_entropy", data(), dtype=torch.float64),
+    "running statistics": lambda: lh.Problem(
+        norm_network(), "cross_entropy", data(), dtype=torch.float64
+    ),
     "no data": no_data,
 }
 
 
 def products(problem):
     """Loss, gradient and Hessian, and for problems of a model and a loss all other matrices."""
-    found = {"loss": problem.loss(), "gradient": problem.gradient(), "hessian": lh.hessian(problem).dense()}
+    found = {
+        "loss": problem.loss(),
+        "gradient": problem.gradient(),
+        "hessian": lh.hessian(problem).dense(),
+    }
     return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in found.items()}
 
 
 def measured():
     """All that ranks must measure as one process does."""
-    out = {f"{name}: {key}": value for name, make in PROBLEMS.items() for key, value in products(make()).items()}
+    out = {
+        f"{name}: {key}": value
+        for name, make in PROBLEMS.items()
+        for key, value in products(make()).items()
+    }
     problem = classifier(samples=21)
     out |= {name: make(problem).dense() for name, make in OPERATORS.items()}
     whole = classifier(samples=28)  # four batches of 7, so that none is cut on 1, 2 or 4 ranks
@@ -124,7 +147,8 @@ def measured():
     out["trace, auto"] = lh.trace(smooth, tol=0.1).value
     out["closed-form trace"] = lh.trace(lh.ggn(problem), method="exact").value
     out["closed-form diagonal"] = lh.ggn(problem).known_diagonal()
-    large = lh.hessian(classifier((6, 12, 3), "tanh", 21))  # more than 100 parameters: Lanczos, not the dense matrix
+    # more than 100 parameters: Lanczos, not the dense matrix
+    large = lh.hessian(classifier((6, 12, 3), "tanh", 21))
     pairs = lh.eigenpairs(large, k=3)
     out["eigenvalues"], out["eigenvectors"] = pairs.values, pairs.vectors.abs()
     spectrum = lh.spectrum(large, depth=12)
@@ -132,7 +156,10 @@ def measured():
     out["landscape"] = lh.landscape(
         problem, lh.eigenpairs(lh.hessian(problem), k=1), points=3, held_out=data(8, 1)
     ).held_out
-    return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in (out | sampled(problem)).items()}
+    return {
+        name: torch.as_tensor(value, dtype=torch.float64)
+        for name, value in (out | sampled(problem)).items()
+    }
 
 
 def sampled(problem):
@@ -150,10 +177,20 @@ def sampled(problem):
         keep_parameters=True,
         mode="sequential",
     )
-    lone = lh.sample(problem, kernel, chains=1, draws=4, mode="sequential")  # fewer chains than ranks
-    exact = lh.sample(problem, lh.sampling.hmc(1e-2, 5.0, 10.0), chains=3, draws=4, observables={"sum": torch.sum})
+    # fewer chains than ranks
+    lone = lh.sample(problem, kernel, chains=1, draws=4, mode="sequential")
+    exact = lh.sample(
+        problem, lh.sampling.hmc(1e-2, 5.0, 10.0), chains=3, draws=4, observables={"sum": torch.sum}
+    )
     found = lh.llc(
-        problem, chains=4, draws=40, burn_in=10, step_size=1e-3, localization=10.0, kernel="sgld", batch_size=8
+        problem,
+        chains=4,
+        draws=40,
+        burn_in=10,
+        step_size=1e-3,
+        localization=10.0,
+        kernel="sgld",
+        batch_size=8,
     )
     return {
         "losses": chains.losses,
@@ -175,15 +212,27 @@ def sent():
     """The bytes of every all-reduce that a call makes."""
     problem, kernel = classifier(samples=21), lh.sampling.sgld(1e-3, 5.0, 10.0)
     operators = {name: make(problem) for name, make in OPERATORS.items()}
-    vector, block = torch.ones(problem.num_parameters).double(), torch.ones(problem.num_parameters, 3).double()
+    vector, block = (
+        torch.ones(problem.num_parameters).double(),
+        torch.ones(problem.num_parameters, 3).double(),
+    )
     calls = {f"{name} @ v": lambda op=op: op @ vector for name, op in operators.items()}
     calls |= {f"{name} @ V": lambda op=op: op @ block for name, op in operators.items()}
-    calls |= {"loss": problem.loss, "gradient": problem.gradient, "diagonal": operators["ggn"].known_diagonal}
+    calls |= {
+        "loss": problem.loss,
+        "gradient": problem.gradient,
+        "diagonal": operators["ggn"].known_diagonal,
+    }
     single_precision, large = lh.hessian(single()), lh.hessian(classifier((6, 12, 3), "tanh", 21))
     calls["float32 product"] = lambda: single_precision @ torch.ones(single_precision.dim)
     calls["eigenpairs"] = lambda: lh.eigenpairs(large, 1).cost
-    calls["draws"] = lambda: lh.sample(problem, kernel, chains=2, draws=40, batch_size=6, mode="sequential").cost
-    calls["problem"], calls["operator"] = lambda: classifier(samples=21), lambda: lh.hessian(problem)
+    calls["draws"] = lambda: (
+        lh.sample(problem, kernel, chains=2, draws=40, batch_size=6, mode="sequential").cost
+    )
+    calls["problem"], calls["operator"] = (
+        lambda: classifier(samples=21),
+        lambda: lh.hessian(problem),
+    )
     return {name: counted(call) for name, call in calls.items()}
 
 
@@ -228,7 +277,9 @@ def wrapped():
         out[f"{name} products"] = max(float((a - b).abs().max()) for a, b in pairs)
         values = [lh.eigenpairs(lh.hessian(p), k=2).values for p in (problem, reference)]
         out[f"{name} eigenvalues"] = float((values[0] - values[1]).abs().max())
-        chains = [lh.sample(p, kernel, 2, 5, mode="sequential").losses for p in (problem, reference)]
+        chains = [
+            lh.sample(p, kernel, 2, 5, mode="sequential").losses for p in (problem, reference)
+        ]
         out[f"{name} chains"] = float(abs(chains[0] - chains[1]).max())
     out["fsdp still shards"] = (
         type(sharded[0].weight).__name__ == "DTensor" and sharded[0].weight.to_local().numel() < 20
@@ -239,7 +290,9 @@ def wrapped():
 
 
 def constants():
-    """Differences that sharding makes to a problem of which some parameters are held constant, in uneven pieces."""
+    """Differences that sharding makes to a problem of which some parameters are held constant,
+    in uneven pieces.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -253,12 +306,16 @@ def constants():
         problem = lh.Problem(model, "cross_entropy", data(samples), **settings)
         out[f"{samples}: pieces"] = len(problem.share)
         both = [products(each) for each in (problem, reference)]
-        out[f"{samples}: products"] = max(float((both[0][key] - both[1][key]).abs().max()) for key in both[0])
+        out[f"{samples}: products"] = max(
+            float((both[0][key] - both[1][key]).abs().max()) for key in both[0]
+        )
         with torch.no_grad():
             model[0].weight.mul_(2.0), plain[0].weight.mul_(2.0)
         out[f"{samples}: trained since"] = abs(problem.loss(reference.vector) - reference.loss())
         kernel = lh.sampling.sgld(1e-3, 5.0, 10.0)
-        chains = [lh.sample(each, kernel, 3, 4, batch_size=1).losses for each in (problem, reference)]
+        chains = [
+            lh.sample(each, kernel, 3, 4, batch_size=1).losses for each in (problem, reference)
+        ]
         out[f"{samples}: chains"] = float(abs(chains[0] - chains[1]).max())
     return out
 
@@ -269,7 +326,9 @@ def sharded():
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     x, y = data()
-    order = torch.cat([torch.arange(11), 11 + torch.randperm(10, generator=generator(dist.get_rank(), "order"))])
+    order = torch.cat(
+        [torch.arange(11), 11 + torch.randperm(10, generator=generator(dist.get_rank(), "order"))]
+    )
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     line = nn.Linear(4, 1).double()
@@ -283,7 +342,10 @@ def sharded():
     fully_shard(coarse, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     half = fsdp.ShardedProblem(coarse, "cross_entropy", (x.float(), y))
     tokens = torch.randint(7, (6, 5), generator=generator(0, "tokens"))
-    text = {"input_ids": tokens, "labels": tokens.masked_fill(torch.arange(5) > torch.arange(6)[:, None], -100)}
+    text = {
+        "input_ids": tokens,
+        "labels": tokens.masked_fill(torch.arange(5) > torch.arange(6)[:, None], -100),
+    }
     causal = Causal()
     own_loss = float(causal(**text)["loss"].detach())
     fully_shard(causal, mesh=mesh)
@@ -292,12 +354,15 @@ def sharded():
     pairs, matrix = fsdp.eigenvalues(curved, k=2, tol=1e-6), dense(plain, "cross_entropy", (x, y))
     image = curved.product(pairs.vectors[:, 0].contiguous())
     miss = image - float(pairs.values[0]) * pairs.vectors[:, 0]
-    found = fsdp.llc(flat, step_size=0.02, localization=1.0, nbeta=20.0, chains=2, draws=120, burn_in=20)
+    found = fsdp.llc(
+        flat, step_size=0.02, localization=1.0, nbeta=20.0, chains=2, draws=120, burn_in=20
+    )
     return {
         "lengths": (len(curved.vector), curved.num_parameters),
         "loss": curved.loss(),
         "trained": models[0].training,
-        "causal": fsdp.ShardedProblem(causal, "cross_entropy", text, batch_size=4).loss() - own_loss,
+        "causal": fsdp.ShardedProblem(causal, "cross_entropy", text, batch_size=4).loss()
+        - own_loss,
         "gradient": float(curved.dots(curved.gradient()[None], curved.gradient())),
         "matrix": matrix,
         "values": pairs.values,
@@ -309,13 +374,25 @@ def sharded():
         "reference": lh.Problem(plain, "cross_entropy", (x, y), ranks=None).gradient(),
         "plain": error_of(lambda: fsdp.ShardedProblem(plain, "cross_entropy", (x, y))),
         "meeting": error_of(lambda: fsdp.ShardedProblem(models[0], contrast, (x, y))),
-        "meeting behind 0": error_of(lambda: fsdp.ShardedProblem(models[2], "cross_entropy", (x, y))),
-        "order": error_of(lambda: fsdp.ShardedProblem(models[0], "cross_entropy", (x[order], y[order]), batch_size=11)),
-        "another loss": error_of(lambda: fsdp.ShardedProblem(models[0], scaled(dist.get_rank()), (x, y))),
-        "seed": error_of(lambda: fsdp.llc(flat, step_size=0.02, localization=1.0, draws=8, seed=dist.get_rank())),
+        "meeting behind 0": error_of(
+            lambda: fsdp.ShardedProblem(models[2], "cross_entropy", (x, y))
+        ),
+        "order": error_of(
+            lambda: fsdp.ShardedProblem(
+                models[0], "cross_entropy", (x[order], y[order]), batch_size=11
+            )
+        ),
+        "another loss": error_of(
+            lambda: fsdp.ShardedProblem(models[0], scaled(dist.get_rank()), (x, y))
+        ),
+        "seed": error_of(
+            lambda: fsdp.llc(flat, step_size=0.02, localization=1.0, draws=8, seed=dist.get_rank())
+        ),
         "tol": error_of(lambda: fsdp.trace(flat, tol=0.5 + dist.get_rank())),
         "half": error_of(lambda: fsdp.eigenvalues(half, k=1)),
-        "half llc": error_of(lambda: fsdp.llc(half, step_size=1e-4, localization=1.0, draws=8, burn_in=0)),
+        "half llc": error_of(
+            lambda: fsdp.llc(half, step_size=1e-4, localization=1.0, draws=8, burn_in=0)
+        ),
     }
 
 
@@ -328,7 +405,10 @@ class Features(nn.Module):
 
     def __init__(self, seed):
         super().__init__()
-        self.fixed, self.head = torch.randn(4, 8, generator=generator(seed, "features")).double(), mlp([8, 3]).double()
+        self.fixed, self.head = (
+            torch.randn(4, 8, generator=generator(seed, "features")).double(),
+            mlp([8, 3]).double(),
+        )
 
     def forward(self, x, scale=1.0):
         return self.head(torch.cos(torch.nan_to_num(x).double() @ self.fixed)) * scale
@@ -351,14 +431,18 @@ def refusals(rank):
     later = lh.Problem(trained, "cross_entropy", (x, y))
     with torch.no_grad():
         trained[0].weight.add_(1e-3 * rank)
-    holed = torch.where(torch.arange(21)[:, None] == 0, torch.nan, x + rank * (torch.arange(21)[:, None] > 5))
+    holed = torch.where(
+        torch.arange(21)[:, None] == 0, torch.nan, x + rank * (torch.arange(21)[:, None] > 5)
+    )
     large = (65000 * torch.rand(21, 4, generator=generator(rank, "large"))).half()
     off = {1 + size: v + size * rank * (torch.arange(len(v)) == 5) for size in (1e-9, 0.02)}
     in32, few = single(), {"x": x, "labels": y}
     hessian32 = lh.hessian(in32)
     running = norm_network()
     running[1].running_mean.add_(rank)
-    relu = nn.Sequential(nn.Linear(4, 5), [nn.Tanh(), nn.ReLU()][rank % 2], nn.Linear(5, 3)).double()
+    relu = nn.Sequential(
+        nn.Linear(4, 5), [nn.Tanh(), nn.ReLU()][rank % 2], nn.Linear(5, 3)
+    ).double()
     for tensor in relu.parameters():
         nn.init.constant_(tensor, 0.0)  # so that nothing shows at the parameters themselves
     classes = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0 + rank, 1.0], dtype=torch.float64))
@@ -368,16 +452,25 @@ def refusals(rank):
         "another activation": lambda: lh.Problem(relu, "cross_entropy", (x, y)),
         "another plain tensor": lambda: lh.Problem(Features(rank), "cross_entropy", (x, y)),
         "other class weights": lambda: lh.Problem(mlp([4, 5, 3]).double(), classes, (x, y)),
-        "another loss of one's own": lambda: lh.Problem(mlp([4, 5, 3]).double(), scaled(rank), (x, y)),
+        "another loss of one's own": lambda: lh.Problem(
+            mlp([4, 5, 3]).double(), scaled(rank), (x, y)
+        ),
         "another function": lambda: lh.Problem.from_function(
             lambda p: (1 + rank) * p["w"].square().sum(), {"w": torch.zeros(4)}
         ),
         "another count": lambda: lh.Problem(
-            token, "cross_entropy", (y.view(7, 3), y.view(7, 3)), count=["tokens", "sequences"][rank % 2]
+            token,
+            "cross_entropy",
+            (y.view(7, 3), y.view(7, 3)),
+            count=["tokens", "sequences"][rank % 2],
         ),
-        "an entry that is no tensor": lambda: lh.Problem(Features(0), "cross_entropy", [{**few, "scale": 1.0 + rank}]),
+        "an entry that is no tensor": lambda: lh.Problem(
+            Features(0), "cross_entropy", [{**few, "scale": 1.0 + rank}]
+        ),
         "data beside a NaN": lambda: lh.Problem(Features(0), "cross_entropy", (holed, y)),
-        "large data in half precision": lambda: lh.Problem(Features(0), "cross_entropy", (large, y)),
+        "large data in half precision": lambda: lh.Problem(
+            Features(0), "cross_entropy", (large, y)
+        ),
         "running statistics": lambda: lh.Problem(running, "cross_entropy", (x, y)),
         "running statistics that are not read": lambda: lh.Problem(
             running, "cross_entropy", (x, y), batch_size=7, norm="train"
@@ -385,16 +478,26 @@ def refusals(rank):
         "a vector a little off": lambda: both[0] @ off[1 + 1e-9],
         "a vector in float32 a little off": lambda: hessian32 @ off[1.02].float(),
         "a point a little off": lambda: problem.loss(problem.vector * (1 + 1e-9 * rank)),
-        "data of another length": lambda: lh.Problem(mlp([4, 5, 3]).double(), "cross_entropy", data(21 - rank)),
-        "data in another order": lambda: lh.Problem(mlp([4, 5, 3]).double(), "cross_entropy", (x[order], y[order])),
-        "another model": lambda: lh.Problem(mlp([4, 5, 3], seed=rank).double(), "cross_entropy", (x, y)),
-        "another width": lambda: lh.Problem(mlp([4, 5 + rank, 3]).double(), "cross_entropy", (x, y)),
+        "data of another length": lambda: lh.Problem(
+            mlp([4, 5, 3]).double(), "cross_entropy", data(21 - rank)
+        ),
+        "data in another order": lambda: lh.Problem(
+            mlp([4, 5, 3]).double(), "cross_entropy", (x[order], y[order])
+        ),
+        "another model": lambda: lh.Problem(
+            mlp([4, 5, 3], seed=rank).double(), "cross_entropy", (x, y)
+        ),
+        "another width": lambda: lh.Problem(
+            mlp([4, 5 + rank, 3]).double(), "cross_entropy", (x, y)
+        ),
         "trained apart since": lambda: lh.hessian(later),
         "another vector": lambda: both[0] @ own,
         "another operator": lambda: both[rank % 2] @ v,
         "another point": lambda: problem.gradient(problem.vector + rank),
         "another seed": lambda: lh.sample(problem, kernel, chains=2, draws=2, seed=rank),
-        "another step size": lambda: lh.sample(problem, lh.sampling.sgld(1e-3 + rank, 5.0, 10.0), chains=2, draws=2),
+        "another step size": lambda: lh.sample(
+            problem, lh.sampling.sgld(1e-3 + rank, 5.0, 10.0), chains=2, draws=2
+        ),
         "another seed of a Fisher": lambda: lh.fisher(problem, "monte_carlo", seed=rank),
     }
     return {name: error_of(case) for name, case in cases.items()}
@@ -419,7 +522,9 @@ def groups():
         problem = lh.Problem(mlp([4, 3]).double(), "cross_entropy", data(), ranks=some)
         out |= {"loss": problem.loss(), "share": len(problem.share), "size": problem.ranks.size}
     else:
-        out["outside"] = error_of(lambda: lh.Problem(mlp([4, 3]).double(), "cross_entropy", data(), ranks=some))
+        out["outside"] = error_of(
+            lambda: lh.Problem(mlp([4, 3]).double(), "cross_entropy", data(), ranks=some)
+        )
     return out
 
 
@@ -435,7 +540,12 @@ if __name__ == "__main__":
     with world() as (rank, size):
         found = {"measured": measured(), "sent": sent()}
         if size > 1:
-            found |= {"wrapped": wrapped(), "refusals": refusals(rank), "groups": groups(), "constants": constants()}
+            found |= {
+                "wrapped": wrapped(),
+                "refusals": refusals(rank),
+                "groups": groups(),
+                "constants": constants(),
+            }
         if size == 2:
             cut = lh.fisher(classifier(samples=21), "monte_carlo", samples=300)
             found |= {"sharded": sharded(), "drawn trace": cut.known_trace()}

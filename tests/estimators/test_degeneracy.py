@@ -18,7 +18,8 @@ def test_counts_of_a_perceptron() -> None:
     assert found.bound == 4 * 3 * (14 + 4)
     assert found.parameters == 4 * 5 + 5 + 5 * 6 + 6 + 6 * 3 + 3
     assert found.degeneracy == 0.0  # the bound is above P here
-    assert RankBound(577_600, 16_000_000, 1024, 10, 13_416).degeneracy == pytest.approx(0.9639)  # the paper's VGG-16
+    # the paper's VGG-16
+    assert RankBound(577_600, 16_000_000, 1024, 10, 13_416).degeneracy == pytest.approx(0.9639)
 
 
 def test_the_bound_is_a_claim_that_random_relu_networks_break() -> None:

@@ -45,7 +45,9 @@ def test_control_variate() -> None:
     near = Products(network + with_eigenvalues(torch.linspace(-1, 1, 300)), near=operator(network))
     found = diagonal(near, tol=0.1)
     assert found.cost == near.matvecs + near.near.matvecs == 32
-    assert float((found.value - near.matrix.diagonal()).norm()) < 0.2 * float(near.matrix.diagonal().norm())
+    assert float((found.value - near.matrix.diagonal()).norm()) < 0.2 * float(
+        near.matrix.diagonal().norm()
+    )
 
 
 @pytest.mark.parametrize("size", [9, 80])
@@ -57,7 +59,10 @@ def test_dense_where_probes_would_cost_more(size: int) -> None:
 
 
 def test_misuse_is_named() -> None:
-    with pytest.raises(ValueError, match="probes must be an integer of at least 2, got 1; one probe shows no spread"):
+    with pytest.raises(
+        ValueError,
+        match="probes must be an integer of at least 2, got 1; one probe shows no spread",
+    ):
         diagonal(Products(FLAT), probes=1)
     with pytest.raises(ValueError, match="tol must be a finite number above 0"):
         diagonal(Products(FLAT), tol=0.0)

@@ -1,4 +1,6 @@
-"""Eigenpairs against dense ones: every end, repeated and clustered values, memory and products bounded."""
+"""Eigenpairs against dense ones: every end, repeated and clustered values, memory and products
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_ten_values_within_1e8_of_dense(name, which):
     A = operator(matrix)
     found = eigenpairs(A, 10, which, tol=1e-9)
     exact = wanted(torch.linalg.eigvalsh(matrix), which, 10)
-    one, other = (found.values.abs(), exact.abs()) if which == "magnitude" else (found.values, exact)
+    one, other = (
+        (found.values.abs(), exact.abs()) if which == "magnitude" else (found.values, exact)
+    )
     scale = max(float(exact.abs().max()), 1e-300)
     assert float((one - other).abs().max()) <= 1e-8 * scale
     assert found.status is Status.CONVERGED
@@ -103,7 +107,9 @@ def test_tolerance_is_relative_accuracy_of_the_values():
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-3, 1e-4])
 def test_a_loose_tolerance_is_no_other_eigenvalue(tol):
-    """Many values near 0, as networks have: after a few steps the residuals of wrong values are already small."""
+    """Many values near 0, as networks have: after a few steps the residuals of wrong values are
+    already small.
+    """
     for seed in range(12):
         rng = torch.Generator().manual_seed(seed)
         values = 0.05 * torch.randn(1000, generator=rng, dtype=torch.float64)
@@ -138,7 +144,9 @@ def test_restart_respects_memory_and_still_converges():
 
 @pytest.mark.parametrize("which", WHICH)
 def test_restart_finds_repeated_values(which):
-    values = torch.tensor([5.0] * 4 + [4.0] * 3 + [2.0, 1.5, 1.2] + [-1.0] * 4 + [0.0] * 200, dtype=D)
+    values = torch.tensor(
+        [5.0] * 4 + [4.0] * 3 + [2.0, 1.5, 1.2] + [-1.0] * 4 + [0.0] * 200, dtype=D
+    )
     matrix = with_eigenvalues(values)
     k = 3 if which == "both" else 6
     found = eigenpairs(operator(matrix), k, which, max_memory=12 * 8 * len(values))
@@ -176,7 +184,9 @@ def test_same_seed_same_answer_other_seed_same_values():
 
 def test_negation_swaps_the_ends():
     A = operator(with_eigenvalues(SPECTRA["indefinite"]))
-    assert torch.allclose(eigenpairs(A, 5, "smallest").values, -eigenpairs(-A, 5, "largest").values, atol=1e-12)
+    assert torch.allclose(
+        eigenpairs(A, 5, "smallest").values, -eigenpairs(-A, 5, "largest").values, atol=1e-12
+    )
 
 
 def test_order_one():
@@ -195,10 +205,14 @@ def test_power_iteration_agrees_with_lanczos():
 
 
 def test_the_tolerance_of_power_iteration_is_on_the_eigenvalues():
-    """Neighbouring |λ| make the basis turn slowly, so that successive bases differ little far from the eigenvalues."""
+    """Neighbouring |λ| make the basis turn slowly, so that successive bases differ little far
+    from the eigenvalues.
+    """
     rng = torch.Generator().manual_seed(3)
     for gap in (0.1, 0.03, 0.01):
-        values = torch.cat([1 - gap * torch.arange(9, dtype=D), 0.1 * torch.randn(290, generator=rng, dtype=D)])
+        values = torch.cat(
+            [1 - gap * torch.arange(9, dtype=D), 0.1 * torch.randn(290, generator=rng, dtype=D)]
+        )
         matrix = with_eigenvalues(values)
         for tol, seed in ((1e-1, 0), (1e-2, 1), (1e-3, 2)):
             found = power_iteration(operator(matrix), 5, tol=tol, seed=seed, max_matvecs=20_000)
@@ -210,7 +224,9 @@ def test_the_tolerance_of_power_iteration_is_on_the_eigenvalues():
             assert float(true.max()) <= tol
             exact = values.sort(descending=True).values[:5]
             assert float((found.values - exact).abs().max()) <= tol
-            assert torch.equal(found.converged, found.residuals <= tol * float(found.values.abs().max()))
+            assert torch.equal(
+                found.converged, found.residuals <= tol * float(found.values.abs().max())
+            )
 
 
 def test_power_iteration_that_runs_out_says_so():

@@ -1,4 +1,6 @@
-"""Sharpness: closed forms on quadratics, dense sums on networks, and what a rescaled layer pair leaves alone."""
+"""Sharpness: closed forms on quadratics, dense sums on networks, and what a rescaled layer pair
+leaves alone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ RADIUS = 0.1
 
 def rotated(values: list[float]) -> Tensor:
     """A symmetric matrix with these eigenvalues."""
-    drawn = torch.randn(len(values), len(values), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    drawn = torch.randn(
+        len(values), len(values), generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     basis = torch.linalg.qr(drawn)[0]
     return basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.T
 
@@ -45,13 +49,17 @@ def rescaled(problem: Problem, c: float) -> Problem:
 
 
 def worst_rise(matrix: Tensor, slope: Tensor, radius: float) -> float:
-    """max_{‖u‖≤ρ} ½uᵀAu + bᵀu, by the trust-region secular equation ‖(νI − A)⁻¹b‖ = ρ, ν ≥ λ_max, bisected."""
+    """max_{‖u‖≤ρ} ½uᵀAu + bᵀu, by the trust-region secular equation ‖(νI − A)⁻¹b‖ = ρ, ν ≥
+    λ_max, bisected.
+    """
     values, vectors = torch.linalg.eigh(matrix)
     b = vectors.T @ slope
     low, high = float(values[-1]), float(values[-1]) + float(slope.norm()) / radius + 1e-9
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if float((b / (middle - values)).norm()) > radius else (low, middle)
+        low, high = (
+            (middle, high) if float((b / (middle - values)).norm()) > radius else (low, middle)
+        )
     u = b / (high - values)
     return float(0.5 * (values * u * u).sum() + b @ u)
 
@@ -77,13 +85,18 @@ def test_with_a_gradient_the_ascent_solves_the_trust_region_problem(values: list
 
 
 def test_adaptive_sharpness_of_a_quadratic_is_that_of_the_scaled_one() -> None:
-    matrix, theta = rotated([4.0, 3.0, 1.0, 0.5]), torch.tensor([2.0, -1.0, 0.5, 0.0], dtype=torch.float64)
+    matrix, theta = (
+        rotated([4.0, 3.0, 1.0, 0.5]),
+        torch.tensor([2.0, -1.0, 0.5, 0.0], dtype=torch.float64),
+    )
     problem = quadratic(matrix, theta=theta)
     scale = theta.abs()
     scaled = scale[:, None] * matrix * scale
     torch.testing.assert_close(adaptive_curvature(problem).dense(), scaled, rtol=1e-12, atol=1e-14)
     found = sharpness(problem, RADIUS, steps=100)
-    assert float(found.curvature) == pytest.approx(float(torch.linalg.eigvalsh(scaled)[-1]), rel=1e-9)
+    assert float(found.curvature) == pytest.approx(
+        float(torch.linalg.eigvalsh(scaled)[-1]), rel=1e-9
+    )
     assert float(found.slope) == pytest.approx(float((scale * (matrix @ theta)).norm()), rel=1e-12)
     truth = worst_rise(scaled, scale * (matrix @ theta), RADIUS)
     assert float(found.rise) == pytest.approx(truth, rel=1e-4)
@@ -99,7 +112,9 @@ def test_a_rescaled_layer_pair_changes_only_the_plain_measures(c: float) -> None
     assert abs(float(plain[1].rise) / float(plain[0].rise) - 1) > 0.1
     first, second = (sharpness(p, RADIUS, steps=8) for p in (problem, other))
     for name in ("curvature", "slope", "rise"):
-        assert float(getattr(second, name)) == pytest.approx(float(getattr(first, name)), rel=1e-8), name
+        assert float(getattr(second, name)) == pytest.approx(
+            float(getattr(first, name)), rel=1e-8
+        ), name
     one, two = (relative_sharpness(p) for p in (problem, other))
     for name in one.layers:
         assert float(two.layers[name]) == pytest.approx(float(one.layers[name]), rel=1e-8), name
@@ -115,7 +130,8 @@ def test_sharpness_rises_with_the_radius_and_the_steps() -> None:
     assert 0 < start < climbed
     assert climbed < float(sharpness(problem, 2 * RADIUS).rise)
     worst = sharpness(problem, 1e-3, steps=50)
-    assert float(worst.rise) == pytest.approx(worst.first_order, rel=0.05)  # the linear model holds in a small ball
+    # the linear model holds in a small ball
+    assert float(worst.rise) == pytest.approx(worst.first_order, rel=0.05)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -147,7 +163,9 @@ def test_the_weights_of_a_total_have_probes_of_their_own() -> None:
     def loss(parts: dict[str, Tensor]) -> Tensor:
         return sum(((w @ w.T).sin() ** 2).sum() for w in (parts["first"], parts["second"]))  # type: ignore[return-value]
 
-    found = relative_sharpness(Problem.from_function(loss, {"first": weight, "second": weight.clone()}), tol=1.0)
+    found = relative_sharpness(
+        Problem.from_function(loss, {"first": weight, "second": weight.clone()}), tol=1.0
+    )
     first, second = found.layers["first"], found.layers["second"]
     assert first.stderr > 0
     assert float(first) != float(second)
@@ -158,7 +176,9 @@ def test_fisher_rao_norm_is_the_quadratic_form_of_the_fisher() -> None:
     theta = problem.vector
     for kind in ("exact", "empirical"):
         dense = fisher(problem, kind).dense()
-        assert float(fisher_rao_norm(problem, kind)) == pytest.approx(float(theta @ dense @ theta), rel=1e-12)
+        assert float(fisher_rao_norm(problem, kind)) == pytest.approx(
+            float(theta @ dense @ theta), rel=1e-12
+        )
 
 
 def test_fisher_rao_norm_of_a_linear_model_is_the_variance_of_its_logits() -> None:
@@ -197,7 +217,9 @@ def test_a_turned_eigenvector_is_within_the_errors_of_the_overlap(turn: float) -
     pairs = Eigenpairs(value[None], vector[:, None], residual[None], torch.tensor([True]))
     found = gradient_overlap(quadratic(matrix, slope), pairs)
     assert abs(float(found.cosines) - math.cos(1.4)) <= 1.01 * float(found.errors) <= 2 * turn
-    assert abs(float(found.curvature) - 4 * math.cos(1.4) ** 2) <= 1.01 * float(found.curvature.stderr)
+    assert abs(float(found.curvature) - 4 * math.cos(1.4) ** 2) <= 1.01 * float(
+        found.curvature.stderr
+    )
 
 
 def test_results_save_and_fill_tables(tmp_path: object) -> None:
@@ -207,7 +229,9 @@ def test_results_save_and_fill_tables(tmp_path: object) -> None:
     assert str(loaded) == str(plain)
     assert str(plain.rise).startswith("at least ")
     assert RelativeSharpness.load(relative.save(f"{tmp_path}/relative")) == relative
-    rows = {row["quantity"] for row in Measurement({"sharpness": plain, "relative": relative}).table()}
+    rows = {
+        row["quantity"] for row in Measurement({"sharpness": plain, "relative": relative}).table()
+    }
     assert {"sharpness.rise", "sharpness.curvature", "relative.layers.0.weight"} <= rows
 
 

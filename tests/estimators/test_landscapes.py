@@ -32,7 +32,10 @@ def test_a_line_of_a_quadratic_is_its_parabola() -> None:
 
 def test_a_plane_has_one_axis_for_each_direction() -> None:
     v, w = torch.eye(3, dtype=torch.float64)[:2]
-    both = [landscape(quadratic(A, B), directions, points=5) for directions in ([v, w], torch.stack([v, w], dim=1))]
+    both = [
+        landscape(quadratic(A, B), directions, points=5)
+        for directions in ([v, w], torch.stack([v, w], dim=1))
+    ]
     t, s = np.meshgrid(both[0].offsets, both[0].offsets, indexing="ij")
     expected = 2.5 * t**2 + s**2 + 0.3 * t - 0.2 * s
     for found in both:
@@ -65,22 +68,33 @@ def test_between_two_checkpoints_the_ends_are_their_losses() -> None:
     assert line.offsets.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
     assert line.loss[0] == pytest.approx(first.loss(), rel=1e-12)
     assert line.loss[-1] == pytest.approx(second.loss(), rel=1e-12)
-    assert landscape(first, towards(first, second.vector), (0, 1), 4).loss.tolist() == line.loss.tolist()
+    assert (
+        landscape(first, towards(first, second.vector), (0, 1), 4).loss.tolist()
+        == line.loss.tolist()
+    )
 
 
 def test_filter_normalised_directions_have_the_norms_of_the_parameters() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2)).double()
-    problem = Problem(model, "cross_entropy", (torch.ones(4, 1, 3, 3), torch.arange(4) % 2), dtype=torch.float64)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2)
+    ).double()
+    problem = Problem(
+        model, "cross_entropy", (torch.ones(4, 1, 3, 3), torch.arange(4) % 2), dtype=torch.float64
+    )
     direction = problem.space.unflatten(random_direction(problem))
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             norms = direction[name].flatten(1).norm(dim=1)
-            torch.testing.assert_close(norms, parameter.detach().flatten(1).norm(dim=1), rtol=1e-12, atol=0)
+            torch.testing.assert_close(
+                norms, parameter.detach().flatten(1).norm(dim=1), rtol=1e-12, atol=0
+            )
         else:
             assert not direction[name].any(), name
     plain = random_direction(problem, filters=False)
     assert float(plain.norm()) == pytest.approx(1.0)
-    assert float(random_direction(problem, seed=1, filters=False) @ plain) != pytest.approx(1.0, abs=0.5)
+    assert float(random_direction(problem, seed=1, filters=False) @ plain) != pytest.approx(
+        1.0, abs=0.5
+    )
 
 
 def test_filter_normalised_losses_do_not_see_the_scale_of_layers() -> None:
@@ -93,7 +107,9 @@ def test_filter_normalised_losses_do_not_see_the_scale_of_layers() -> None:
 
 
 def rescaled(problem: Problem, c: float) -> Tensor:
-    """First layer times c, second divided by c: the same function of a ReLU network without a first bias."""
+    """First layer times c, second divided by c: the same function of a ReLU network without a
+    first bias.
+    """
     parts = {name: t.clone() for name, t in problem.space.unflatten(problem.vector).items()}
     parts["0.weight"] *= c
     parts["0.bias"] *= c
@@ -112,11 +128,16 @@ def test_the_two_directions_of_a_plane_differ_and_follow_the_seed() -> None:
 
 def test_held_out_data_is_measured_at_the_same_points() -> None:
     problem = classifier()
-    x, y = torch.randn(9, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64), torch.arange(9) % 3
+    x, y = (
+        torch.randn(9, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64),
+        torch.arange(9) % 3,
+    )
     by_data = landscape(problem, "random", points=3, held_out=(x, y))
     by_problem = landscape(problem, "random", points=3, held_out=problem.on((x, y)))
     direction = random_direction(problem, 0, "direction 0", filters=False)
-    expected = [problem.on((x, y)).loss(problem.vector + t * direction) for t in by_data.offsets.tolist()]
+    expected = [
+        problem.on((x, y)).loss(problem.vector + t * direction) for t in by_data.offsets.tolist()
+    ]
     assert by_data.held_out is not None
     assert by_problem.held_out is not None
     assert by_data.held_out.tolist() == pytest.approx(expected, rel=1e-12)
@@ -128,7 +149,9 @@ def test_held_out_data_is_measured_at_the_same_points() -> None:
 def test_batch_norm_statistics_follow_the_point_when_asked() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+        model = nn.Sequential(
+            nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)
+        ).double()
         x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
         test = torch.randn(5, 4).double(), torch.arange(5) % 3
     problem = Problem(model, "cross_entropy", (x, y))
@@ -150,7 +173,9 @@ def test_progress_counts_points_and_the_result_saves(tmp_path: object) -> None:
     seen: list[tuple[str, int, int | None]] = []
     with progress(lambda *args: seen.append(args)):
         found = landscape(quadratic(A), ["random", "random"], points=3, labels=("v", "w"))
-    assert [entry for entry in seen if entry[0] == "landscape"] == [("landscape", i, 9) for i in range(1, 10)]
+    assert [entry for entry in seen if entry[0] == "landscape"] == [
+        ("landscape", i, 9) for i in range(1, 10)
+    ]
     loaded = Landscape.load(found.save(f"{tmp_path}/line"))
     assert loaded.loss.tolist() == found.loss.tolist()
     assert loaded.labels == ("v", "w")

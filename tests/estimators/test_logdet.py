@@ -1,4 +1,6 @@
-"""Log-determinants against dense ones: every method, preconditioner and kind of matrix, and whether intervals hold."""
+"""Log-determinants against dense ones: every method, preconditioner and kind of matrix, and
+whether intervals hold.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ WIDE = torch.logspace(-4, 1, 200, dtype=D)
 
 
 def laplacian(side: int = 12, shift: float = 0.05) -> tuple[scipy.sparse.csr_array, float]:
-    """The 7-point Laplacian of a cube plus a shift, and its exact log-determinant, a sum of logs."""
+    """The 7-point Laplacian of a cube plus a shift, and its exact log-determinant, a sum of
+    logs.
+    """
     ones = np.ones(side)
     line = scipy.sparse.diags_array([-ones[1:], 2 * ones, -ones[1:]], offsets=[-1, 0, 1])
     eye = scipy.sparse.eye_array(side)
@@ -44,7 +48,9 @@ def laplacian(side: int = 12, shift: float = 0.05) -> tuple[scipy.sparse.csr_arr
 def uneven(size: int = 150) -> scipy.sparse.csr_array:
     """A tridiagonal matrix whose rows differ in scale by 10⁶, as those of a stiffness matrix do."""
     ones = np.ones(size)
-    matrix = scipy.sparse.diags_array([-0.45 * ones[1:], ones, -0.45 * ones[1:]], offsets=[-1, 0, 1])
+    matrix = scipy.sparse.diags_array(
+        [-0.45 * ones[1:], ones, -0.45 * ones[1:]], offsets=[-1, 0, 1]
+    )
     scale = scipy.sparse.diags_array(np.logspace(0, 3, size))
     return (scale @ matrix @ scale).tocsr()
 
@@ -97,11 +103,15 @@ def test_too_small_a_depth_is_said():
 
 def test_logdet_names_what_is_not_positive():
     A = operator(with_eigenvalues(torch.linspace(-0.5, 2, 40)))
-    with pytest.raises(ValueError, match=r"positive definite, got the Ritz value -0\.\d+; add a shift"):
+    with pytest.raises(
+        ValueError, match=r"positive definite, got the Ritz value -0\.\d+; add a shift"
+    ):
         logdet(A, depth=30)
     with pytest.raises(ValueError, match=r"the eigenvalue -0\.5; add a shift"):
         logdet(A, "exact")
-    with pytest.raises(ValueError, match="method must be one of 'slq', 'maxent', 'chebyshev', 'exact'"):
+    with pytest.raises(
+        ValueError, match="method must be one of 'slq', 'maxent', 'chebyshev', 'exact'"
+    ):
         logdet(A, "lanczos")
 
 
@@ -139,14 +149,18 @@ def test_intervals_hold_where_the_depth_does_not_suffice(method):
 UNBOUNDED = {
     "x⁴": torch.linspace(1e-3, 1, 500, dtype=D) ** 4,
     "log-uniform": torch.logspace(-8, 0, 400, dtype=D),
-    "twenty small": torch.cat([torch.logspace(-8, -3, 20, dtype=D), torch.linspace(0.1, 1, 400, dtype=D)]),
+    "twenty small": torch.cat(
+        [torch.logspace(-8, -3, 20, dtype=D), torch.linspace(0.1, 1, 400, dtype=D)]
+    ),
 }
 
 
 @pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_intervals_hold_where_no_lower_bound_is_known(name, method):
-    """Products only, and eigenvalues far below what the depth resolves: said, and held all the same."""
+    """Products only, and eigenvalues far below what the depth resolves: said, and held all the
+    same.
+    """
     values = UNBOUNDED[name]
     exact = float(values.log().sum())
     found = [logdet(Diagonal(values), method, depth=30, seed=seed) for seed in range(3)]
@@ -157,7 +171,9 @@ def test_intervals_hold_where_no_lower_bound_is_known(name, method):
 
 
 def test_a_wider_bar_stays_of_use():
-    """The same x⁴ at the depth of the default: the bar is that of a power of the depth, not of the rounding."""
+    """The same x⁴ at the depth of the default: the bar is that of a power of the depth, not of
+    the rounding.
+    """
     values = UNBOUNDED["x⁴"]
     found = logdet(Diagonal(values))
     assert abs(float(found) - float(values.log().sum())) <= 2 * float(found.stderr)
@@ -201,11 +217,16 @@ def test_a_whole_krylov_space_leaves_no_gap(dtype):
     """Its residual is rounding, and a node may sit at the bound: neither is a singular solve."""
     for seed in range(10):
         run = lanczos(
-            operator(torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=dtype)), torch.tensor([1.0, seed], dtype=dtype), 2
+            operator(torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=dtype)),
+            torch.tensor([1.0, seed], dtype=dtype),
+            2,
         )
         limit = limit_of([run], 1.0, sure=True)
         assert limit.low == limit.value == limit.gauss
-        assert logdet(operator([[2.0, 1.0], [1.0, 3.0]]), depth=2, seed=seed).status is Status.CONVERGED
+        assert (
+            logdet(operator([[2.0, 1.0], [1.0, 3.0]]), depth=2, seed=seed).status
+            is Status.CONVERGED
+        )
 
 
 def test_one_step_is_not_settled():
@@ -219,19 +240,25 @@ def test_one_step_is_not_settled():
 def test_factors_that_would_not_fit_are_refused(monkeypatch):
     """A 3-D Laplacian fills in; a line does not."""
     monkeypatch.setattr(factorisations, "free_memory", lambda device: 2**21)
-    with pytest.raises(ValueError, match=r"method must fit into the free memory.*'exact', which may need .*\"slq\""):
+    with pytest.raises(
+        ValueError, match=r"method must fit into the free memory.*'exact', which may need .*\"slq\""
+    ):
         logdet(operator(laplacian()[0]), "exact")
     assert logdet(operator(uneven(3000)), "exact").status.ok
 
 
 def test_the_envelope_holds_the_factor():
     matrix = laplacian(6)[0]
-    dense = np.linalg.cholesky(matrix.toarray()[np.ix_(*[reverse_cuthill_mckee(matrix, symmetric_mode=True)] * 2)])
+    dense = np.linalg.cholesky(
+        matrix.toarray()[np.ix_(*[reverse_cuthill_mckee(matrix, symmetric_mode=True)] * 2)]
+    )
     assert np.count_nonzero(np.abs(dense) > 1e-14) <= factorisations._envelope(matrix.tocsc())
 
 
 def test_gauss_and_radau_rules_hold_each_probe():
-    """zᵀlog(A)z lies between the Gauss–Radau rule at the smallest eigenvalue and the Gauss rule, at every depth."""
+    """zᵀlog(A)z lies between the Gauss–Radau rule at the smallest eigenvalue and the Gauss rule,
+    at every depth.
+    """
     matrix = with_eigenvalues(WIDE)
     A, values, vectors = operator(matrix), *torch.linalg.eigh(matrix)
     z = random_vector(A, 0, "probe")
@@ -258,7 +285,9 @@ def test_rule_of_a_density_is_that_of_its_moments():
     rule = rule_of(fit(moments, bounds=(0.5, 2.0)), 6).ritz()
     assert len(rule[0]) == 6
     for order in range(12):
-        assert float(rule[1] @ rule[0] ** order) == pytest.approx(float((values**order).mean()), rel=1e-6)
+        assert float(rule[1] @ rule[0] ** order) == pytest.approx(
+            float((values**order).mean()), rel=1e-6
+        )
 
 
 def test_known_traces_steady_the_estimate():
@@ -292,7 +321,9 @@ def test_exact_of_a_sparse_matrix_is_that_of_the_dense_one():
 def test_jacobi_scaling_is_chosen_and_helps():
     matrix = uneven()
     exact = float(np.linalg.slogdet(matrix.toarray())[1])
-    scaled, plain = (logdet(operator(matrix), depth=20, precondition=kind) for kind in ("auto", "none"))
+    scaled, plain = (
+        logdet(operator(matrix), depth=20, precondition=kind) for kind in ("auto", "none")
+    )
     assert abs(scaled.value - exact) <= 4 * float(scaled.stderr)
     assert scaled.status is Status.CONVERGED
     assert float(scaled.stderr) < 0.1 * float(plain.stderr)
@@ -337,7 +368,9 @@ def test_ill_conditioned_kernel_within_a_budget():
     low, high = found.interval()
     assert low <= exact <= high
     assert abs(found.value - exact) <= 0.03 * abs(exact)
-    assert abs(logdet(K, depth=10, probes=30, precondition="none").value - exact) > 0.05 * abs(exact)
+    assert abs(logdet(K, depth=10, probes=30, precondition="none").value - exact) > 0.05 * abs(
+        exact
+    )
 
 
 def test_no_preconditioner_is_kept_where_columns_tell_nothing():
@@ -347,7 +380,9 @@ def test_no_preconditioner_is_kept_where_columns_tell_nothing():
     assert ready.cost == 20
 
 
-@pytest.mark.parametrize("make", [lambda K: 0.1 * identity(K) + K, lambda K: 2.0 * K, lambda K: K + 0.1 * identity(K)])
+@pytest.mark.parametrize(
+    "make", [lambda K: 0.1 * identity(K) + K, lambda K: 2.0 * K, lambda K: K + 0.1 * identity(K)]
+)
 def test_sums_and_multiples_keep_the_kernels_preconditioner(make):
     A = make(kernel_matrix(points(), noise=1e-3))
     ready = preconditioned(A, "auto", 30)
@@ -358,7 +393,9 @@ def test_sums_and_multiples_keep_the_kernels_preconditioner(make):
 
 def test_bounds_may_be_an_array():
     A = operator(with_eigenvalues(POSITIVE))
-    as_array, as_tuple = (logdet(A, depth=10, bounds=given) for given in (np.array([0.1, 10.0]), (0.1, 10.0)))
+    as_array, as_tuple = (
+        logdet(A, depth=10, bounds=given) for given in (np.array([0.1, 10.0]), (0.1, 10.0))
+    )
     assert float(as_array) == float(as_tuple)
 
 
@@ -380,17 +417,24 @@ OUTLYING = {
 
 
 APART = [(name, "slq") for name in OUTLYING]
-APART += [(name, method) for name in ("one of 1e-8", "one at each end") for method in ("maxent", "chebyshev")]
+APART += [
+    (name, method)
+    for name in ("one of 1e-8", "one at each end")
+    for method in ("maxent", "chebyshev")
+]
 
 
 @pytest.mark.parametrize(("name", "method"), APART)
 def test_single_eigenvalues_apart_from_a_bulk(name, method):
-    """Over 40 seeds, by products only: 34 intervals hold at least, and what is left is the error of the bulk."""
+    """Over 40 seeds, by products only: 34 intervals hold at least, and what is left is the error
+    of the bulk.
+    """
     values = torch.cat([torch.tensor(OUTLYING[name], dtype=D), torch.linspace(1, 2, 200, dtype=D)])
     A, exact = Diagonal(values), float(values.log().sum())
     runs = [logdet(A, method, depth=20, probes=6, seed=seed) for seed in range(40)]
     held = sum(low <= exact <= high for low, high in (run.interval() for run in runs))
-    assert held >= 34  # with probability 0.95 each, fewer hold once in 300; with 0.75, nine times in ten
+    # with probability 0.95 each, fewer hold once in 300; with 0.75, nine times in ten
+    assert held >= 34
     assert np.sqrt(np.mean([(run.value - exact) ** 2 for run in runs])) < 3.0
     assert sum(run.status is Status.CONVERGED for run in runs) >= 36
 
@@ -400,18 +444,24 @@ def test_a_small_eigenvalue_that_is_left_in_its_place(method):
     """Without a preconditioner the bar is wide enough, or the status says so."""
     values = torch.cat([torch.tensor([1e-8], dtype=D), torch.linspace(1, 2, 200, dtype=D)])
     A, exact = Diagonal(values), float(values.log().sum())
-    runs = [logdet(A, method, depth=20, probes=6, seed=seed, precondition="none") for seed in range(40)]
+    runs = [
+        logdet(A, method, depth=20, probes=6, seed=seed, precondition="none") for seed in range(40)
+    ]
     assert sum(low <= exact <= high for low, high in (run.interval() for run in runs)) >= 36
 
 
 def test_a_deflated_matrix_keeps_its_determinant_and_its_traces():
-    values = torch.cat([torch.tensor([1e-7, 1e-3, 400.0], dtype=D), torch.linspace(1, 2, 150, dtype=D)])
+    values = torch.cat(
+        [torch.tensor([1e-7, 1e-3, 400.0], dtype=D), torch.linspace(1, 2, 150, dtype=D)]
+    )
     A = operator(with_eigenvalues(values))
     run = lanczos(A, random_vector(A, 0, "sphere"), 40)
     moved = deflated(Preconditioned(A, A), run, outliers(A, run))
     assert moved.name == "deflation of 3 eigenvalues"
     inner = moved.operator.dense()
-    assert moved.logdet + float(torch.logdet(inner)) == pytest.approx(float(values.log().sum()), rel=1e-8)
+    assert moved.logdet + float(torch.logdet(inner)) == pytest.approx(
+        float(values.log().sum()), rel=1e-8
+    )
     assert moved.operator.known_trace() == pytest.approx(float(inner.trace()), rel=1e-6)
     assert moved.operator.known_squares() == pytest.approx(float((inner @ inner).trace()), rel=1e-6)
     assert float(torch.linalg.eigvalsh(inner)[0]) > 0.5
@@ -419,9 +469,13 @@ def test_a_deflated_matrix_keeps_its_determinant_and_its_traces():
 
 @pytest.mark.parametrize("method", ["maxent", "chebyshev"])
 def test_the_last_deflation_has_its_own_ends(method, monkeypatch):
-    """A bulk at 0.015 and values near 1: once these are moved to the middle, the spectrum ends at 1.3, not at 1."""
+    """A bulk at 0.015 and values near 1: once these are moved to the middle, the spectrum ends
+    at 1.3, not at 1.
+    """
     monkeypatch.setattr("lambdahat.estimators.determinants.DEFLATIONS", 1)
-    values = torch.cat([torch.linspace(0.01, 0.02, 200, dtype=D), torch.linspace(0.7, 1.0, 4, dtype=D)])
+    values = torch.cat(
+        [torch.linspace(0.01, 0.02, 200, dtype=D), torch.linspace(0.7, 1.0, 4, dtype=D)]
+    )
     A, exact = Products(with_eigenvalues(values)), float(values.log().sum())
     runs = [logdet(A, method, depth=30, probes=6, seed=seed) for seed in range(20)]
     assert sum(low <= exact <= high for low, high in (run.interval() for run in runs)) >= 17
@@ -431,14 +485,19 @@ def test_the_last_deflation_has_its_own_ends(method, monkeypatch):
 @pytest.mark.parametrize("method", ["maxent", "chebyshev"])
 @pytest.mark.parametrize("outside", [[1.06], [1.02, 1.03, 1.031, 1.04], [3.0]])
 def test_own_bounds_that_prove_wrong_are_widened(method, outside, monkeypatch):
-    """Eigenvalues above the edge that the run for the bounds cannot see, for its start is orthogonal to theirs."""
+    """Eigenvalues above the edge that the run for the bounds cannot see, for its start is
+    orthogonal to theirs.
+    """
     monkeypatch.setattr("lambdahat.estimators.spectra.BOUNDS_DEPTH", 30 if outside[0] < 2 else 8)
     values = torch.cat([torch.linspace(0.2, 1, 200, dtype=D), torch.tensor(outside, dtype=D)])
     logs = values.log()
-    deviation = math.sqrt(2 * float((logs - logs.mean()).square().sum()) / 6)  # of six probes, exactly, but for P + 2
+    # of six probes, exactly, but for P + 2
+    deviation = math.sqrt(2 * float((logs - logs.mean()).square().sum()) / 6)
     for seed in range(6):
         start = random_vector(Diagonal(values), seed, "bounds")
-        turn = torch.linalg.qr(torch.cat([start[:, None], with_eigenvalues(values, seed)[:, 1:]], dim=1)).Q
+        turn = torch.linalg.qr(
+            torch.cat([start[:, None], with_eigenvalues(values, seed)[:, 1:]], dim=1)
+        ).Q
         mixed = turn[:, :200] @ torch.linalg.qr(with_eigenvalues(values[:200], seed)).Q
         vectors = torch.cat([mixed, turn[:, 200:]], dim=1)
         A = Products((vectors * values) @ vectors.T)
@@ -448,28 +507,51 @@ def test_own_bounds_that_prove_wrong_are_widened(method, outside, monkeypatch):
         assert 0.3 * deviation < float(found.stderr) < 2 * deviation
 
 
-FALSE_BOUNDS = {"above the least": (0.5, 12.0), "below the largest": (1e-3, 5.0), "elsewhere": (20.0, 30.0)}
+FALSE_BOUNDS = {
+    "above the least": (0.5, 12.0),
+    "below the largest": (1e-3, 5.0),
+    "elsewhere": (20.0, 30.0),
+}
 
 
 @pytest.mark.parametrize("precondition", ["auto", "none", "jacobi", "cholesky"])
 @pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev", "exact"])
 @pytest.mark.parametrize("name", FALSE_BOUNDS)
 def test_bounds_that_do_not_hold_the_spectrum_are_refused(name, method, precondition):
-    """In the units of A, whatever it is scaled with; the Ritz value that lies outside is in the message."""
+    """In the units of A, whatever it is scaled with; the Ritz value that lies outside is in the
+    message.
+    """
     scale = torch.logspace(-1, 1, 80, dtype=D).roll(17)
     matrix = with_eigenvalues(POSITIVE)
-    if precondition == "jacobi":  # an uneven diagonal, so that bounds of the scaled matrix would be others
-        matrix = scale.sqrt()[:, None] * with_eigenvalues(torch.linspace(0.5, 1.0, 80, dtype=D)) * scale.sqrt()
+    # an uneven diagonal, so that bounds of the scaled matrix would be others
+    if precondition == "jacobi":
+        matrix = (
+            scale.sqrt()[:, None]
+            * with_eigenvalues(torch.linspace(0.5, 1.0, 80, dtype=D))
+            * scale.sqrt()
+        )
     values = torch.linalg.eigvalsh(matrix)
     options = {} if method == "exact" else {"depth": 30}
     with pytest.raises(
         ValueError, match=r"bounds must hold the whole spectrum of A, got .* and a Ritz value of"
     ) as error:
-        logdet(operator(matrix), method, bounds=FALSE_BOUNDS[name], precondition=precondition, **options)
+        logdet(
+            operator(matrix),
+            method,
+            bounds=FALSE_BOUNDS[name],
+            precondition=precondition,
+            **options,
+        )
     value = float(str(error.value).split("Ritz value of")[1].split(";")[0].split()[-1])
     assert float(values[0]) * 0.99 <= value <= float(values[-1]) * 1.01
     assert not FALSE_BOUNDS[name][0] <= value <= FALSE_BOUNDS[name][1]
-    found = logdet(operator(matrix), method, precondition=precondition, bounds=(values[0], values[-1]), **options)
+    found = logdet(
+        operator(matrix),
+        method,
+        precondition=precondition,
+        bounds=(values[0], values[-1]),
+        **options,
+    )
     low, high = found.interval(0.9999)
     assert low - 1e-8 <= float(values.log().sum()) <= high + 1e-8
 
@@ -480,7 +562,9 @@ def test_bounds_of_a_matrix_of_uneven_rows_are_its_own(method):
     matrix = uneven()
     values = np.linalg.eigvalsh(matrix.toarray())
     found = logdet(operator(matrix), method, bounds=(0.99 * values[0], 1.01 * values[-1]))
-    assert abs(found.value - np.log(values).sum()) <= 4 * float(found.stderr) < 0.05 * abs(found.value)
+    assert (
+        abs(found.value - np.log(values).sum()) <= 4 * float(found.stderr) < 0.05 * abs(found.value)
+    )
 
 
 DIAGONALS = {
@@ -508,7 +592,9 @@ def test_no_alarm_on_the_identity_and_on_diagonals(name, method, dtype):
 
 
 @pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
-@pytest.mark.parametrize(("dimensions", "scale", "noise"), [(3, 1.0, 1e-4), (2, 0.5, 1e-5), (3, 1.5, 1e-2)])
+@pytest.mark.parametrize(
+    ("dimensions", "scale", "noise"), [(3, 1.0, 1e-4), (2, 0.5, 1e-5), (3, 1.5, 1e-2)]
+)
 def test_a_dense_kernel_array_is_preconditioned_as_a_kernel_is(dimensions, scale, noise, method):
     array = kernel_matrix(points(500, dimensions), length_scale=scale, noise=noise).dense().numpy()
     exact = float(np.linalg.slogdet(array)[1])
@@ -530,7 +616,9 @@ def test_a_tolerance_saves_products(side, shift):
         assert (high - low) / 2 <= 2e-3 * abs(exact) * 1.01
         assert abs(found.value - exact) <= 2e-3 * abs(exact)
         assert found.cost < 100
-        assert found.status in ((Status.CONVERGED,) if shift else (Status.CONVERGED, Status.POSITIVITY))
+        assert found.status in (
+            (Status.CONVERGED,) if shift else (Status.CONVERGED, Status.POSITIVITY)
+        )
     finer = logdet(matrix, tol=5e-4)
     assert found.cost < finer.cost < 1500
     assert abs(finer.value - exact) <= 5e-4 * abs(exact)
@@ -601,7 +689,10 @@ MISUSES = {
         "probes must be an integer of at least 2",
     ),
     "depth beyond P": (lambda: logdet(operator(ONE), depth=100), "depth must be"),
-    "bounds that hold 0": (lambda: logdet(operator(ONE), "chebyshev", bounds=(0.0, 2.0)), "0 < low < high"),
+    "bounds that hold 0": (
+        lambda: logdet(operator(ONE), "chebyshev", bounds=(0.0, 2.0)),
+        "0 < low < high",
+    ),
     "bounds too narrow": (
         lambda: logdet(operator(with_eigenvalues(POSITIVE)), "maxent", 20, bounds=(1.0, 2.0)),
         "bounds must hold the whole spectrum",
@@ -610,11 +701,23 @@ MISUSES = {
         lambda: logdet(operator(ONE), tol=0.1, depth=3),
         "tol must come without depth and probes, which it sets, got depth=3",
     ),
-    "a tolerance and probes": (lambda: logdet(operator(ONE), tol=0.1, probes=3), "tol must come without"),
+    "a tolerance and probes": (
+        lambda: logdet(operator(ONE), tol=0.1, probes=3),
+        "tol must come without",
+    ),
     "no tolerance": (lambda: logdet(operator(ONE), tol=0.0), "tol must be a finite number above 0"),
-    "a budget without a tolerance": (lambda: logdet(operator(ONE), max_matvecs=9), "max_matvecs must come with tol"),
-    "preconditioner unknown": (lambda: logdet(operator(ONE), precondition="ilu"), "precondition must be one of 'auto'"),
-    "rank of no factor": (lambda: logdet(operator(ONE), precondition="jacobi", rank=3), "rank must come with"),
+    "a budget without a tolerance": (
+        lambda: logdet(operator(ONE), max_matvecs=9),
+        "max_matvecs must come with tol",
+    ),
+    "preconditioner unknown": (
+        lambda: logdet(operator(ONE), precondition="ilu"),
+        "precondition must be one of 'auto'",
+    ),
+    "rank of no factor": (
+        lambda: logdet(operator(ONE), precondition="jacobi", rank=3),
+        "rank must come with",
+    ),
     "rank beyond P": (
         lambda: logdet(operator(ONE), precondition="cholesky", rank=6),
         r"rank must be an integer in \[1, 5\]",
@@ -623,7 +726,10 @@ MISUSES = {
         lambda: logdet(operator(ONE), "exact", precondition="ilu"),
         "precondition must be one of 'auto'",
     ),
-    "a negative rank, exact": (lambda: logdet(operator(ONE), "exact", rank=-3), "rank must be an integer"),
+    "a negative rank, exact": (
+        lambda: logdet(operator(ONE), "exact", rank=-3),
+        "rank must be an integer",
+    ),
     "bounds of a word, exact": (
         lambda: logdet(operator(ONE), "exact", bounds="x"),
         "bounds must be two finite numbers",
@@ -635,7 +741,9 @@ MISUSES = {
     ),
     "asymmetric": (lambda: logdet(operator(np.triu(np.ones((4, 4))))), "must be symmetric"),
     "negative diagonal": (
-        lambda: logdet(operator(torch.diag(torch.tensor([1.0, -2.0]))), depth=2, precondition="jacobi"),
+        lambda: logdet(
+            operator(torch.diag(torch.tensor([1.0, -2.0]))), depth=2, precondition="jacobi"
+        ),
         "positive definite, got the diagonal entry -2; add a shift",
     ),
     "indefinite after scaling": (
@@ -643,7 +751,9 @@ MISUSES = {
         r"positive definite, got the Ritz value -2\.\d+; add a shift",
     ),
     "indefinite, sparse": (
-        lambda: logdet(operator(scipy.sparse.csr_array(np.array([[1.0, 2.0], [2.0, 1.0]]))), "exact"),
+        lambda: logdet(
+            operator(scipy.sparse.csr_array(np.array([[1.0, 2.0], [2.0, 1.0]]))), "exact"
+        ),
         "positive definite, got the pivot -3; add a shift",
     ),
     "singular, sparse": (
@@ -651,7 +761,9 @@ MISUSES = {
         "positive definite, got the pivot 0; add a shift",
     ),
     "indefinite, moments": (
-        lambda: logdet(operator(with_eigenvalues([-1.0, 1.0, 2.0])), "maxent", 3, precondition="none"),
+        lambda: logdet(
+            operator(with_eigenvalues([-1.0, 1.0, 2.0])), "maxent", 3, precondition="none"
+        ),
         "positive definite, got the Ritz value -1; add a shift",
     ),
 }
@@ -679,7 +791,9 @@ def test_errors_of_scaled_operators_quote_the_numbers_of_the_caller(dtype: torch
     values = torch.linspace(1, 2, 150, dtype=torch.float64)
     values[0] = -1.0
     dense = torch.diag(values * scale).to(dtype)
-    with pytest.raises(ValueError, match=f"positive definite, got the .*-1e{math.log10(scale):.0f}"):
+    with pytest.raises(
+        ValueError, match=f"positive definite, got the .*-1e{math.log10(scale):.0f}"
+    ):
         logdet(operator(dense), depth=20, precondition="none")
     values[0] = 1.0
     given = operator(torch.diag(values * scale).to(dtype))

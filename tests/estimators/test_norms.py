@@ -25,7 +25,9 @@ def test_value_lies_within_its_error_and_cost_is_counted(name: str, tol: float) 
 
 
 def test_outliers_are_deflated() -> None:
-    """Without deflation ‖Az‖² has a relative spread of 0.6, and 1 % would take thousands of products."""
+    """Without deflation ‖Az‖² has a relative spread of 0.6, and 1 % would take thousands of
+    products.
+    """
     assert frobenius_norm(Products(MATRICES["network"])).cost <= 50
 
 
@@ -59,7 +61,9 @@ def test_products_that_are_not_finite_are_named() -> None:
 
 
 class Diagonal(LinearOperator):
-    """Known by its products; probes on the sphere see any matrix as the diagonal one of its eigenvalues."""
+    """Known by its products; probes on the sphere see any matrix as the diagonal one of its
+    eigenvalues.
+    """
 
     def __init__(self, values: Tensor) -> None:
         super().__init__(len(values), values.dtype, values.device)

@@ -1,4 +1,6 @@
-"""Every copy of a repeated eigenvalue is returned unasked, against dense diagonalisation by NumPy."""
+"""Every copy of a repeated eigenvalue is returned unasked, against dense diagonalisation by
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ MATRICES = {
     "stars": laplacian(networkx.disjoint_union_all([networkx.star_graph(20)] * 7)),
     "one double outlier": with_eigenvalues([7.0, 7.0, 6.0, 5.0, 4.0, *np.linspace(-1, 1, 300)]),
     "double third": with_eigenvalues([7.0, 6.0, 5.0, 5.0, *np.linspace(-1, 1, 300)]),
-    "nearly double": with_eigenvalues([7.0, 7.0 - 1e-12, 6.0, 6.0 + 3e-10, 4.0, *np.linspace(-1, 1, 300)]),
+    "nearly double": with_eigenvalues(
+        [7.0, 7.0 - 1e-12, 6.0, 6.0 + 3e-10, 4.0, *np.linspace(-1, 1, 300)]
+    ),
     "many of one": with_eigenvalues([3.0] * 25 + [2.0] * 25 + [1.0] + [0.0] * 250),
 }
 
@@ -62,11 +66,20 @@ def test_every_copy_is_returned(name, which):
     matrix = MATRICES[name]
     for seed, k in enumerate((10, 5)):
         found = lh.eigenpairs(lh.operator(matrix), k, which, seed=seed)
-        values = found.values.abs().sort(descending=True).values if which == "magnitude" else found.values
+        values = (
+            found.values.abs().sort(descending=True).values
+            if which == "magnitude"
+            else found.values
+        )
         truth = expected(matrix, which, k)
-        assert np.abs(values.numpy() - truth).max() <= 2e-6 * np.abs(np.linalg.eigvalsh(matrix.numpy())).max()
+        assert (
+            np.abs(values.numpy() - truth).max()
+            <= 2e-6 * np.abs(np.linalg.eigvalsh(matrix.numpy())).max()
+        )
         assert found.status is lh.Status.CONVERGED
-        assert torch.allclose(found.vectors.T @ found.vectors, torch.eye(len(found), dtype=D), atol=1e-10)
+        assert torch.allclose(
+            found.vectors.T @ found.vectors, torch.eye(len(found), dtype=D), atol=1e-10
+        )
         true = (matrix @ found.vectors - found.vectors * found.values).norm(dim=0)
         assert bool((true <= 1.5 * found.residuals).all())
 
@@ -85,8 +98,12 @@ def test_the_last_layer_of_a_regression_with_ten_outputs():
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-9])
 def test_one_double_eigenvalue_is_found_from_any_seed(tol):
-    """One missing copy, at the least of the values that matter and near the rest, is the hardest to see."""
-    values = torch.cat([torch.tensor([3.0, 2.5, 2.0, 1.4, 1.4, 1.2], dtype=D), torch.linspace(-1, 1, 394, dtype=D)])
+    """One missing copy, at the least of the values that matter and near the rest, is the hardest
+    to see.
+    """
+    values = torch.cat(
+        [torch.tensor([3.0, 2.5, 2.0, 1.4, 1.4, 1.2], dtype=D), torch.linspace(-1, 1, 394, dtype=D)]
+    )
     matrix = lh.operator(torch.diag(values))
     for seed in range(60):
         found = lh.eigenpairs(matrix, 5, tol=tol, seed=seed)
@@ -141,7 +158,9 @@ def test_a_budget_that_ends_the_search_is_said():
 
 
 def test_memory_for_a_few_vectors_is_enough(monkeypatch):
-    values = torch.cat([torch.tensor([5.0] * 6 + [4.0] * 3 + [3.0], dtype=D), torch.linspace(-1, 1, 290, dtype=D)])
+    values = torch.cat(
+        [torch.tensor([5.0] * 6 + [4.0] * 3 + [3.0], dtype=D), torch.linspace(-1, 1, 290, dtype=D)]
+    )
     matrix, most = with_eigenvalues(values), []
     original = eigen.thick_restart_lanczos
 
@@ -156,7 +175,9 @@ def test_memory_for_a_few_vectors_is_enough(monkeypatch):
 
 
 def test_the_chance_to_miss_is_that_of_random_starts():
-    """The bound on the mass at a point, against the least overlap that Lanczos notices, over many starts."""
+    """The bound on the mass at a point, against the least overlap that Lanczos notices, over
+    many starts.
+    """
     values = np.append(np.linspace(-1, 1, 200), 2.0)
     rng = np.random.default_rng(0)
     limits = Limits(high_cut=1.5, high=2.0)

@@ -20,7 +20,10 @@ ESTIMATORS = {
     "spectral_norm": lambda A: (lh.spectral_norm(A), lambda D: torch.linalg.matrix_norm(D, 2)),
     "spectrum.trace": lambda A: (lh.spectrum(A, probes=20).trace, lambda D: D.trace()),
     "spectrum.frobenius": lambda A: (lh.spectrum(A, probes=20).frobenius, lambda D: D.norm()),
-    "spectrum.extremes": lambda A: (lh.spectrum(A).extremes[1], lambda D: torch.linalg.eigvalsh(D)[-1]),
+    "spectrum.extremes": lambda A: (
+        lh.spectrum(A).extremes[1],
+        lambda D: torch.linalg.eigvalsh(D)[-1],
+    ),
     "moments": lambda A: (lh.moments(A, 2)[1], lambda D: D.trace() / len(D)),
 }
 
@@ -28,28 +31,39 @@ ESTIMATORS = {
 def _plain() -> tuple[nn.Module, Tensor]:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 4)), torch.randn(64, 8, generator=generator)
+    return nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 4)), torch.randn(
+        64, 8, generator=generator
+    )
 
 
 def _cancelling() -> tuple[nn.Module, Tensor]:
     """Hidden units in pairs of the same output, whose weights of ±3·10⁴ cancel."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 4))
+    model = nn.Sequential(
+        nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 4)
+    )
     with torch.no_grad():
-        model[0].weight[6:], model[0].bias[6:] = model[0].weight[:6].clone(), model[0].bias[:6].clone()
+        model[0].weight[6:], model[0].bias[6:] = (
+            model[0].weight[:6].clone(),
+            model[0].bias[:6].clone(),
+        )
         model[2].weight[:, :6] += 3e4
         model[2].weight[:, 6:] -= 3e4
     return model, _plain()[1]
 
 
-def _problems(which: str, dtype: torch.dtype = torch.float32, count: int = 64) -> tuple[lh.Problem, lh.Problem]:
+def _problems(
+    which: str, dtype: torch.dtype = torch.float32, count: int = 64
+) -> tuple[lh.Problem, lh.Problem]:
     """One network and data, with numbers that ``dtype`` holds, in that dtype and in float64."""
     model, x = _cancelling() if which == "cancelling" else _plain()
     model, x = model.to(dtype).float(), x.to(dtype).float()
     x = x.repeat(count // 64, 1) * torch.linspace(0.5, 1.5, count)[:, None].to(dtype).float()
     x = x.to(dtype).float()
     y = torch.arange(count) % 4
-    return tuple(lh.Problem(model, "cross_entropy", (x, y), dtype=kind) for kind in (dtype, torch.float64))
+    return tuple(
+        lh.Problem(model, "cross_entropy", (x, y), dtype=kind) for kind in (dtype, torch.float64)
+    )
 
 
 def _dense(problem: lh.Problem) -> Tensor:
@@ -62,7 +76,9 @@ CASES = [("plain", torch.float32), ("cancelling", torch.float32), ("plain", torc
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize(("which", "dtype"), CASES)
-def test_no_error_bar_is_smaller_than_the_rounding_of_the_model(which: str, dtype: torch.dtype, name: str) -> None:
+def test_no_error_bar_is_smaller_than_the_rounding_of_the_model(
+    which: str, dtype: torch.dtype, name: str
+) -> None:
     reduced, double = _problems(which, dtype)
     found, truth = ESTIMATORS[name](lh.hessian(reduced))
     assert isinstance(found, Estimate)
@@ -73,7 +89,10 @@ def test_no_error_bar_is_smaller_than_the_rounding_of_the_model(which: str, dtyp
 def test_residuals_of_eigenpairs_are_those_of_float64(which: str, dtype: torch.dtype) -> None:
     reduced, double = _problems(which, dtype)
     matrix = _dense(double)
-    for found in (lh.eigenpairs(lh.hessian(reduced), k=4), lh.power_iteration(lh.hessian(reduced), k=1)):
+    for found in (
+        lh.eigenpairs(lh.hessian(reduced), k=4),
+        lh.power_iteration(lh.hessian(reduced), k=1),
+    ):
         vectors = found.vectors.double()
         residuals = (matrix @ vectors - vectors * found.values).norm(dim=0)
         assert bool((residuals <= 2 * found.residuals).all())
@@ -93,7 +112,10 @@ def test_a_tolerance_below_the_rounding_is_not_called_reached() -> None:
     assert lh.trace(operator, tol=1e-3).status is Status.PRECISION_LIMIT
     assert lh.frobenius_norm(operator, tol=1e-3).status is Status.PRECISION_LIMIT
     assert lh.diagonal(operator, tol=1e-4).status is Status.PRECISION_LIMIT
-    assert all(part.status is Status.PRECISION_LIMIT for part in lh.trace_per_layer(operator, tol=1e-6).values())
+    assert all(
+        part.status is Status.PRECISION_LIMIT
+        for part in lh.trace_per_layer(operator, tol=1e-6).values()
+    )
     assert lh.eigenpairs(lh.hessian(double), k=2, tol=1e-5).status is Status.CONVERGED
 
 
@@ -107,7 +129,9 @@ def test_a_diagonal_has_the_rounding_of_each_parameter() -> None:
 
 @pytest.mark.parametrize("settings", [{"depth": 30}, {"tol": 0.01}, {"method": "exact"}], ids=str)
 @pytest.mark.parametrize(("which", "dtype"), CASES)
-def test_log_determinants_hold_the_rounding_of_the_model(which: str, dtype: torch.dtype, settings: dict) -> None:
+def test_log_determinants_hold_the_rounding_of_the_model(
+    which: str, dtype: torch.dtype, settings: dict
+) -> None:
     reduced, double = _problems(which, dtype)
     matrix = _dense(double)
     values = torch.linalg.eigvalsh(matrix)
@@ -161,7 +185,8 @@ def test_the_comparison_takes_few_passes_in_float64_and_is_made_once() -> None:
     lh.eigenpairs(operator, k=2)
     assert counted.seen[torch.float64] - looked <= 10 * 4096
     found = lh.eigenpairs(operator, k=2)
-    assert found.cost == (operator.matvecs - before) / 2  # the products of the comparison are not among them
+    # the products of the comparison are not among them
+    assert found.cost == (operator.matvecs - before) / 2
 
 
 def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +195,9 @@ def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) 
     assert rounding_of(lh.hessian(double)) is None
     assert rounding_of(matrix) is None
     assert rounding_of(lh.identity(matrix) + 2.0 * matrix) is None
-    monkeypatch.setattr(lh.Problem, "in_double", lambda *_, **__: pytest.fail("float64 was asked for"))
+    monkeypatch.setattr(
+        lh.Problem, "in_double", lambda *_, **__: pytest.fail("float64 was asked for")
+    )
     lh.eigenpairs(lh.hessian(double), k=2)
     assert float(lh.trace(matrix).stderr) == 0.0
 
@@ -220,7 +247,10 @@ def test_a_model_that_cannot_run_in_float64_is_perturbed_instead() -> None:
         logits = torch.tanh(hidden @ held[1].T) @ params["head"]
         return nn.functional.cross_entropy(logits, batch[1])
 
-    params = {"scale": torch.ones(8), "head": torch.randn(12, 4, generator=torch.Generator().manual_seed(0))}
+    params = {
+        "scale": torch.ones(8),
+        "head": torch.randn(12, 4, generator=torch.Generator().manual_seed(0)),
+    }
     problem = lh.Problem.from_function(loss, params, (x, torch.arange(count) % 4))
     with pytest.raises(RuntimeError):
         lh.hessian(problem.in_double()).dense()
@@ -231,12 +261,16 @@ def test_a_model_that_cannot_run_in_float64_is_perturbed_instead() -> None:
 
 def test_a_budget_of_memory_leaves_the_comparison_out() -> None:
     (model, x), count = _plain(), 64
-    operator = lh.hessian(lh.Problem(model, "cross_entropy", (x, torch.arange(count) % 4), memory="1MiB"))
+    operator = lh.hessian(
+        lh.Problem(model, "cross_entropy", (x, torch.arange(count) % 4), memory="1MiB")
+    )
     assert rounding_of(operator) is None
 
 
 def test_rounding_in_later_batches_is_seen_with_batch_statistics():
-    """Inputs of the later half have a mean of 10⁴, which batch normalisation takes off in float32."""
+    """Inputs of the later half have a mean of 10⁴, which batch normalisation takes off in
+    float32.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 4))
@@ -244,7 +278,9 @@ def test_rounding_in_later_batches_is_seen_with_batch_statistics():
     x[1024:] += 1e4
     parts = list(zip(x.split(256), y.split(256), strict=True))
     truth = float(
-        lh.hessian(lh.Problem(model, "cross_entropy", parts, norm="train", dtype=torch.float64)).dense().trace()
+        lh.hessian(lh.Problem(model, "cross_entropy", parts, norm="train", dtype=torch.float64))
+        .dense()
+        .trace()
     )
     found = lh.trace(lh.hessian(lh.Problem(model, "cross_entropy", parts, norm="train")), tol=0.01)
     assert abs(float(found) - truth) <= 4 * float(found.stderr)
@@ -283,7 +319,10 @@ def test_a_parameter_of_one_entry_has_an_error():
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale, self.shift = nn.Parameter(torch.tensor(1.3)), nn.Parameter(torch.tensor([0.2]))
+            self.scale, self.shift = (
+                nn.Parameter(torch.tensor(1.3)),
+                nn.Parameter(torch.tensor([0.2])),
+            )
             self.inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -293,8 +332,14 @@ def test_a_parameter_of_one_entry_has_an_error():
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model, x, y = Scaled(), torch.randn(60, 6), torch.randint(0, 3, (60,))
-        problems = [lh.Problem(model, "cross_entropy", (x, y), dtype=kind) for kind in (torch.float32, torch.float64)]
-        found, truth = lh.diagonal(lh.hessian(problems[0]), tol=1e-6), lh.hessian(problems[1]).dense().diagonal()
+        problems = [
+            lh.Problem(model, "cross_entropy", (x, y), dtype=kind)
+            for kind in (torch.float32, torch.float64)
+        ]
+        found, truth = (
+            lh.diagonal(lh.hessian(problems[0]), tol=1e-6),
+            lh.hessian(problems[1]).dense().diagonal(),
+        )
         assert bool((found.stderr > 0).all())
         assert bool(((found.value.double() - truth).abs() <= 4 * found.stderr)[:2].all())
 
@@ -316,18 +361,28 @@ def test_a_model_that_casts_to_float32_does_not_hide_its_rounding(which: str) ->
     (model, x), y = (_cancelling if which == "cancelling" else _plain)(), torch.arange(64) % 4
     exact = _dense(lh.Problem(model, "cross_entropy", (x, y), dtype=torch.float64))
     operator = lh.hessian(lh.Problem(_Casting(model), "cross_entropy", (x, y)))
-    for found, truth in ((lh.trace(operator), exact.trace()), (lh.frobenius_norm(operator, tol=1e-3), exact.norm())):
+    for found, truth in (
+        (lh.trace(operator), exact.trace()),
+        (lh.frobenius_norm(operator, tol=1e-3), exact.norm()),
+    ):
         assert abs(float(found) - float(truth)) <= 4 * float(found.stderr)
-        assert found.status is (Status.PRECISION_LIMIT if which == "cancelling" else Status.CONVERGED)
+        assert found.status is (
+            Status.PRECISION_LIMIT if which == "cancelling" else Status.CONVERGED
+        )
 
 
-def test_later_batches_that_are_not_in_memory_are_compared_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs of the later batches have a mean of 10⁵, which the weights of the first layer take off in float32."""
+def test_later_batches_that_are_not_in_memory_are_compared_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inputs of the later batches have a mean of 10⁵, which the weights of the first layer take
+    off in float32.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4))
         x, y = torch.randn(2048, 6), torch.randint(0, 4, (2048,))
-        model[0].weight.data = (model[0].weight * 1024).round() / 1024  # so that they sum to 0 in any precision
+        # so that they sum to 0 in any precision
+        model[0].weight.data = (model[0].weight * 1024).round() / 1024
         model[0].weight.data[:, 0] = -model[0].weight.data[:, 1:].sum(dim=1)
     x[512:] += 1e5
     with monkeypatch.context() as patched:
@@ -349,21 +404,31 @@ class _Block(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after))
-        self.second = nn.Sequential(nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after))
-        self.short = nn.Identity() if stride == 1 else nn.Conv2d(before, after, 1, stride, bias=False)
+        self.first = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+        )
+        self.second = nn.Sequential(
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+        )
+        self.short = (
+            nn.Identity() if stride == 1 else nn.Conv2d(before, after, 1, stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.second(torch.relu(self.first(x))) + self.short(x))
 
 
 def _residual_network(seed: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A trained network with one activation of each inner channel of a block on its kink, to 12 digits."""
+    """A trained network with one activation of each inner channel of a block on its kink, to 12
+    digits.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         blocks = _Block(3, 3, 1), _Block(3, 6, 2), _Block(6, 12, 2)
         head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 10)
-        model = nn.Sequential(nn.Conv2d(3, 3, 3, 1, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), *blocks, *head)
+        model = nn.Sequential(
+            nn.Conv2d(3, 3, 3, 1, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), *blocks, *head
+        )
         x, y = torch.randn(32, 3, 8, 8), torch.randint(0, 10, (32,))
         optimizer = torch.optim.Adam(model.parameters(), 5e-3)
         for _ in range(60):
@@ -376,13 +441,16 @@ def _residual_network(seed: int) -> tuple[nn.Module, Tensor, Tensor]:
             for layer in model:
                 if isinstance(layer, _Block):
                     entered = layer.first(hidden)
-                    place = entered.abs().amax(dim=1).argmin()  # of sample and position, the same for all channels
+                    # of sample and position, the same for all channels
+                    place = entered.abs().amax(dim=1).argmin()
                     layer.first[1].bias -= entered.movedim(1, 0).flatten(1)[:, place]
                 hidden = layer(hidden)
     return model, x.double(), y
 
 
-def test_residuals_of_a_residual_network_hold_activations_near_their_kink(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residuals_of_a_residual_network_hold_activations_near_their_kink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """float32 puts activations on the other side of 0, which no residual in float32 knows."""
     unseen = 0
     for seed in range(4):

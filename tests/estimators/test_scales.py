@@ -1,4 +1,6 @@
-"""Every estimator gives c times (for log det, plus P·log c) the same answer for c·A, for all c that the dtype holds."""
+"""Every estimator gives c times (for log det, plus P·log c) the same answer for c·A, for all c
+that the dtype holds.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,15 @@ import lambdahat as lh
 from tests.cases import Products, with_eigenvalues
 
 D = torch.float64
-INDEFINITE = with_eigenvalues(torch.cat([torch.tensor([9.0, -7, 5, -3, 2], dtype=D), torch.linspace(-1, 1, 195)]))
-POSITIVE = with_eigenvalues(torch.cat([torch.tensor([9.0, 7, 5, 3, 2], dtype=D), torch.linspace(0.5, 1, 195)]))
+INDEFINITE = with_eigenvalues(
+    torch.cat([torch.tensor([9.0, -7, 5, -3, 2], dtype=D), torch.linspace(-1, 1, 195)])
+)
+POSITIVE = with_eigenvalues(
+    torch.cat([torch.tensor([9.0, 7, 5, 3, 2], dtype=D), torch.linspace(0.5, 1, 195)])
+)
 SMALL = with_eigenvalues(torch.linspace(-1, 2, 40))
-# The ends of the range, where squares of entries just under- or overflow, and where fourth powers do.
+# The ends of the range, where squares of entries just under- or overflow, and where fourth powers
+# do.
 SCALES = [
     *[(torch.float32, c) for c in (1e-36, 1e-22, 1e-9, 1e12, 1e35)],
     *[(torch.float64, c) for c in (1e-305, 1e-170, 1e-80, 1e80, 1e300)],
@@ -85,7 +92,9 @@ def test_linear_estimators(name, dtype, c):
 def test_small_operators_by_all_their_columns(dtype, c):
     A = Products((SMALL * c).to(dtype))
     values = np.linalg.eigvalsh(SMALL.numpy())
-    assert lh.frobenius_norm(A, tol=1e-6).value / c == pytest.approx(np.linalg.norm(values), rel=1e-5)
+    assert lh.frobenius_norm(A, tol=1e-6).value / c == pytest.approx(
+        np.linalg.norm(values), rel=1e-5
+    )
     assert np.allclose(lh.eigenpairs(A, 40).values.numpy() / c, values[::-1], atol=1e-5)
     assert lh.trace(A, tol=1e-6).value / c == pytest.approx(values.sum(), rel=1e-5)
 
@@ -105,7 +114,9 @@ def test_the_status_is_the_same(name, dtype, c):
 @cache
 def log_determinant(wrap, method, dtype, c=1.0):
     """log det of c·A."""
-    return lh.logdet(wrap((POSITIVE * c).to(dtype)), method, depth=None if method == "exact" else 25)
+    return lh.logdet(
+        wrap((POSITIVE * c).to(dtype)), method, depth=None if method == "exact" else 25
+    )
 
 
 @pytest.mark.parametrize(("dtype", "c"), SCALES)
@@ -114,7 +125,9 @@ def log_determinant(wrap, method, dtype, c=1.0):
 def test_log_determinants(wrap, method, dtype, c):
     truth, found = log_determinant(wrap, method, dtype), log_determinant(wrap, method, dtype, c)
     slack = 1e-3 if dtype == torch.float32 else 1e-9
-    assert float(found) - 200 * math.log(c) == pytest.approx(float(truth), abs=slack * (1 + truth.stderr))
+    assert float(found) - 200 * math.log(c) == pytest.approx(
+        float(truth), abs=slack * (1 + truth.stderr)
+    )
     assert found.stderr == pytest.approx(truth.stderr, rel=1e-2, abs=1e-9)
     assert found.status is truth.status
 
@@ -122,7 +135,9 @@ def test_log_determinants(wrap, method, dtype, c):
 @pytest.mark.parametrize("c", [2.0**-520, 2.0**-300, 1.0, 2.0**300, 2.0**520])
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_moments_of_a_spectrum(order, c):
-    """c to the order times the moment, or an error where float64 does not hold that: never 0, infinity or NaN."""
+    """c to the order times the moment, or an error where float64 does not hold that: never 0,
+    infinity or NaN.
+    """
     truth = lh.spectrum(Products(INDEFINITE), depth=20, probes=2).moment(order)
     spectrum = lh.spectrum(Products(INDEFINITE * c), depth=20, probes=2)
     if -1000 < order * math.log2(c) < 1000:
@@ -130,7 +145,9 @@ def test_moments_of_a_spectrum(order, c):
         assert float(found) / c**order == pytest.approx(float(truth), rel=1e-9)
         assert float(found.stderr) / c**order == pytest.approx(float(truth.stderr), rel=1e-6)
     else:
-        with pytest.raises(ValueError, match=rf"order must .* got {order}, whose moment is about 1e[+-][34]"):
+        with pytest.raises(
+            ValueError, match=rf"order must .* got {order}, whose moment is about 1e[+-][34]"
+        ):
             spectrum.moment(order)
 
 
@@ -139,9 +156,12 @@ def test_a_moment_that_float64_holds_though_squares_leave_it():
     nodes, weights = np.array([[1.0, 1e160]]), np.array([[1.0, 2e-30]])
     found = lh.Spectrum(nodes, weights, np.zeros((1, 2)), dim=100).moment(2)
     assert float(found) == pytest.approx(2e290, rel=1e-12)
-    # 2/(P + 2) times the variance of squares, E[λ⁴] − E[λ²]²: by integers, for no float holds the first
+    # 2/(P + 2) times the variance of squares, E[λ⁴] − E[λ²]²: by integers, for no float holds the
+    # first
     fourth, factor = 2 * 10**610, 2 / 102
-    assert float(found.stderr) == pytest.approx(math.isqrt(fourth) * math.sqrt(factor / (1 - factor)), rel=1e-9)
+    assert float(found.stderr) == pytest.approx(
+        math.isqrt(fourth) * math.sqrt(factor / (1 - factor)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("c", [1e-200, 1e200])
@@ -171,14 +191,20 @@ def test_powers_of_the_operator_itself(c):
 @pytest.mark.parametrize(("dtype", "c"), SCALES)
 def test_traces_of_functions_and_densities_of_maximum_entropy(dtype, c):
     truth, found = (
-        lh.trace_function(Products((POSITIVE * k).to(dtype)), lambda x, k=k: np.sqrt(x / k), depth=20) for k in (1.0, c)
+        lh.trace_function(
+            Products((POSITIVE * k).to(dtype)), lambda x, k=k: np.sqrt(x / k), depth=20
+        )
+        for k in (1.0, c)
     )
     assert float(found) == pytest.approx(float(truth), rel=1e-4)
     assert found.status is truth.status
     plain, scaled = (
-        lh.spectrum(Products((POSITIVE * k).to(dtype)), 20, 2).density(smoothing="maxent") for k in (1.0, c)
+        lh.spectrum(Products((POSITIVE * k).to(dtype)), 20, 2).density(smoothing="maxent")
+        for k in (1.0, c)
     )
-    assert scaled.expectation(lambda x: x / c) == pytest.approx(plain.expectation(lambda x: x), rel=1e-4)
+    assert scaled.expectation(lambda x: x / c) == pytest.approx(
+        plain.expectation(lambda x: x), rel=1e-4
+    )
     assert scaled.status is plain.status
 
 
@@ -203,5 +229,7 @@ def test_a_saturated_classifier():
     assert values[0] < 1e-20
     found = lh.eigenpairs(lh.hessian(problem), 3)
     assert np.allclose(found.values.numpy() / values[0], values[:3] / values[0], atol=1e-3)
-    assert lh.frobenius_norm(lh.hessian(problem)).value == pytest.approx(np.linalg.norm(values), rel=0.03)
+    assert lh.frobenius_norm(lh.hessian(problem)).value == pytest.approx(
+        np.linalg.norm(values), rel=0.03
+    )
     assert lh.trace(lh.hessian(problem)).value == pytest.approx(values.sum(), rel=0.03)

@@ -68,7 +68,9 @@ def test_early_end_is_filled_with_weightless_nodes():
 
 
 def test_error_of_the_moments_is_true():
-    """Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) for z on the unit sphere, and one probe knows it."""
+    """Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) for z on the unit sphere, and one probe knows
+    it.
+    """
     A = operator(with_eigenvalues(INDEFINITE))
     runs = [spectrum(A, 8, seed=seed).mean for seed in range(300)]
     values, errors = np.array([r.value for r in runs]), np.array([r.stderr for r in runs])
@@ -82,7 +84,10 @@ def test_error_of_the_moments_is_true():
 
 def test_resolution_is_the_rounding_of_the_dtype():
     matrix = with_eigenvalues(torch.cat([torch.tensor([10.0], dtype=D), torch.zeros(60, dtype=D)]))
-    fine, coarse = spectrum(operator(matrix), 20).resolution, spectrum(operator(matrix.float()), 20).resolution
+    fine, coarse = (
+        spectrum(operator(matrix), 20).resolution,
+        spectrum(operator(matrix.float()), 20).resolution,
+    )
     assert 1e-15 < fine < 1e-12
     assert 1e-6 < coarse < 1e-3
     assert spectrum(operator(matrix.float()), 20).negative_mass.value == 0.0
@@ -109,7 +114,9 @@ def test_trace_function_of_any_function():
     assert abs(found.value - exact) <= 3 * found.stderr
     assert 0 < found.stderr < 0.2 * exact
     linear = trace_function(operator(matrix), lambda x: 2.0 * x, depth=5, probes=3)
-    assert linear.value == pytest.approx(2 * spectrum(operator(matrix), 5, 3).trace.value, rel=1e-12)
+    assert linear.value == pytest.approx(
+        2 * spectrum(operator(matrix), 5, 3).trace.value, rel=1e-12
+    )
     constant = trace_function(operator(matrix), np.ones_like, depth=5)
     assert (constant.value, constant.stderr) == (pytest.approx(72.0), pytest.approx(0.0, abs=1e-6))
     with pytest.raises(ValueError, match="function must be element-wise and finite"):
@@ -164,7 +171,8 @@ def test_error_of_orthogonal_probes_is_true_and_vanishes_for_all_of_them():
     runs = [moments(A, 1, probes=40, seed=seed, probe="orthogonal")[1] for seed in range(200)]
     values, errors = np.array([run.value for run in runs]), np.array([run.stderr for run in runs])
     assert values.var() == pytest.approx((errors**2).mean(), rel=0.25)
-    alone = 2 / (A.dim + 2) * (float((INDEFINITE**2).mean()) - exact**2)  # of one probe on the sphere
+    # of one probe on the sphere
+    alone = 2 / (A.dim + 2) * (float((INDEFINITE**2).mean()) - exact**2)
     assert (errors**2).mean() == pytest.approx(alone / 40 * (A.dim - 40) / (A.dim - 1), rel=0.05)
     every = moments(A, 1, probes=A.dim, probe="orthogonal")[1]
     assert every.value == pytest.approx(exact, abs=1e-12)
@@ -180,7 +188,9 @@ def test_the_number_of_probes_keeps_the_error_asked_for(probe):
 
 
 def test_a_tolerance_of_powers_is_relative():
-    """Eq. 2.34: powers of a positive definite A, whose ends are known, and of one that is not diagonally dominant."""
+    """Eq. 2.34: powers of a positive definite A, whose ends are known, and of one that is not
+    diagonally dominant.
+    """
     near = operator(torch.diag(torch.linspace(1.0, 2.0, 300, dtype=torch.float64)), psd=True)
     found = moments(near, 2, tol=0.01)
     assert found.probes == int(np.ceil(5 / (1 + 299 / 2.0**4) / 0.01**2))
@@ -204,7 +214,9 @@ def test_moments_estimate_the_trace_within_their_errors():
         assert abs(found[order].value - exact) <= 4 * found[order].stderr
 
 
-@pytest.mark.parametrize("values", [INDEFINITE, POSITIVE, torch.full((30,), 2.0), torch.zeros(30), torch.ones(1)])
+@pytest.mark.parametrize(
+    "values", [INDEFINITE, POSITIVE, torch.full((30,), 2.0), torch.zeros(30), torch.ones(1)]
+)
 @pytest.mark.parametrize("basis", ["chebyshev", "legendre"])
 def test_automatic_bounds_hold_the_spectrum(values, basis):
     A = operator(with_eigenvalues(values))
@@ -213,7 +225,8 @@ def test_automatic_bounds_hold_the_spectrum(values, basis):
     assert float(values.max()) < high
     found = moments(A, 20, basis, probes=4)
     assert found.bounds == (low, high)
-    assert found.cost == 4 * 10 + cost + (not values.any())  # a product of zeros is tried at another scale
+    # a product of zeros is tried at another scale
+    assert found.cost == 4 * 10 + cost + (not values.any())
     assert np.abs(found.values).max() <= 1 + 1e-9
 
 
@@ -261,7 +274,10 @@ def test_moments_survive_the_disk(tmp_path):
         (lambda A: moments(A, 3, bounds=7.0), "bounds must be two finite numbers"),
         (lambda A: moments(A, 3, tol=0.1), "tol must come with bounds"),
         (lambda A: moments(A, 3, probes=1), "probes must be an integer of at least 2"),
-        (lambda A: moments(A, 3, "hermite"), "basis must be one of 'power', 'chebyshev', 'legendre'"),
+        (
+            lambda A: moments(A, 3, "hermite"),
+            "basis must be one of 'power', 'chebyshev', 'legendre'",
+        ),
         (lambda A: moments(A, 3, bounds=(1.0, 0.0)), "bounds must be two finite numbers"),
         (lambda A: moments(A, 9999, probes=2), "moments must be finite"),
     ],
@@ -279,25 +295,31 @@ def test_too_little_memory_is_named_before_any_product(monkeypatch):
     assert A.matvecs == 0
 
 
-@pytest.mark.parametrize("call", [spectrum, lambda A: moments(A, 2), lambda A: trace_function(A, np.exp)])
+@pytest.mark.parametrize(
+    "call", [spectrum, lambda A: moments(A, 2), lambda A: trace_function(A, np.exp)]
+)
 def test_asymmetric_operators_are_refused(call):
     with pytest.raises(ValueError, match="must be symmetric"):
         call(operator(torch.triu(torch.ones(4, 4))))
 
 
 def unseen(values: torch.Tensor, extra: list[float], seed: int = 0) -> torch.Tensor:
-    """Eigenvalues ``values``, and ``extra`` ones with vectors orthogonal to the start of the run for the bounds."""
+    """Eigenvalues ``values``, and ``extra`` ones with vectors orthogonal to the start of the run
+    for the bounds.
+    """
     P = len(values) + len(extra)
     start = random_vector(operator(torch.eye(P, dtype=D)), seed, "bounds")
     draw = torch.randn(P, P, generator=torch.Generator().manual_seed(seed), dtype=D)
-    turn = torch.linalg.qr(torch.cat([start[:, None], draw[:, 1:]], dim=1)).Q  # the first column is the start
+    # the first column is the start
+    turn = torch.linalg.qr(torch.cat([start[:, None], draw[:, 1:]], dim=1)).Q
     mixed = turn[:, : len(values)] @ torch.linalg.qr(draw[: len(values), : len(values)]).Q
     vectors = torch.cat([mixed, turn[:, len(values) :]], dim=1)
     matrix = (vectors * torch.cat([values, torch.tensor(extra, dtype=D)])) @ vectors.T
     return (matrix + matrix.T) / 2
 
 
-UNSEEN = {  # and the steps of the run for the bounds, for rounding shows it what is far away in the end
+# and the steps of the run for the bounds, for rounding shows it what is far away in the end
+UNSEEN = {
     "one just above": ([1.06], 30),
     "one just below": ([-1.06], 30),
     "one far above": ([40.0], 4),
@@ -311,7 +333,9 @@ UNSEEN = {  # and the steps of the run for the bounds, for rounding shows it wha
 @pytest.mark.parametrize("basis", ["chebyshev", "legendre"])
 @pytest.mark.parametrize("name", UNSEEN)
 def test_own_bounds_that_prove_wrong_are_widened(name, basis, monkeypatch):
-    """Eigenvalues that the run for the bounds cannot see: the bounds hold them in the end, and each product counts."""
+    """Eigenvalues that the run for the bounds cannot see: the bounds hold them in the end, and
+    each product counts.
+    """
     outside, steps = UNSEEN[name]
     monkeypatch.setattr("lambdahat.estimators.spectra.BOUNDS_DEPTH", steps)
     matrix = unseen(torch.linspace(-1, 1, 200, dtype=D), outside)
@@ -332,16 +356,24 @@ def test_own_bounds_that_prove_wrong_are_widened(name, basis, monkeypatch):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("outside", [[1.06], [-1.5]])
 def test_given_bounds_are_refused_with_the_value_outside(outside, seed):
-    matrix = with_eigenvalues(torch.cat([torch.linspace(-1, 1, 200, dtype=D), torch.tensor(outside, dtype=D)]))
-    with pytest.raises(ValueError, match=r"bounds must hold the whole spectrum, got .* Ritz value of") as error:
+    matrix = with_eigenvalues(
+        torch.cat([torch.linspace(-1, 1, 200, dtype=D), torch.tensor(outside, dtype=D)])
+    )
+    with pytest.raises(
+        ValueError, match=r"bounds must hold the whole spectrum, got .* Ritz value of"
+    ) as error:
         moments(operator(matrix), 60, "chebyshev", probes=10, seed=seed, bounds=(-1.01, 1.01))
-    assert float(str(error.value).split("Ritz value of ")[1].split(";")[0]) == pytest.approx(outside[0], rel=0.05)
+    assert float(str(error.value).split("Ritz value of ")[1].split(";")[0]) == pytest.approx(
+        outside[0], rel=0.05
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 @pytest.mark.parametrize("count", [1, 2, 3, 40, 151])
 def test_bounds_at_the_very_ends_are_taken(dtype, count):
-    matrix = with_eigenvalues(torch.cat([torch.linspace(-1, 1, 60, dtype=D) ** 5, torch.ones(20, dtype=D)])).to(dtype)
+    matrix = with_eigenvalues(
+        torch.cat([torch.linspace(-1, 1, 60, dtype=D) ** 5, torch.ones(20, dtype=D)])
+    ).to(dtype)
     found = moments(operator(matrix), count, "chebyshev", probes=5, bounds=(-1.0, 1.0))
     assert found.bounds == (-1.0, 1.0)
 
@@ -354,5 +386,7 @@ def test_an_operator_that_grows_is_no_matrix():
             self.matrix = 1.5 * self.matrix
             return super()._apply(block)
 
-    with pytest.raises(ValueError, match="the operator of moments must be one symmetric matrix at every product"):
+    with pytest.raises(
+        ValueError, match="the operator of moments must be one symmetric matrix at every product"
+    ):
         moments(Growing(with_eigenvalues(POSITIVE)), 40, "chebyshev", probes=2)

@@ -23,9 +23,13 @@ def test_resolved_nodes_count_however_near_zero():
 
 
 def test_negative_mass_does_not_jump_with_the_depth():
-    """The standard error is of the probes: what a finite depth misses of a step function, here 0.03, comes on top."""
+    """The standard error is of the probes: what a finite depth misses of a step function, here
+    0.03, comes on top.
+    """
     rng = np.random.default_rng(0)
-    values = np.concatenate([-rng.uniform(0.05, 0.5, 60), 1e-6 * rng.normal(size=840), rng.uniform(0.05, 5, 100)])
+    values = np.concatenate(
+        [-rng.uniform(0.05, 0.5, 60), 1e-6 * rng.normal(size=840), rng.uniform(0.05, 5, 100)]
+    )
     matrix = operator(torch.diag(torch.as_tensor(values)))
     for depth in (20, 21, 30, 31):
         found = spectrum(matrix, depth, probes=4)

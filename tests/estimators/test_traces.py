@@ -41,10 +41,14 @@ def test_value_lies_within_its_error_and_cost_is_counted(method: str, name: str)
 @pytest.mark.parametrize("probe", ["rademacher", "gaussian", "sphere"])
 @pytest.mark.parametrize("method", SAMPLED)
 def test_every_probe_is_unbiased(method: str, probe: str) -> None:
-    matrix = with_eigenvalues(torch.cat([torch.linspace(-1, 2, 37), torch.tensor([20.0, 30.0, 40.0])]))
+    matrix = with_eigenvalues(
+        torch.cat([torch.linspace(-1, 2, 37), torch.tensor([20.0, 30.0, 40.0])])
+    )
     values = torch.tensor(
         [
-            trace(Products(matrix), tol=10.0, method=method, probe=probe, seed=seed, max_matvecs=36).value
+            trace(
+                Products(matrix), tol=10.0, method=method, probe=probe, seed=seed, max_matvecs=36
+            ).value
             for seed in range(200)
         ]
     )
@@ -60,7 +64,10 @@ def test_deflation_takes_fewer_products_than_hutchinson() -> None:
 
 def test_auto_is_hutchinson_where_a_sketch_does_not_pay() -> None:
     flat = MATRICES["flat"]
-    auto, plain = trace(Products(flat), tol=0.02), trace(Products(flat), tol=0.02, method="hutchinson")
+    auto, plain = (
+        trace(Products(flat), tol=0.02),
+        trace(Products(flat), tol=0.02, method="hutchinson"),
+    )
     assert (auto.value, auto.stderr, auto.cost) == (plain.value, plain.stderr, plain.cost)
 
 
@@ -70,7 +77,9 @@ def test_exact_is_used_where_known_and_refused_elsewhere() -> None:
         found = trace(known, method=method)
         assert found.value == pytest.approx(float(NETWORK.trace()), rel=1e-12)
         assert (found.stderr, found.cost, known.matvecs) == (0.0, 0, 0)
-    with pytest.raises(ValueError, match=r"method must not be 'exact' .* call trace\(operator, method='auto'\)"):
+    with pytest.raises(
+        ValueError, match=r"method must not be 'exact' .* call trace\(operator, method='auto'\)"
+    ):
         trace(Products(NETWORK), method="exact")
 
 
@@ -129,7 +138,8 @@ def test_vanishing_trace_is_measured_against_the_frobenius_norm() -> None:
 class TestControlVariate:
     def test_known_trace_is_kept_in_float64(self) -> None:
         matrix = torch.full((300, 300), 1e6, dtype=torch.float64).fill_diagonal_(411522.63)
-        found = trace(Products(matrix, near=operator(matrix)), tol=1e-4, max_matvecs=64)  # its own control
+        # its own control
+        found = trace(Products(matrix, near=operator(matrix)), tol=1e-4, max_matvecs=64)
         assert float(found) == pytest.approx(float(matrix.trace()), rel=1e-12)
 
     def near(self, distance: float) -> Products:
@@ -157,7 +167,9 @@ class TestControlVariate:
 def test_operators_that_are_not_symmetric() -> None:
     matrix = torch.triu(MATRICES["flat"])
     for method in ("hutch++", "xtrace"):
-        with pytest.raises(ValueError, match="method must be 'hutchinson' for an operator that is not symmetric"):
+        with pytest.raises(
+            ValueError, match="method must be 'hutchinson' for an operator that is not symmetric"
+        ):
             trace(Products(matrix, symmetric=False), method=method)
     for method in ("auto", "hutchinson"):
         found = trace(Products(matrix, symmetric=False), tol=0.05, method=method)
@@ -213,7 +225,9 @@ def test_float32_is_summed_in_float64() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", SAMPLED)
 def test_the_device_changes_rounding_only(method: str) -> None:
-    here, there = (trace(Products(NETWORK.to(device)), tol=0.1, method=method) for device in ("cpu", "cuda"))
+    here, there = (
+        trace(Products(NETWORK.to(device)), tol=0.1, method=method) for device in ("cpu", "cuda")
+    )
     assert (here.cost, here.status) == (there.cost, there.status)
     assert here.value == pytest.approx(there.value, rel=1e-9)
     assert here.stderr == pytest.approx(there.stderr, rel=1e-6)
@@ -224,7 +238,9 @@ def test_standard_error_is_larger_for_skewed_samples() -> None:
     assert float(standard_error(even)) == pytest.approx(float(even.std()) / 4)
     skewed = torch.tensor([[0.0]] * 15 + [[16.0]], dtype=torch.float64)
     skewness = (15 * (-1.0) ** 3 + 15.0**3) / 16 / 15**1.5
-    assert float(standard_error(skewed)) == pytest.approx(float(skewed.std()) / 4 * (1 + skewness**2 / 8))
+    assert float(standard_error(skewed)) == pytest.approx(
+        float(skewed.std()) / 4 * (1 + skewness**2 / 8)
+    )
 
 
 def test_goal_wants_the_samples_that_student_asks_for() -> None:
@@ -266,7 +282,9 @@ class TestPerLayer:
         exact = self.exact(near.matrix)
         assert all(misses(found[layer], exact[layer]) < 4 for layer in exact)
         dense = trace_per_layer(Products(NETWORK, space=self.space), tol=1e-4)
-        assert {layer: part.value for layer, part in dense.items()} == pytest.approx(self.exact(NETWORK))
+        assert {layer: part.value for layer, part in dense.items()} == pytest.approx(
+            self.exact(NETWORK)
+        )
         assert all(part.stderr == 0.0 for part in dense.values())
 
     def test_names_are_needed(self) -> None:
@@ -283,7 +301,9 @@ class _Controlled(Products):
 
 @pytest.mark.parametrize("order", [17, 20, 24, 31, 33, 40, 47, 49])
 @pytest.mark.parametrize("method", SAMPLED)
-def test_small_operators_get_the_dense_answer_within_the_default_budget(method: str, order: int) -> None:
+def test_small_operators_get_the_dense_answer_within_the_default_budget(
+    method: str, order: int
+) -> None:
     matrix = with_eigenvalues(torch.linspace(-3, 3.5, order))
     found = trace(_Controlled(matrix), tol=1e-3, method=method)
     assert found.status is Status.CONVERGED

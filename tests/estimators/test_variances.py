@@ -37,7 +37,9 @@ def sample_ggns(problem: Problem) -> Tensor:
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_with_a_probe_per_parameter_everything_is_exact(activation: str) -> None:
     problem = classifier((3, 4, 2), activation, samples=8, batch_size=5)
-    gradients, hessians = per_sample(problem, torch.eye(problem.num_parameters, dtype=torch.float64))
+    gradients, hessians = per_sample(
+        problem, torch.eye(problem.num_parameters, dtype=torch.float64)
+    )
     ggns = sample_ggns(problem)
     found = variance(problem, probes=problem.num_parameters)
     expected = {
@@ -64,7 +66,9 @@ def test_each_probe_measures_the_variance_of_its_products(name: str) -> None:
     gradients, products = (found.squeeze(-1) for found in per_sample(problem, v[:, None]))
     spread = float(products.square().sum(dim=1).mean() - products.mean(dim=0).square().sum())
     found = variance(problem, probes=1)
-    assert float(found.hessian_variance) == pytest.approx(spread / problem.num_parameters, rel=1e-10)
+    assert float(found.hessian_variance) == pytest.approx(
+        spread / problem.num_parameters, rel=1e-10
+    )
     assert float(found.hessian_mean) == pytest.approx(float(v @ products.mean(dim=0)), rel=1e-10)
     assert float(found.gradient_variance) == pytest.approx(element_variance(gradients), rel=1e-10)
     assert found.ggn_mean is not None
@@ -75,8 +79,13 @@ def test_each_probe_measures_the_variance_of_its_products(name: str) -> None:
 @pytest.mark.parametrize("samples", [None, 6])
 def test_estimates_are_unbiased_and_their_errors_true(samples: int | None) -> None:
     problem = classifier((2, 3, 2), "tanh", samples=10, batch_size=None)
-    gradients, hessians = per_sample(problem, torch.eye(problem.num_parameters, dtype=torch.float64))
-    truth = {"hessian_variance": element_variance(hessians), "gradient_variance": element_variance(gradients)}
+    gradients, hessians = per_sample(
+        problem, torch.eye(problem.num_parameters, dtype=torch.float64)
+    )
+    truth = {
+        "hessian_variance": element_variance(hessians),
+        "gradient_variance": element_variance(gradients),
+    }
     runs = [variance(problem, probes=4, seed=seed, samples=samples) for seed in range(30)]
     for name, value in truth.items():
         if samples is None and name == "gradient_variance":
@@ -86,8 +95,12 @@ def test_estimates_are_unbiased_and_their_errors_true(samples: int | None) -> No
         reported = torch.tensor([float(getattr(run, name).stderr) for run in runs])
         error = float(found.std() / math.sqrt(len(runs)))
         assert abs(float(found.mean()) - value) < 3.5 * error, name
-        assert float(reported.square().mean().sqrt()) == pytest.approx(float(found.std()), rel=0.3), name
-        covered = sum(low <= value <= high for low, high in (getattr(run, name).interval() for run in runs))
+        assert float(reported.square().mean().sqrt()) == pytest.approx(
+            float(found.std()), rel=0.3
+        ), name
+        covered = sum(
+            low <= value <= high for low, high in (getattr(run, name).interval() for run in runs)
+        )
         assert 25 <= covered <= 30, name
 
 
@@ -95,8 +108,16 @@ def test_batch_size_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -
     whole = variance(classifier(batch_size=None), probes=2)
     monkeypatch.setattr(variances, "CHUNK_SAMPLES", 3)
     pieces = variance(classifier(batch_size=7), probes=2)
-    for name in ("gradient_variance", "hessian_variance", "ggn_variance", "hessian_mean", "ggn_mean"):
-        assert float(getattr(pieces, name)) == pytest.approx(float(getattr(whole, name)), rel=1e-12), name
+    for name in (
+        "gradient_variance",
+        "hessian_variance",
+        "ggn_variance",
+        "hessian_mean",
+        "ggn_mean",
+    ):
+        assert float(getattr(pieces, name)) == pytest.approx(
+            float(getattr(whole, name)), rel=1e-12
+        ), name
 
 
 def test_a_model_that_vmap_cannot_take_goes_sample_by_sample() -> None:
@@ -109,9 +130,14 @@ def test_a_model_that_vmap_cannot_take_goes_sample_by_sample() -> None:
             out = self.layer(x)
             return out if x.sum().item() == math.inf else out.tanh()
 
-    x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1, 0])
+    x, y = (
+        torch.randn(6, 3, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0, 1, 1, 0, 1, 0]),
+    )
     problem = Problem(Branching(), "cross_entropy", (x, y), dtype=torch.float64)
-    gradients, hessians = per_sample(problem, torch.eye(problem.num_parameters, dtype=torch.float64))
+    gradients, hessians = per_sample(
+        problem, torch.eye(problem.num_parameters, dtype=torch.float64)
+    )
     found = variance(problem, probes=problem.num_parameters)
     assert float(found.hessian_variance) == pytest.approx(element_variance(hessians), rel=1e-10)
     assert float(found.gradient_variance) == pytest.approx(element_variance(gradients), rel=1e-10)
@@ -130,7 +156,8 @@ def test_functions_of_a_batch_have_no_gauss_newton_matrix() -> None:
         element_variance(2 * x[:, :, None] * x[:, None, :]), rel=1e-12
     )
     still = variance(
-        Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(3)}, num_samples=4), probes=2
+        Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(3)}, num_samples=4),
+        probes=2,
     )
     assert float(still.hessian_variance) == 0 == float(still.gradient_variance)
 
@@ -146,7 +173,10 @@ def test_refusals_name_the_cause() -> None:
         variance(classifier(), samples=1)
     with pytest.raises(ValueError, match="not −100"):
         variance(Problem(nn.Linear(4, 3), "cross_entropy", (x, y.where(y > 0, -100))))
-    weighted, late = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 5.0])), torch.cat([torch.zeros(8).long(), y])
+    weighted, late = (
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 5.0])),
+        torch.cat([torch.zeros(8).long(), y]),
+    )
     with pytest.raises(ValueError, match="of one weight, in every sample, got 1 to 5"):
         variance(Problem(nn.Linear(4, 3), weighted, (torch.cat([x, x]), late)))
 
@@ -162,5 +192,6 @@ def test_result_saves_tables_and_reports(tmp_path: object) -> None:
     with progress(lambda *args: seen.append(args)):
         found = variance(classifier(), probes=3)
     assert seen == [("variance", 1, 3), ("variance", 2, 3), ("variance", 3, 3)]
-    assert found.cost == 1 + 3 + 3 + 1  # gradients of samples, Hessian and Gauss–Newton products, the mean gradient
+    # gradients of samples, Hessian and Gauss–Newton products, the mean gradient
+    assert found.cost == 1 + 3 + 3 + 1
     assert Variance.load(found.save(f"{tmp_path}/variance")) == found

@@ -1,4 +1,6 @@
-"""Runs at the scale smoke, each made once and shared by the tests and by the processes that run them."""
+"""Runs at the scale smoke, each made once and shared by the tests and by the processes that run
+them.
+"""
 
 import os
 

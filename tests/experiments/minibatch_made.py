@@ -44,9 +44,15 @@ def prediction(size, model, largest, spread, overlap=0.5, error=0.0):
 def cell(size, values, predictions, overlaps=None):
     """A cell with the batches' λ'₁ ``values``; ``predictions`` by model: (λ'₁, spread) and more."""
     largest = np.asarray(values, dtype=np.float64)[:, None]
-    seen = np.full_like(largest, 0.5) if overlaps is None else np.asarray(overlaps, dtype=np.float64)[:, None]
+    seen = (
+        np.full_like(largest, 0.5)
+        if overlaps is None
+        else np.asarray(overlaps, dtype=np.float64)[:, None]
+    )
     measured = BatchEigenvalues(size, N, P, "hessian", largest, -largest, seen)
-    return BatchCell(measured, {model: prediction(size, model, *told) for model, told in predictions.items()})
+    return BatchCell(
+        measured, {model: prediction(size, model, *told) for model, told in predictions.items()}
+    )
 
 
 @cache
@@ -59,16 +65,47 @@ def bulk_spectrum(scale):
     return lh.spectrum(lh.operator(torch.from_numpy(matrix)), 60, seed=0)
 
 
-def point(cells, epoch=0, variance=(1.0, 0.01), top=1.0, batch_scale=1.0, network="made", operator="hessian"):
+def point(
+    cells,
+    epoch=0,
+    variance=(1.0, 0.01),
+    top=1.0,
+    batch_scale=1.0,
+    network="made",
+    operator="hessian",
+):
     """A point whose bulk has radius 1, and that of its batch twice ``batch_scale``."""
     whole, part = bulk_spectrum(0.5), bulk_spectrum(batch_scale)
-    pairs = Eigenpairs(torch.tensor([top, -0.1]), torch.empty(P, 0), torch.zeros(2), torch.ones(2, dtype=torch.bool))
+    pairs = Eigenpairs(
+        torch.tensor([top, -0.1]),
+        torch.empty(P, 0),
+        torch.zeros(2),
+        torch.ones(2, dtype=torch.bool),
+    )
     some = Estimate(torch.ones(2), torch.zeros(2))
     along = DirectionalVariance(
-        some, some, Estimate(torch.eye(2), torch.zeros(2, 2)), torch.zeros(1, 3), Estimate(0.0), P, N, operator
+        some,
+        some,
+        Estimate(torch.eye(2), torch.zeros(2, 2)),
+        torch.zeros(1, 3),
+        Estimate(0.0),
+        P,
+        N,
+        operator,
     )
     return CurvaturePoint(
-        network, epoch, operator, N, 0.1, Estimate(*variance), along, pairs, tuple(cells), 128, whole, (part, part)
+        network,
+        epoch,
+        operator,
+        N,
+        0.1,
+        Estimate(*variance),
+        along,
+        pairs,
+        tuple(cells),
+        128,
+        whole,
+        (part, part),
     )
 
 

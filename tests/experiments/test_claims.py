@@ -92,9 +92,14 @@ def test_a_family_is_judged_together():
 
 
 def test_our_own_claims_are_a_family_of_their_own():
-    """Many claims of ours, however clear or unclear, leave the verdict on the paper's claim as it is without them."""
+    """Many claims of ours, however clear or unclear, leave the verdict on the paper's claim as
+    it is without them.
+    """
     near, none = Reading(2.2, 1.0), Reading(0.0, 1.0)
-    paper, ours = Claim("a", "", "", near), [Claim(f"b{i}", "", "", none, own=True) for i in range(9)]
+    paper, ours = (
+        Claim("a", "", "", near),
+        [Claim(f"b{i}", "", "", none, own=True) for i in range(9)],
+    )
     assert judge([paper])[0].verdict == HOLDS
     assert [v.verdict for v in judge([*ours, paper])] == [OPEN] * 9 + [HOLDS]
     assert judge([paper, *(Claim(f"b{i}", "", "", none) for i in range(9))])[0].verdict == OPEN
@@ -105,11 +110,18 @@ def test_our_own_claims_are_a_family_of_their_own():
 def test_a_claim_whose_condition_is_not_met_is_not_judged_and_spares_the_others():
     """Holm's correction of two claims of which one counts for nothing is that of one."""
     far, near = Reading(9.0, 1.0), Reading(1.8, 1.0)
-    assert [v.verdict for v in judge([Claim("a", "", "", far), Claim("b", "", "", near)])] == [HOLDS, HOLDS]
-    border = Reading(2.0, 1.0)  # p = 0.023: significant alone, not as one of three that all are at 0.023
+    assert [v.verdict for v in judge([Claim("a", "", "", far), Claim("b", "", "", near)])] == [
+        HOLDS,
+        HOLDS,
+    ]
+    # p = 0.023: significant alone, not as one of three that all are at 0.023
+    border = Reading(2.0, 1.0)
     three = [Claim(name, "", "", border) for name in "abc"]
     assert {v.verdict for v in judge(three)} == {OPEN}
-    less = [Claim("a", "", "", border), *(Claim(n, "", "", border, unmet="the loss is at chance") for n in "bc")]
+    less = [
+        Claim("a", "", "", border),
+        *(Claim(n, "", "", border, unmet="the loss is at chance") for n in "bc"),
+    ]
     first, *others = judge(less)
     assert first.verdict == HOLDS
     assert {v.verdict for v in others} == {UNTESTED}
@@ -125,14 +137,18 @@ def test_a_tie_without_an_error_decides_nothing(direction):
 
 
 def test_our_own_claims_are_marked():
-    assert [v.own for v in judge([Claim("a", "", "", Reading(1, 1)), Claim("b", "", "", Reading(1, 1), own=True)])] == [
-        False,
-        True,
-    ]
+    assert [
+        v.own
+        for v in judge(
+            [Claim("a", "", "", Reading(1, 1)), Claim("b", "", "", Reading(1, 1), own=True)]
+        )
+    ] == [False, True]
 
 
 def test_power_is_how_often_drawn_seeds_decide():
-    """Against 20,000 drawn experiments of each size; 0.01 is three standard errors of a share among them."""
+    """Against 20,000 drawn experiments of each size; 0.01 is three standard errors of a share
+    among them.
+    """
     reading, rng = Reading(1.0, 0.5, 4, 5), np.random.default_rng(0)
     for count in (5, 10):
         draws = rng.normal(1.0, 0.5 * math.sqrt(5), (20_000, count))
@@ -155,8 +171,16 @@ def test_undecided_claims_are_planned_at_the_level_of_their_family():
     reading = Reading(1.0, 0.7, 4, 5)
     alone, *_ = judge([Claim("a", "", "", reading)])
     assert alone.verdict == OPEN
-    assert alone.plan == f"n = {reading.planned(0.0, 0.05)} (power so far {reading.power(0.0, 0.05, 5):.0%})"
-    among, *_ = judge([Claim("a", "", "", reading), *(Claim(name, "", "", Reading(0.0, 1.0, 4, 5)) for name in "bc")])
+    assert (
+        alone.plan
+        == f"n = {reading.planned(0.0, 0.05)} (power so far {reading.power(0.0, 0.05, 5):.0%})"
+    )
+    among, *_ = judge(
+        [
+            Claim("a", "", "", reading),
+            *(Claim(name, "", "", Reading(0.0, 1.0, 4, 5)) for name in "bc"),
+        ]
+    )
     assert f"n = {reading.planned(0.0, 0.05 / 3)} " in among.plan
     untested = Claim("b", "", "", reading, unmet="not learnt")
     assert judge([Claim("a", "", "", reading), untested])[0].plan == alone.plan
@@ -168,4 +192,7 @@ def test_undecided_claims_are_planned_at_the_level_of_their_family():
 def test_the_nearer_edge_of_a_margin_counts():
     inside = Claim("a", "", "", Reading(0.5, 0.4, 4, 5), "within", 0.0, 1.0)
     assert inside.edge == 1.0
-    assert inside.outlook(0.05) == (inside.reading.power(1.0, 0.05, 5), inside.reading.planned(1.0, 0.05))
+    assert inside.outlook(0.05) == (
+        inside.reading.power(1.0, 0.05, 5),
+        inside.reading.planned(1.0, 0.05),
+    )

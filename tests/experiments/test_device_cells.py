@@ -14,7 +14,9 @@ from tests.experiments.toys import Config, toy
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("device_cells", ROOT / "benchmarks" / "device_cells.py")
+    spec = importlib.util.spec_from_file_location(
+        "device_cells", ROOT / "benchmarks" / "device_cells.py"
+    )
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(__import__("sys").modules, "device_cells", module)
     spec.loader.exec_module(module)
@@ -24,7 +26,9 @@ def script(monkeypatch):
 def test_fold_adds_cells_and_drops_those_outside_the_grid(script, monkeypatch, tmp_path):
     before, today = toy(cpu=Config(1, (0.5, 3.0))), toy(cpu=Config(2))
     sweep(before, tmp_path / "stored", scale="cpu", command="lambdahat reproduce toy")
-    sweep(today, tmp_path / "run", scale="cpu", only="rate=2.0", command=f"{tmp_path}/device_cells.py")
+    sweep(
+        today, tmp_path / "run", scale="cpu", only="rate=2.0", command=f"{tmp_path}/device_cells.py"
+    )
     monkeypatch.setattr(script, "find", lambda name: today)
     script.fold(tmp_path / "run", tmp_path / "stored")
 
@@ -34,7 +38,9 @@ def test_fold_adds_cells_and_drops_those_outside_the_grid(script, monkeypatch, t
     assert list(stored.rows().where(rate=2.0)) == list(run.rows())
     assert stored.rows().distinct("rate") == [0.5, 2.0]
     with sqlite3.connect(stored.path) as connection:
-        assert connection.execute("SELECT COUNT(*) FROM cells").fetchone() == (len(today.grid("cpu")),)
+        assert connection.execute("SELECT COUNT(*) FROM cells").fetchone() == (
+            len(today.grid("cpu")),
+        )
     assert stored.about()["command"] == "lambdahat reproduce toy --scale cpu"
 
 

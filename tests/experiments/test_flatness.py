@@ -1,4 +1,6 @@
-"""The flatness paper's experiments: they run, their claims follow from their rows, and the toy is the exact one."""
+"""The flatness paper's experiments: they run, their claims follow from their rows, and the toy
+is the exact one.
+"""
 
 import math
 
@@ -15,7 +17,14 @@ from lambdahat.experiments.flatness import (
     rank_degeneracy,
     softmax_decay,
 )
-from lambdahat.experiments.flatness.runs import Watch, curvature_problem, ends, judged, mean_square, measured
+from lambdahat.experiments.flatness.runs import (
+    Watch,
+    curvature_problem,
+    ends,
+    judged,
+    mean_square,
+    measured,
+)
 from lambdahat.experiments.image_sets import images, modes_of, network
 from lambdahat.experiments.readings import decades
 from lambdahat.experiments.registry import find
@@ -25,7 +34,15 @@ from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
 
 NAMES = ("mlp-decay", "cnn-decay", "gadam-sharpness", "rank-degeneracy", "deep-linear-toy")
-DIGITS = {"data": "digits", "training": 60, "held_out": 40, "seed": 3, "batch": 16, "samples": 50, "depth": 20}
+DIGITS = {
+    "data": "digits",
+    "training": 60,
+    "held_out": 40,
+    "seed": 3,
+    "batch": 16,
+    "samples": 50,
+    "depth": 20,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,7 +52,10 @@ def test_smoke_runs_to_verdicts_tables_and_charts(name, smoke):
     rows = store.rows()
     verdicts = judge(experiment.claims(rows))
     assert {verdict.verdict for verdict in verdicts} <= {HOLDS, FAILS, OPEN, UNTESTED}
-    assert all(verdict.evidence and verdict.published and "nan" not in verdict.evidence for verdict in verdicts)
+    assert all(
+        verdict.evidence and verdict.published and "nan" not in verdict.evidence
+        for verdict in verdicts
+    )
     for table in experiment.tables(rows):
         assert {len(row) for row in table.rows} == {len(table.header)}
     assert all(chart.series for chart in experiment.charts(rows))
@@ -110,7 +130,8 @@ def test_modes_are_the_papers_two_only_with_batch_norm():
     assert modes_of(wide) == ("train", "eval")
     problem = curvature_problem(wide, found, DIGITS, "train")
     assert problem.norm == "train"
-    assert problem.batches.sizes == [16, 16, 16]  # 50 images: two are left out, for they would be a batch of their own
+    # 50 images: two are left out, for they would be a batch of their own
+    assert problem.batches.sizes == [16, 16, 16]
 
 
 def test_validation_on_the_last_images_keeps_the_order_and_leaves_the_middle_out():
@@ -132,7 +153,9 @@ def test_a_network_is_judged_by_its_largest_logit():
     inputs = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     loss, accuracy = judged(torch.nn.Identity(), (inputs, torch.tensor([0, 1, 1])))
     assert accuracy == pytest.approx(200 / 3)
-    assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(inputs, torch.tensor([0, 1, 1]))))
+    assert loss == pytest.approx(
+        float(torch.nn.functional.cross_entropy(inputs, torch.tensor([0, 1, 1])))
+    )
     found = images({**DIGITS, "side": 4}, "cpu")
     model = network("MLP-4", found, 0)
     norm = torch.nn.utils.parameters_to_vector(model.parameters()).detach().norm()
@@ -154,8 +177,14 @@ def test_decades_are_of_the_ratio_seed_by_seed():
 
 
 def made(settings, columns, sign, seeds=6, factor=1.0):
-    """Rows whose columns change from the first setting to the second by ``sign`` decades, with a little noise."""
-    noise = torch.randn(seeds, len(columns), 2, generator=torch.Generator().manual_seed(0)).mul(0.01).tolist()
+    """Rows whose columns change from the first setting to the second by ``sign`` decades, with a
+    little noise.
+    """
+    noise = (
+        torch.randn(seeds, len(columns), 2, generator=torch.Generator().manual_seed(0))
+        .mul(0.01)
+        .tolist()
+    )
     return [
         {
             **fixed,
@@ -176,7 +205,10 @@ SUBJECT = {"network": "MLP-100", "training": 1200, "data": "mnist"}
 def verdicts_of(module, rows):
     """Verdict by claim, without the words on the data."""
     whole = Rows({**SUBJECT, **row} for row in rows)
-    return {found.claim.replace(", 1,200 images of MNIST", ""): found.verdict for found in judge(module.claims(whole))}
+    return {
+        found.claim.replace(", 1,200 images of MNIST", ""): found.verdict
+        for found in judge(module.claims(whole))
+    }
 
 
 MLP_COLUMNS = {"accuracy": 0.1, "largest": 1, "frobenius": 1, "training accuracy": -0.1, "norm": -1}
@@ -186,15 +218,21 @@ MLP_COLUMNS = {"accuracy": 0.1, "largest": 1, "frobenius": 1, "training accuracy
 def test_claims_on_the_perceptron_follow_from_rows(sign, expected):
     settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
     found = verdicts_of(mlp_decay, made(settings, MLP_COLUMNS, sign))
-    assert [verdict for claim, verdict in found.items() if "with weight decay 5e-4" in claim] == [expected] * 6
+    assert [verdict for claim, verdict in found.items() if "with weight decay 5e-4" in claim] == [
+        expected
+    ] * 6
 
 
 def test_printed_values_of_the_perceptron_hold_only_near_them():
     def rows(values):
-        settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
+        settings = [
+            {"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS
+        ]
         out = made(settings, MLP_COLUMNS, 1)
         for row in out:
-            row["frobenius"] = values[mlp_decay.DECAYS.index(row["decay"])] * (1 + 0.001 * row["seed"])
+            row["frobenius"] = values[mlp_decay.DECAYS.index(row["decay"])] * (
+                1 + 0.001 * row["seed"]
+            )
         return out
 
     near, far = verdicts_of(mlp_decay, rows((0.12, 0.16))), verdicts_of(mlp_decay, rows((0.5, 0.9)))
@@ -205,7 +243,11 @@ def test_printed_values_of_the_perceptron_hold_only_near_them():
 def test_no_change_at_any_seed_is_no_fall():
     settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
     rows = [{**row, "training accuracy": 100.0} for row in made(settings, MLP_COLUMNS, 1)]
-    (found,) = [verdict for claim, verdict in verdicts_of(mlp_decay, rows).items() if ": training accuracy" in claim]
+    (found,) = [
+        verdict
+        for claim, verdict in verdicts_of(mlp_decay, rows).items()
+        if ": training accuracy" in claim
+    ]
     assert found == FAILS
 
 
@@ -230,7 +272,9 @@ def test_claims_on_gadam_follow_from_rows(sign, expected):
         settings = [{"mode": mode, "optimizer": name} for name in gadam_sharpness.OPTIMIZERS]
         rows += made(settings, columns, sign, factor=factor)
     for row in rows:
-        row["training accuracy"] = 99.0 + 0.01 * row["seed"] - (0.1 if row["optimizer"] == "SGD" else 0)
+        row["training accuracy"] = (
+            99.0 + 0.01 * row["seed"] - (0.1 if row["optimizer"] == "SGD" else 0)
+        )
     found = verdicts_of(gadam_sharpness, rows)
     alike = "MLP-100: Gadam and SGD train to similar accuracy (within 1 point)"
     assert found.pop(alike) == HOLDS
@@ -245,7 +289,11 @@ def test_claims_on_gadam_follow_from_rows(sign, expected):
 def halves(accuracy, sharpness):
     """Rows of a network whose accuracy and λ₁ go these ways with weight decay."""
     columns = {"accuracy": accuracy, "largest": sharpness, "frobenius": 2, "excess": -0.5}
-    return made([{"network": "LeNet-5", "mode": "eval", "decay": decay} for decay in (0.0, 5e-4)], columns, 1)
+    return made(
+        [{"network": "LeNet-5", "mode": "eval", "decay": decay} for decay in (0.0, 5e-4)],
+        columns,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +307,9 @@ def test_sharper_and_better_holds_of_both_together_only(accuracy, sharpness, exp
 
 
 @pytest.mark.parametrize(
-    ("rank", "shown", "origin", "expected"), [(300, 0.7, 1e-9, HOLDS), (900, 0.2, 1e-3, FAILS)], ids=["low", "full"]
+    ("rank", "shown", "origin", "expected"),
+    [(300, 0.7, 1e-9, HOLDS), (900, 0.2, 1e-3, FAILS)],
+    ids=["low", "full"],
 )
 def test_claims_on_degeneracy_follow_from_rows(rank, shown, origin, expected):
     rows = [
@@ -284,7 +334,11 @@ def test_claims_on_degeneracy_follow_from_rows(rank, shown, origin, expected):
     ]
     found = verdicts_of(rank_degeneracy, rows)
     assert len(found) == 9
-    others = {claim: found.pop(claim) for claim in list(found) if "Gauss–Newton matrix" in claim and "Hessian" in claim}
+    others = {
+        claim: found.pop(claim)
+        for claim in list(found)
+        if "Gauss–Newton matrix" in claim and "Hessian" in claim
+    }
     assert len(others) == 2
     assert set(found.values()) == {expected}
 
@@ -321,7 +375,9 @@ def test_bounds_are_the_papers_for_chains_and_none_with_shortcuts():
     assert rank_degeneracy.claimed_bound(problem, chain, 64, 10) == 4 * 10 * (20 + 12 + 10 + 64)
     wide = network("WideResNet-10×1", found, 0)
     assert rank_degeneracy.claimed_bound(problem, wide, 64, 10) is None
-    small = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(108, 10))
+    small = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(108, 10)
+    )
     assert rank_degeneracy.claimed_bound(problem, small, 64, 10) == 4 * 10 * (3 + 10 + 64)
 
 
@@ -331,9 +387,14 @@ def test_exact_rank_is_that_of_a_known_matrix():
 
 
 def test_softmax_regression_loses_a_class_of_rank():
-    """Adding a vector to all rows of its weights changes nothing: d + 1 directions of no curvature, for GGN and H."""
+    """Adding a vector to all rows of its weights changes nothing: d + 1 directions of no
+    curvature, for GGN and H.
+    """
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(200, 6, generator=generator), torch.randint(0, 3, (200,), generator=generator)
+    x, y = (
+        torch.randn(200, 6, generator=generator),
+        torch.randint(0, 3, (200,), generator=generator),
+    )
     model = torch.nn.Linear(6, 3).double()
     for make in (ggn, hessian):
         problem = Problem(model, "cross_entropy", (x.double(), y))
@@ -347,7 +408,9 @@ def toy_rows(seeds=6):
 
 
 def test_the_toys_minimum_has_the_closed_form_spectrum():
-    """At (−s, s, s) with s·exp(−s³) = μ the Hessian of exp(w₁w₂w₃) has eigenvalues μ(3s³ − 2), μ and μ."""
+    """At (−s, s, s) with s·exp(−s³) = μ the Hessian of exp(w₁w₂w₃) has eigenvalues μ(3s³ − 2), μ
+    and μ.
+    """
     for row in toy_rows(1):
         if row["kind"] != "minimiser":
             continue
@@ -357,7 +420,9 @@ def test_the_toys_minimum_has_the_closed_form_spectrum():
         problem = deep_linear_toy.toy_problem(weights, 1.0)
         values = torch.linalg.eigvalsh(hessian(problem).dense())
         exact = sorted([decay, decay, decay * (3 * s**3 - 2)])
-        torch.testing.assert_close(values, torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=0)
+        torch.testing.assert_close(
+            values, torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=0
+        )
         assert float((problem.gradient() + decay * weights).norm()) == pytest.approx(0, abs=1e-10)
         assert row["rank"] == 3
 
@@ -368,11 +433,16 @@ def test_the_toys_hessian_is_the_printed_one_and_the_second_derivative_of_the_pr
     second = torch.tensor([[0, c, b], [c, 0, a], [b, a, 0]], dtype=torch.float64)
     whole = deep_linear_toy.printed_hessian(weights, x) + x * math.exp(x * a * b * c) * second
     torch.testing.assert_close(hessian(deep_linear_toy.toy_problem(weights, x)).dense(), whole)
-    torch.testing.assert_close(deep_linear_toy.others(weights), torch.tensor([b * c, a * c, a * b]).double())
+    torch.testing.assert_close(
+        deep_linear_toy.others(weights), torch.tensor([b * c, a * c, a * b]).double()
+    )
 
 
 def test_the_toys_verdicts_are_those_of_the_mathematics():
-    found = {verdict.claim: verdict.verdict for verdict in judge(deep_linear_toy.claims(Rows(toy_rows())))}
+    found = {
+        verdict.claim: verdict.verdict
+        for verdict in judge(deep_linear_toy.claims(Rows(toy_rows())))
+    }
     false = [claim for claim, verdict in found.items() if verdict == FAILS]
     assert [claim.split(" (")[0] for claim in false] == [
         "the Hessian of three weights has rank 1",
@@ -383,5 +453,8 @@ def test_the_toys_verdicts_are_those_of_the_mathematics():
 
 
 def test_the_toys_claims_would_hold_of_the_printed_hessian():
-    rows = [{**row, "rank": row["printed rank"], "gap": 0.0} if row["kind"] == "point" else row for row in toy_rows()]
+    rows = [
+        {**row, "rank": row["printed rank"], "gap": 0.0} if row["kind"] == "point" else row
+        for row in toy_rows()
+    ]
     assert {verdict.verdict for verdict in judge(deep_linear_toy.claims(Rows(rows)))} == {HOLDS}

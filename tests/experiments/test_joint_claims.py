@@ -1,4 +1,6 @@
-"""Claims that several things are so at once: the intersection–union test for them, Bonferroni's against."""
+"""Claims that several things are so at once: the intersection–union test for them, Bonferroni's
+against.
+"""
 
 import math
 
@@ -61,5 +63,10 @@ def test_neither_side_is_decided_wrongly_more_often_than_the_level_says():
 
 def test_the_evidence_shows_every_figure_and_the_fewest_seeds():
     few, many = (Reading(1.5, 0.5, 3, count) for count in (4, 10))
-    found = jointly("both", "", "", {"accuracy": Claim("", "", "", many, unit=" points"), "λ₁": Claim("", "", "", few)})
+    found = jointly(
+        "both",
+        "",
+        "",
+        {"accuracy": Claim("", "", "", many, unit=" points"), "λ₁": Claim("", "", "", few)},
+    )
     assert found.ours == "accuracy 1.5 ± 0.5 points, λ₁ 1.5 ± 0.5 (n = 4)"

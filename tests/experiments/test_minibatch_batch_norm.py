@@ -1,4 +1,6 @@
-"""Rates over batch sizes with batch normalisation: grids, one step in closed form, claims both ways, charts."""
+"""Rates over batch sizes with batch normalisation: grids, one step in closed form, claims both
+ways, charts.
+"""
 
 import math
 
@@ -11,7 +13,13 @@ from lambdahat.experiments.averaging.networks import network
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES, Rows, key_of
 from lambdahat.experiments.image_sets import images
-from lambdahat.experiments.minibatch.batch_norm_claims import claims, largest_rates, links_of, setups_of, slopes_of
+from lambdahat.experiments.minibatch.batch_norm_claims import (
+    claims,
+    largest_rates,
+    links_of,
+    setups_of,
+    slopes_of,
+)
 from lambdahat.experiments.minibatch.batch_norm_experiment import EXPERIMENT, run, trajectory
 from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.report.matplotlib_charts import draw
@@ -42,11 +50,18 @@ def found(smoke):
 def test_rates_follow_their_rules():
     cells = EXPERIMENT.grid("paper")
     powers = {"linear": 1.0, "square root": 0.5, "constant": 0.0}
-    bases = {cell["network"]: cell["rate"] for cell in cells if cell["batch"] == cell["reference"] == 128}
+    bases = {
+        cell["network"]: cell["rate"] for cell in cells if cell["batch"] == cell["reference"] == 128
+    }
     assert bases["PreResNet-20"] == 0.1  # α = 0.1·B/128, Figures 5.9 and 5.10
     for cell in cells:
-        assert cell["rate"] == pytest.approx(bases[cell["network"]] * (cell["batch"] / 128) ** powers[cell["rule"]])
-    assert {(cell["network"], cell["decay"]) for cell in cells} >= {("PreResNet-20", 5e-4), ("PreResNet-20", 5e-5)}
+        assert cell["rate"] == pytest.approx(
+            bases[cell["network"]] * (cell["batch"] / 128) ** powers[cell["rule"]]
+        )
+    assert {(cell["network"], cell["decay"]) for cell in cells} >= {
+        ("PreResNet-20", 5e-4),
+        ("PreResNet-20", 5e-5),
+    }
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -62,9 +77,16 @@ def test_one_step_over_all_data_is_that_of_gradient_descent():
     model = network(CELL["network"], data.shape, data.classes, CELL["seed"])
     x, y = data.training
     cross_entropy(model(x), y).backward()
-    squares = sum(float((p.grad + CELL["decay"] * p.detach()).double().square().sum()) for p in model.parameters())
+    squares = sum(
+        float((p.grad + CELL["decay"] * p.detach()).double().square().sum())
+        for p in model.parameters()
+    )
     first, end = run(CELL, "cpu")
-    assert first["distance"] == end["distance"] == pytest.approx(CELL["rate"] * math.sqrt(squares), rel=1e-5)
+    assert (
+        first["distance"]
+        == end["distance"]
+        == pytest.approx(CELL["rate"] * math.sqrt(squares), rel=1e-5)
+    )
     assert [row["kind"] for row in (first, end)] == ["epoch", "end"]
 
 
@@ -86,7 +108,9 @@ def test_a_run_that_diverges_guesses_and_is_nowhere():
 
 
 def test_a_trajectory_is_read_at_the_full_rate():
-    """Of eight epochs the first five have the full rate; the error after the second to the fifth may oscillate."""
+    """Of eight epochs the first five have the full rate; the error after the second to the fifth
+    may oscillate.
+    """
     errors = [90.0, 60.0, 80.0, 50.0, 40.0, 30.0, 20.0, 25.0]
     assert trajectory([{"error": error} for error in errors], 8) == {
         "before": 40.0,
@@ -179,7 +203,9 @@ def test_errors_are_kept_up_to_a_threshold(errors, expected):
 @pytest.mark.parametrize(("loss", "expected"), [(2.3, HOLDS), (None, HOLDS), (0.4, FAILS)])
 @pytest.mark.parametrize(("name", "words"), [("VGG-A-BN", "do not train"), ("VGG-A", "diverge")])
 def test_an_unstable_vgg_does_not_train(loss, expected, name, words):
-    rows = made(name, FLAT | {2048: 88.0}, **{"training loss": lambda size: loss if size == 2048 else 0.5})
+    rows = made(
+        name, FLAT | {2048: 88.0}, **{"training loss": lambda size: loss if size == 2048 else 0.5}
+    )
     for row in rows:  # a known spread, for a reading without an error says little
         if row["training loss"] is not None:
             row["training loss"] += 0.001 * row["seed"]
@@ -189,27 +215,46 @@ def test_an_unstable_vgg_does_not_train(loss, expected, name, words):
 
 @pytest.mark.parametrize(("before", "end", "expected"), [(60.0, 40.0, HOLDS), (20.0, 25.0, FAILS)])
 @pytest.mark.parametrize(("decay", "figure"), [(5e-4, "Figure 5.9"), (5e-5, "Figure 5.10")])
-def test_an_oscillating_residual_network_comes_back_and_stays_behind(before, end, expected, decay, figure):
+def test_an_oscillating_residual_network_comes_back_and_stays_behind(
+    before, end, expected, decay, figure
+):
     swings = {"oscillation": lambda size: 8.0 if size == 2048 else 1.0, "before": before}
     rows = made("ResNet", FLAT | {2048: end}, decay, **swings)
-    assert told(rows, "falls when the rate is reduced") == told(rows, "it ends above that at") == expected
-    assert {claim.source.split(", ")[-1] for claim in claims(Rows(rows)) if not claim.own} == {figure}
+    assert (
+        told(rows, "falls when the rate is reduced")
+        == told(rows, "it ends above that at")
+        == expected
+    )
+    assert {claim.source.split(", ")[-1] for claim in claims(Rows(rows)) if not claim.own} == {
+        figure
+    }
     calm = made("ResNet", FLAT | {2048: end}, decay, before=before)
-    assert told(calm, "falls when the rate is reduced") == told(calm, "it ends above that at") == UNTESTED
+    assert (
+        told(calm, "falls when the rate is reduced")
+        == told(calm, "it ends above that at")
+        == UNTESTED
+    )
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(("name", "own"), [("VGG-A-BN", True), ("VGG-A", False)])
 def test_rules_are_compared_eight_times_from_the_reference(sign, name, own):
     rows = made(name, FLAT, distance=lambda size: 20.0)
-    rows += made(name, {1024: 30.0 + 3 * sign}, distance=lambda size: 20.0 - 5 * sign, rule="square root")
-    for words in ("generalises better than the square root", "ends further from the start than the square root"):
+    rows += made(
+        name, {1024: 30.0 + 3 * sign}, distance=lambda size: 20.0 - 5 * sign, rule="square root"
+    )
+    for words in (
+        "generalises better than the square root",
+        "ends further from the start than the square root",
+    ):
         assert told(rows, words) == (HOLDS if sign > 0 else FAILS)
         assert [claim.own for claim in claims(Rows(rows)) if words in claim.sentence] == [own]
 
 
 def linked(name, slope):
-    """Errors that change by ``slope`` per cent with every doubling of the distance, over 64 … 1,024."""
+    """Errors that change by ``slope`` per cent with every doubling of the distance, over 64 …
+    1,024.
+    """
     errors = {size: 30.0 + slope * math.log2(size / 128) for size in SIZES[:-1]}
     return made(name, errors, distance=float)
 
@@ -230,9 +275,14 @@ def test_distance_and_error_are_set_against_each_other():
 
 def test_a_link_is_weaker_by_its_rank_correlation():
     """The twin's errors fall with every doubling; with batch norm they go up and down."""
-    zigzag = made("VGG-A-BN", dict(zip(SIZES[:-1], (30.0, 32.0, 31.0, 30.5), strict=True)), distance=float)
+    zigzag = made(
+        "VGG-A-BN", dict(zip(SIZES[:-1], (30.0, 32.0, 31.0, 30.5), strict=True)), distance=float
+    )
     assert told(zigzag + linked("VGG-A", -5.0), "the link of distance and error is weaker") == HOLDS
-    assert told(linked("VGG-A-BN", -5.0) + [row | {"network": "VGG-A"} for row in zigzag], "is weaker") == FAILS
+    assert (
+        told(linked("VGG-A-BN", -5.0) + [row | {"network": "VGG-A"} for row in zigzag], "is weaker")
+        == FAILS
+    )
 
 
 def test_runs_that_are_all_alike_have_no_link():
@@ -245,25 +295,36 @@ def test_runs_that_are_all_alike_have_no_link():
 def test_batch_norm_allows_larger_rates_and_costs_less_at_large_batches():
     rows = made("VGG-A-BN", FLAT | {2048: 35.0}) + made("VGG-A", FLAT | {2048: 80.0})
     assert told(rows, "costs less at B = 2048") == HOLDS
-    rows += tried("VGG-A-BN", {1.0: 0.9, 3.0: 1.9, 10.0: 2.3}) + tried("VGG-A", {1.0: 2.3, 3.0: None, 10.0: 2.3})
+    rows += tried("VGG-A-BN", {1.0: 0.9, 3.0: 1.9, 10.0: 2.3}) + tried(
+        "VGG-A", {1.0: 2.3, 3.0: None, 10.0: 2.3}
+    )
     setup, twin = setups_of(Rows(rows))
     assert largest_rates(setup) == dict.fromkeys(range(SEEDS), math.log10(3.0))
-    assert largest_rates(twin) == dict.fromkeys(range(SEEDS), -1.0)  # the rate of the scaled run, 0.1
+    # the rate of the scaled run, 0.1
+    assert largest_rates(twin) == dict.fromkeys(range(SEEDS), -1.0)
     assert told(rows, "the largest rate that trains") == HOLDS
 
 
 def test_nothing_is_judged_where_the_run_that_is_scaled_learnt_nothing():
-    rows = made("VGG-A-BN", dict.fromkeys(SIZES, 55.0), distance=float) + made("VGG-A", FLAT, distance=float)
+    rows = made("VGG-A-BN", dict.fromkeys(SIZES, 55.0), distance=float) + made(
+        "VGG-A", FLAT, distance=float
+    )
     for claim, verdict in verdicts(rows).items():
         assert (verdict == UNTESTED) == ("VGG-A-BN" in claim or "diverge" in claim), claim
 
 
-@pytest.mark.parametrize("left", [{"rule": "search"}, {"batch": 256}, {"network": "VGG-4×4"}, {"rule": "linear"}])
+@pytest.mark.parametrize(
+    "left", [{"rule": "search"}, {"batch": 256}, {"network": "VGG-4×4"}, {"rule": "linear"}]
+)
 def test_some_cells_of_a_grid_are_enough_to_say_something(found, left):
-    rows = Rows([row for row in found if any(row.get(name) != value for name, value in left.items())])
+    rows = Rows(
+        [row for row in found if any(row.get(name) != value for name, value in left.items())]
+    )
     assert 0 < len(rows) < len(found)
     judge(EXPERIMENT.claims(rows))
-    assert all(len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows)
+    assert all(
+        len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows
+    )
     EXPERIMENT.charts(rows)
 
 
@@ -282,7 +343,8 @@ def test_charts_draw_errors_over_sizes_epochs_and_distances(found):
         "§5.7.0.1",
     ]
     printed = {series.name: series for series in charts[6].series if series.published}
-    assert list(printed["linear, thesis, VGG-16 on CIFAR-100"].y) == [34.18, 35.65]  # 100 − 65.82 and 100 − 64.35
+    # 100 − 65.82 and 100 − 64.35
+    assert list(printed["linear, thesis, VGG-16 on CIFAR-100"].y) == [34.18, 35.65]
     assert list(printed["square root, thesis, VGG-16 on CIFAR-100"].y) == [38.92]  # 100 − 61.08
     assert not any(series.published for chart in charts[:6] for series in chart.series)
     ends = found.where(kind="end", network="VGG-4×4-BN", rule="linear", batch=64)

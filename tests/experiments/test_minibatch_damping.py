@@ -1,4 +1,6 @@
-"""The least damping over batch sizes: Adam's and KFAC's edges against runs by hand, the rule, claims and storage."""
+"""The least damping over batch sizes: Adam's and KFAC's edges against runs by hand, the rule,
+claims and storage.
+"""
 
 import math
 
@@ -86,7 +88,9 @@ def test_kfac_s_least_damping_is_an_edge(ground):
 def test_training_leaves_the_start_alone(ground):
     before = [parameter.clone() for parameter in ground.models[0].parameters()]
     assert _kfac_trained(ground, 0, 1.0, 128, 2, 0) is not None
-    assert all(torch.equal(a, b) for a, b in zip(before, ground.models[0].parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, ground.models[0].parameters(), strict=True)
+    )
     assert _kfac_trained(ground, 0, 1e-30, 128, 20, 0) is None  # diverges
 
 
@@ -95,16 +99,33 @@ def rule(excess=32.0, full=2.0, told=None):
     sizes = torch.tensor(SIZES, dtype=torch.float64)
     values = full + excess / sizes
     predicted = {model: full + each / sizes for model, each in (told or {}).items()}
-    return RateRule("net", "at the start", 10**9, SIZES, full, predicted, values[:, None].repeat(1, 3))
+    return RateRule(
+        "net", "at the start", 10**9, SIZES, full, predicted, values[:, None].repeat(1, 3)
+    )
 
 
 def test_eq_5_36_is_that_of_the_additive_model():
-    """By ``predict``: δ = αPσ²/(2bλ₁) with σ² = 0.01 of an element, P = 400, b = B/(1 − B/N), to 1/P."""
+    """By ``predict``: δ = αPσ²/(2bλ₁) with σ² = 0.01 of an element, P = 400, b = B/(1 − B/N), to
+    1/P.
+    """
     top, order, total = 3.0, 400, 10_000
-    pairs = Eigenpairs(torch.tensor([top]), torch.empty(order, 0), torch.zeros(1), torch.ones(1, dtype=torch.bool))
-    told = [float(predict(pairs, Estimate(0.01), size, population=total, model="additive").largest) for size in SIZES]
+    pairs = Eigenpairs(
+        torch.tensor([top]), torch.empty(order, 0), torch.zeros(1), torch.ones(1, dtype=torch.bool)
+    )
+    told = [
+        float(predict(pairs, Estimate(0.01), size, population=total, model="additive").largest)
+        for size in SIZES
+    ]
     values = torch.tensor(told, dtype=torch.float64)
-    here = RateRule("net", "at the start", total, SIZES, top, {"additive": values}, values[:, None].repeat(1, 3) + 1.0)
+    here = RateRule(
+        "net",
+        "at the start",
+        total,
+        SIZES,
+        top,
+        {"additive": values},
+        values[:, None].repeat(1, 3) + 1.0,
+    )
     sizes = torch.tensor(SIZES, dtype=torch.float64)
     expected = 0.5 * order * 0.01 * (1 - sizes / total) / (2 * sizes * top)
     torch.testing.assert_close(here.dampings(0.5, "additive"), expected, rtol=1.01 / order, atol=0)
@@ -114,7 +135,9 @@ def test_eq_5_36_is_that_of_the_additive_model():
 
 
 def test_the_rule_of_batches_is_a_closed_form():
-    """δ = α(λ₁(B) − λ₁)/2, and for ε heavy ball of rate (1 − β₁)/ε: ε = (λ₁ + 19c/B)/38 at β₁ = 0.9."""
+    """δ = α(λ₁(B) − λ₁)/2, and for ε heavy ball of rate (1 − β₁)/ε: ε = (λ₁ + 19c/B)/38 at β₁ =
+    0.9.
+    """
     sizes = torch.tensor(SIZES, dtype=torch.float64)
     torch.testing.assert_close(expected_damping(rule(), "kfac"), 16 / sizes)
     torch.testing.assert_close(expected_damping(rule(), "adam"), (2 + 19 * 32 / sizes) / 38)
@@ -137,16 +160,27 @@ def test_claims_are_judged_as_stated():
 
 
 def test_eq_5_36_is_judged_by_itself():
-    """Batches add 32/B, isotropic noise 0.32/B: each is the least damping in one case and not in the other."""
-    sizes, here = torch.tensor(SIZES, dtype=torch.float64), rule(told={"additive": 0.32, "directional": 30.0})
+    """Batches add 32/B, isotropic noise 0.32/B: each is the least damping in one case and not in
+    the other.
+    """
+    sizes, here = (
+        torch.tensor(SIZES, dtype=torch.float64),
+        rule(told={"additive": 0.32, "directional": 30.0}),
+    )
     for level, expected in ((16, ["holds", "does not hold"]), (0.16, ["does not hold", "holds"])):
         made = claims_of([frontier(level / sizes)], [here], [])[1:]
-        assert [(claim.source, claim.own) for claim in made] == [("after Eq. 5.36", True), ("Eq. 5.36", False)]
+        assert [(claim.source, claim.own) for claim in made] == [
+            ("after Eq. 5.36", True),
+            ("Eq. 5.36", False),
+        ]
         assert [verdict.verdict for verdict in judge(made)] == expected
 
 
 def test_the_table_tells_eq_5_36_from_what_batches_show():
-    here, sizes = rule(told={"additive": 0.32, "directional": 30.0}), torch.tensor(SIZES, dtype=torch.float64)
+    here, sizes = (
+        rule(told={"additive": 0.32, "directional": 30.0}),
+        torch.tensor(SIZES, dtype=torch.float64),
+    )
     rows = Rows([*edge_rows(frontier(16 / sizes)), *rule_rows(here)])
     (table,) = EXPERIMENT.tables(rows)
     assert table.header == ("B", "kfac", "Eq. 5.36, Pσ²", "τ² for Pσ²", "by batches, kfac")
@@ -162,25 +196,40 @@ def test_everything_is_measured(found):
     assert len(EXPERIMENT.tables(found)) == 3
 
 
-LEFT_OUT = [{"part": "edge", "batch_size": 64}, {"part": "edge"}, {"part": "rule"}, {"part": "scaling"}]
+LEFT_OUT = [
+    {"part": "edge", "batch_size": 64},
+    {"part": "edge"},
+    {"part": "rule"},
+    {"part": "scaling"},
+]
 
 
 @pytest.mark.parametrize("left", LEFT_OUT)
 def test_some_cells_of_a_grid_are_enough_to_say_something(found, left):
     """As while it runs: the rest of the edges, or no edges, rules or runs at all."""
-    rows = Rows([row for row in found if any(row.get(name) != value for name, value in left.items())])
+    rows = Rows(
+        [row for row in found if any(row.get(name) != value for name, value in left.items())]
+    )
     assert len(rows.where(**left)) == 0 < len(rows)
     judge(EXPERIMENT.claims(rows))
-    assert all(len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows)
+    assert all(
+        len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows
+    )
     assert len(EXPERIMENT.charts(rows)) > 0
 
 
 def test_cells_are_parts_of_one_search(found):
     """KFAC's least δ at all batch sizes at once and Adam's scaled runs are those of the cells."""
-    assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 6 + ["rule"] + ["scaling"] * 2
+    assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 6 + ["rule"] + [
+        "scaling"
+    ] * 2
     whole = prepared(SCALES["smoke"][0], {}, 0, "cpu")
-    assert_same_rows(found.where(part="edge", optimizer="kfac"), edge_rows(least_kfac_damping(whole, 0)))
-    assert_same_rows(found.where(part="scaling", optimizer="adam"), scaling_rows(scaled_runs(whole, "adam", 0)))
+    assert_same_rows(
+        found.where(part="edge", optimizer="kfac"), edge_rows(least_kfac_damping(whole, 0))
+    )
+    assert_same_rows(
+        found.where(part="scaling", optimizer="adam"), scaling_rows(scaled_runs(whole, "adam", 0))
+    )
 
 
 def test_charts_come_from_rows(found):
@@ -193,7 +242,9 @@ def test_charts_come_from_rows(found):
         "by batches, adam",
         "by batches, kfac",
     ]
-    assert dampings.series[4].y == pytest.approx(expected_damping(rules_of(found)[0], "adam").tolist())
+    assert dampings.series[4].y == pytest.approx(
+        expected_damping(rules_of(found)[0], "adam").tolist()
+    )
     assert [chart.source for chart in scaled] == [
         "Figure 5.12",
         "not in the thesis",

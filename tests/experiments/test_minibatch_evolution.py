@@ -1,4 +1,6 @@
-"""Curvature through training by SGD and KFAC: how claims over seeds are judged, and a small run against its parts."""
+"""Curvature through training by SGD and KFAC: how claims over seeds are judged, and a small run
+against its parts.
+"""
 
 import json
 import math
@@ -26,8 +28,18 @@ DEVIATION = math.sqrt(55 / 6)
 MODELS = ("additive", "multiplicative", "directional")
 
 
-def made(variances=(1.0, 2.0), top=10.0, means=(20.0, 30.0), told=None, seeds=5, loss=0.1, optimizers=("SGD", "KFAC")):
-    """Rows of runs with two stops: σ², the mean λ'₁ of ten batches and predictions at each; seeds differ by 1 %."""
+def made(
+    variances=(1.0, 2.0),
+    top=10.0,
+    means=(20.0, 30.0),
+    told=None,
+    seeds=5,
+    loss=0.1,
+    optimizers=("SGD", "KFAC"),
+):
+    """Rows of runs with two stops: σ², the mean λ'₁ of ten batches and predictions at each;
+    seeds differ by 1 %.
+    """
     predictions = told or dict.fromkeys(MODELS, (1.0, 1.0))
     rows = []
     for optimizer in optimizers:
@@ -39,15 +51,24 @@ def made(variances=(1.0, 2.0), top=10.0, means=(20.0, 30.0), told=None, seeds=5,
                 made = cell(
                     128,
                     means[place] * scale + TEN,
-                    {model: (means[place] * scale * times, spread) for model, (times, spread) in predictions.items()},
+                    {
+                        model: (means[place] * scale * times, spread)
+                        for model, (times, spread) in predictions.items()
+                    },
                 )
-                stop = replace(point([made], epoch, (variances[place] * scale, 0.0), top), loss=loss)
+                stop = replace(
+                    point([made], epoch, (variances[place] * scale, 0.0), top), loss=loss
+                )
                 rows += [{"optimizer": optimizer, "seed": seed, **row} for row in rows_of([stop])]
     return Rows(rows)
 
 
 def claim_of(rows, words, optimizer="SGD"):
-    (found,) = [claim for claim in claims(rows) if words in claim.sentence and f", {optimizer}:" in claim.sentence]
+    (found,) = [
+        claim
+        for claim in claims(rows)
+        if words in claim.sentence and f", {optimizer}:" in claim.sentence
+    ]
     return found
 
 
@@ -60,7 +81,9 @@ def test_both_optimisers_begin_at_the_start_that_sgd_measured():
     assert courses_of(made(optimizers=("KFAC",))) == []
 
 
-@pytest.mark.parametrize(("last", "verdict"), [(2.0, "holds"), (1.0, "undecided"), (0.5, "does not hold")])
+@pytest.mark.parametrize(
+    ("last", "verdict"), [(2.0, "holds"), (1.0, "undecided"), (0.5, "does not hold")]
+)
 @pytest.mark.parametrize("optimizer", ["SGD", "KFAC"])
 def test_growth_of_the_variance_is_judged_over_seeds(last, verdict, optimizer):
     found = claim_of(made((1.0, last)), "σ² grows from epoch 0 to 4", optimizer)
@@ -69,7 +92,9 @@ def test_growth_of_the_variance_is_judged_over_seeds(last, verdict, optimizer):
     assert judge([found])[0].verdict == verdict
 
 
-@pytest.mark.parametrize(("means", "verdict"), [((20.0, 30.0), "holds"), ((30.0, 20.0), "does not hold")])
+@pytest.mark.parametrize(
+    ("means", "verdict"), [((20.0, 30.0), "holds"), ((30.0, 20.0), "does not hold")]
+)
 def test_batches_move_away_from_the_full_data(means, verdict):
     found = claim_of(made(means=means), "moves away")
     assert found.reading.value == pytest.approx(means[1] - means[0])
@@ -105,12 +130,16 @@ def test_kfac_and_sgd_are_compared_seed_by_seed():
     """KFAC's σ² is twice SGD's of each seed, though seeds differ; its λ₁ is the same."""
     doubled = Rows(
         [
-            row | {"variance": 2 * row["variance"]} if row["part"] == "point" and row["optimizer"] == "KFAC" else row
+            row | {"variance": 2 * row["variance"]}
+            if row["part"] == "point" and row["optimizer"] == "KFAC"
+            else row
             for row in made()
         ]
     )
     larger = {
-        re.sub("^.*KFAC's ", "", claim.sentence): claim for claim in claims(doubled) if "KFAC's" in claim.sentence
+        re.sub("^.*KFAC's ", "", claim.sentence): claim
+        for claim in claims(doubled)
+        if "KFAC's" in claim.sentence
     }
     assert larger["σ² is larger than SGD's"].reading.value == pytest.approx(math.log(2))
     assert larger["σ² is larger than SGD's"].reading.stderr == pytest.approx(0, abs=1e-12)
@@ -130,11 +159,20 @@ def test_claims_that_are_ours_are_told_apart():
 def test_networks_that_learnt_nothing_test_nothing():
     rows = made(loss=2.3)
     assert {verdict.verdict for verdict in judge(claims(rows))} == {"not testable here"}
-    learnt = [row | {"loss": 0.1} if row["optimizer"] == "KFAC" and row["part"] == "point" else row for row in rows]
+    learnt = [
+        row | {"loss": 0.1} if row["optimizer"] == "KFAC" and row["part"] == "point" else row
+        for row in rows
+    ]
     told = judge(claims(Rows(learnt)))
-    assert {v.verdict for v in told if ", KFAC:" in v.claim} <= {"holds", "does not hold", "undecided"}
+    assert {v.verdict for v in told if ", KFAC:" in v.claim} <= {
+        "holds",
+        "does not hold",
+        "undecided",
+    }
     others = [v for v in told if ", KFAC:" not in v.claim]
-    assert all(v.verdict == "not testable here" and "by SGD 5 of 5 seeds" in v.evidence for v in others)
+    assert all(
+        v.verdict == "not testable here" and "by SGD 5 of 5 seeds" in v.evidence for v in others
+    )
 
 
 @pytest.fixture(scope="module")
@@ -166,20 +204,31 @@ def test_every_network_optimiser_seed_stop_and_operator_is_measured(found):
         assert courses.models == list(MODELS)
         for points in courses.seeds.values():
             assert all(
-                math.isfinite(each.batches[0].told(model, "largest").value) for each in points for model in MODELS
+                math.isfinite(each.batches[0].told(model, "largest").value)
+                for each in points
+                for model in MODELS
             )
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "KFAC"])
 def test_a_stop_shows_the_dense_matrix_of_the_network_so_trained(found, optimizer):
     (cell,) = [
-        c for c in EXPERIMENT.grid("smoke") if (c["network"], c["optimizer"], c["seed"]) == ("MLP 6", optimizer, 1)
+        c
+        for c in EXPERIMENT.grid("smoke")
+        if (c["network"], c["optimizer"], c["seed"]) == ("MLP 6", optimizer, 1)
     ]
     subject = subject_through(cell, ("hessian", "ggn"))
     make = sgd if optimizer == "SGD" else lambda model, rate: KFAC(model, rate, 0.1, momentum=0.9)
     for epoch, problem in training_stops(subject, load_split("digits"), 1, "cpu", make):
         for name, operator in (("hessian", lh.hessian), ("ggn", lh.ggn)):
-            (row,) = found.where(part="point", network="MLP 6", optimizer=optimizer, seed=1, epoch=epoch, operator=name)
+            (row,) = found.where(
+                part="point",
+                network="MLP 6",
+                optimizer=optimizer,
+                seed=1,
+                epoch=epoch,
+                operator=name,
+            )
             exact = torch.linalg.eigvalsh(operator(problem).dense().double())
             assert row["full largest"] == pytest.approx(float(exact[-1]), rel=1e-2)
             assert row["loss"] == pytest.approx(problem.loss(), rel=1e-5)
@@ -191,15 +240,21 @@ def test_optimisers_are_those_that_are_named():
     assert kfac(model, 0.01, 0.1).param_groups[0]["damping"] == 0.1
     assert type(sgd(model, 0.01)) is torch.optim.SGD
     assert {
-        group["momentum"] for each in (kfac(model, 0.01, 0.1), sgd(model, 0.01)) for group in each.param_groups
+        group["momentum"]
+        for each in (kfac(model, 0.01, 0.1), sgd(model, 0.01))
+        for group in each.param_groups
     } == {0.9}
 
 
 def test_both_train_and_kfac_otherwise_than_sgd(found):
     last = found.where(part="point", network="MLP 6", epoch=5, operator="hessian")
     for seed in (0, 1):
-        losses = [last.where(seed=seed, optimizer=optimizer)[0]["loss"] for optimizer in ("SGD", "KFAC")]
-        start = found.where(part="point", network="MLP 6", epoch=0, operator="hessian", seed=seed)[0]["loss"]
+        losses = [
+            last.where(seed=seed, optimizer=optimizer)[0]["loss"] for optimizer in ("SGD", "KFAC")
+        ]
+        start = found.where(part="point", network="MLP 6", epoch=0, operator="hessian", seed=seed)[
+            0
+        ]["loss"]
         assert losses[0] != losses[1]
         assert max(losses) < start
 

@@ -12,7 +12,9 @@ SIZES = tuple(2**power for power in range(11))
 
 
 def frontier(edges):
-    return Frontier("net", "sgd", "trains", SIZES, torch.as_tensor(edges, dtype=torch.float64), 1.01)
+    return Frontier(
+        "net", "sgd", "trains", SIZES, torch.as_tensor(edges, dtype=torch.float64), 1.01
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -34,7 +36,9 @@ def test_values_that_fail_below_the_edge_do_not_count():
 def test_no_edge_is_said_not_guessed():
     section = Section(0.1, 1.0, points=3, rounds=2)
     wanted = torch.tensor([[False], [True], [True]])
-    found = largest_passing(lambda values: wanted & (values < torch.tensor([[9.0], [9.0], [0.5]])), section, 3)
+    found = largest_passing(
+        lambda values: wanted & (values < torch.tensor([[9.0], [9.0], [0.5]])), section, 3
+    )
     assert math.isnan(float(found[0]))  # nothing passes
     assert float(found[1]) == math.inf  # all passes
     assert float(found[2]) == pytest.approx(0.5, rel=section.resolution - 1)
@@ -65,7 +69,9 @@ def test_means_are_geometric_and_errors_relative():
     found = frontier(torch.tensor([[1.0, 4.0]]).repeat(len(SIZES), 1))
     assert found.at(16) == pytest.approx(2.0)
     spread = math.log(4) / math.sqrt(2) / math.sqrt(2)
-    assert float(found.stderr()[0]) == pytest.approx(math.hypot(spread, math.log(1.01) / math.sqrt(24)))
+    assert float(found.stderr()[0]) == pytest.approx(
+        math.hypot(spread, math.log(1.01) / math.sqrt(24))
+    )
 
 
 def test_seeds_without_an_edge_are_left_out_and_counted():
@@ -87,7 +93,10 @@ def test_why_there_is_no_edge_is_told_apart():
     """Of a search for the largest rate, and of one for the least damping, which searches 1/δ."""
     section = Section(0.1, 1.0, points=3, rounds=2)
     none, every = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool)
-    rows = [largest_passing(lambda values, wanted=wanted: wanted, section, 2) for wanted in (none, every)]
+    rows = [
+        largest_passing(lambda values, wanted=wanted: wanted, section, 2)
+        for wanted in (none, every)
+    ]
     rates, dampings = torch.stack(rows), torch.stack(rows).reciprocal()
     cells = [
         [Frontier("net", "sgd", criterion, (1, 2), edges, 1.01).cell(size) for size in (1, 2)]
@@ -98,7 +107,9 @@ def test_why_there_is_no_edge_is_told_apart():
         ["nothing trains", "below the search"],
         ["nothing is steady", "above the search"],
     ]
-    mixed = Frontier("net", "sgd", "trains", (1,), torch.tensor([[math.nan, math.inf, math.inf]]), 1.01)
+    mixed = Frontier(
+        "net", "sgd", "trains", (1,), torch.tensor([[math.nan, math.inf, math.inf]]), 1.01
+    )
     assert mixed.cell(1) == "nothing trains: 1, above the search: 2"
 
 

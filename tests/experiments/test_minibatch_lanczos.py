@@ -1,4 +1,6 @@
-"""LanczosOPT on stacked softmax regressions: its steps against the library's optimiser, its claims, what is stored."""
+"""LanczosOPT on stacked softmax regressions: its steps against the library's optimiser, its
+claims, what is stored.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,12 @@ from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch import lanczos as module
 from lambdahat.experiments.minibatch.lanczos_experiment import EXPERIMENT, Config, cells
-from lambdahat.experiments.minibatch.stacked_softmax import Softmax, krylov, newton_directions, start_vectors
+from lambdahat.experiments.minibatch.stacked_softmax import (
+    Softmax,
+    krylov,
+    newton_directions,
+    start_vectors,
+)
 from lambdahat.krylov import lanczos
 from lambdahat.models import softmax_regression
 from lambdahat.operators import hessian
@@ -29,7 +36,9 @@ def data(sets=2):
 
 def weights(sets=2, cells=3):
     rng = generator(0, "weights")
-    return 0.5 * torch.randn(sets, cells, (INPUTS + 1) * CLASSES, generator=rng, dtype=torch.float64)
+    return 0.5 * torch.randn(
+        sets, cells, (INPUTS + 1) * CLASSES, generator=rng, dtype=torch.float64
+    )
 
 
 def network(vector):
@@ -75,7 +84,9 @@ def test_ritz_values_are_those_of_the_library():
         model = network(start[s, 1])
         flat = torch.cat([model[0].weight.detach().flatten(), model[0].bias.detach()])
         run = lanczos(hessian(problem), flat, pairs, "test")
-        expected = torch.linalg.eigvalsh(torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1))
+        expected = torch.linalg.eigvalsh(
+            torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
+        )
         torch.testing.assert_close(space.values[s, 1].sort().values, expected.abs().sort().values)
         gram = space.basis[s, 1] @ space.basis[s, 1].T
         torch.testing.assert_close(gram, torch.eye(pairs, dtype=gram.dtype))
@@ -83,7 +94,9 @@ def test_ritz_values_are_those_of_the_library():
 
 @pytest.mark.parametrize(("eta", "damping"), [(1.0, 0.3), (10.0, 0.01)])
 def test_steps_are_those_of_the_optimiser(eta, damping):
-    """With as many pairs as a Krylov space of this Hessian holds, whatever the start: LanczosNewton, LOPT[η]."""
+    """With as many pairs as a Krylov space of this Hessian holds, whatever the start:
+    LanczosNewton, LOPT[η].
+    """
     (x, y), at, rank = data(), weights(), (INPUTS + 1) * (CLASSES - 1) + 1
     stack, cells = Softmax(x, y, CLASSES), at.shape[1]
     space = krylov(stack.product(at), start_vectors(at.shape, 0, 0, at), rank)
@@ -104,7 +117,9 @@ def test_eta_0_and_damping_1_is_gradient_descent():
     stack = Softmax(x, y, CLASSES)
     space = krylov(stack.product(at), start_vectors(at.shape, 0, 0, at), 4)
     ones = torch.ones(3, dtype=torch.float64)
-    torch.testing.assert_close(newton_directions(stack.gradient(at), space, 0 * ones, ones), stack.gradient(at))
+    torch.testing.assert_close(
+        newton_directions(stack.gradient(at), space, 0 * ones, ones), stack.gradient(at)
+    )
 
 
 def test_a_cell_that_diverges_is_told_and_stops_no_other():
@@ -116,7 +131,11 @@ def test_a_cell_that_diverges_is_told_and_stops_no_other():
     steps = newton_directions(stack.gradient(at), space, ones, ones)
     assert steps.isfinite().all(-1).tolist() == [[False, True, True], [True, True, True]]
     loss, wrong = stack.judged(at)
-    assert loss.isnan().tolist() == wrong.isnan().tolist() == [[True, False, False], [False, False, False]]
+    assert (
+        loss.isnan().tolist()
+        == wrong.isnan().tolist()
+        == [[True, False, False], [False, False, False]]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +154,9 @@ def test_every_run_is_measured_and_every_claim_judged(found):
 
 
 def test_smaller_steps_in_sharp_directions_train_slower(found):
-    """At every δ and seed the training loss rises with η: Newton's rate in the sharp directions is divided by η."""
+    """At every δ and seed the training loss rises with η: Newton's rate in the sharp directions
+    is divided by η.
+    """
     last = found.where(step=60, method="LanczosOPT")
     for damping in last.distinct("damping"):
         for seed in (0, 1):
@@ -171,7 +192,9 @@ def test_the_same_seed_gives_the_same_numbers(found):
 
 
 def made(test, training=0.0, seeds=4):
-    """Rows at δ = 0.1 and 1, η = 1, 3, 10, with these test errors; the seeds differ by a little of their own."""
+    """Rows at δ = 0.1 and 1, η = 1, 3, 10, with these test errors; the seeds differ by a little
+    of their own.
+    """
     rows = []
     for damping, errors in zip((0.1, 1.0), test, strict=True):
         for eta, error in zip((1.0, 3.0, 10.0), errors, strict=True):
@@ -197,7 +220,15 @@ def verdicts(rows):
 def test_claims_are_judged_as_stated():
     rising = [[0.20, 0.22, 0.25], [0.10, 0.16, 0.24]]
     # the training error does not move at all: a tie decides nothing
-    assert verdicts(made(rising)) == ["holds", "holds", "holds", "holds", "holds", "undecided", "holds"]
+    assert verdicts(made(rising)) == [
+        "holds",
+        "holds",
+        "holds",
+        "holds",
+        "holds",
+        "undecided",
+        "holds",
+    ]
     opposite = [[0.10, 0.10, 0.05], [0.20, 0.16, 0.10]]
     assert verdicts(made(opposite))[:5] == ["does not hold"] * 5
     assert verdicts(made(rising, training=0.5))[:2] == ["holds", "undecided"]  # nothing is fitted
@@ -225,7 +256,9 @@ def test_charts_come_from_rows(found):
     assert training.heat.y == ["δ = 0.001", "δ = 0.01", "δ = 0.1"]
     assert way.series[0].x == [20, 40, 60]
     descent = [found.where(method="GD", step=step).values("test error") for step in (20, 40, 60)]
-    assert way.series[-1].y == pytest.approx([100 * sum(values) / len(values) for values in descent])
+    assert way.series[-1].y == pytest.approx(
+        [100 * sum(values) / len(values) for values in descent]
+    )
     for chart in (training, test, way):
         draw(chart)
 

@@ -37,18 +37,26 @@ def test_a_cell_trains_as_it_would_alone(optimizer):
     for seed in range(2):
         for column in range(3):
             alone = networks()[seed]
-            by = MAKERS[optimizer](alone.parameters(), float(RATES[seed, column]), float(epsilon[seed, column]))
+            by = MAKERS[optimizer](
+                alone.parameters(), float(RATES[seed, column]), float(epsilon[seed, column])
+            )
             for rows in batches:
                 by.zero_grad()
                 cross_entropy(alone(x[rows[seed]]), y[rows[seed]]).backward()
                 by.step()
             for name, parameter in alone.named_parameters():
-                torch.testing.assert_close(cells.parameters[name][seed, column], parameter, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(
+                    cells.parameters[name][seed, column], parameter, rtol=1e-5, atol=1e-6
+                )
             start = torch.nn.utils.parameters_to_vector(networks()[seed].parameters())
             moved = torch.nn.utils.parameters_to_vector(alone.parameters()) - start
-            torch.testing.assert_close(cells.distances()[seed, column], moved.detach().norm(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                cells.distances()[seed, column], moved.detach().norm(), rtol=1e-5, atol=1e-6
+            )
             loss, wrong = cells.judged((x, y))
-            torch.testing.assert_close(loss[seed, column], cross_entropy(alone(x), y).detach(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                loss[seed, column], cross_entropy(alone(x), y).detach(), rtol=1e-5, atol=1e-6
+            )
             assert float(wrong[seed, column]) == float((alone(x).argmax(1) != y).double().mean())
 
 
@@ -62,7 +70,9 @@ def test_convolutions_stack_too():
     cross_entropy(models[1](x[rows[1]]), y[rows[1]]).backward()
     by.step()
     for name, parameter in models[1].named_parameters():
-        torch.testing.assert_close(cells.parameters[name][1, 0], parameter.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            cells.parameters[name][1, 0], parameter.detach(), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_epochs_use_every_sample_once():
@@ -91,12 +101,19 @@ def test_one_cell_that_diverges_leaves_the_others_alone():
     [
         ({"models": 1}, "models must be 2, one for each seed, got 1"),
         ({"batch_size": 41}, "batch_size must be at most 40, the samples there are, got 41"),
-        ({"optimizer": "rmsprop"}, "optimizer must be one of 'sgd', 'momentum', 'adam', got 'rmsprop'"),
+        (
+            {"optimizer": "rmsprop"},
+            "optimizer must be one of 'sgd', 'momentum', 'adam', got 'rmsprop'",
+        ),
     ],
 )
 def test_misuse_is_named(change, message):
     def train():
-        cells = Cells(networks()[: change.get("models")], problem(), Settings(change.get("optimizer", "sgd"), RATES))
+        cells = Cells(
+            networks()[: change.get("models")],
+            problem(),
+            Settings(change.get("optimizer", "sgd"), RATES),
+        )
         cells.train(change.get("batch_size", 4), 1, seed=0, task="test")
 
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,6 @@
-"""Stable rates over batch sizes: the edge where it is known, the rule in closed form, claims and storage."""
+"""Stable rates over batch sizes: the edge where it is known, the rule in closed form, claims and
+storage.
+"""
 
 import math
 from dataclasses import replace
@@ -81,7 +83,9 @@ def test_the_rule_s_rates_and_turning_point_are_closed_forms():
     halved = float(here.rates("sgd")[-1]) / 2  # at B₀ the rate is half of what all data allow
     at = 2 / (2 + 12 / here.turning("sgd"))
     assert at == pytest.approx(halved, rel=0.03)
-    torch.testing.assert_close(here.dampings(0.5), torch.tensor([3 / size for size in SIZES], dtype=torch.float64))
+    torch.testing.assert_close(
+        here.dampings(0.5), torch.tensor([3 / size for size in SIZES], dtype=torch.float64)
+    )
 
 
 def test_measured_rules_are_eigenvalues_of_batches(ground):
@@ -112,14 +116,23 @@ def verdicts(frontiers, rules, scaling=()):
 
 
 def test_claims_hold_where_the_rule_is_exact():
-    here = rule(excess=64.0, full=0.02)  # threshold at B = 3,200: all batch sizes lie in the linear part
+    # threshold at B = 3,200: all batch sizes lie in the linear part
+    here = rule(excess=64.0, full=0.02)
     edge = frontier(here.rates("sgd"))
     assert verdicts([edge], [here]) == ["holds", "not testable here", "holds"]
     made = claims_of([edge], [here], [])
     assert made[0].reading.value == pytest.approx(1.0, abs=0.02)
-    assert made[1].unmet == "fewer than 3 batch sizes with a rate lie from four times the rule's threshold on, 1.28e+04"
+    assert (
+        made[1].unmet
+        == "fewer than 3 batch sizes with a rate lie from four times the rule's threshold on,"
+        " 1.28e+04"
+    )
     flat = rule(excess=0.01)
-    assert verdicts([frontier(flat.rates("sgd"))], [flat]) == ["not testable here", "holds", "holds"]
+    assert verdicts([frontier(flat.rates("sgd"))], [flat]) == [
+        "not testable here",
+        "holds",
+        "holds",
+    ]
 
 
 def test_claims_fail_where_they_are_wrong():
@@ -133,14 +146,19 @@ def test_claims_fail_where_they_are_wrong():
 
 
 def test_where_the_rule_leaves_too_few_sizes_growth_is_read_to_its_measured_end():
-    """Rates 1/(1 + B₀/B) with B₀ = 1,000, where the rule has it at 0.005: all sizes are below, the slope near 1."""
+    """Rates 1/(1 + B₀/B) with B₀ = 1,000, where the rule has it at 0.005: all sizes are below,
+    the slope near 1.
+    """
     sizes = torch.tensor(SIZES, dtype=torch.float64)
     theirs, ours, *_ = claims_of([frontier(1 / (1 + 1000 / sizes))], [rule(excess=0.01)], [])
     x, y = sizes.log(), (1 / (1 + 1000 / sizes)).log()
     expected = float(((x - x.mean()) * y).sum() / (x - x.mean()).square().sum())
     assert (theirs.own, theirs.ours) == (
         False,
-        "not known; not testable: fewer than 3 batch sizes with a rate lie up to the rule's threshold, 0.005",
+        (
+            "not known; not testable: fewer than 3 batch sizes with a rate lie up to the rule's"
+            " threshold, 0.005"
+        ),
     )
     assert ours.reading.value == pytest.approx(expected, rel=1e-6)
     assert (ours.own, ours.unit) == (True, " up to B = 1e+03, chosen after the results")
@@ -148,7 +166,9 @@ def test_where_the_rule_leaves_too_few_sizes_growth_is_read_to_its_measured_end(
     inside = sizes <= 16
     x, y = x[inside] - x[inside].mean(), (1 / (1 + 20 / sizes)).log()[inside]
     assert short.reading.value == pytest.approx(float((x * y).sum() / x.square().sum()), rel=1e-6)
-    told = claims_of([frontier(rule(excess=64.0, full=0.02).rates("sgd"))], [rule(excess=64.0, full=0.02)], [])
+    told = claims_of(
+        [frontier(rule(excess=64.0, full=0.02).rates("sgd"))], [rule(excess=64.0, full=0.02)], []
+    )
     assert told[0].unit == " up to the rule's threshold, B = 3.2e+03"
     flat = claims_of([frontier(torch.ones_like(sizes))], [rule(excess=0.01)], [])
     assert not any("chosen after" in claim.unit for claim in flat)
@@ -181,7 +201,9 @@ def test_the_worst_batch_size_decides_whether_the_rule_predicts():
     assert verdicts([frontier(edges)], [here])[-1] == "does not hold"
 
 
-@pytest.mark.parametrize(("power", "verdict"), [(0.5, "holds"), (1.0, "does not hold"), (0.0, "does not hold")])
+@pytest.mark.parametrize(
+    ("power", "verdict"), [(0.5, "holds"), (1.0, "does not hold"), (0.0, "does not hold")]
+)
 def test_adam_s_rate_is_to_grow_as_the_square_root(power, verdict):
     sizes = torch.tensor(SIZES, dtype=torch.float64)
     assert verdicts([frontier(0.01 * sizes**power, "adam")], [rule(1.0)]) == [verdict]
@@ -191,10 +213,23 @@ def runs(linear, root, distance=(30.0, 20.0), optimizer="momentum", base=0.1):
     """Errors at B = 16 and 128 under two rules, three seeds."""
     seeds = torch.tensor([0.0, 0.001, 0.002], dtype=torch.float64)
     errors = torch.tensor([[base, linear], [base, root]], dtype=torch.float64)[..., None] + seeds
-    far = torch.tensor([[25.0, distance[0]], [25.0, distance[1]]], dtype=torch.float64)[..., None] + seeds
+    far = (
+        torch.tensor([[25.0, distance[0]], [25.0, distance[1]]], dtype=torch.float64)[..., None]
+        + seeds
+    )
     values = torch.ones(2, 2)
     return ScalingRuns(
-        "net", optimizer, "rate", 16, 3, ("linear", "square root"), (16, 128), values, errors, errors, far
+        "net",
+        optimizer,
+        "rate",
+        16,
+        3,
+        ("linear", "square root"),
+        (16, 128),
+        values,
+        errors,
+        errors,
+        far,
     )
 
 
@@ -210,26 +245,39 @@ def test_nothing_is_judged_where_the_run_that_is_scaled_learnt_nothing(base, sho
     assert verdicts([], [], lost) == ["not testable here"] * 5
     for claim in claims_of([], [], lost):
         assert claim.unmet == f"the run at B = 16 that is scaled errs on {shown} %"
-    assert claims_of([], [], lost)[1].reading.value == pytest.approx(30.0)  # the figure is shown all the same
+    # the figure is shown all the same
+    assert claims_of([], [], lost)[1].reading.value == pytest.approx(30.0)
     assert verdicts([], [], [runs(0.6, 0.9, base=0.45)])[1] == "holds"
 
 
-@pytest.mark.parametrize(("loss", "verdict"), [(2.3, "holds"), (math.nan, "holds"), (0.4, "does not hold")])
+@pytest.mark.parametrize(
+    ("loss", "verdict"), [(2.3, "holds"), (math.nan, "holds"), (0.4, "does not hold")]
+)
 def test_a_rate_below_the_edge_that_is_lost_later_is_seen(loss, verdict):
-    """Rates 1.9 and 8 at B = 16: the first is below all edges, 1.98 to 2.02. That at 128 is beyond the reference."""
+    """Rates 1.9 and 8 at B = 16: the first is below all edges, 1.98 to 2.02. That at 128 is
+    beyond the reference.
+    """
     made = runs(0.1, 0.2)
-    losses = torch.tensor([[loss, 9.0], [1.0, 9.0]], dtype=torch.float64)[..., None] + torch.tensor([0.0, 0.01, 0.02])
+    losses = torch.tensor([[loss, 9.0], [1.0, 9.0]], dtype=torch.float64)[..., None] + torch.tensor(
+        [0.0, 0.01, 0.02]
+    )
     made = replace(made, values=torch.tensor([[1.9, 0.1], [8.0, 0.1]]), training_loss=losses)
     edge = frontier(torch.full((len(SIZES),), 2.0, dtype=torch.float64), "momentum")
     steady = frontier(torch.full((len(SIZES),), 9.0, dtype=torch.float64), "momentum", "steady")
-    (found,) = [claim for claim in claims_of([edge, steady], [], [made]) if "later" in claim.sentence]
+    (found,) = [
+        claim for claim in claims_of([edge, steady], [], [made]) if "later" in claim.sentence
+    ]
     assert judge([found])[0].verdict == verdict
-    assert found.unit.startswith(" = training loss at rate 1.9 at B = 16, 95% of the edge, after 3 epochs; 2.07 is")
+    assert found.unit.startswith(
+        " = training loss at rate 1.9 at B = 16, 95% of the edge, after 3 epochs; 2.07 is"
+    )
 
 
 def test_without_a_rate_below_the_edge_nothing_is_unstable_later():
     edge = frontier(torch.full((len(SIZES),), 0.5, dtype=torch.float64), "momentum")
-    (found,) = [claim for claim in claims_of([edge], [], [runs(0.1, 0.2)]) if "later" in claim.sentence]
+    (found,) = [
+        claim for claim in claims_of([edge], [], [runs(0.1, 0.2)]) if "later" in claim.sentence
+    ]
     assert found.unmet == "no run has a rate below the edge"
 
 
@@ -270,38 +318,61 @@ def test_every_search_is_made(found):
 
 def test_rows_hold_all_that_was_measured(found):
     """Edges, rules and runs to rows and back."""
-    parts = (("edge", edge_rows, frontiers_of), ("rule", rule_rows, rules_of), ("scaling", scaling_rows, scaling_of))
+    parts = (
+        ("edge", edge_rows, frontiers_of),
+        ("rule", rule_rows, rules_of),
+        ("scaling", scaling_rows, scaling_of),
+    )
     for part, to_rows, of_rows in parts:
         again = [row for each in of_rows(found) for row in to_rows(each)]
         rows = found.where(part=part)
         assert len(again) == len(rows) > 0
         for row in again:
-            (same,) = rows.where(**{name: value for name, value in row.items() if isinstance(value, str | int)})
+            (same,) = rows.where(
+                **{name: value for name, value in row.items() if isinstance(value, str | int)}
+            )
             assert_same_rows([same], [row], rel=0)
 
 
-LEFT_OUT = [{"part": "edge", "batch_size": 64}, {"part": "edge"}, {"part": "rule"}, {"part": "scaling"}]
+LEFT_OUT = [
+    {"part": "edge", "batch_size": 64},
+    {"part": "edge"},
+    {"part": "rule"},
+    {"part": "scaling"},
+]
 
 
 @pytest.mark.parametrize("left", LEFT_OUT)
 def test_some_cells_of_a_grid_are_enough_to_say_something(found, left):
     """As while it runs: the rest of the edges, or no edges, rules or runs at all."""
-    rows = Rows([row for row in found if any(row.get(name) != value for name, value in left.items())])
+    rows = Rows(
+        [row for row in found if any(row.get(name) != value for name, value in left.items())]
+    )
     assert len(rows.where(**left)) == 0 < len(rows)
     judge(EXPERIMENT.claims(rows))
-    assert all(len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows)
+    assert all(
+        len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows
+    )
     assert len(EXPERIMENT.charts(rows)) > 0
 
 
 def test_cells_are_parts_of_one_search(found):
-    """The edges of all batch sizes at once, a rule and runs are those of the cells, each of which starts anew."""
+    """The edges of all batch sizes at once, a rule and runs are those of the cells, each of
+    which starts anew.
+    """
     (subject,) = SCALES["smoke"]
     whole = prepared(subject, {}, 0, "cpu")
-    assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 9 + ["rule"] * 2 + ["scaling"] * 2
+    assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 9 + ["rule"] * 2 + [
+        "scaling"
+    ] * 2
     edges = found.where(part="edge", optimizer="momentum", criterion="steady")
     assert_same_rows(edges, edge_rows(stable_rates(whole, "momentum", 0, "steady")))
-    assert_same_rows(found.where(part="rule", point="trained"), rule_rows(rule_of(whole, "trained", 0)))
-    assert_same_rows(found.where(part="scaling", optimizer="adam"), scaling_rows(scaled_runs(whole, "adam", 0)))
+    assert_same_rows(
+        found.where(part="rule", point="trained"), rule_rows(rule_of(whole, "trained", 0))
+    )
+    assert_same_rows(
+        found.where(part="scaling", optimizer="adam"), scaling_rows(scaled_runs(whole, "adam", 0))
+    )
 
 
 def test_charts_draw_edges_rules_and_runs(found):
@@ -312,7 +383,9 @@ def test_charts_draw_edges_rules_and_runs(found):
     assert charts[0].series[0].y == [value if math.isfinite(value) else None for value in centre]
     errors = 100 * scaling_of(found)[0].validation_error[0].mean(1)
     assert charts[1].series[0].y == pytest.approx(errors.tolist())
-    assert charts[3].series[0].y == pytest.approx(scaling_of(found)[0].training_loss[0].mean(1).tolist())
+    assert charts[3].series[0].y == pytest.approx(
+        scaling_of(found)[0].training_loss[0].mean(1).tolist()
+    )
     assert [chart.source for chart in charts[1:]] == [
         "Figure 5.7a",
         "Figure 5.8a",
@@ -326,7 +399,9 @@ def test_charts_draw_edges_rules_and_runs(found):
 
 
 def test_an_unknown_criterion_is_named(ground):
-    with pytest.raises(ValueError, match="criterion must be one of 'trains', 'steady', got 'falls'"):
+    with pytest.raises(
+        ValueError, match="criterion must be one of 'trains', 'steady', got 'falls'"
+    ):
         stable_rates(ground, "sgd", 0, "falls")
 
 

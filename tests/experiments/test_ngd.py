@@ -1,4 +1,6 @@
-"""The NGD paper's experiments: each runs, its points are what they say, and its claims are judged both ways."""
+"""The NGD paper's experiments: each runs, its points are what they say, and its claims are
+judged both ways.
+"""
 
 import importlib
 import io
@@ -58,10 +60,14 @@ def subject():
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_smoke_runs_and_reads(name, smoke):
-    """Columns keep to Eqs. 18 and 19; claims, tables and charts can be read off the rows of a sweep that has begun."""
+    """Columns keep to Eqs. 18 and 19; claims, tables and charts can be read off the rows of a
+    sweep that has begun.
+    """
     experiment = registry.find(name)
     first = experiment.grid("smoke")[0]
-    rows = [row for row in smoke(name).rows() if all(row[key] == value for key, value in first.items())]
+    rows = [
+        row for row in smoke(name).rows() if all(row[key] == value for key, value in first.items())
+    ]
     assert rows
     for row in rows:
         n = row["training"]
@@ -112,7 +118,11 @@ def test_a_run_that_diverges_keeps_its_finite_points(subject):
 
 
 def way_of(optimizer, losses):
-    return Way(optimizer, tuple(Point(float(i), loss, torch.zeros(1)) for i, loss in enumerate(losses)), (1.0,))
+    return Way(
+        optimizer,
+        tuple(Point(float(i), loss, torch.zeros(1)) for i, loss in enumerate(losses)),
+        (1.0,),
+    )
 
 
 def test_equal_loss_takes_the_highest_end():
@@ -132,13 +142,25 @@ def test_images_are_drawn_by_the_seed():
 
 
 def pairs(gaps, at, **fixed):
-    """Made-up rows of SGD at a level and NGD above it by ``gaps``: one column for each, over five seeds."""
+    """Made-up rows of SGD at a level and NGD above it by ``gaps``: one column for each, over
+    five seeds.
+    """
     rows = []
     for seed in range(5):
         for optimizer in OPTIMIZERS:
             noise = 0.01 * ((seed * 7 + 3 * (optimizer == "ngd")) % 5)
-            values = {name: 10.0 + noise + (gap if optimizer == "ngd" else 0.0) for name, gap in gaps.items()}
-            about = {"data": "mnist", "network": "ffnn", "layers": 1, "width": 64, "seed": seed, "at": at}
+            values = {
+                name: 10.0 + noise + (gap if optimizer == "ngd" else 0.0)
+                for name, gap in gaps.items()
+            }
+            about = {
+                "data": "mnist",
+                "network": "ffnn",
+                "layers": 1,
+                "width": 64,
+                "seed": seed,
+                "at": at,
+            }
             flags = {"below_centre": False, "below_centre_batch": False}
             rows.append({**about, "optimizer": optimizer, **flags, **values, **fixed})
     return rows
@@ -149,11 +171,29 @@ GAPS = {"llc_batch": 5.0, "llc": -5.0, "trace": 5.0}
 
 def test_forms_are_told_apart():
     """Higher at one temperature and lower at the other, and the other way round at equal loss."""
-    rows = Rows([*pairs(GAPS, "end"), *pairs({name: -gap for name, gap in GAPS.items()}, "equal loss")])
+    rows = Rows(
+        [*pairs(GAPS, "end"), *pairs({name: -gap for name, gap in GAPS.items()}, "equal loss")]
+    )
     claims = registry.find("ngd-vs-sgd").claims(rows)
-    assert [found.verdict for found in judge(claims)] == [HOLDS, FAILS, FAILS, HOLDS, FAILS, HOLDS, FAILS]
+    assert [found.verdict for found in judge(claims)] == [
+        HOLDS,
+        FAILS,
+        FAILS,
+        HOLDS,
+        FAILS,
+        HOLDS,
+        FAILS,
+    ]
     table = survival(grouped(rows), claims)
-    assert [line[1].split(":")[0] for line in table.rows] == [HOLDS, FAILS, FAILS, HOLDS, FAILS, HOLDS, FAILS]
+    assert [line[1].split(":")[0] for line in table.rows] == [
+        HOLDS,
+        FAILS,
+        FAILS,
+        HOLDS,
+        FAILS,
+        HOLDS,
+        FAILS,
+    ]
     assert registry.find("ngd-digits").claims(rows)[0].reading == claims[0].reading
 
 
@@ -179,7 +219,10 @@ def test_a_network_that_has_not_learnt_decides_nothing():
     rows = Rows([*pairs(GAPS, "end", loss=0.1), *pairs(GAPS, "equal loss", loss=0.1)])
 
     def verdicts(high):
-        changed = [{**row, "loss": 2.2} if row["optimizer"] == "ngd" and row["seed"] < high else row for row in rows]
+        changed = [
+            {**row, "loss": 2.2} if row["optimizer"] == "ngd" and row["seed"] < high else row
+            for row in rows
+        ]
         return [found.verdict for found in judge(registry.find("ngd-vs-sgd").claims(Rows(changed)))]
 
     assert verdicts(2) == verdicts(0)
@@ -188,19 +231,31 @@ def test_a_network_that_has_not_learnt_decides_nothing():
 
 
 def test_the_condition_is_about_losses_and_minima():
-    rows = Rows({"loss": loss, "below_centre": flag} for loss, flag in ((0.1, True), (LEARNT + 0.01, False)))
+    rows = Rows(
+        {"loss": loss, "below_centre": flag} for loss, flag in ((0.1, True), (LEARNT + 0.01, False))
+    )
     assert CHANCE == pytest.approx(-math.log(0.1))
     assert unmet({"A": rows[:1]}) == unmet({"A": rows[:1]}, "llc_batch") == unmet({}) == ""
     assert unmet({"A": rows[:1]}, "llc") == "A is NOT_A_MINIMUM in 1 of 1"
-    assert unmet({"A": rows[1:], "B": rows[:1]}) == "A has not learnt (training loss 1.16, chance 2.30)"
+    assert (
+        unmet({"A": rows[1:], "B": rows[:1]})
+        == "A has not learnt (training loss 1.16, chance 2.30)"
+    )
     assert unmet({"A": Rows([{"loss": math.nan}])}).startswith("A has not learnt")
 
 
 def test_changes_are_log_ratios_to_the_other_run():
     """Halving and doubling are as far from 1, and a λ̂ that is not positive has none."""
     base = {"data": "mnist", "network": "ffnn", "layers": 1, "width": 64}
-    low, high = (Rows({**base, "seed": seed, "llc": value * (seed + 1)} for seed in range(3)) for value in (2.0, 8.0))
-    assert log_ratio(high, low, "llc").value == pytest.approx(math.log(4)) == -log_ratio(low, high, "llc").value
+    low, high = (
+        Rows({**base, "seed": seed, "llc": value * (seed + 1)} for seed in range(3))
+        for value in (2.0, 8.0)
+    )
+    assert (
+        log_ratio(high, low, "llc").value
+        == pytest.approx(math.log(4))
+        == -log_ratio(low, high, "llc").value
+    )
     negative = Rows([*low[1:], {**low[0], "llc": -1.0}])
     assert log_ratio(high, negative, "llc").count == 2
 
@@ -216,7 +271,8 @@ def test_widths(sign):
     assert {verdict.verdict for verdict in found} == {HOLDS if sign > 0 else FAILS}
     forms = [form for form in FORMS if form.column in GAPS]
     assert sum("of 16" in verdict.claim for verdict in found) == 2 * len(forms)
-    assert {claim.reading.count for claim in registry.find("ngd-widths").claims(Rows(rows))} == {5}  # seeds
+    # seeds
+    assert {claim.reading.count for claim in registry.find("ngd-widths").claims(Rows(rows))} == {5}
 
 
 def on_the_way(value, parts):
@@ -225,7 +281,9 @@ def on_the_way(value, parts):
     for part in range(1, parts + 1):
         for row in pairs({}, "on the way", part=part, epoch=float(part)):
             wobble = 1 + 0.002 * row["seed"]
-            columns = {name: found * wobble for name, found in value(row["optimizer"], part).items()}
+            columns = {
+                name: found * wobble for name, found in value(row["optimizer"], part).items()
+            }
             rows.append({**row, **columns})
     return Rows(rows)
 
@@ -248,7 +306,9 @@ def test_epochs():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_smoothing(sign):
-    """λ̂ = 10 ± 2·log₁₀ of the value, SGD's at 4 or 16: slopes of ∓2, and at the largest value SGD's or far from it."""
+    """λ̂ = 10 ± 2·log₁₀ of the value, SGD's at 4 or 16: slopes of ∓2, and at the largest value
+    SGD's or far from it.
+    """
     rows = []
     for sweep in ("alpha", "epsilon"):
         for at in ("end", "equal loss"):
@@ -263,23 +323,47 @@ def test_smoothing(sign):
                     "sweep": sweep,
                 }
                 wobble = 0.001 * seed**2
-                rows.append({**base, "optimizer": "sgd", "llc": 4.0 + wobble, "llc_batch": 4.0 + wobble})
+                rows.append(
+                    {**base, "optimizer": "sgd", "llc": 4.0 + wobble, "llc_batch": 4.0 + wobble}
+                )
                 for power in (-3, 0, 3):
                     column = 10 - sign * (2 + wobble) * power
-                    rows.append({**base, "optimizer": "ngd", "value": 10.0**power, "llc": column, "llc_batch": column})
+                    rows.append(
+                        {
+                            **base,
+                            "optimizer": "ngd",
+                            "value": 10.0**power,
+                            "llc": column,
+                            "llc_batch": column,
+                        }
+                    )
     found = registry.find("ngd-smoothing").claims(Rows(rows))
     assert found[0].reading.value == pytest.approx(-2 * sign, abs=0.1)
     assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
 
 
 def switched(values):
-    """Made-up rows of the branches of both figures from {branch: λ̂ at the end}; 10 at the split."""
+    """Made-up rows of the branches of both figures from {branch: λ̂ at the end}; 10 at the
+    split.
+    """
     rows = []
     for figure in ("4", "5 and 6"):
         for seed in range(5):
-            base = {"data": "mnist", "network": "ffnn", "layers": 2, "width": 64, "seed": seed, "figure": figure}
+            base = {
+                "data": "mnist",
+                "network": "ffnn",
+                "layers": 2,
+                "width": 64,
+                "seed": seed,
+                "figure": figure,
+            }
             wobble = 1 + 0.001 * seed**2
-            flat = {"llc": 10.0 * wobble, "llc_batch": 10.0 * wobble, "validation_loss": 1.0, "update_norm": 1.0}
+            flat = {
+                "llc": 10.0 * wobble,
+                "llc_batch": 10.0 * wobble,
+                "validation_loss": 1.0,
+                "update_norm": 1.0,
+            }
             rows.append({**base, "branch": "split", "at": "split", "part": 0, **flat})
             for branch, value in values.items():
                 raised = 0.5 if values["SGD ×100"] < 12 else 2.0
@@ -296,21 +380,34 @@ def switched(values):
 
 def test_switch():
     claims = registry.find("ngd-switch").claims
-    held = switched({"SGD ×1": 9.5, "NGD ×1": 11.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0})
+    held = switched(
+        {"SGD ×1": 9.5, "NGD ×1": 11.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0}
+    )
     assert {verdict.verdict for verdict in judge(claims(held))} == {HOLDS}
-    failed = switched({"SGD ×1": 30.0, "NGD ×1": 20.5, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 40.0})
+    failed = switched(
+        {"SGD ×1": 30.0, "NGD ×1": 20.5, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 40.0}
+    )
     assert {verdict.verdict for verdict in judge(claims(failed))} == {FAILS}
-    early = Rows({**row, "loss": 1.6} if row["branch"] == "split" and row["figure"] != "4" else row for row in held)
-    kinds = {(found.own, "Figure 4" in found.source): found.verdict for found in judge(claims(early))}
+    early = Rows(
+        {**row, "loss": 1.6} if row["branch"] == "split" and row["figure"] != "4" else row
+        for row in held
+    )
+    kinds = {
+        (found.own, "Figure 4" in found.source): found.verdict for found in judge(claims(early))
+    }
     assert kinds == {(False, True): HOLDS, (False, False): UNTESTED, (True, False): HOLDS}
 
 
 def switched_late(values, before, factor):
-    """``switched`` with λ̂ of ``before`` ahead of the split, and by ``factor`` other losses and norms of raised SGD."""
+    """``switched`` with λ̂ of ``before`` ahead of the split, and by ``factor`` other losses and
+    norms of raised SGD.
+    """
     rows = []
     for row in switched(values).where(figure="5 and 6"):
         if row["branch"] == "split":
-            rows.append({**row, "branch": "before", "at": "before", "llc": before, "llc_batch": before})
+            rows.append(
+                {**row, "branch": "before", "at": "before", "llc": before, "llc_batch": before}
+            )
         last = factor * (1 + 0.01 * row["seed"]) if row["branch"] == "SGD ×100" else 1.0
         rows.append({**row, "loss": 0.2 * last})
         if row["at"] == "on the way":
@@ -319,13 +416,17 @@ def switched_late(values, before, factor):
 
 
 def test_late_switch():
-    """Judged both ways; where λ̂ still moved before the split, or a branch is no minimum, only the losses are."""
+    """Judged both ways; where λ̂ still moved before the split, or a branch is no minimum, only
+    the losses are.
+    """
     claims = registry.find("ngd-switch-late").claims
     held = {"SGD ×1": 10.2, "NGD ×1": 10.5, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0}
     failed = {"SGD ×1": 30.0, "NGD ×1": 20.5, "NGD ×10": 15.0, "NGD ×100": 8.0, "SGD ×100": 40.0}
     rows = switched_late(held, 9.5, 0.5)
     assert {verdict.verdict for verdict in judge(claims(rows))} == {HOLDS}
-    assert {verdict.verdict for verdict in judge(claims(switched_late(failed, 9.5, 2.0)))} == {FAILS}
+    assert {verdict.verdict for verdict in judge(claims(switched_late(failed, 9.5, 2.0)))} == {
+        FAILS
+    }
     moving = judge(claims(switched_late(held, 8.0, 0.5)))
     assert {("λ̂" in found.claim and not found.own, found.verdict) for found in moving} == {
         (True, UNTESTED),
@@ -345,9 +446,14 @@ def test_the_late_split_is_the_end_of_sgd_and_shares_its_end_at_equal_loss():
     assert (before["at"], split["at"]) == ("before", "split")
     assert before["epoch"] == pytest.approx(-0.25 * cell["approach"] - cell["before"], abs=1)
     assert split["loss"] < before["loss"]
-    highest = max(rows.where(part=cell["points"], branch=["SGD ×100", "NGD ×100"]), key=lambda row: row["loss"])
+    highest = max(
+        rows.where(part=cell["points"], branch=["SGD ×100", "NGD ×100"]),
+        key=lambda row: row["loss"],
+    )
     equal = rows.where(at="equal loss", branch=highest["branch"])[0]
-    assert {key: highest[key] for key in equal if key != "at"} == {key: equal[key] for key in equal if key != "at"}
+    assert {key: highest[key] for key in equal if key != "at"} == {
+        key: equal[key] for key in equal if key != "at"
+    }
     assert set(equal) == set(rows.where(at="equal loss")[0])
 
 
@@ -356,7 +462,9 @@ NAMES = ("llc", "llc_batch", "trace", "wbic", "g_n")
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_overfitting(sign):
-    """Quantities that go as the validation loss to the power ±2 once it rises, and at random before."""
+    """Quantities that go as the validation loss to the power ±2 once it rises, and at random
+    before.
+    """
 
     def course(optimizer, part):
         loss = 1.0 + 0.1 * abs(part - 3)
@@ -370,7 +478,8 @@ def test_overfitting(sign):
     found = registry.find("ngd-overfitting").claims(rows)
     assert [claim.reading.value for claim in found] == pytest.approx([2.0 * sign] * len(found))
     assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
-    assert [claim.own for claim in found] == [False] * 6 + [True, False, True, True]  # WBIC of SGD, and G_n
+    # WBIC of SGD, and G_n
+    assert [claim.own for claim in found] == [False] * 6 + [True, False, True, True]
 
 
 def test_without_overfitting_nothing_is_said():
@@ -383,13 +492,16 @@ def test_without_overfitting_nothing_is_said():
 
 @pytest.mark.parametrize(("last", "verdict"), [(5, UNTESTED), (6, HOLDS)])
 def test_points_that_interpolate_do_not_count_as_overfitting(last, verdict):
-    """Validation loss rises from part 3 on; the measures rise with it up to ``last``, then fall with training loss."""
+    """Validation loss rises from part 3 on; the measures rise with it up to ``last``, then fall
+    with training loss.
+    """
 
     def course(optimizer, part):
         value = float(part) if part <= last else 1e-3
-        return {"loss": 0.1 if part <= last else 1e-3, "validation_loss": 1.0 + 0.1 * abs(part - 3)} | dict.fromkeys(
-            NAMES, value
-        )
+        return {
+            "loss": 0.1 if part <= last else 1e-3,
+            "validation_loss": 1.0 + 0.1 * abs(part - 3),
+        } | dict.fromkeys(NAMES, value)
 
     claims = registry.find("ngd-overfitting").claims(on_the_way(course, 12))
     assert {found.verdict for found in judge(claims)} == {verdict}
@@ -398,20 +510,34 @@ def test_points_that_interpolate_do_not_count_as_overfitting(last, verdict):
 
 def test_wbic_is_set_against_bic():
     """BIC = n·L + (d/2)·ln n with d of the network: 784·64 + 64 + 640 + 10."""
-    rows = [row | {"training": 1000, "loss": 0.5, "wbic": 600.0 + row["seed"]} for row in pairs(GAPS, "end")]
+    rows = [
+        row | {"training": 1000, "loss": 0.5, "wbic": 600.0 + row["seed"]}
+        for row in pairs(GAPS, "end")
+    ]
     assert bic(rows[0]) == pytest.approx(500 + 50890 / 2 * math.log(1000))
     assert dimension({"network": "lenet5", "layers": 0, "width": 0, "data": "mnist"}) == 61706
     claims = criterion_claims(Rows(rows), "here")
     assert [found.verdict for found in judge(claims)] == [HOLDS, HOLDS]
     above = [row | {"wbic": 1e6 + row["seed"]} for row in rows]
-    assert [found.verdict for found in judge(criterion_claims(Rows(above), "here"))] == [FAILS, FAILS]
+    assert [found.verdict for found in judge(criterion_claims(Rows(above), "here"))] == [
+        FAILS,
+        FAILS,
+    ]
 
 
 def test_forms_with_the_rule_are_judged_where_they_were_measured():
     gaps = GAPS | {"llc_rule": 5.0, "llc_batch_rule": -5.0, "wbic": 5.0}
-    rows = pairs(gaps, "end", below_centre_rule=False, below_centre_batch_rule=False, training=1000, loss=0.5)
-    found = {verdict.claim: verdict for verdict in judge(registry.find("ngd-vs-sgd").claims(Rows(rows)))}
-    ends = {claim.split("at the end, ")[1]: verdict for claim, verdict in found.items() if "at the end, " in claim}
+    rows = pairs(
+        gaps, "end", below_centre_rule=False, below_centre_batch_rule=False, training=1000, loss=0.5
+    )
+    found = {
+        verdict.claim: verdict for verdict in judge(registry.find("ngd-vs-sgd").claims(Rows(rows)))
+    }
+    ends = {
+        claim.split("at the end, ")[1]: verdict
+        for claim, verdict in found.items()
+        if "at the end, " in claim
+    }
     assert ends["λ̂ at nβ = n/ln n, γ by the rule"].verdict == HOLDS
     assert ends["λ̂ at nβ = B/ln B, γ by the rule"].verdict == FAILS
     assert (ends["WBIC"].verdict, ends["WBIC"].own) == (HOLDS, True)
@@ -432,7 +558,9 @@ def test_the_demonstration_can_start_at_another_seed():
 @pytest.mark.parametrize("net", [("ffnn", 1, 6), ("lenet5", 0, 0)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path):
-    """Two seeds at two rates, α and ε, stacked: the same points, losses and update norms as one by one."""
+    """Two seeds at two rates, α and ε, stacked: the same points, losses and update norms as one
+    by one.
+    """
     setting = replace(TINY, epochs=4)
     cells = grid(setting, ["digits"], [net], 2)
     changed = [("rate", (0.05, 0.02)), ("alpha", (0.1, 1.0)), ("epsilon", (1e-10, 1e-2))]
@@ -446,7 +574,10 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
         start = subject.problem.vector.clone()
         alone = trained(subject, optimizer, start, "s", **dict(member.changes))
         with kept_in(tmp_path):
-            kept, short = (trained(subject, optimizer, start, "s", **dict(member.changes), epochs=k) for k in (4, 2))
+            kept, short = (
+                trained(subject, optimizer, start, "s", **dict(member.changes), epochs=k)
+                for k in (4, 2)
+            )
         assert (kept.end.epoch, short.end.epoch, kept.points[0].epoch) == (4, 2, 0)
         assert torch.equal(kept.points[0].vector, start)
         moved = (alone.end.vector - start).norm()
@@ -462,7 +593,9 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
 def test_a_stage_can_follow_another_together(tmp_path):
     cells = grid(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 2)
     firsts = train_together([Member(cell) for cell in cells], "sgd", "cpu", tmp_path, (2,))
-    after = [Member(cell, first.end.vector, "after") for cell, first in zip(cells, firsts, strict=True)]
+    after = [
+        Member(cell, first.end.vector, "after") for cell, first in zip(cells, firsts, strict=True)
+    ]
     train_together(after, "ngd", "cpu", tmp_path, (2,))
     subject = subject_of(cells[1], "cpu")
     with kept_in(tmp_path):
@@ -479,7 +612,10 @@ def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
     blob = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(training, "data_digest", lambda name: "f" * 32)
-        with kept_in(tmp_path), pytest.raises(ValueError, match="must be a run on digits as it is now, ffff"):
+        with (
+            kept_in(tmp_path),
+            pytest.raises(ValueError, match="must be a run on digits as it is now, ffff"),
+        ):
             trained(subject, "sgd")
         with pytest.warns(RuntimeWarning, match="it is trained again"):
             assert upto(Member(cell), "sgd", tmp_path) == 0
@@ -498,15 +634,24 @@ def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
     assert len(named) > 30
     assert all(named)
     record = torch.load(io.BytesIO(blob), weights_only=True)
-    torch.save({name: value for name, value in record.items() if name not in ("data", "digest")}, path)
+    torch.save(
+        {name: value for name, value in record.items() if name not in ("data", "digest")}, path
+    )
     assert upto(Member(cell), "sgd", tmp_path) == 2  # as early versions wrote it
 
 
 def test_runs_that_cells_share_are_trained_once(monkeypatch):
-    """benchmarks/ngd_cells.py: SGD of a seed serves three experiments, and a chain of stages is one training."""
+    """benchmarks/ngd_cells.py: SGD of a seed serves three experiments, and a chain of stages is
+    one training.
+    """
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     script = importlib.import_module("ngd_cells")
-    specs = ("ngd-vs-sgd:data=mnist network=ffnn", "ngd-epochs:data=mnist", "ngd-smoothing", "ngd-switch-late")
+    specs = (
+        "ngd-vs-sgd:data=mnist network=ffnn",
+        "ngd-epochs:data=mnist",
+        "ngd-smoothing",
+        "ngd-switch-late",
+    )
     works = [work for spec in specs for work in script.works(spec, tiny=False)]
     jobs = script.trainings(works)
     assert [(job.chain or job.optimizer, len(job.members)) for job in jobs] == [

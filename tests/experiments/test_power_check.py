@@ -14,7 +14,9 @@ from lambdahat.experiments.regularization.vector_fields import run as run_fields
 
 
 def rows_of(experiment):
-    return Rows(cell | row for cell in experiment.grid("smoke") for row in experiment.run(cell, "cpu"))
+    return Rows(
+        cell | row for cell in experiment.grid("smoke") for row in experiment.run(cell, "cpu")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +69,26 @@ def test_the_metric_of_a_linear_path_has_its_closed_form(fields):
 
 def test_the_teacher_has_no_loss():
     for cell in FIELDS.grid("smoke"):
-        assert float(_loss(cell)(torch.ones(2, dtype=torch.float64))) == pytest.approx(0.0, abs=1e-15)
+        assert float(_loss(cell)(torch.ones(2, dtype=torch.float64))) == pytest.approx(
+            0.0, abs=1e-15
+        )
 
 
 def test_what_the_figure_shows_holds(fields):
     assert {verdict.verdict for verdict in judge(FIELDS.claims(fields))} == {"holds"}
     (table,) = FIELDS.tables(fields)
-    assert [row[:2] for row in table.rows] == [(a, f) for a in ("identity", "tanh") for f in ("L2", "Metric")]
+    assert [row[:2] for row in table.rows] == [
+        (a, f) for a in ("identity", "tanh") for f in ("L2", "Metric")
+    ]
 
 
 def test_claims_can_fail(fields):
     """Were Metric L2, it would point inward everywhere and spare neither parameter."""
     same = Rows(row | {"Metric": row["L2"]} for row in fields)
-    assert [verdict.verdict for verdict in judge(FIELDS.claims(same))] == ["holds", *["does not hold"] * 2] * 2
+    assert [verdict.verdict for verdict in judge(FIELDS.claims(same))] == [
+        "holds",
+        *["does not hold"] * 2,
+    ] * 2
 
 
 def test_angles_and_shares():
@@ -93,7 +102,10 @@ def test_angles_and_shares():
 def test_arrows_start_at_the_points(fields):
     loss, decay, metric = FIELDS.charts(fields)[:3]
     assert loss.surface
-    assert loss.heat.values[0][-1] == fields.where(activation="identity", first=2.0, second=-2.0)[0]["loss"]
+    assert (
+        loss.heat.values[0][-1]
+        == fields.where(activation="identity", first=2.0, second=-2.0)[0]["loss"]
+    )
     for chart in (decay, metric):
         strokes, tips = chart.series
         assert strokes.x[0::3] == fields.where(activation="identity").values("first")

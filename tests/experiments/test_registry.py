@@ -41,5 +41,6 @@ def test_every_experiment_says_what_it_is():
         assert experiment.title
         assert experiment.part
         assert experiment.assumptions
-        assert experiment.size.endswith("."), experiment.name  # what the paper ran, or that it does not say
+        # what the paper ran, or that it does not say
+        assert experiment.size.endswith("."), experiment.name
         assert [len(experiment.grid(scale)) for scale in SCALES]

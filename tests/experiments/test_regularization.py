@@ -1,4 +1,6 @@
-"""The experiments of the regularization thesis: stacked training against one network at a time, rows, claims."""
+"""The experiments of the regularization thesis: stacked training against one network at a time,
+rows, claims.
+"""
 
 import math
 import pickle
@@ -10,7 +12,15 @@ from lambdahat.data import xor
 from lambdahat.experiments.claims import Claim, judge
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.registry import find
-from lambdahat.experiments.regularization.claims import CLAIMS, Below, Every, Falls, Reaches, claims_of, measured
+from lambdahat.experiments.regularization.claims import (
+    CLAIMS,
+    Below,
+    Every,
+    Falls,
+    Reaches,
+    claims_of,
+    measured,
+)
 from lambdahat.experiments.regularization.data_rules import CIFAR, MNIST
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
@@ -23,7 +33,13 @@ from lambdahat.experiments.regularization.learning_rules import (
 )
 from lambdahat.experiments.regularization.preconditions import unlearnt, unmet
 from lambdahat.experiments.regularization.published import EARLY, PUBLISHED, quantities_of, score_of
-from lambdahat.experiments.regularization.runs import Config, cells_of, logistic, quadratic, run_rules
+from lambdahat.experiments.regularization.runs import (
+    Config,
+    cells_of,
+    logistic,
+    quadratic,
+    run_rules,
+)
 from lambdahat.experiments.regularization.speeds import shortened
 from lambdahat.experiments.regularization.stacks import Member, Stack, absolute_products
 from lambdahat.experiments.regularization.tables import agreement, mean_and_deviation
@@ -83,10 +99,15 @@ def test_a_stacked_network_trains_as_it_would_alone(place):
 
 @pytest.mark.parametrize("variance", [0.03, 2.3])
 def test_absolute_products_are_those_of_each_network(variance):
-    """Two networks at once, against the eigenvectors of each one's Hessian; 300 steps find all directions."""
+    """Two networks at once, against the eigenvectors of each one's Hessian; 300 steps find all
+    directions.
+    """
     x, y = xor()
     models = [xor_network(width=8, variance=variance, seed=seed).double() for seed in (0, 1)]
-    parameters = [torch.stack(tensors).detach() for tensors in zip(*(m.parameters() for m in models), strict=True)]
+    parameters = [
+        torch.stack(tensors).detach()
+        for tensors in zip(*(m.parameters() for m in models), strict=True)
+    ]
     products, expected = [], []
     for model in models:
         own = list(model.parameters())
@@ -108,10 +129,15 @@ def test_absolute_products_are_those_of_each_network(variance):
 
 def test_losses_are_those_of_torch():
     outputs, labels = torch.randn(2, 5, 2), torch.randint(0, 2, (2, 5))
-    expected = [torch.nn.functional.cross_entropy(o, t) for o, t in zip(outputs, labels, strict=True)]
+    expected = [
+        torch.nn.functional.cross_entropy(o, t) for o, t in zip(outputs, labels, strict=True)
+    ]
     torch.testing.assert_close(logistic(outputs, labels), torch.stack(expected))
     targets = 2.0 * labels - 1
-    expected = [0.5 * torch.nn.functional.mse_loss(o[:, 0], t) for o, t in zip(outputs, targets, strict=True)]
+    expected = [
+        0.5 * torch.nn.functional.mse_loss(o[:, 0], t)
+        for o, t in zip(outputs, targets, strict=True)
+    ]
     torch.testing.assert_close(quadratic(outputs, targets), torch.stack(expected))
 
 
@@ -119,12 +145,17 @@ def test_the_rules_are_those_of_table_4_1():
     setting = SETTINGS["xor", "relu"]
     rules = {label: rule_of(label, setting, 4, ("a",)) for label in RULES}
     assert {label for label, rule in rules.items() if rule is None} == {"SGD Small", "SGD Large"}
-    assert {label for label, rule in rules.items() if rule is not None and rule.needs_product} == set(CURVED)
+    assert {
+        label for label, rule in rules.items() if rule is not None and rule.needs_product
+    } == set(CURVED)
     assert sorted(CURVED + FLAT) == sorted(RULES)
     assert all(rule.decoupled for rule in rules.values() if rule is not None)
     assert isinstance(rules["Selective L2"], SelectiveL2)
     assert rules["L2 Stopped Selective"].tau == rules["L2 Stopped"].tau == 4 * 280
-    assert (rules["L2 Stopped Selective"].early_rate, rules["L2 Stopped Selective"].rate) == (0.001, 0.1)
+    assert (rules["L2 Stopped Selective"].early_rate, rules["L2 Stopped Selective"].rate) == (
+        0.001,
+        0.1,
+    )
     assert (setting.rate("Metric Small"), setting.rate("L2")) == (0.12, 0.002)
     assert [regime_of(label) for label in ("SGD Small", "L2 Stopped")] == ["small", "large"]
 
@@ -136,18 +167,28 @@ def test_a_shorter_run_shrinks_by_the_same_factor():
     short = setting.scaled(cpu.gain, cpu.stretch, cpu.epochs / full.epochs)
     steps, fewer = math.ceil(full.training / full.batch), math.ceil(cpu.training / cpu.batch)
     assert short.l2 * short.tau * fewer == pytest.approx(setting.l2 * setting.tau * steps, rel=0.01)
-    assert short.l2 * cpu.epochs * fewer == pytest.approx(setting.l2 * full.epochs * steps, rel=0.01)
+    assert short.l2 * cpu.epochs * fewer == pytest.approx(
+        setting.l2 * full.epochs * steps, rel=0.01
+    )
     assert short.metric / short.rates[0] == pytest.approx(setting.metric / setting.rates[0])
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_sizes_read_from_the_printed_norms_give_them_back(activation):
     """σ√P of SGD Large, and e^(−λt) of it at the stop and at the end."""
-    config, printed, setting = MNIST.scales["paper"], PUBLISHED["mnist", activation], SETTINGS["mnist", activation]
+    config, printed, setting = (
+        MNIST.scales["paper"],
+        PUBLISHED["mnist", activation],
+        SETTINGS["mnist", activation],
+    )
     width, steps = config.width, math.ceil(config.training / config.batch)
     count = 784 * width + width**2 + 10 * width + 2 * width + 10
-    assert setting.spread[1] * math.sqrt(count) == pytest.approx(printed["SGD Large"]["norm"], rel=0.01)
-    assert setting.spread[0] * math.sqrt(count) == pytest.approx(printed["SGD Small"]["norm"], rel=0.02)
+    assert setting.spread[1] * math.sqrt(count) == pytest.approx(
+        printed["SGD Large"]["norm"], rel=0.01
+    )
+    assert setting.spread[0] * math.sqrt(count) == pytest.approx(
+        printed["SGD Small"]["norm"], rel=0.02
+    )
     for rule, epochs in (("L2 Stopped", setting.tau), ("L2", config.epochs)):
         shrunk = printed["SGD Large"]["norm"] * math.exp(-setting.l2 * steps * epochs)
         assert shrunk == pytest.approx(printed[rule]["norm"], rel=0.02)
@@ -169,8 +210,13 @@ def test_every_rule_is_measured_and_every_claim_judged(smoke, task):
             assert len(row[f"{name} curve"]) == len(row["recorded"])
         assert row["eigenvalues"] == sorted(row["eigenvalues"], reverse=True)
     verdicts = judge(experiment.claims(rows))
-    assert sum(not verdict.own for verdict in verdicts) == sum(len(found.activations) for found in CLAIMS[task])
-    told = {ours: [v.claim for v in verdicts if v.own == ours and "(Metric with" in v.claim] for ours in (False, True)}
+    assert sum(not verdict.own for verdict in verdicts) == sum(
+        len(found.activations) for found in CLAIMS[task]
+    )
+    told = {
+        ours: [v.claim for v in verdicts if v.own == ours and "(Metric with" in v.claim]
+        for ours in (False, True)
+    }
     assert told[True]
     assert [claim.replace("|H|", "H") for claim in told[False]] == told[True]
     assert len({verdict.claim for verdict in verdicts}) == len(verdicts)
@@ -183,11 +229,17 @@ def test_every_rule_is_measured_and_every_claim_judged(smoke, task):
     curve = charts[0].series[0]
     found = rows.where(activation="tanh", rule=curve.name)
     mean, deviation = mean_and_deviation(found, quantities_of(task)[0])
-    assert (curve.y[-1], curve.error[-1]) == (pytest.approx(mean, rel=1e-3), pytest.approx(2 * deviation, rel=1e-2))
+    assert (curve.y[-1], curve.error[-1]) == (
+        pytest.approx(mean, rel=1e-3),
+        pytest.approx(2 * deviation, rel=1e-2),
+    )
 
 
 def test_data_in_place_of_the_papers_are_named(smoke):
-    assert "8 × 8 digits in place of MNIST" in find("rules-mnist").tables(smoke("rules-mnist").rows())[0].title
+    assert (
+        "8 × 8 digits in place of MNIST"
+        in find("rules-mnist").tables(smoke("rules-mnist").rows())[0].title
+    )
 
 
 @pytest.mark.parametrize("experiment", [MNIST, CIFAR], ids=lambda experiment: experiment.name)
@@ -202,13 +254,19 @@ def test_data_that_are_not_at_hand_raise_and_the_grid_stays(experiment, monkeypa
 
 def test_cells_cover_rules_and_seeds_once():
     cells = cells_of(Config("xor", 4, 0, 8, 2, 4, seeds=5, together=2))
-    seen = [(c["activation"], rule, seed) for c in cells for rule in c["rules"] for seed in c["seeds"]]
+    seen = [
+        (c["activation"], rule, seed) for c in cells for rule in c["rules"] for seed in c["seeds"]
+    ]
     assert len(seen) == len(set(seen)) == 2 * len((*RULES, *ABSOLUTE)) * 5
 
 
 def test_rules_of_a_regime_start_from_the_same_weights():
-    """After three epochs at these rates SGD and L2 from the large regime have norms in the ratio (1 − λ)³."""
-    cell = cells_of(Config("xor", 4, 0, 64, 3, 4, 2, 2, eigenvalues=1, points=1, groups=(("SGD Large", "L2"),)))[0]
+    """After three epochs at these rates SGD and L2 from the large regime have norms in the ratio
+    (1 − λ)³.
+    """
+    cell = cells_of(
+        Config("xor", 4, 0, 64, 3, 4, 2, 2, eigenvalues=1, points=1, groups=(("SGD Large", "L2"),))
+    )[0]
     rows = Rows(run_rules(XOR_TASK, cell, "cpu"))
     for plain, decayed in zip(rows.where(rule="SGD Large"), rows.where(rule="L2"), strict=True):
         assert decayed["norm"] / plain["norm"] == pytest.approx(0.999**3, rel=1e-4)
@@ -217,7 +275,19 @@ def test_rules_of_a_regime_start_from_the_same_weights():
 
 def test_a_row_does_not_depend_on_what_it_is_trained_beside():
     """Nor on the global generator, which is left alone."""
-    config = Config("xord", 12, 10, 8, 2, 3, 2, 2, eigenvalues=1, points=1, groups=(("SGD Small", "Selective L2"),))
+    config = Config(
+        "xord",
+        12,
+        10,
+        8,
+        2,
+        3,
+        2,
+        2,
+        eigenvalues=1,
+        points=1,
+        groups=(("SGD Small", "Selective L2"),),
+    )
     cell = cells_of(config)[0]
     before = torch.get_rng_state()
     together = Rows(run_rules(XORD_TASK, cell, "cpu")).where(rule="Selective L2", seed=1)[0]
@@ -258,9 +328,12 @@ def test_a_claim_of_many_pairs_is_as_strong_as_its_weakest():
     low, near, high = (1, 2, 3, 2), (0.8, 2.6, 3.1, 2), (2, 3, 4.1, 3)
 
     def found(small, decayed, large):
-        return claim.claim("xor", "tanh", rows_of(**{"SGD Small": small, "L2": decayed, "SGD Large": large}))
+        return claim.claim(
+            "xor", "tanh", rows_of(**{"SGD Small": small, "L2": decayed, "SGD Large": large})
+        )
 
-    assert verdict_of(found(low, high, high)) == "holds"  # though the ranges overlap: seeds are paired
+    # though the ranges overlap: seeds are paired
+    assert verdict_of(found(low, high, high)) == "holds"
     weak = found(low, near, high)
     assert verdict_of(weak) == "undecided"
     assert weak.ours.startswith("0.125 ± 0.17, L2 2.125 less SGD Small 2 (n = 4")
@@ -270,15 +343,25 @@ def test_a_claim_of_many_pairs_is_as_strong_as_its_weakest():
 
 
 def test_a_difference_must_be_a_tenth_of_the_published_one():
-    """Of norms as a share: 24.49 and 22.16 differ by 9.5 % of the larger, so that 0.95 % of ours is asked for."""
+    """Of norms as a share: 24.49 and 22.16 differ by 9.5 % of the larger, so that 0.95 % of ours
+    is asked for.
+    """
     claim = Below("", "", ("relu",), "norm", ("Metric Large",), ("SGD Large",))
 
     def found(gap):
         noise = (-0.01, 0.0, 0.01, 0.0)
-        rules = {"SGD Large": (100, 100, 100, 100), "Metric Large": [100 - gap + part for part in noise]}
+        rules = {
+            "SGD Large": (100, 100, 100, 100),
+            "Metric Large": [100 - gap + part for part in noise],
+        }
         return verdict_of(claim.claim("xor", "relu", rows_of(**rules)))
 
-    assert [found(gap) for gap in (1.0, 0.9514, 0.9, 0.1)] == ["holds", "undecided", "does not hold", "does not hold"]
+    assert [found(gap) for gap in (1.0, 0.9514, 0.9, 0.1)] == [
+        "holds",
+        "undecided",
+        "does not hold",
+        "does not hold",
+    ]
     error = Below("", "", ("tanh",), "test error", ("SGD Small",), ("SGD Large",))
     rows = rows_of(**{"SGD Small": (0.0, 0.1), "SGD Large": (2.0, 2.4)})  # errors are twice as much
     assert "least here 4.3" in error.claim("xord", "tanh", rows).published  # (60.8 − 17.64)/10
@@ -286,12 +369,18 @@ def test_a_difference_must_be_a_tenth_of_the_published_one():
 
 
 def test_a_tie_without_an_error_speaks_for_neither_side():
-    claim = Below("", "", ("tanh",), "λ₁", ("SGD Small",), ("L2",))  # of which the thesis prints no numbers
-    assert verdict_of(claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 2), "L2": (1, 2)}))) == "undecided"
+    # of which the thesis prints no numbers
+    claim = Below("", "", ("tanh",), "λ₁", ("SGD Small",), ("L2",))
+    assert (
+        verdict_of(claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 2), "L2": (1, 2)})))
+        == "undecided"
+    )
 
 
 def test_networks_that_have_not_learnt_are_not_compared():
-    """Half of the seeds below 0.8 of the printed accuracy; training itself is judged all the same."""
+    """Half of the seeds below 0.8 of the printed accuracy; training itself is judged all the
+    same.
+    """
 
     def found(quantity, accuracies):
         claim = Below("", "", ("tanh",), quantity, ("L2",), ("SGD Large",))
@@ -300,7 +389,12 @@ def test_networks_that_have_not_learnt_are_not_compared():
             "xor",
             "tanh",
             Rows(
-                row | {"training accuracy": 1.0 if row["rule"] == "SGD Large" else accuracies[row["seed"]]}
+                row
+                | {
+                    "training accuracy": 1.0
+                    if row["rule"] == "SGD Large"
+                    else accuracies[row["seed"]]
+                }
                 for row in rows
             ),
         )
@@ -313,9 +407,14 @@ def test_networks_that_have_not_learnt_are_not_compared():
 
 
 def test_learning_of_a_regression_is_measured_against_the_mean():
-    """Half of 27.57 where the thesis came below that; Metric Small, which predicts the mean there, may do so here."""
+    """Half of 27.57 where the thesis came below that; Metric Small, which predicts the mean
+    there, may do so here.
+    """
     rows = Rows({"rule": rule, "seed": 0, "training error": 14.0} for rule in RULES)
-    assert unlearnt("synthetic", "tanh", rows, ["L2 Stopped"]) == "not learnt, by training error: L2 Stopped 14 [8.46]"
+    assert (
+        unlearnt("synthetic", "tanh", rows, ["L2 Stopped"])
+        == "not learnt, by training error: L2 Stopped 14 [8.46]"
+    )
     assert unlearnt("synthetic", "tanh", rows, ["Metric Small", "L2"]) == ""
     lower = Rows(row | {"training error": 13.0} for row in rows)
     assert unlearnt("synthetic", "tanh", lower, ["L2 Stopped"]) == ""
@@ -325,7 +424,9 @@ def test_learning_of_a_regression_is_measured_against_the_mean():
 
 def test_speed_is_read_off_the_first_quarter_of_the_curve():
     curve = [0.1, 0.5, 0.7, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0]
-    rows = Rows([{"rule": "L2", "seed": 3, "recorded": list(range(0, 9)), "training accuracy curve": curve}])
+    rows = Rows(
+        [{"rule": "L2", "seed": 3, "recorded": list(range(0, 9)), "training accuracy curve": curve}]
+    )
     assert measured(rows, "early training accuracy") == {3: pytest.approx(0.6)}
     assert measured(rows, "early training error") == {}
     assert set(EARLY.values()) == {"training accuracy", "training error"}
@@ -343,7 +444,13 @@ def test_later_seeds_have_their_speed_in_place_of_curves():
     }
     assert shortened(row) == row | {"norm": 1.23457}
     later = shortened(row | {"seed": 70})
-    assert later == {"rule": "L2", "seed": 70, "norm": 1.23457, "weights": [[1.0, 2.0]], "early training accuracy": 0.5}
+    assert later == {
+        "rule": "L2",
+        "seed": 70,
+        "norm": 1.23457,
+        "weights": [[1.0, 2.0]],
+        "early training accuracy": 0.5,
+    }
     speeds = measured(Rows([row, later]), "early training accuracy")
     assert speeds == {3: pytest.approx(0.5), 70: pytest.approx(0.5)}
 
@@ -354,9 +461,16 @@ def test_speeds_of_two_regimes_need_the_same_gain():
     assert unmet("mnist", "relu", rows, name, both).endswith(
         "27 times the printed one in the small regime, 8 times in the large"
     )
-    assert unmet("mnist", "tanh", rows, name, both) == unmet("mnist", "relu", rows, name, ("SGD Large", "L2")) == ""
+    assert (
+        unmet("mnist", "tanh", rows, name, both)
+        == unmet("mnist", "relu", rows, name, ("SGD Large", "L2"))
+        == ""
+    )
     digits = Rows(row | {"data": "digits"} for row in rows)
-    assert unmet("mnist", "tanh", digits, "training accuracy", both) == "8 × 8 digits in place of MNIST"
+    assert (
+        unmet("mnist", "tanh", digits, "training accuracy", both)
+        == "8 × 8 digits in place of MNIST"
+    )
 
 
 def test_first_layer_vectors_have_a_chart_for_each_rule():
@@ -376,9 +490,18 @@ def test_first_layer_vectors_have_a_chart_for_each_rule():
     }
     rows = Rows([row, row | {"rule": "SGD Large"}])
     panels = [chart for chart in XOR.charts(rows) if chart.title.startswith("First-layer weights")]
-    assert [chart.title for chart in panels] == [f"First-layer weights, tanh, {rule}" for rule in ("L2", "SGD Large")]
+    assert [chart.title for chart in panels] == [
+        f"First-layer weights, tanh, {rule}" for rule in ("L2", "SGD Large")
+    ]
     (stroke,) = panels[0].series
-    assert list(zip(stroke.x, stroke.y, strict=True)) == [(0, 0), (1, 2), (1, None), (0, 0), (-3, 0.5), (-3, None)]
+    assert list(zip(stroke.x, stroke.y, strict=True)) == [
+        (0, 0),
+        (1, 2),
+        (1, None),
+        (0, 0),
+        (-3, 0.5),
+        (-3, None),
+    ]
     assert "Of 2, 1.5 count" in panels[0].caption
 
 
@@ -395,13 +518,22 @@ def test_many_pairs_do_not_make_a_claim_fail_by_chance():
 
 def test_one_pair_alone_is_an_ordinary_claim():
     reading = Reading(1.3, 0.7, 4, 5)
-    assert Every("", "", "", reading, readings=(reading,)).p_values() == Claim("", "", "", reading).p_values()
+    assert (
+        Every("", "", "", reading, readings=(reading,)).p_values()
+        == Claim("", "", "", reading).p_values()
+    )
 
 
 def test_an_accuracy_reached():
     claim = Reaches("", "", ("tanh",), "norm", ("SGD Small", "L2"), 0.95)
-    assert verdict_of(claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 1), "L2": (1, 1)}))) == "holds"
-    assert verdict_of(claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 1), "L2": (0.8, 0.8)}))) == "does not hold"
+    assert (
+        verdict_of(claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 1), "L2": (1, 1)})))
+        == "holds"
+    )
+    assert (
+        verdict_of(claim.claim("xor", "tanh", rows_of(**{"SGD Small": (1, 1), "L2": (0.8, 0.8)})))
+        == "does not hold"
+    )
 
 
 def test_eigenvalues_are_read_from_their_list():
@@ -415,7 +547,10 @@ def test_norm_against_generalisation_is_a_rank_correlation():
     """An error that rises with the norm is a performance that falls."""
     rows = rows_of(**{rule: (place, place + 0.5, place) for place, rule in enumerate(RULES)})
     claim = Falls().claim("xord", "tanh", rows)
-    assert (claim.reading.value, claim.reading.stderr) == (pytest.approx(-1.0), pytest.approx(0.0, abs=1e-9))
+    assert (claim.reading.value, claim.reading.stderr) == (
+        pytest.approx(-1.0),
+        pytest.approx(0.0, abs=1e-9),
+    )
     assert [score_of(task)[1] for task in TASKS] == [1, -1, 1, -1, 1]
 
 
@@ -439,10 +574,16 @@ def printed_rows(task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_tables_of_the_thesis_bear_out_its_text(task):
-    """Their order is their own, and every claim on a printed quantity holds of the printed means."""
+    """Their order is their own, and every claim on a printed quantity holds of the printed
+    means.
+    """
     rows = printed_rows(task)
     assert all(tau == pytest.approx(1.0) for tau in agreement(task, rows).values())
-    printed = [claim for claim in claims_of(task, rows) if not {"λ₁", "λ₁/λ₂", "vectors", *EARLY} & quantity_of(claim)]
+    printed = [
+        claim
+        for claim in claims_of(task, rows)
+        if not {"λ₁", "λ₁/λ₂", "vectors", *EARLY} & quantity_of(claim)
+    ]
     assert printed
     assert [claim.sentence for claim in printed if verdict_of(claim) != "holds"] == []
 

@@ -1,4 +1,6 @@
-"""The stored runs are of today's grids: a cell that has run would not run again, whatever data this machine has."""
+"""The stored runs are of today's grids: a cell that has run would not run again, whatever data
+this machine has.
+"""
 
 from lambdahat.experiments.experiment import key_of
 from lambdahat.experiments.registry import find

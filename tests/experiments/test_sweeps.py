@@ -1,4 +1,6 @@
-"""The runner and its store: whole cells or nothing, no cell twice, the same rows whoever runs them."""
+"""The runner and its store: whole cells or nothing, no cell twice, the same rows whoever runs
+them.
+"""
 
 import gzip
 import json
@@ -96,12 +98,23 @@ def test_only_runs_the_cells_that_match(tmp_path):
     ],
 )
 def test_only_takes_whole_settings(only, expected):
-    cell = {"seed": 1, "rate": 1e-4, "run": "SGD, flat", "norm layers": "with batch norm", "exact": True}
+    cell = {
+        "seed": 1,
+        "rate": 1e-4,
+        "run": "SGD, flat",
+        "norm layers": "with batch norm",
+        "exact": True,
+    }
     assert matches(cell | {"rules": ["SGD", "L2"]}, only) == expected
 
 
 def test_a_seed_is_found_among_seeds_that_run_together():
-    assert [matches({"seeds": seeds}, "seed=3") for seeds in ([2, 3], (3,), [13], [])] == [True, True, False, False]
+    assert [matches({"seeds": seeds}, "seed=3") for seeds in ([2, 3], (3,), [13], [])] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_cells_that_left_the_grid_are_not_read(tmp_path):
@@ -154,7 +167,9 @@ def test_each_cell_says_what_it_was_made_with(tmp_path):
         assert facts["threads"] == str(torch.get_num_threads())
         assert facts["processor"]
         assert "gpu" not in facts
-    assert not any(str(Path.home()) in text or str(tmp_path) in text for text in store.about().values())
+    assert not any(
+        str(Path.home()) in text or str(tmp_path) in text for text in store.about().values()
+    )
     assert store.about()["threads"] == found[0]["threads"]
 
 
@@ -196,9 +211,11 @@ def test_a_cell_that_raises_is_noted_and_tried_again(tmp_path):
 def test_numbers_that_json_lacks_come_back(tmp_path):
     experiment = toy()
     object.__setattr__(
-        experiment, "run", lambda cell, device: [{"a": float("inf"), "b": [1.0, float("nan")], "c": None}]
+        experiment,
+        "run",
+        lambda cell, device: [{"a": float("inf"), "b": [1.0, float("nan")], "c": None}],
     )
-    (row, *_) = sweep(experiment, tmp_path, scale="smoke").rows()
+    row, *_ = sweep(experiment, tmp_path, scale="smoke").rows()
     assert row["a"] == float("inf")
     assert row["b"][0] == 1.0
     assert row["b"][1] != row["b"][1]
@@ -208,7 +225,9 @@ def test_numbers_that_json_lacks_come_back(tmp_path):
 def test_the_store_is_plain_sqlite_and_says_where_it_was_made(tmp_path):
     store = sweep(toy(), tmp_path, scale="smoke", command="lambdahat reproduce toy")
     with sqlite3.connect(store.path) as connection:
-        found = [json.loads(record) for (record,) in connection.execute("SELECT record FROM records")]
+        found = [
+            json.loads(record) for (record,) in connection.execute("SELECT record FROM records")
+        ]
     assert found == records(store)
     assert set(found[0]) >= {"rate", "seed", "step", "value"}
     assert store.about()["command"] == "lambdahat reproduce toy"
@@ -217,7 +236,11 @@ def test_the_store_is_plain_sqlite_and_says_where_it_was_made(tmp_path):
 
 def test_rows_of_a_thousand_characters_take_little_more_room(tmp_path):
     experiment = toy()
-    object.__setattr__(experiment, "run", lambda cell, device: [{"curve": [1.2345] * 150, "seed": s} for s in range(9)])
+    object.__setattr__(
+        experiment,
+        "run",
+        lambda cell, device: [{"curve": [1.2345] * 150, "seed": s} for s in range(9)],
+    )
     store = sweep(experiment, tmp_path, scale="paper")
     told = sum(len(json.dumps(row["curve"])) for row in store.rows())
     assert told > 120_000
@@ -258,9 +281,13 @@ def test_a_store_that_is_not_there_is_named(tmp_path):
 def test_a_broken_store_is_named(tmp_path, damage):
     store = sweep(toy(), tmp_path, scale="smoke")
     data = store.path.read_bytes()
-    store.path.write_bytes(data[: len(data) // 2] if damage == "half" else b"no database, but long enough " * 50)
+    store.path.write_bytes(
+        data[: len(data) // 2] if damage == "half" else b"no database, but long enough " * 50
+    )
     for read in (store.rows, store.about, lambda: sweep(toy(), tmp_path, scale="smoke")):
-        with pytest.raises(ValueError, match=r"toy-smoke\.sqlite must be a whole store .* delete it and run"):
+        with pytest.raises(
+            ValueError, match=r"toy-smoke\.sqlite must be a whole store .* delete it and run"
+        ):
             read()
     assert len(sweep(toy(), tmp_path, scale="smoke", resume=False).rows()) == 12
 
@@ -268,9 +295,15 @@ def test_a_broken_store_is_named(tmp_path, damage):
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE rows SET record = REPLACE(record, '\"step\": 1', '\"step\": 7') WHERE key = '{key}'",
+        (
+            "UPDATE rows SET record = REPLACE(record, '\"step\": 1', '\"step\": 7') WHERE key ="
+            " '{key}'"
+        ),
         "DELETE FROM rows WHERE key = '{key}' AND number = 1",
-        "UPDATE cells SET settings = REPLACE(settings, '\"seed\": 0', '\"seed\": 1') WHERE key = '{key}'",
+        (
+            "UPDATE cells SET settings = REPLACE(settings, '\"seed\": 0', '\"seed\": 1') WHERE key"
+            " = '{key}'"
+        ),
         "UPDATE cells SET seconds = seconds + 1 WHERE key = '{key}'",
         "UPDATE cells SET position = 9 WHERE key = '{key}'",
         "DELETE FROM cells WHERE key = '{key}'",
@@ -281,14 +314,26 @@ def test_a_broken_store_is_named(tmp_path, damage):
 def test_changed_rows_are_named_and_run_again(tmp_path, statement):
     store = sweep(toy(), tmp_path, scale="smoke", command="lambdahat reproduce toy")
     before = records(store)
-    (key, *_) = [key_of(cell) for cell in toy().grid("smoke")]
+    key, *_ = [key_of(cell) for cell in toy().grid("smoke")]
     with sqlite3.connect(store.path) as connection:
-        assert connection.execute(statement.format(key=key)).rowcount == (3 if "REPLACE(record" in statement else 1)
+        assert connection.execute(statement.format(key=key)).rowcount == (
+            3 if "REPLACE(record" in statement else 1
+        )
     fresh = Store(tmp_path, "toy", "smoke")
-    part = "the about" if "about" in statement else "the grid" if "position" in statement else f"cell {key}"
-    with pytest.raises(Damaged, match=rf"toy-smoke\.sqlite is damaged in .*{part}.*lambdahat reproduce toy .*again"):
+    part = (
+        "the about"
+        if "about" in statement
+        else "the grid"
+        if "position" in statement
+        else f"cell {key}"
+    )
+    with pytest.raises(
+        Damaged, match=rf"toy-smoke\.sqlite is damaged in .*{part}.*lambdahat reproduce toy .*again"
+    ):
         fresh.rows()
-    with pytest.warns(RuntimeWarning, match=rf"toy-smoke\.sqlite is damaged in .*{part}.*damaged cells run again"):
+    with pytest.warns(
+        RuntimeWarning, match=rf"toy-smoke\.sqlite is damaged in .*{part}.*damaged cells run again"
+    ):
         again = sweep(toy(), tmp_path, scale="smoke")
     assert records(again) == before
     assert len(again.finished()) == 4
@@ -304,7 +349,9 @@ def test_a_store_killed_before_its_first_write_has_no_rows(tmp_path):
 @pytest.mark.parametrize("below", ["", "run"])
 def test_a_folder_that_is_a_file_is_named(tmp_path, below):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"the folder of the store must be one that can be made, got .*file"):
+    with pytest.raises(
+        ValueError, match=r"the folder of the store must be one that can be made, got .*file"
+    ):
         sweep(toy(), tmp_path / "file" / below, scale="smoke")
 
 
@@ -331,9 +378,11 @@ for _ in sys.stdin:  # a line for each sweep, in a process group of its own
     [(1, 8, 50), (2, 2, 40), pytest.param(2, 20, 150, marks=pytest.mark.slow)],
 )
 def test_kills_lose_nothing(tmp_path, jobs, kills, seeds):
-    """Kill the sweep at random moments: the store ends complete, nothing twice, no row other than uninterrupted.
+    """Kill the sweep at random moments: the store ends complete, nothing twice, no row other than
+    uninterrupted.
 
-    A process that has imported everything forks one for each sweep: with one job a kill costs what its cells take.
+    A process that has imported everything forks one for each sweep: with one job a kill costs what
+    its cells take.
     """
     folder = tmp_path / "killed"
     folder.mkdir()
@@ -341,7 +390,9 @@ def test_kills_lose_nothing(tmp_path, jobs, kills, seeds):
     before = []  # at each kill: the finished cells, and how many have begun
     command = [sys.executable, "-c", STARTER, str(folder), str(seeds), str(jobs)]
     root = str(Path(__file__).parents[2])
-    with subprocess.Popen(command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+    with subprocess.Popen(
+        command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as starter:
         for _ in range(kills):
             known = len(store.finished()) if store.path.is_file() else 0
             print(file=starter.stdin, flush=True)
@@ -360,11 +411,13 @@ def test_kills_lose_nothing(tmp_path, jobs, kills, seeds):
     assert all(0 < len(done) < 2 * seeds for done, _ in before)
     assert all(done.isdisjoint(begun[count:]) for done, count in before)
     assert len(set(begun)) == 2 * seeds
-    assert len(begun) > 2 * seeds or kills < 8  # of so many kills some hit a running cell, which ran again
+    # of so many kills some hit a running cell, which ran again
+    assert len(begun) > 2 * seeds or kills < 8
     assert records(finished) == records(sweep(experiment, tmp_path / "whole", scale="cpu"))
 
 
-RAY = pytest.param("ray", marks=pytest.mark.slow)  # dask comes with the development tools, ray does not
+# dask comes with the development tools, ray does not
+RAY = pytest.param("ray", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("backend", ["dask", RAY])
@@ -383,16 +436,24 @@ def test_a_published_experiment_gives_the_same_rows_everywhere(tmp_path):
     assert records(sweep(experiment, tmp_path / "loky", scale="smoke", jobs=2)) == alone
     for backend in ("dask", "ray"):
         pytest.importorskip(backend)
-        assert records(sweep(experiment, tmp_path / backend, scale="smoke", jobs=2, backend=backend)) == alone
+        assert (
+            records(sweep(experiment, tmp_path / backend, scale="smoke", jobs=2, backend=backend))
+            == alone
+        )
 
 
 @pytest.mark.slow
 def test_a_dask_cluster_at_an_address_is_used_and_left_running(tmp_path):
     distributed = pytest.importorskip("dask.distributed")
     alone = records(sweep(toy(), tmp_path / "one", scale="cpu"))
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
         address = cluster.scheduler_address
-        assert records(sweep(toy(), tmp_path / "two", scale="cpu", backend="dask", address=address)) == alone
+        assert (
+            records(sweep(toy(), tmp_path / "two", scale="cpu", backend="dask", address=address))
+            == alone
+        )
         with distributed.Client(address) as client:
             assert len(client.ncores()) == 2
 
@@ -418,7 +479,9 @@ def test_a_finished_cell_is_handed_back_while_another_runs(tmp_path, backend):
 
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(clusters, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'backend must have ray installed, .* pip install "lambdahat\[ray\]"'):
+    with pytest.raises(
+        ValueError, match=r'backend must have ray installed, .* pip install "lambdahat\[ray\]"'
+    ):
         sweep(toy(), tmp_path, scale="smoke", backend="ray")
 
 
@@ -426,7 +489,10 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
 def test_an_address_where_nothing_answers_is_named(tmp_path):
     dask = pytest.importorskip("dask")
     short = dask.config.set({"distributed.comm.timeouts.connect": "1s"})
-    with short, pytest.raises(ValueError, match="address must be that of a dask cluster, got 'tcp:"):
+    with (
+        short,
+        pytest.raises(ValueError, match="address must be that of a dask cluster, got 'tcp:"),
+    ):
         sweep(toy(), tmp_path, scale="smoke", backend="dask", address="tcp://127.0.0.1:9")
 
 
@@ -458,9 +524,13 @@ def write_images(folder: Path, value: int, packed: bool = False) -> None:
         path.unlink()
     images = np.full((4, 28, 28), value, np.uint8), np.arange(4, dtype=np.uint8)
     for name, array in zip(NAMES, (*images, *images), strict=True):
-        head = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+        head = bytes((0, 0, 8, array.ndim)) + b"".join(
+            size.to_bytes(4, "big") for size in array.shape
+        )
         blob = head + array.tobytes()
-        (folder / f"{name}{'.gz' if packed else ''}").write_bytes(gzip.compress(blob) if packed else blob)
+        (folder / f"{name}{'.gz' if packed else ''}").write_bytes(
+            gzip.compress(blob) if packed else blob
+        )
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -473,7 +543,10 @@ def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
     assert used.startswith("mnist ")
     assert used.endswith("graphs/a-graph absent")
     write_images(tmp_path / "data" / "mnist", 9)
-    with pytest.raises(ValueError, match=r"toy-smoke\.sqlite must have been made with the data that are here, got m"):
+    with pytest.raises(
+        ValueError,
+        match=r"toy-smoke\.sqlite must have been made with the data that are here, got m",
+    ):
         sweep(on_images(), tmp_path / "out", scale="smoke")
     write_images(tmp_path / "data" / "mnist", 7, packed=True)  # the same data again
     assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 4
@@ -489,7 +562,9 @@ def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
 
 
 def test_a_worker_with_other_data_adds_no_rows(tmp_path, monkeypatch):
-    """As on a cluster whose machines have files of their own: what this machine has is not asked."""
+    """As on a cluster whose machines have files of their own: what this machine has is not
+    asked.
+    """
     places = []
     for value in (7, 9):
         places.append(tmp_path / str(value))
@@ -515,14 +590,21 @@ def test_stores_of_early_versions_do_not_know_their_data(tmp_path, monkeypatch):
         connection.execute("DROP TABLE made")
         connection.execute("DROP TABLE digests")
     write_images(tmp_path / "data" / "mnist", 9)
-    assert {row["value"] - row["rate"] for row in sweep(on_images(), tmp_path / "out", scale="smoke").rows()} == {7.0}
+    assert {
+        row["value"] - row["rate"]
+        for row in sweep(on_images(), tmp_path / "out", scale="smoke").rows()
+    } == {7.0}
 
 
 def paced(setup: float, pace: float) -> tuple[Experiment, SimpleNamespace]:
     """Cells that take some seconds and some for each epoch, and the clock that they move."""
 
     def cells(config):
-        return [{"rate": rate, "epochs": 40, "seed": seed} for rate in config.rates for seed in range(config.seeds)]
+        return [
+            {"rate": rate, "epochs": 40, "seed": seed}
+            for rate in config.rates
+            for seed in range(config.seeds)
+        ]
 
     def run(cell, device):
         clock.now += setup + cell["rate"] * pace * cell["epochs"]
@@ -563,4 +645,6 @@ def test_a_forecast_says_what_it_cannot_know(tmp_path):
         raise RuntimeError("too short")
 
     broken = replace(paced(1.0, 1.0)[0], run=fail)
-    assert "raises RuntimeError: too short" in next(forecast(broken, tmp_path, scale="smoke")).source
+    assert (
+        "raises RuntimeError: too short" in next(forecast(broken, tmp_path, scale="smoke")).source
+    )

@@ -1,4 +1,6 @@
-"""Theorems of the theses as experiments: rows against answers that are known otherwise, and claims that can fail."""
+"""Theorems of the theses as experiments: rows against answers that are known otherwise, and
+claims that can fail.
+"""
 
 import math
 
@@ -21,7 +23,9 @@ from lambdahat.experiments.reproduction import FAILS, HOLDS
 
 
 def rows_of(experiment, scale="smoke"):
-    return Rows({**cell, **row} for cell in experiment.grid(scale) for row in experiment.run(cell, "cpu"))
+    return Rows(
+        {**cell, **row} for cell in experiment.grid(scale) for row in experiment.run(cell, "cpu")
+    )
 
 
 def verdict(experiment, rows, words):
@@ -34,7 +38,9 @@ def changed(rows, column, value):
 
 
 def test_metric_halves_least_squares_under_the_prior_of_the_thesis():
-    """The posterior covariance is (2I)⁻¹, half of least squares' error; λ' = λ/2 gives 2/3 of it in place of 1/2."""
+    """The posterior covariance is (2I)⁻¹, half of least squares' error; λ' = λ/2 gives 2/3 of it
+    in place of 1/2.
+    """
     rows = rows_of(MMSE, "cpu").where(model=LINEAR)
     assert rows.values("printed rule") == pytest.approx([1 / 3] * len(rows))
     ratios = [row["Metric, thesis"] / row["least squares, thesis"] for row in rows]
@@ -53,7 +59,9 @@ def test_claims_on_the_posterior_mean_can_fail():
 
 
 def test_moves_of_eigenvalues_that_are_known():
-    """Two single edges become a path: 0, 0, 2, 2 → 1 − cos(πk/3) = 0, ½, 3/2, 2. Degree d: Eq. 3.13 is 2 − 2/d."""
+    """Two single edges become a path: 0, 0, 2, 2 → 1 − cos(πk/3) = 0, ½, 3/2, 2. Degree d: Eq.
+    3.13 is 2 − 2/d.
+    """
     rows = rows_of(EDGES)
     (pair,) = rows.where(graph=PAIR)
     assert (pair["largest move"], pair["zero's move"]) == (pytest.approx(0.5), pytest.approx(0.5))
@@ -62,12 +70,16 @@ def test_moves_of_eigenvalues_that_are_known():
         assert row["printed"] == pytest.approx(2 - 2 / row["degree"])
         assert row["first order"] == pytest.approx(1 / row["degree"])
     assert verdict(EDGES, rows, "a link moves the eigenvalue 0") == HOLDS
-    assert verdict(EDGES, changed(rows, "zero's move", 0.3), "a link moves the eigenvalue 0") == FAILS
+    assert (
+        verdict(EDGES, changed(rows, "zero's move", 0.3), "a link moves the eigenvalue 0") == FAILS
+    )
     assert verdict(EDGES, rows, "two single edges") == FAILS
 
 
 def test_noise_of_samples_is_a_shifted_marchenko_pastur_law():
-    """At P/b = 1 it ends at (1 + 1)² − 1 = 3 in units of σ_ε = 1; independent noise at 2. Edges move as P^(−2/3)."""
+    """At P/b = 1 it ends at (1 + 1)² − 1 = 3 in units of σ_ε = 1; independent noise at 2. Edges
+    move as P^(−2/3).
+    """
     cells = [cell for cell in NOISE.grid("cpu") if cell["size"] == 400 and cell["seed"] < 4]
     rows = Rows({**cell, **row} for cell in cells for row in NOISE.run(cell, "cpu"))
     for kind, edge in ((WIDE, 3.0), (NORMAL, 2.0)):
@@ -86,7 +98,11 @@ def test_simulated_averages_have_their_exact_variances():
         curvatures = 10 ** _drawn(row["seed"], row["size"])
         phi, stationary = 1 - RATE * curvatures, RATE / (curvatures * (2 - RATE * curvatures))
         moving = stationary * (1 - DECAY) * (1 + DECAY * phi) / ((1 + DECAY) * (1 - DECAY * phi))
-        for column, exact in (("final", stationary), ("ema", moving), ("average", 1 / (curvatures**2 * 3000))):
+        for column, exact in (
+            ("final", stationary),
+            ("ema", moving),
+            ("average", 1 / (curvatures**2 * 3000)),
+        ):
             assert row[f"{column} variance"] == pytest.approx(exact.mean(), rel=0.15)
 
 

@@ -1,4 +1,6 @@
-"""A small experiment whose rows are known: functions inside a function, so that workers get them by value."""
+"""A small experiment whose rows are known: functions inside a function, so that workers get them
+by value.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -22,7 +24,11 @@ def toy(**scales: Config) -> Experiment:
 
     def cells(config):
         base = {"pause": config.pause, "broken": config.broken}
-        return [{**base, "rate": rate, "seed": seed} for rate in config.rates for seed in range(config.seeds)]
+        return [
+            {**base, "rate": rate, "seed": seed}
+            for rate in config.rates
+            for seed in range(config.seeds)
+        ]
 
     def run(cell, device):
         import time
@@ -34,8 +40,12 @@ def toy(**scales: Config) -> Experiment:
         time.sleep(cell["pause"])
         if cell["seed"] == cell["broken"]:
             raise RuntimeError("this cell is broken")
-        draws = torch.randn(3, generator=generator(cell["seed"], "toy", cell["rate"]), dtype=torch.float64)
-        return [{"step": i, "value": cell["rate"] + 0.1 * float(draw)} for i, draw in enumerate(draws)]
+        draws = torch.randn(
+            3, generator=generator(cell["seed"], "toy", cell["rate"]), dtype=torch.float64
+        )
+        return [
+            {"step": i, "value": cell["rate"] + 0.1 * float(draw)} for i, draw in enumerate(draws)
+        ]
 
     def claims(rows: Rows):
         reading = mean_of(list(rows.where(rate=2.0).paired("value").values()))
@@ -46,7 +56,10 @@ def toy(**scales: Config) -> Experiment:
             Table(
                 "Values",
                 ("rate", "mean"),
-                tuple((f"{r:g}", str(mean_of(rows.where(rate=r).values("value")))) for r in rows.distinct("rate")),
+                tuple(
+                    (f"{r:g}", str(mean_of(rows.where(rate=r).values("value"))))
+                    for r in rows.distinct("rate")
+                ),
             )
         ]
 
@@ -63,11 +76,25 @@ def toy(**scales: Config) -> Experiment:
         ]
 
     every = {"smoke": Config(2), "cpu": Config(4), "paper": Config(8)} | scales
-    return Experiment("toy", "A toy", "no paper", "Table 1", every, cells, run, claims, tables, charts, ("nothing",))
+    return Experiment(
+        "toy",
+        "A toy",
+        "no paper",
+        "Table 1",
+        every,
+        cells,
+        run,
+        claims,
+        tables,
+        charts,
+        ("nothing",),
+    )
 
 
 def watched(experiment: Experiment, log: str, pause: float) -> Experiment:
-    """The same, but a cell writes its key to the end of a file when it begins, and takes a while."""
+    """The same, but a cell writes its key to the end of a file when it begins, and takes a
+    while.
+    """
     inner = experiment.run
 
     def run(cell, device):

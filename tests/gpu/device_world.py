@@ -17,7 +17,10 @@ from lambdahat.models import mlp
 
 def problem() -> lh.Problem:
     rng = generator(0, "device ranks")
-    x, y = torch.randn(300, 8, generator=rng, dtype=torch.float64), torch.randint(0, 3, (300,), generator=rng)
+    x, y = (
+        torch.randn(300, 8, generator=rng, dtype=torch.float64),
+        torch.randint(0, 3, (300,), generator=rng),
+    )
     return lh.Problem(mlp([8, 12, 3]).double().cuda(), "cross_entropy", (x.cuda(), y.cuda()))
 
 
@@ -26,7 +29,15 @@ def measured() -> dict[str, Any]:
     here = problem()
     hessian = lh.hessian(here)
     chains = lh.llc(
-        here, kernel="sgld", step_size=1e-4, localization=10.0, chains=2, draws=100, burn_in=50, batch_size=100, seed=0
+        here,
+        kernel="sgld",
+        step_size=1e-4,
+        localization=10.0,
+        chains=2,
+        draws=100,
+        burn_in=50,
+        batch_size=100,
+        seed=0,
     )
     return {
         "gradient": here.gradient().cpu(),
@@ -44,9 +55,14 @@ if __name__ == "__main__":
     torch.cuda.set_device(0)
     dist.init_process_group(sys.argv[2], timeout=timedelta(seconds=120))
     ones = torch.ones(3, device="cuda")
-    dist.all_reduce(ones)  # a process alone sends nothing by itself: this shows that the backend works
+    # a process alone sends nothing by itself: this shows that the backend works
+    dist.all_reduce(ones)
     assert ones.tolist() == [float(dist.get_world_size())] * 3
     share = problem()
-    found = {"measured": measured(), "size": share.ranks.size, "samples": sum(batch.size for _, batch in share.share)}
+    found = {
+        "measured": measured(),
+        "size": share.ranks.size,
+        "samples": sum(batch.size for _, batch in share.share),
+    }
     torch.save(found, Path(sys.argv[1]) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()

@@ -27,7 +27,10 @@ MAKERS = {
 
 def weights() -> list[torch.nn.Parameter]:
     rng = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=rng).cuda()) for shape in ((5, 4), (4,), (3, 2, 2))]
+    params = [
+        torch.nn.Parameter(torch.randn(shape, generator=rng).cuda())
+        for shape in ((5, 4), (4,), (3, 2, 2))
+    ]
     for p in params:
         p.grad = torch.randn(p.shape, generator=rng).cuda()
     return params
@@ -61,12 +64,17 @@ def test_a_captured_step_is_the_step(form: str) -> None:
     eager = PadamW(theirs, lr=0.01, form=form)
     for _ in range(7):
         eager.step()
-    torch.testing.assert_close([p.detach() for p in ours], [p.detach() for p in theirs], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        [p.detach() for p in ours], [p.detach() for p in theirs], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_capturing_needs_to_be_asked_for() -> None:
     optimizer = Gadam(weights())
     optimizer.step()
-    with pytest.raises(ValueError, match="capturable must be True"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(ValueError, match="capturable must be True"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         optimizer.step()

@@ -15,6 +15,8 @@ pytestmark = [
 def test_every_family_that_runs_on_a_gpu():
     found = run(Plan("cuda", peers=False, quick=True))
     ours = [row for row in found.rows if row.by == OURS]
-    assert {"HVP", "trace to 1 %", "chain-step", "KFAC step", "NGD step of ten seeds"} <= {row.work for row in ours}
+    assert {"HVP", "trace to 1 %", "chain-step", "KFAC step", "NGD step of ten seeds"} <= {
+        row.work for row in ours
+    }
     assert not [row.note for row in ours if row.note]
     assert all(row.accurate for row in ours)

@@ -31,7 +31,9 @@ def test_augmentation_by_a_generator_on_the_device():
     assert not torch.equal(first, images)
 
 
-@pytest.mark.parametrize("build", [lambda fused: lstm(20, 8, 12, fused=fused), lambda fused: gpt(20, fused=fused)])
+@pytest.mark.parametrize(
+    "build", [lambda fused: lstm(20, 8, 12, fused=fused), lambda fused: gpt(20, fused=fused)]
+)
 def test_fused_kernels_agree_with_ours(build):
     tokens = torch.randint(0, 20, (4, 16), generator=generator(0, "tokens")).cuda()
     plain, fused = (build(fused).cuda().eval()(tokens) for fused in (False, True))

@@ -21,7 +21,9 @@ POINTS = torch.randn(300, 3, generator=generator(0, "device"), dtype=torch.float
 @pytest.mark.parametrize("memory", [2**29, 3 * 70 * 300 * 8])
 @pytest.mark.parametrize("kind", ["squared_exponential", "exponential", "matern32", "matern52"])
 def test_kernel_products(kind, memory):
-    here, there = (kernel_matrix(p, kind, 0.8, 1e-3, memory=memory) for p in (POINTS, POINTS.cuda()))
+    here, there = (
+        kernel_matrix(p, kind, 0.8, 1e-3, memory=memory) for p in (POINTS, POINTS.cuda())
+    )
     block = torch.randn(300, 4, generator=generator(1, "device"), dtype=torch.float64)
     assert torch.allclose((there @ block.cuda()).cpu(), here @ block, atol=1e-10)
     assert torch.allclose(there.columns([5, 9]).cpu(), here.columns([5, 9]), atol=1e-12)

@@ -1,4 +1,6 @@
-"""The same numbers on a GPU: products, captured CUDA graphs and estimates against the CPU's dense float64 matrices."""
+"""The same numbers on a GPU: products, captured CUDA graphs and estimates against the CPU's
+dense float64 matrices.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def on_gpu(name: str) -> Problem:
 
 def test_hessian_and_its_captured_graph(name: str) -> None:
     operator, exact = lh.hessian(on_gpu(name)), dense_hessian(network(name))
-    single = torch.stack([operator @ e for e in torch.eye(operator.dim, device="cuda", dtype=torch.float64)[:9]])
+    single = torch.stack(
+        [operator @ e for e in torch.eye(operator.dim, device="cuda", dtype=torch.float64)[:9]]
+    )
     assert operator._products.replay is not None, "small problems replay a CUDA graph"
     assert relative(single.cpu(), exact[:9]) < 1e-9
     assert relative(operator.dense().cpu(), exact) < 1e-9
@@ -61,7 +65,9 @@ def test_products_follow_each_other_through_one_graph() -> None:
 def test_estimates_do_not_depend_on_the_device(name: str) -> None:
     here, there = lh.hessian(network(name)), lh.hessian(on_gpu(name))
     assert float(lh.trace(there)) == pytest.approx(float(lh.trace(here)), rel=1e-6)
-    assert float(lh.frobenius_norm(there)) == pytest.approx(float(lh.frobenius_norm(here)), rel=1e-6)
+    assert float(lh.frobenius_norm(there)) == pytest.approx(
+        float(lh.frobenius_norm(here)), rel=1e-6
+    )
     ours, theirs = lh.eigenpairs(there, 3).values.cpu(), lh.eigenpairs(here, 3).values
     assert torch.allclose(ours, theirs, rtol=1e-6)
     spectra = lh.spectrum(there, depth=8), lh.spectrum(here, depth=8)

@@ -1,4 +1,6 @@
-"""On a CUDA device: bases on the host and in half the bytes, fused attention, budgets by what the allocator says."""
+"""On a CUDA device: bases on the host and in half the bytes, fused attention, budgets by what
+the allocator says.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ ROW = 4 * (WIDTH * (WIDTH + 1) + 2 * (WIDTH + 1))
 
 def wide(memory: int | None = None) -> lh.Problem:
     """Four million parameters, vectors of 16 MB."""
-    model = seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2))).float().cuda()
+    model = (
+        seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2)))
+        .float()
+        .cuda()
+    )
     x = torch.randn(64, WIDTH, generator=generator(0, "wide")).cuda()
     return lh.Problem(model, "cross_entropy", (x, torch.arange(64).cuda() % 2), memory=memory)
 
@@ -30,14 +36,21 @@ def wide(memory: int | None = None) -> lh.Problem:
 @pytest.mark.parametrize("basis", ["host", "half"])
 def test_spectrum_is_the_same_wherever_the_basis_is(basis):
     problem = wide()
-    plain, other = (lh.spectrum(lh.hessian(problem), 40, basis=place) for place in ("device", basis))
+    plain, other = (
+        lh.spectrum(lh.hessian(problem), 40, basis=place) for place in ("device", basis)
+    )
     assert np.allclose(other.nodes.max(), plain.nodes.max(), rtol=1e-4)
-    assert other.trace.value == pytest.approx(plain.trace.value, rel=1e-3, abs=1e-3 * plain.nodes.max())
+    assert other.trace.value == pytest.approx(
+        plain.trace.value, rel=1e-3, abs=1e-3 * plain.nodes.max()
+    )
 
 
 def test_eigenpairs_with_the_basis_on_the_host():
     H = lh.hessian(wide())
-    here, there = (lh.eigenpairs(H, 3, tol=1e-4, basis=place, max_memory=16 * ROW) for place in ("device", "host"))
+    here, there = (
+        lh.eigenpairs(H, 3, tol=1e-4, basis=place, max_memory=16 * ROW)
+        for place in ("device", "host")
+    )
     assert torch.allclose(here.values, there.values, rtol=1e-3)
 
 
@@ -53,7 +66,8 @@ WORK = {
 def test_the_allocator_stays_within_the_budget(work):
     budget = 36 * ROW
     problem = wide(budget)
-    lh.hessian(problem) @ torch.ones(problem.num_parameters, device="cuda")  # the libraries' own workspaces
+    # the libraries' own workspaces
+    lh.hessian(problem) @ torch.ones(problem.num_parameters, device="cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -63,7 +77,9 @@ def test_the_allocator_stays_within_the_budget(work):
 
 @pytest.mark.parametrize("work", WORK)
 def test_what_is_done_leaves_no_memory(work):
-    """Graphs, records and chains die with what made them, and later ones find the libraries' workspaces there."""
+    """Graphs, records and chains die with what made them, and later ones find the libraries'
+    workspaces there.
+    """
     problem, left = wide(), []
     for _ in range(3):
         WORK[work](problem)
@@ -77,5 +93,7 @@ def test_fused_attention_gives_the_products_of_plain_attention(mode):
     fused, plain = (causal(attn_implementation=kind).float().cuda() for kind in ("sdpa", "eager"))
     columns = {name: value.cuda() for name, value in padded().items()}
     v = torch.randn(sum(p.numel() for p in fused.parameters()), generator=generator(0, "v")).cuda()
-    products = [lh.hessian(lh.Problem(m, "cross_entropy", columns), mode=mode) @ v for m in (fused, plain)]
+    products = [
+        lh.hessian(lh.Problem(m, "cross_entropy", columns), mode=mode) @ v for m in (fused, plain)
+    ]
     assert torch.allclose(products[0], products[1], rtol=1e-3, atol=1e-4)

@@ -12,7 +12,10 @@ import torch
 
 from tests.gpu.device_world import measured
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 WORLD = Path(__file__).with_name("device_world.py")
 
 
@@ -44,7 +47,9 @@ def test_processes_measure_what_one_does(tmp_path, reference, size, backend):
         for name, value in reference.items():
             tight = 1e-4 if name == "llc" else 1e-9  # chains on a GPU are the same in law
             if name == "llc" and size > 1:
-                error = 4 * (found["measured"]["llc stderr"] ** 2 + reference["llc stderr"] ** 2) ** 0.5
+                error = (
+                    4 * (found["measured"]["llc stderr"] ** 2 + reference["llc stderr"] ** 2) ** 0.5
+                )
                 assert abs(found["measured"][name] - value) < error
             elif name != "llc stderr":
                 torch.testing.assert_close(found["measured"][name], value, rtol=tight, atol=1e-10)
@@ -56,4 +61,6 @@ def test_nccl_refuses_two_ranks_on_one_device(tmp_path):
         pytest.skip("each rank would have a device of its own")
     done = launched(2, "nccl", tmp_path)
     assert done.returncode != 0
-    assert "Duplicate GPU" in done.stderr + done.stdout or "invalid usage" in done.stderr + done.stdout
+    assert (
+        "Duplicate GPU" in done.stderr + done.stdout or "invalid usage" in done.stderr + done.stdout
+    )

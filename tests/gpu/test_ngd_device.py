@@ -1,4 +1,6 @@
-"""NGD on a GPU: steps replayed from CUDA graphs, by products alone, are those of the CPU's eigenvectors."""
+"""NGD on a GPU: steps replayed from CUDA graphs, by products alone, are those of the CPU's
+eigenvectors.
+"""
 
 from __future__ import annotations
 
@@ -97,14 +99,19 @@ def test_a_state_moves_between_devices(first, then):
     train(other, resumed, data[13:])
     close(model, other, 1e-7)
     if first == then:
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+        )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "ngd"])
 @pytest.mark.parametrize("order", ["own", "shared"])
 def test_members_on_a_gpu_are_those_on_a_cpu(optimizer, order):
     rng = generator(1, "ngd device")
-    data = (torch.randn(90, SIZES[0], generator=rng, dtype=torch.float64), torch.randint(0, 5, (90,), generator=rng))
+    data = (
+        torch.randn(90, SIZES[0], generator=rng, dtype=torch.float64),
+        torch.randint(0, 5, (90,), generator=rng),
+    )
     runs = [
         fit_many(
             lambda seed: mlp(SIZES, seed=seed).double(),

@@ -8,13 +8,18 @@ import torch
 import lambdahat as lh
 from tests.test_recomputing import Deep
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def problem(reentrant: bool | None) -> lh.Problem:
     torch.manual_seed(0)
     model = Deep(reentrant, depth=8, width=32).double().cuda()
-    return lh.Problem(model, "cross_entropy", (torch.randn(4000, 5).double(), torch.arange(4000) % 3))
+    return lh.Problem(
+        model, "cross_entropy", (torch.randn(4000, 5).double(), torch.arange(4000) % 3)
+    )
 
 
 def peak(make, found: lh.Problem) -> int:

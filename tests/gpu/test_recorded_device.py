@@ -1,4 +1,6 @@
-"""Lanczos steps and training steps replayed from CUDA graphs: how often, and the same numbers as without."""
+"""Lanczos steps and training steps replayed from CUDA graphs: how often, and the same numbers as
+without.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from lambdahat.training.subjects import Subject
 from tests.gpu.waiting import no_waiting
 from tests.training.small_runs import TEST, TRAIN, network, plain
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.fixture
@@ -85,7 +90,9 @@ def normed():
 
 def convolutional():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10)
+    )
 
 
 OPTIMIZERS = {
@@ -136,13 +143,18 @@ def test_training_steps_are_replayed(monkeypatch, make, kind):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
     losses = [[row["loss"] for row in run.history if row["kind"] == "epoch"] for run in runs]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert runs[0].history[-1]["gradient_norm"] == pytest.approx(runs[1].history[-1]["gradient_norm"], rel=1e-2)
+    assert runs[0].history[-1]["gradient_norm"] == pytest.approx(
+        runs[1].history[-1]["gradient_norm"], rel=1e-2
+    )
 
 
-@pytest.mark.parametrize("options", [{"accumulate": 2}, {"precision": "bfloat16"}, {"clip": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"accumulate": 2}, {"precision": "bfloat16"}, {"clip": 0.1}], ids=str
+)
 def test_other_ways_to_train(monkeypatch, options):
     models, _, replays = zip(
-        *(trained(monkeypatch, plain, "sgd", recorded, **options) for recorded in (True, False)), strict=True
+        *(trained(monkeypatch, plain, "sgd", recorded, **options) for recorded in (True, False)),
+        strict=True,
     )
     assert replays[0] > 10
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -169,7 +181,9 @@ class Waiting(nn.Module):
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
-    model, _, replays = trained(monkeypatch, lambda: torch.manual_seed(0) and Waiting(), "sgd", True)
+    model, _, replays = trained(
+        monkeypatch, lambda: torch.manual_seed(0) and Waiting(), "sgd", True
+    )
     eager, _, _ = trained(monkeypatch, lambda: torch.manual_seed(0) and Waiting(), "sgd", False)
     assert replays == 0
     for a, b in zip(model.parameters(), eager.parameters(), strict=True):

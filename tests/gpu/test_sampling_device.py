@@ -31,7 +31,9 @@ EPSILON, NBETA, GAMMA = 0.05, 10.0, 0.5
 def bowl(dtype: torch.dtype = torch.float64) -> Problem:
     """½ Σ h_i w_i² with no data."""
     h, start = CURVATURES.to("cuda", dtype), {"w": torch.zeros(4, dtype=dtype, device="cuda")}
-    return Problem.from_function(lambda p: 0.5 * (h * p["w"].square()).sum(), start, num_samples=100)
+    return Problem.from_function(
+        lambda p: 0.5 * (h * p["w"].square()).sum(), start, num_samples=100
+    )
 
 
 def regression(samples: int = 400) -> Problem:
@@ -96,7 +98,10 @@ def test_every_kernel_agrees_with_its_uncaptured_self(kernel):
 @pytest.mark.parametrize("shared", [False, True])
 def test_batches_are_drawn_anew_at_every_replay(shared):
     problem, kernel = regression(), sgld(0.02, 20.0, 2.0)
-    found, plain = (run(problem, kernel, mode, batch_size=5, shared_batches=shared) for mode in ("graph", "batched"))
+    found, plain = (
+        run(problem, kernel, mode, batch_size=5, shared_batches=shared)
+        for mode in ("graph", "batched")
+    )
     if not shared:
         agree(found.energies, plain.energies)
     assert len(np.unique(found.centre_losses[0])) > 400, "the batches differ from step to step"
@@ -108,7 +113,10 @@ def test_batches_are_drawn_anew_at_every_replay(shared):
 def test_networks_are_captured(name):
     problem = network(name, device="cuda")
     kernel = sgld(1e-3, 20.0, 20.0)
-    found, plain = (run(problem, kernel, mode, chains=16, draws=200, batch_size=4) for mode in ("auto", "batched"))
+    found, plain = (
+        run(problem, kernel, mode, chains=16, draws=200, batch_size=4)
+        for mode in ("auto", "batched")
+    )
     assert found.mode == "graph"
     agree(found.distances, plain.distances)
     still = run(problem, sgld(0.0, 1e3), draws=5, burn_in=0, batch_size=4)
@@ -117,7 +125,9 @@ def test_networks_are_captured(name):
 
 
 def test_the_seed_decides():
-    runs = [run(regression(), sgld(0.02, 20.0), seed=seed, draws=50, batch_size=5) for seed in (3, 3, 4)]
+    runs = [
+        run(regression(), sgld(0.02, 20.0), seed=seed, draws=50, batch_size=5) for seed in (3, 3, 4)
+    ]
     first, second, other = runs
     for name in ("losses", "centre_losses", "distances", "forces", "virials"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
@@ -143,7 +153,9 @@ def test_more_draws_than_a_graph_holds_and_long_thinning():
     assert thin.losses.shape == (4, 3)
     assert thin.cost == 4 * 2100
     assert len(np.unique(thin.losses)) == 12
-    assert np.array_equal(thin.losses, found.losses[:, 699:2100:700]), "every 700th step of the same chain"
+    assert np.array_equal(thin.losses, found.losses[:, 699:2100:700]), (
+        "every 700th step of the same chain"
+    )
 
 
 def test_a_runner_goes_on_with_another_step_and_starts_again():
@@ -173,7 +185,9 @@ def test_the_velocity_survives_another_step_size():
     runner.advance(5)
     velocity = runner.state.memory["velocity"].clone()
     runner.retune(sghmc(EPSILON / 2, NBETA))
-    assert torch.allclose(runner.state.memory["velocity"], velocity / math.sqrt(2)), "increments of variance ε/2"
+    assert torch.allclose(runner.state.memory["velocity"], velocity / math.sqrt(2)), (
+        "increments of variance ε/2"
+    )
     assert float(velocity.abs().min()) > 0
 
 
@@ -189,7 +203,9 @@ def test_captured_kinetic_dynamics_are_exact_for_a_gaussian(dtype):
 
 
 def test_the_noise_of_batches_is_the_same_captured():
-    """Batches of 5 samples at rest: means over many looks agree, and the chains stay where they are."""
+    """Batches of 5 samples at rest: means over many looks agree, and the chains stay where they
+    are.
+    """
     traces = []
     for mode in ("graph", "batched"):
         runner, _ = make_runner(regression(), kinetic(0.02, 20.0, 2.0), 8, Plan(batch_size=5), mode)
@@ -212,7 +228,12 @@ def test_a_bound_and_divergence_are_told():
 
 def test_what_looks_at_draws_runs_uncaptured():
     found = run(
-        bowl(), sgld(EPSILON, NBETA), "auto", draws=5, observables={"first": lambda w: w[0]}, keep_parameters=True
+        bowl(),
+        sgld(EPSILON, NBETA),
+        "auto",
+        draws=5,
+        observables={"first": lambda w: w[0]},
+        keep_parameters=True,
     )
     assert found.mode == "batched"
     assert found.observables["first"] == pytest.approx(found.parameters[..., 0].numpy())
@@ -222,7 +243,9 @@ def test_what_looks_at_draws_runs_uncaptured():
         run(bowl(), sgld(EPSILON, NBETA), "processes")
 
 
-@pytest.mark.parametrize("kernel", [mala(0.1, NBETA, GAMMA), hmc(0.1, NBETA, GAMMA, leapfrog=3)], ids=["mala", "hmc"])
+@pytest.mark.parametrize(
+    "kernel", [mala(0.1, NBETA, GAMMA), hmc(0.1, NBETA, GAMMA, leapfrog=3)], ids=["mala", "hmc"]
+)
 def test_exact_kernels_are_exact_here_too(kernel):
     exact = 0.5 * float((NBETA * CURVATURES / (NBETA * CURVATURES + GAMMA)).sum())
     found = run(bowl(), kernel, "auto")
@@ -233,7 +256,9 @@ def test_exact_kernels_are_exact_here_too(kernel):
 
 
 def test_the_stream_of_a_device_is_one_for_all_chains():
-    first, second = (Streams(3, range(4), "cuda").normal_(torch.empty(4, 8, device="cuda")) for _ in range(2))
+    first, second = (
+        Streams(3, range(4), "cuda").normal_(torch.empty(4, 8, device="cuda")) for _ in range(2)
+    )
     assert torch.equal(first, second)
     assert len(torch.unique(first)) == 32
     index = Streams(3, range(4), "cuda").integers(5, 4, 1000)

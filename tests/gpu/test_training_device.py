@@ -14,7 +14,10 @@ from lambdahat.training.subjects import Subject
 from tests.gpu.waiting import no_waiting
 from tests.training.small_runs import TEST, TRAIN, network, same, timeless
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def train(folder, epochs=3, resume=False, precision="float32"):
@@ -48,7 +51,8 @@ def test_resumes_bit_for_bit_with_dropout_on_the_device(precision, tmp_path):
         torch.cuda.manual_seed(step)
         again, rows = train(tmp_path / f"{step}", resume=True, precision=precision)
         assert same(
-            {k: v.cpu() for k, v in again.state_dict().items()}, {k: v.cpu() for k, v in model.state_dict().items()}
+            {k: v.cpu() for k, v in again.state_dict().items()},
+            {k: v.cpu() for k, v in model.state_dict().items()},
         )
         assert timeless(rows.history) == timeless(run.history)
     assert all(tensor.device.type == "cpu" for tensor in weights(tmp_path / "whole").values())
@@ -60,7 +64,13 @@ def test_no_step_waits_for_the_device():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     feed = Feed(problem, 64, 1, seed=0)
     stepper = Stepper(
-        Subject(problem), optimizer, feed, precision="float32", clip=1.0, regularizers=(), curvature_samples=None
+        Subject(problem),
+        optimizer,
+        feed,
+        precision="float32",
+        clip=1.0,
+        regularizers=(),
+        curvature_samples=None,
     )
     groups, tally = list(feed.epoch(0)), Tally(problem.device)
     assert all(batch.data[0].is_cuda for group in groups for batch in group)

@@ -16,6 +16,10 @@ def cliques(sizes, links=()):
 
 
 def planted(count, seed=0, inside=0.5, outside=0.1, least=20, most=40):
-    """networkx's random partition graph: clusters of 20 to 40 nodes, ``outside`` links out of each node on average."""
+    """networkx's random partition graph: clusters of 20 to 40 nodes, ``outside`` links out of
+    each node on average.
+    """
     sizes = np.random.default_rng(seed).integers(least, most + 1, count)
-    return graph(nx.random_partition_graph([int(s) for s in sizes], inside, outside / sizes.sum(), seed=seed))
+    return graph(
+        nx.random_partition_graph([int(s) for s in sizes], inside, outside / sizes.sum(), seed=seed)
+    )

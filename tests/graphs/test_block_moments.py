@@ -1,4 +1,6 @@
-"""Chebyshev moments of the normalised Laplacian: exact ones in closed form, probed ones within their errors."""
+"""Chebyshev moments of the normalised Laplacian: exact ones in closed form, probed ones within
+their errors.
+"""
 
 import tracemalloc
 
@@ -9,7 +11,13 @@ import scipy.sparse
 import torch
 
 from lambdahat.graphs import block_moments, graph, walks
-from lambdahat.graphs.block_moments import Partition, components, eigenvalues, exact_moments, probed_moments
+from lambdahat.graphs.block_moments import (
+    Partition,
+    components,
+    eigenvalues,
+    exact_moments,
+    probed_moments,
+)
 from lambdahat.graphs.structure import csr_tensor
 from lambdahat.graphs.walks import walk_partition
 from tests.graphs.made import cliques, planted
@@ -33,7 +41,9 @@ def test_exact_moments_of_complete_graphs():
 
 
 def test_cliques_of_one_size_have_moments_without_error():
-    """Outside the null space, which is taken out exactly, there is one eigenvalue only: every probe agrees."""
+    """Outside the null space, which is taken out exactly, there is one eigenvalue only: every
+    probe agrees.
+    """
     found = probed_moments(cliques([6] * 4), 21, 8, 0, components(cliques([6] * 4)))
     assert np.allclose(found.values, clique_moments([6] * 4, 21), atol=1e-10)
     assert float(found.stderr.max()) < 1e-10
@@ -43,7 +53,10 @@ def test_cliques_of_one_size_have_moments_without_error():
 @pytest.mark.parametrize("count", [2, 3, 40, 41])
 def test_probed_moments_agree_within_their_errors(count):
     one = planted(6, outside=1.0)
-    exact, found = exact_moments(eigenvalues(one), count), probed_moments(one, count, 200, 1, components(one))
+    exact, found = (
+        exact_moments(eigenvalues(one), count),
+        probed_moments(one, count, 200, 1, components(one)),
+    )
     assert found.values.shape == (count + 1,)
     off = (found.values - exact.values)[1:] / found.stderr[1:]
     assert float(np.abs(off).max()) < 4.5
@@ -55,7 +68,11 @@ def test_any_partition_gives_unbiased_moments(kind):
     one = planted(6, outside=1.0)
     n = len(one)
     labels = {"random": np.random.default_rng(0).permutation(n) % 7, "one group": np.zeros(n, int)}
-    partition = walk_partition(one, 0) if kind == "walk" else Partition(labels[kind].astype(np.int32), False)
+    partition = (
+        walk_partition(one, 0)
+        if kind == "walk"
+        else Partition(labels[kind].astype(np.int32), False)
+    )
     exact = exact_moments(eigenvalues(one), 30)
     found = [probed_moments(one, 30, 80, seed, partition) for seed in range(12)]
     mean = np.mean([m.values for m in found], axis=0)
@@ -68,7 +85,9 @@ def test_a_walk_finds_the_clusters_and_takes_most_of_the_error_away():
     guess = walk_partition(one, 0)
     assert 36 <= guess.count <= 44
     wide, narrow = (probed_moments(one, 60, 100, 0, p) for p in (components(one), guess))
-    low = np.polynomial.chebyshev.chebfit(np.linspace(-1, 1, 400), np.linspace(-1, 1, 400) < -0.9, 60)
+    low = np.polynomial.chebyshev.chebfit(
+        np.linspace(-1, 1, 400), np.linspace(-1, 1, 400) < -0.9, 60
+    )
     spreads = [float(np.sqrt(low @ m.covariance @ low)) for m in (wide, narrow)]
     assert spreads[1] < spreads[0] / 4
 
@@ -105,7 +124,9 @@ def test_single_precision_is_as_good_as_double(monkeypatch):
 def test_the_recurrence_itself_in_single_precision():
     """The same probe in both precisions: rounding grows no faster than the order."""
     one = planted(8)
-    start = torch.randn(len(one), 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start = torch.randn(
+        len(one), 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     rows = {}
     for dtype, kind in ((torch.float64, np.float64), (torch.float32, np.float32)):
         matrix = csr_tensor(one.normalized(kind), dtype)
@@ -116,10 +137,14 @@ def test_the_recurrence_itself_in_single_precision():
 
 
 def test_long_sums_in_single_precision():
-    """On B = I every moment is zᵀz: 300,000 squares added one after the other would be off by some 1e-4."""
+    """On B = I every moment is zᵀz: 300,000 squares added one after the other would be off by
+    some 1e-4.
+    """
     start = torch.randn(300_000, 3, generator=torch.Generator().manual_seed(0))
     exact = start.double().square().sum(0)
-    matrix = csr_tensor(scipy.sparse.eye_array(len(start), format="csr", dtype=np.float32), torch.float32)
+    matrix = csr_tensor(
+        scipy.sparse.eye_array(len(start), format="csr", dtype=np.float32), torch.float32
+    )
     found = block_moments._paired(matrix, start, 5)
     assert found.shape == (3, 6)
     assert found.dtype == torch.float64

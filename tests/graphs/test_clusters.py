@@ -29,7 +29,8 @@ def test_planted_clusters_are_counted(count, probes):
     one = planted(count, seed=3)
     found = clusters(one, 80, probes=probes)
     assert found.components < count  # the links join most of them
-    assert float(found) == pytest.approx(count, rel=6.4e-3)  # the thesis's own error at 30, Table 3.2
+    # the thesis's own error at 30, Table 3.2
+    assert float(found) == pytest.approx(count, rel=6.4e-3)
     assert found.status.ok
     values = eigenvalues(one)
     assert values[count - 1] <= found.gaps[0].low + 0.02
@@ -47,7 +48,9 @@ def test_the_error_bar_covers():
 
 
 def test_the_error_bar_holds_where_only_the_fit_errs():
-    """Exact moments of atoms, which a density only comes near: the count below λ* is a whole number."""
+    """Exact moments of atoms, which a density only comes near: the count below λ* is a whole
+    number.
+    """
     one = graph(nx.relaxed_caveman_graph(5, 12, 0.05, seed=1))
     found = clusters(one, 100)
     assert int((eigenvalues(one) <= found.cut).sum()) == 5
@@ -71,7 +74,9 @@ def test_other_gaps_tell_of_other_clusters():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gap_behind_0_is_not_the_count_where_another_is_wider(seed):
-    """12 clusters of 40: the eigengap is widest after 12, though in arccos(1 − λ) it is widest behind 0."""
+    """12 clusters of 40: the eigengap is widest after 12, though in arccos(1 − λ) it is widest
+    behind 0.
+    """
     made = nx.planted_partition_graph(12, 40, 0.4, 0.01, seed=seed)
     gaps = np.diff(laplacian_eigenvalues(made)[:240])
     assert gaps.argmax() == 11
@@ -82,7 +87,9 @@ def test_the_gap_behind_0_is_not_the_count_where_another_is_wider(seed):
 
 
 def test_a_weaker_gap_than_that_behind_0_is_the_count_where_random_graphs_have_none():
-    """20 clusters with a third of their edges outside: behind 0 the eigengap is wider, and says nothing."""
+    """20 clusters with a third of their edges outside: behind 0 the eigengap is wider, and says
+    nothing.
+    """
     made = nx.planted_partition_graph(20, 40, 0.5, 0.02, seed=0)
     gaps = np.diff(laplacian_eigenvalues(made)[:400])
     assert gaps.argmax() == 0
@@ -96,7 +103,11 @@ def test_large_graphs_are_counted_to_the_last_cluster(size, count):
     made = nx.planted_partition_graph(count, size, 0.4, 0.01 * 40 / size, seed=5)
     assert len(made) > 1000
     found = clusters(graph(made))
-    assert (float(found), float(found.stderr), found.status) == (float(count), 0.0, Status.CONVERGED)
+    assert (float(found), float(found.stderr), found.status) == (
+        float(count),
+        0.0,
+        Status.CONVERGED,
+    )
     values = laplacian_eigenvalues(made)
     assert int((values < found.cut).sum()) == count
     assert found.cost <= 2 * 100 * 50
@@ -138,13 +149,17 @@ def test_clusters_of_clusters_are_rivals_and_the_error_bar_covers_both():
     assert "16 (" in str(found)
 
 
-PLACES = [folder / "shared" / "data" / "graphs" / "football.gml.gz" for folder in Path(__file__).parents]
+PLACES = [
+    folder / "shared" / "data" / "graphs" / "football.gml.gz" for folder in Path(__file__).parents
+]
 FOOTBALL = next((path for path in PLACES if path.is_file()), None)
 
 
 @pytest.mark.skipif(FOOTBALL is None, reason="the shared data is not here")
 def test_football_has_its_conferences():
-    """Girvan and Newman's games have 12 conferences, one of them of independents that hardly play each other."""
+    """Girvan and Newman's games have 12 conferences, one of them of independents that hardly
+    play each other.
+    """
     found = clusters(graph(FOOTBALL))
     assert found.rounded in (11, 12)
     assert {11, 12} <= set(found.rivals)
@@ -153,7 +168,10 @@ def test_football_has_its_conferences():
 
 
 MANY_COMPONENTS = {
-    "cliques among isolated nodes": (nx.disjoint_union_all([nx.complete_graph(10)] * 8 + [nx.empty_graph(120)]), 128),
+    "cliques among isolated nodes": (
+        nx.disjoint_union_all([nx.complete_graph(10)] * 8 + [nx.empty_graph(120)]),
+        128,
+    ),
     "pairs": (nx.disjoint_union_all([nx.path_graph(2)] * 100), 100),
     "no edge": (nx.empty_graph(50), 50),
     "one pair": (nx.path_graph(2), 1),
@@ -182,11 +200,15 @@ def test_degrees_of_freedom_are_those_of_the_probes_of_each_part():
     assert clusters(one, 40, probes=8).dof == 3  # 4 probes for the groups, 4 for the rest
     assert clusters(one, 40, probes=100).dof == 24
     two = clusters(cliques([6, 7]), 40, probes=8)
-    assert degrees_of_freedom(two.spectrum.moments, components(cliques([6, 7]))) == 7  # the part of components is known
-    assert (float(two), two.dof) == (2.0, math.inf)  # and all eigenvalues confirm that there are no others
+    # the part of components is known
+    assert degrees_of_freedom(two.spectrum.moments, components(cliques([6, 7]))) == 7
+    # and all eigenvalues confirm that there are no others
+    assert (float(two), two.dof) == (2.0, math.inf)
 
 
-@pytest.mark.parametrize("made", [nx.path_graph(600), nx.grid_2d_graph(25, 24)], ids=["a path", "a grid"])
+@pytest.mark.parametrize(
+    "made", [nx.path_graph(600), nx.grid_2d_graph(25, 24)], ids=["a path", "a grid"]
+)
 def test_no_gap_is_refused(made):
     found = clusters(graph(made), 60)
     assert found.status is Status.NO_GAP
@@ -243,8 +265,14 @@ def test_the_baseline_without_a_minimum_says_so():
 
 @pytest.mark.parametrize(("width", "first"), [(0.0373, 17), (0.02, 1)])
 def test_one_cluster_is_the_headline_only_if_it_is_likelier_than_all_others_together(width, first):
-    """Widths of a blurred graph with 19 clusters; the gap behind 0 counts as one of 0.0376, which stands out."""
-    gaps = [Gap(0.06, 1.0, 0.0, 0.12), Gap(0.298, 17.0, 0.28, 0.28 + width), Gap(0.33, 18.0, 0.32, 0.348)]
+    """Widths of a blurred graph with 19 clusters; the gap behind 0 counts as one of 0.0376,
+    which stands out.
+    """
+    gaps = [
+        Gap(0.06, 1.0, 0.0, 0.12),
+        Gap(0.298, 17.0, 0.28, 0.28 + width),
+        Gap(0.33, 18.0, 0.32, 0.348),
+    ]
     weighed = weigh(gaps, 1, 0.0376)
     assert weighed[0].count == first
     sizes = np.array([0.0376, width, 0.028]) ** 3
@@ -267,12 +295,18 @@ HIDDEN = {  # count, size, p inside, p outside, probes
 }
 
 
-@pytest.mark.parametrize(("count", "size", "inside", "outside", "probes"), HIDDEN.values(), ids=HIDDEN.keys())
+@pytest.mark.parametrize(
+    ("count", "size", "inside", "outside", "probes"), HIDDEN.values(), ids=HIDDEN.keys()
+)
 def test_many_clusters_behind_an_unresolved_gap_are_never_one(count, size, inside, outside, probes):
-    """The gap is ten times wider than any other by ARPACK, but narrower than 100 moments resolve at its place."""
+    """The gap is ten times wider than any other by ARPACK, but narrower than 100 moments resolve
+    at its place.
+    """
     made = nx.planted_partition_graph(count, size, inside, outside, seed=1)
     one = graph(made)
-    values = np.sort(1 - eigsh(one.normalized(), k=count + 10, which="LA", return_eigenvectors=False))
+    values = np.sort(
+        1 - eigsh(one.normalized(), k=count + 10, which="LA", return_eigenvectors=False)
+    )
     gaps = np.diff(values)
     assert gaps[count - 1] > (10 if size > 30 else 3) * np.delete(gaps, [0, count - 1]).max()
     assert nx.is_connected(made)
@@ -283,7 +317,9 @@ def test_many_clusters_behind_an_unresolved_gap_are_never_one(count, size, insid
 
 
 def test_components_that_cannot_be_confirmed_are_a_lower_bound():
-    """A small world: hundreds of eigenvalues below the edge of a semicircle, more than are computed."""
+    """A small world: hundreds of eigenvalues below the edge of a semicircle, more than are
+    computed.
+    """
     found = clusters(graph(nx.watts_strogatz_graph(4000, 10, 0.1, seed=1)), moments=60)
     assert (float(found), float(found.stderr), found.status) == (1.0, math.inf, Status.UNRESOLVED)
     assert str(found).startswith("at least 1 [UNRESOLVED")

@@ -29,7 +29,9 @@ def test_parameters_are_recovered(model, made, truth):
 
 @pytest.mark.parametrize("rewired", [0, 1])
 def test_the_error_does_not_collapse_at_the_end_of_the_range(rewired):
-    """Of 240 edges none or one was rewired: p is known to about 1/240, whatever the bootstrap's own graphs show."""
+    """Of 240 edges none or one was rewired: p is known to about 1/240, whatever the bootstrap's
+    own graphs show.
+    """
     made = nx.watts_strogatz_graph(60, 8, 0.0)
     if rewired:
         made.remove_edge(0, 1)
@@ -40,8 +42,13 @@ def test_the_error_does_not_collapse_at_the_end_of_the_range(rewired):
 
 
 def test_the_error_is_never_0():
-    """Complete graphs and trees of one leaf each: every graph of the bootstrap is the same, at the end of the range."""
-    for made, model in ((nx.complete_graph(30), "erdos_renyi"), (nx.star_graph(20), "barabasi_albert")):
+    """Complete graphs and trees of one leaf each: every graph of the bootstrap is the same, at
+    the end of the range.
+    """
+    for made, model in (
+        (nx.complete_graph(30), "erdos_renyi"),
+        (nx.star_graph(20), "barabasi_albert"),
+    ):
         assert fit_model(graph(made), model, moments=10, draws=2).stderr > 0
 
 
@@ -66,7 +73,10 @@ def test_a_sparse_graph_is_compared_with_all_models():
 @pytest.mark.slow
 def test_the_spread_is_that_of_repetition():
     made = [graph(nx.gnp_random_graph(40, 0.5, seed=seed)) for seed in range(10)]
-    fits = [fit_model(one, "erdos_renyi", moments=10, draws=6, seed=seed) for seed, one in enumerate(made)]
+    fits = [
+        fit_model(one, "erdos_renyi", moments=10, draws=6, seed=seed)
+        for seed, one in enumerate(made)
+    ]
     seen = np.std([float(f) for f in fits], ddof=1)
     assert 0.5 < seen / np.mean([f.stderr for f in fits]) < 2.0
 

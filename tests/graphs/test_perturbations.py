@@ -21,7 +21,9 @@ def moved(made, edge):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_eigenvalue_moves_beyond_the_bound(seed):
-    made = nx.disjoint_union(nx.gnp_random_graph(12, 0.5, seed=seed), nx.barabasi_albert_graph(15, 2, seed=seed))
+    made = nx.disjoint_union(
+        nx.gnp_random_graph(12, 0.5, seed=seed), nx.barabasi_albert_graph(15, 2, seed=seed)
+    )
     shifts, found, after = moved(made, (3, 14))
     assert shifts.max() <= found.bound + 1e-12
     before = graph(made).normalized().toarray()
@@ -47,7 +49,9 @@ def test_several_edges_scale_as_their_number():
 
 
 def test_the_first_order_expression_is_no_bound_for_unequal_degrees():
-    """Its terms cancel between a pair of nodes and the hub of a star: an eigenvalue moves farther than it says."""
+    """Its terms cancel between a pair of nodes and the hub of a star: an eigenvalue moves
+    farther than it says.
+    """
     made = nx.disjoint_union(nx.path_graph(2), nx.star_graph(16))
     shifts, found, _ = moved(made, (0, 2))
     assert found.first_order < shifts.max() <= found.bound
@@ -59,7 +63,9 @@ def test_weights_count():
         made[u][v]["weight"] = 2.0 + (u % 3)
     before, found = graph(made).normalized().toarray(), edge_perturbation(graph(made), 1, 7)
     made.add_edge(1, 7, weight=1.0)
-    assert found.bound == pytest.approx(np.linalg.norm(graph(made).normalized().toarray() - before, 2), abs=1e-12)
+    assert found.bound == pytest.approx(
+        np.linalg.norm(graph(made).normalized().toarray() - before, 2), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("pair", [(0, 8), (3, 9)])
@@ -74,7 +80,9 @@ def test_loops_and_shared_neighbours_count(pair):
 
 
 def test_memory_is_linear_in_the_degrees():
-    """Two stars of 3,000 leaves: a matrix of the nodes that change would have 36 million entries, 288 MB."""
+    """Two stars of 3,000 leaves: a matrix of the nodes that change would have 36 million
+    entries, 288 MB.
+    """
     stars = graph(nx.disjoint_union(nx.star_graph(3000), nx.star_graph(3000)))
     tracemalloc.start()
     found = edge_perturbation(stars, 0, 3001)

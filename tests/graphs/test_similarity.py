@@ -22,7 +22,9 @@ def random_graph(n, p, seed, name=None):
 def family():
     """Three Erdős–Rényi graphs and two rings."""
     made = [random_graph(300, 0.05, seed, f"er {seed}") for seed in range(3)]
-    rings = [graph(nx.watts_strogatz_graph(300, 4, 0.05, seed=s), name=f"ring {s}") for s in range(2)]
+    rings = [
+        graph(nx.watts_strogatz_graph(300, 4, 0.05, seed=s), name=f"ring {s}") for s in range(2)
+    ]
     return similarity([*made, *rings], moments=40)
 
 
@@ -36,7 +38,9 @@ def test_the_density_has_the_moments_of_the_eigenvalues():
 
 
 def test_the_semicircle_of_a_dense_random_graph():
-    """The normalised Laplacian of G(n, p) has variance (1 − p)/(np) about 1, and the semicircle's fourth moment 2σ⁴."""
+    """The normalised Laplacian of G(n, p) has variance (1 − p)/(np) about 1, and the
+    semicircle's fourth moment 2σ⁴.
+    """
     n, p = 800, 0.3
     density = spectrum(random_graph(n, p, 0), 30).density
     variance = density.expectation(lambda x: (x - 1) ** 2)
@@ -62,7 +66,9 @@ def test_a_divergence_is_symmetric_positive_and_zero_to_itself(family):
     assert (matrix[~np.eye(5, dtype=bool)] > 0).all()
     assert not family.stderr.any()  # exact moments
     first, second = family.spectra[0], family.spectra[3]
-    assert first.density.symmetric_kl(second.density, numeric=True) == pytest.approx(matrix[0, 3], rel=1e-6)
+    assert first.density.symmetric_kl(second.density, numeric=True) == pytest.approx(
+        matrix[0, 3], rel=1e-6
+    )
 
 
 def test_errors_of_divergences_are_those_of_repetition():
@@ -74,32 +80,46 @@ def test_errors_of_divergences_are_those_of_repetition():
 
 
 def test_response_is_the_derivative():
-    """dα = −(C + vI)⁻¹dμ and the moments move by C(C + vI)⁻¹dμ, against two fits of moved moments."""
+    """dα = −(C + vI)⁻¹dμ and the moments move by C(C + vI)⁻¹dμ, against two fits of moved
+    moments.
+    """
     one = spectrum(random_graph(200, 0.1, 0), 6)
     moments, penalty = one.moments.values, 1e-3
     density = fit(moments, bounds=one.moments.bounds, penalty=penalty)
     response = Response.of(replace(one, density=density))
     for k in range(1, 7):
         step = 1e-5 * np.eye(7)[k]
-        up, down = (fit(moments + sign * step, bounds=density.bounds, penalty=penalty) for sign in (1, -1))
-        assert np.allclose((up.coefficients - down.coefficients)[1:] / 2e-5, -response.inverse[:, k - 1], rtol=1e-3)
-        assert np.allclose((up.matched - down.matched)[1:] / 2e-5, response.kept[:, k - 1], rtol=1e-3, atol=1e-5)
+        up, down = (
+            fit(moments + sign * step, bounds=density.bounds, penalty=penalty) for sign in (1, -1)
+        )
+        assert np.allclose(
+            (up.coefficients - down.coefficients)[1:] / 2e-5, -response.inverse[:, k - 1], rtol=1e-3
+        )
+        assert np.allclose(
+            (up.matched - down.matched)[1:] / 2e-5, response.kept[:, k - 1], rtol=1e-3, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("moments", [20, 60])
 def test_readings_of_one_graph_differ_by_the_floor(moments):
-    """Probes alone tell them apart; before one penalty was taken for all, D was a hundred times the floor at times."""
+    """Probes alone tell them apart; before one penalty was taken for all, D was a hundred times
+    the floor at times.
+    """
     one = random_graph(1200, 0.01, 0)
     found = similarity([spectrum(one, moments, probes=40, seed=seed) for seed in range(5)], moments)
     assert len({s.density.penalty for s in found.spectra}) == 1
     pairs = np.triu_indices(5, 1)
-    divergences, floors, stderr = (part[pairs] for part in (found.divergences, found.floors, found.stderr))
+    divergences, floors, stderr = (
+        part[pairs] for part in (found.divergences, found.floors, found.stderr)
+    )
     assert 0.5 < divergences.mean() / floors.mean() < 2.5
     assert (divergences < floors + 4 * stderr).all()
 
 
 def test_one_penalty_lets_all_match():
-    """Atoms need coefficients of thousands, which a penalty that is fine for a path would not let them have."""
+    """Atoms need coefficients of thousands, which a penalty that is fine for a path would not
+    let them have.
+    """
     atoms, path = graph(nx.disjoint_union_all([nx.complete_graph(4)] * 5)), graph(nx.path_graph(60))
     found = similarity([atoms, path, random_graph(60, 0.2, 0)], 40)
     assert len({s.density.penalty for s in found.spectra}) == 1

@@ -1,4 +1,6 @@
-"""Every source of a graph gives the same matrix; weights, loops, duplicates and directions as the caller says."""
+"""Every source of a graph gives the same matrix; weights, loops, duplicates and directions as
+the caller says.
+"""
 
 import bz2
 import gzip
@@ -47,15 +49,27 @@ FILES = {
     "a sign first": ("g.txt", "+0 1\n1 2\n0 +2\n2 3\n"),
     "scientific numbers first": ("g.txt", "1e3 2e3\n2000 3000\n1000 3e3\n3000 4e3\n"),
     "scientific numbers later": ("g.txt", "1000 2000 1\n2000 3e3 1\n1000 3000.0 1\n3000 4E+3 1\n"),
-    "scientific numbers under a header": ("g.csv", "from,to\n1e3,2e3\n2000,3000\n1000,3e3\n3000,4e3\n"),
+    "scientific numbers under a header": (
+        "g.csv",
+        "from,to\n1e3,2e3\n2000,3000\n1000,3e3\n3000,4e3\n",
+    ),
     "fractions as names": ("g.txt", "0.5 1.5\n1.5 2\n0.5 2\n2 3\n"),
     "a name and a number above numbers": ("g.txt", "a 1\n1 2\na 2\n2 3\n"),
-    "networkx's weights": ("g.edgelist", "".join(f"{u} {v} {{'weight': 1.0, 'kind': 'x, y'}}\n" for u, v in EDGES)),
+    "networkx's weights": (
+        "g.edgelist",
+        "".join(f"{u} {v} {{'weight': 1.0, 'kind': 'x, y'}}\n" for u, v in EDGES),
+    ),
     "networkx's data in CSV": ("g.csv", "0,1,{}\n1,2,{'a': 1}\n0,2,{}\n2,3,{}\n"),
     "networkx's data, names": ("g.edgelist", "a b {'weight': 1}\nb c {}\na c {}\nc d {}\n"),
     "a list in JSON": ("g.json", "[[0, 1], [1, 2], [0, 2], [2, 3]]"),
-    "Pajek": ("g.net", '*Vertices 4\n1 "a b"\n2 "b"\n3 "c"\n4 "d"\n*Edges\n1 2 1\n2 3 1\n1 3 1\n3 4 1\n'),
-    "Pajek by another name": ("g.txt", "*vertices 4\n1 a\n2 b\n3 c\n4 d\n*arcs\n1 2\n2 3\n1 3\n3 4\n"),
+    "Pajek": (
+        "g.net",
+        '*Vertices 4\n1 "a b"\n2 "b"\n3 "c"\n4 "d"\n*Edges\n1 2 1\n2 3 1\n1 3 1\n3 4 1\n',
+    ),
+    "Pajek by another name": (
+        "g.txt",
+        "*vertices 4\n1 a\n2 b\n3 c\n4 d\n*arcs\n1 2\n2 3\n1 3\n3 4\n",
+    ),
     "GML": (
         "g.gml",
         "graph [\n"
@@ -73,7 +87,10 @@ FILES = {
     "names in quotes": ("g.csv", '"a, b",b\nb,"c"\n"a, b",c\nc,d\n'),
     "names in quotes, spaces": ("g.txt", '"a b" b\nb "c"\n"a b" c\nc d\n'),
     "spaces after commas": ("g.csv", "0, 1\n1, 2\n0,\t2\n2, 3\n"),
-    "Matrix Market": ("g.mtx", "%%MatrixMarket matrix coordinate pattern symmetric\n4 4 4\n2 1\n3 2\n3 1\n4 3\n"),
+    "Matrix Market": (
+        "g.mtx",
+        "%%MatrixMarket matrix coordinate pattern symmetric\n4 4 4\n2 1\n3 2\n3 1\n4 3\n",
+    ),
 }
 
 
@@ -103,11 +120,11 @@ WRITERS = {
     "Pajek": ("g.net", lambda made, path: nx.write_pajek(nx.relabel_nodes(made, str), path)),
     "an edge list": ("g.edgelist", nx.write_edgelist),
     "a weighted edge list": ("g.edgelist", nx.write_weighted_edgelist),
-    "an edge list with commas": ("g.csv", lambda made, path: nx.write_edgelist(made, path, delimiter=",")),
-    "node-link JSON": (
-        "g.json",
-        json_writer(nx.node_link_data, edges="edges"),
+    "an edge list with commas": (
+        "g.csv",
+        lambda made, path: nx.write_edgelist(made, path, delimiter=","),
     ),
+    "node-link JSON": ("g.json", json_writer(nx.node_link_data, edges="edges")),
     "D3's JSON": ("g.json", json_writer(nx.node_link_data, edges="links")),
     "adjacency JSON": ("g.json", json_writer(nx.adjacency_data)),
     "Cytoscape's JSON": ("g.json", json_writer(nx.cytoscape_data)),
@@ -149,7 +166,9 @@ def test_numbers_of_any_notation_are_one_node(tmp_path):
 
 
 @pytest.mark.parametrize("packed", ["npy", "npy.gz"])
-@pytest.mark.parametrize("array", [np.array(EDGES), np.array(EDGES).T, PLAIN], ids=["edges", "edge_index", "matrix"])
+@pytest.mark.parametrize(
+    "array", [np.array(EDGES), np.array(EDGES).T, PLAIN], ids=["edges", "edge_index", "matrix"]
+)
 def test_arrays_of_files(tmp_path, array, packed):
     np.save(tmp_path / "g.npy", array)
     if packed == "npy.gz":
@@ -162,7 +181,9 @@ def test_edge_index_and_data_of_pyg():
     assert np.array_equal(dense(index), PLAIN)
     three = torch.tensor([[0, 1, 2], [1, 2, 3]])
     assert graph(three).num_edges == 3
-    data = SimpleNamespace(edge_index=index, edge_weight=torch.tensor([2.0, 1.0, 1.0, 0.5]), num_nodes=6)
+    data = SimpleNamespace(
+        edge_index=index, edge_weight=torch.tensor([2.0, 1.0, 1.0, 0.5]), num_nodes=6
+    )
     found = graph(data)
     assert repr(found) == "Graph(6 nodes, 4 edges, 2 isolated)"
     assert found.adjacency[0, 1] == 2.0
@@ -237,7 +258,10 @@ RULES = {
     "loops have one direction": ({"loops": "keep", "directed": "sum"}, (7.0, 5.0, 7.0)),
     "a loop's mean": ({"loops": "keep", "directed": "mean"}, (3.5, 2.5, 7.0)),
     "no weights": ({"weighted": False}, (1.0, 1.0, 0.0)),
-    "no weights, how often": ({"weighted": False, "duplicates": "sum", "directed": "sum"}, (3.0, 1.0, 0.0)),
+    "no weights, how often": (
+        {"weighted": False, "duplicates": "sum", "directed": "sum"},
+        (3.0, 1.0, 0.0),
+    ),
     "no weights, loops": ({"weighted": False, "loops": "keep"}, (1.0, 1.0, 1.0)),
 }
 
@@ -251,7 +275,9 @@ def test_rules(rules, expected):
 
 @pytest.mark.parametrize("rules", [{"duplicates": "refuse"}, {"directed": "refuse"}])
 def test_rules_that_refuse(rules):
-    with pytest.raises(ValueError, match=next(iter(rules)) if "duplicates" in rules else "both directions"):
+    with pytest.raises(
+        ValueError, match=next(iter(rules)) if "duplicates" in rules else "both directions"
+    ):
         graph(TRIPLES, **rules)
     assert np.array_equal(dense(PLAIN, **rules), PLAIN)
 
@@ -272,7 +298,10 @@ def test_matrix_market_is_read_as_scipy_reads_it(tmp_path, layout, field, symmet
     written = matrix.astype(float if field == "real" else int)
     path = tmp_path / "g.mtx"
     scipy.io.mmwrite(
-        path, written if layout == "array" else scipy.sparse.coo_array(written), field=field, symmetry=symmetry
+        path,
+        written if layout == "array" else scipy.sparse.coo_array(written),
+        field=field,
+        symmetry=symmetry,
     )
     expected = scipy.io.mmread(path)
     expected = scipy.sparse.coo_array(expected).toarray()
@@ -283,8 +312,14 @@ def test_matrix_market_is_read_as_scipy_reads_it(tmp_path, layout, field, symmet
 def test_weights_of_gml_and_networkx(tmp_path):
     mixed = "edge [ source 0 target 1 ] edge [ source 1 target 2 weight 9 ]"
     nodes = "node [ id 0 ] node [ id 1 ] node [ id 2 ]"
-    assert list(graph(written(tmp_path, "m.gml", f"graph [ {nodes} {mixed} ]")).degrees) == [1, 10, 9]
-    text = "graph [ node [ id 7 ] node [ id 9 ] node [ id 8 ] edge [ source 7 target 8 value 2.5 ] ]"
+    assert list(graph(written(tmp_path, "m.gml", f"graph [ {nodes} {mixed} ]")).degrees) == [
+        1,
+        10,
+        9,
+    ]
+    text = (
+        "graph [ node [ id 7 ] node [ id 9 ] node [ id 8 ] edge [ source 7 target 8 value 2.5 ] ]"
+    )
     found = graph(written(tmp_path, "g.gml", text))
     assert found.adjacency[0, 2] == 2.5
     assert list(found.names) == ["7", "9", "8"]
@@ -300,7 +335,9 @@ def test_duplicates_of_an_undirected_file_are_one_edge_in_either_order(tmp_path)
     path = written(tmp_path, "g.gml", f"graph [ node [ id 0 ] node [ id 1 ] {edges} ]")
     assert graph(path, duplicates="sum").adjacency[0, 1] == 5.0
     assert graph(path, duplicates="mean").adjacency[1, 0] == 2.5
-    with pytest.raises(ValueError, match="duplicates must not occur, got an edge that is listed again"):
+    with pytest.raises(
+        ValueError, match="duplicates must not occur, got an edge that is listed again"
+    ):
         graph(path, duplicates="refuse")
 
 
@@ -312,7 +349,10 @@ def test_without_weights_an_entry_of_0_is_no_edge_and_nan_is_one():
 def test_isolated_nodes_stay_where_the_source_names_them(tmp_path):
     assert len(graph(scipy.sparse.coo_array(([1.0], ([0], [1])), shape=(4, 4)))) == 4
     assert len(graph(written(tmp_path, "g.txt", "0 1\n5 5\n"))) == 3
-    assert repr(graph(written(tmp_path, "g.txt", "0 1\n5 5\n"))) == "Graph(3 nodes, 1 edge, 1 isolated)"
+    assert (
+        repr(graph(written(tmp_path, "g.txt", "0 1\n5 5\n")))
+        == "Graph(3 nodes, 1 edge, 1 isolated)"
+    )
     assert len(graph([(0, 1), (5, 5)]).without_isolated()) == 2
 
 
@@ -327,7 +367,8 @@ def test_chunks_make_the_same_graph(tmp_path, monkeypatch):
     monkeypatch.setattr(text_files, "CHUNK_ROWS", 7)
     assert np.array_equal(dense(path), whole)
     assert np.array_equal(
-        dense(path, loops="keep"), dense(scipy.sparse.coo_array((np.ones(400), pairs.T), shape=(50, 50)), loops="keep")
+        dense(path, loops="keep"),
+        dense(scipy.sparse.coo_array((np.ones(400), pairs.T), shape=(50, 50)), loops="keep"),
     )
 
 
@@ -340,7 +381,9 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES.keys())
 def test_reading_takes_less_than_twice_the_graph(tmp_path, line):
-    """The graph is its matrix and the names of its nodes, which as text of up to 15 bytes take 16 each."""
+    """The graph is its matrix and the names of its nodes, which as text of up to 15 bytes take
+    16 each.
+    """
     pairs = np.random.default_rng(0).integers(0, 40_000, (200_000, 2)).tolist()
     path = written(tmp_path, "g.txt", "".join(line.format(u, v, u % 9) for u, v in pairs))
     tracemalloc.start()
@@ -358,7 +401,9 @@ def test_names_are_numbered_as_a_dict_would_over_many_chunks():
     rng, table, expected = np.random.default_rng(0), NameTable(), {}
     for _ in range(40):
         names = dict.fromkeys(f"{'é' * int(i % 40)}{i}" for i in rng.integers(0, 9_000, 500))
-        assert [expected.setdefault(name, len(expected)) for name in names] == table.numbers(names).tolist()
+        assert [expected.setdefault(name, len(expected)) for name in names] == table.numbers(
+            names
+        ).tolist()
     table.close()
     assert table.names.tolist() == list(expected)
     assert len(expected) > 4 * name_table.SLOTS
@@ -379,12 +424,22 @@ def test_rules_over_many_chunks_are_those_of_a_table(monkeypatch, duplicates, di
     monkeypatch.setattr(edges, "BLOCK", 13)
     rng = np.random.default_rng(1)
     rows = np.column_stack([rng.integers(0, 12, (300, 2)), rng.random(300)])
-    cells = {(u, v): [w for a, b, w in rows if (a, b) == (u, v)] for u in range(12) for v in range(12)}
+    cells = {
+        (u, v): [w for a, b, w in rows if (a, b) == (u, v)] for u in range(12) for v in range(12)
+    }
     reduce = {"max": max, "sum": sum, "mean": np.mean}
     one_way = np.array(
-        [[reduce[duplicates](cells[u, v]) if cells[u, v] else 0.0 for v in range(12)] for u in range(12)]
+        [
+            [reduce[duplicates](cells[u, v]) if cells[u, v] else 0.0 for v in range(12)]
+            for u in range(12)
+        ]
     )
-    join = {"max": np.maximum, "sum": np.add, "mean": lambda a, b: (a + b) / 2, "mutual": np.minimum}
+    join = {
+        "max": np.maximum,
+        "sum": np.add,
+        "mean": lambda a, b: (a + b) / 2,
+        "mutual": np.minimum,
+    }
     expected = join[directed](one_way, one_way.T)
     np.fill_diagonal(expected, one_way.diagonal())
     found = dense(rows, duplicates=duplicates, directed=directed, loops="keep")
@@ -392,14 +447,21 @@ def test_rules_over_many_chunks_are_those_of_a_table(monkeypatch, duplicates, di
 
 
 def test_a_matrix_of_the_caller_is_left_as_it_was():
-    entries = scipy.sparse.coo_array((TRIPLES[:, 2], TRIPLES[:, :2].T.astype(np.int32)), shape=(3, 3))
+    entries = scipy.sparse.coo_array(
+        (TRIPLES[:, 2], TRIPLES[:, :2].T.astype(np.int32)), shape=(3, 3)
+    )
     before = [part.copy() for part in (entries.row, entries.col, entries.data)]
     graph(entries)
-    assert all(np.array_equal(a, b) for a, b in zip(before, (entries.row, entries.col, entries.data), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(before, (entries.row, entries.col, entries.data), strict=True)
+    )
 
 
 def test_node_numbers_and_weights_that_grow_wider_on_the_way(tmp_path, monkeypatch):
-    """Numbers beyond 32 bits, and a weight that float32 does not hold, after chunks of small ones."""
+    """Numbers beyond 32 bits, and a weight that float32 does not hold, after chunks of small
+    ones.
+    """
     monkeypatch.setattr(text_files, "CHUNK_ROWS", 2)
     rows = [(0, 1, 1.5), (1, 2, 2.0), (2, 3, 0.5), (3, 7_000_000_000, 0.1), (0, 3, 2.5)]
     found = graph(written(tmp_path, "g.txt", "".join(f"{u} {v} {w}\n" for u, v, w in rows)))
@@ -412,7 +474,9 @@ def test_rules_of_a_graph_of_ours_are_obeyed():
     assert graph(one, loops="keep") is one
     assert graph(one, loops="keep", name="other").name == "other"
     assert np.array_equal(dense(one, directed="sum", duplicates="sum"), dense(TRIPLES))
-    assert np.array_equal(dense(one, weighted=False, loops="keep"), dense(TRIPLES, weighted=False, loops="keep"))
+    assert np.array_equal(
+        dense(one, weighted=False, loops="keep"), dense(TRIPLES, weighted=False, loops="keep")
+    )
 
 
 def test_a_graph_is_taken_as_it_is():

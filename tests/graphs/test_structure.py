@@ -29,7 +29,9 @@ ORDER = sorted(WEIGHTED)
 def test_matrices_are_those_of_networkx(name, oracle):
     found = getattr(graph(WEIGHTED), name)()
     assert found.symmetric
-    assert torch.allclose(found.dense(), torch.as_tensor(oracle(WEIGHTED), dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(
+        found.dense(), torch.as_tensor(oracle(WEIGHTED), dtype=torch.float64), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("loops", ["drop", "keep"])
@@ -58,7 +60,11 @@ def test_degrees_edges_and_repr():
 
 MATRICES = {
     "asymmetric": ([[0, 1], [0, 0]], ValueError, 'adjacency must be symmetric, .*directed="max"'),
-    "nearly symmetric": ([[0, 1, 1], [1, 0, 1], [1, 1 + 1e-6, 0]], ValueError, "adjacency must be symmetric"),
+    "nearly symmetric": (
+        [[0, 1, 1], [1, 0, 1], [1, 1 + 1e-6, 0]],
+        ValueError,
+        "adjacency must be symmetric",
+    ),
     "negative": ([[0, -1], [-1, 0]], ValueError, "the weights must be at least 0, got -1"),
     "NaN": ([[0, np.nan], [np.nan, 0]], ValueError, "the weights must be finite, got nan"),
     "not square": (np.ones((2, 3)), ValueError, r"adjacency must be square, got shape \(2, 3\)"),
@@ -82,14 +88,21 @@ def test_one_direction_missing_is_found_beside_a_hub():
         Graph(star)
 
 
-@pytest.mark.parametrize("matrix", [np.eye(3), scipy.sparse.eye_array(3, dtype=np.int8, format="csr"), [[0, 1]]])
+@pytest.mark.parametrize(
+    "matrix", [np.eye(3), scipy.sparse.eye_array(3, dtype=np.int8, format="csr"), [[0, 1]]]
+)
 def test_what_is_no_sparse_matrix_of_floats_is_refused(matrix):
-    with pytest.raises(TypeError, match=r"adjacency must be a csr_array of floats, .*Graph.of\(matrix\) makes it one"):
+    with pytest.raises(
+        TypeError,
+        match=r"adjacency must be a csr_array of floats, .*Graph.of\(matrix\) makes it one",
+    ):
         Graph(matrix)
 
 
 def test_of_leaves_the_matrix_alone_and_stored_zeros_out():
-    matrix = scipy.sparse.csr_array(([1.0, 1.0, 0.0, 0.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
+    matrix = scipy.sparse.csr_array(
+        ([1.0, 1.0, 0.0, 0.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3)
+    )
     assert repr(Graph.of(matrix)) == "Graph(3 nodes, 1 edge, 1 isolated)"
     assert matrix.nnz == 4
 

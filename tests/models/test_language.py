@@ -65,7 +65,8 @@ def test_gpt_with_their_weights_is_the_gpt2_of_transformers():
     )
     try:
         theirs = transformers.GPT2LMHeadModel(config).double().eval()
-    except ImportError as error:  # transformers imports torchvision, where that is installed and fits torch or not
+    # transformers imports torchvision, where that is installed and fits torch or not
+    except ImportError as error:
         pytest.skip(str(error))
     ours = gpt(20, 8, 16, 2, 2).double().eval()
     parts = {"wte": ours.tokens, "wpe": ours.positions, "ln_f": ours.norm}

@@ -130,7 +130,10 @@ def test_weights_come_from_the_seed_and_leave_the_global_generator_alone(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_buffers_are_set(name):
     for key, buffer in SMALL[name](0).named_buffers():
-        assert torch.equal(buffer, torch.ones_like(buffer) if key.endswith("running_var") else torch.zeros_like(buffer))
+        assert torch.equal(
+            buffer,
+            torch.ones_like(buffer) if key.endswith("running_var") else torch.zeros_like(buffer),
+        )
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -159,12 +162,16 @@ def test_a_hessian_product_is_the_difference_of_gradients(name):
     theta = problem.vector
     v = torch.randn(len(theta), generator=rng, dtype=torch.float64)
     v, step = v / v.norm(), 1e-7  # so short that no unit of a ReLU network switches
-    difference = (problem.gradient(theta + step * v) - problem.gradient(theta - step * v)) / (2 * step)
+    difference = (problem.gradient(theta + step * v) - problem.gradient(theta - step * v)) / (
+        2 * step
+    )
     product = hessian(problem) @ v
     assert float((product - difference).norm()) <= 1e-5 * float(difference.norm())
 
 
-@pytest.mark.parametrize("name", ["softmax", "mlp", "deep_linear", "lenet5", "all_cnn", "vgg16", "lstm", "gpt"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "mlp", "deep_linear", "lenet5", "all_cnn", "vgg16", "lstm", "gpt"]
+)
 def test_seeds_stacked_by_vmap_are_the_seeds_one_by_one(name):
     x, _ = samples(name, 2)
     models = [SMALL[name](seed).double().eval() for seed in (0, 1)]
@@ -223,7 +230,9 @@ def test_a_model_by_name_fits_the_data(name):
 
 
 def test_a_model_by_name_is_that_of_the_function():
-    assert torch.equal(flat(make_model("mlp", (64,), 10, 5, widths=[32])), flat(mlp([64, 32, 10], seed=5)))
+    assert torch.equal(
+        flat(make_model("mlp", (64,), 10, 5, widths=[32])), flat(mlp([64, 32, 10], seed=5))
+    )
     assert torch.equal(flat(make_model("preresnet110", classes=3)), flat(preresnet(110, classes=3)))
     with_norm = make_model("vgg16bn", classes=3, dropout=0.0)
     assert torch.equal(flat(with_norm), flat(vgg16(classes=3, batch_norm=True, dropout=0.0)))
@@ -245,13 +254,31 @@ def test_a_model_by_name_is_that_of_the_function():
         (lambda: lstm(20, layers=0), "layers must be"),
         (lambda: lstm(20, dropout=-0.1), "dropout must be a share"),
         (lambda: gpt(width=10, heads=3), "heads must divide the width 10, got 3"),
-        (lambda: gpt(20, 4, 8, 2, 1)(torch.zeros(1, 5, dtype=torch.long)), "tokens must be at most 4 long, got 5; cut"),
+        (
+            lambda: gpt(20, 4, 8, 2, 1)(torch.zeros(1, 5, dtype=torch.long)),
+            "tokens must be at most 4 long, got 5; cut",
+        ),
         (lambda: make_model("vgg"), "name must be one of 'softmax'"),
-        (lambda: make_model("lenet5", shape=(784,)), r"shape must be \(channels, 28, 28\) for 'lenet5', got \(784,\)"),
-        (lambda: make_model("vgg16", shape=(1, 28, 28)), r"shape must be \(channels, 32, 32\) for 'vgg16', got"),
-        (lambda: make_model("all_cnn", shape=(3072,)), r"shape must be \(channels, height, width\) for 'all_cnn'"),
-        (lambda: make_model("vgg16", width=3), "options must be among those of 'vgg16': dropout, got width"),
-        (lambda: make_model("softmax", width=3), "options must be among those of 'softmax': none, got width"),
+        (
+            lambda: make_model("lenet5", shape=(784,)),
+            r"shape must be \(channels, 28, 28\) for 'lenet5', got \(784,\)",
+        ),
+        (
+            lambda: make_model("vgg16", shape=(1, 28, 28)),
+            r"shape must be \(channels, 32, 32\) for 'vgg16', got",
+        ),
+        (
+            lambda: make_model("all_cnn", shape=(3072,)),
+            r"shape must be \(channels, height, width\) for 'all_cnn'",
+        ),
+        (
+            lambda: make_model("vgg16", width=3),
+            "options must be among those of 'vgg16': dropout, got width",
+        ),
+        (
+            lambda: make_model("softmax", width=3),
+            "options must be among those of 'softmax': none, got width",
+        ),
         (lambda: make_model("mlp", classes=0), "classes must be"),
         (lambda: make_model("mlp", shape=(0,)), "shape must be"),
     ],

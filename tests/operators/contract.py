@@ -1,4 +1,6 @@
-"""What every operator promises; a test class inherits this and says what its operator and dense matrix are."""
+"""What every operator promises; a test class inherits this and says what its operator and dense
+matrix are.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ def relative(found: Tensor, exact: Tensor) -> float:
 
 
 class OperatorContract:
-    """Subclasses give fixtures ``operator`` and ``dense`` and, where rounding allows less, ``tolerance``."""
+    """Subclasses give fixtures ``operator`` and ``dense`` and, where rounding allows less,
+    ``tolerance``.
+    """
 
     tolerance = 1e-9
 
     def block(self, operator: LinearOperator, columns: int = 5) -> Tensor:
         rng = generator(3, "contract")
-        return torch.randn(operator.dim, columns, generator=rng, dtype=torch.float64).to(operator.dtype)
+        return torch.randn(operator.dim, columns, generator=rng, dtype=torch.float64).to(
+            operator.dtype
+        )
 
     def test_product_is_the_dense_matrix(self, operator: LinearOperator, dense: Tensor) -> None:
         assert relative(operator.dense().double(), dense) <= self.tolerance
@@ -46,7 +52,9 @@ class OperatorContract:
         from_numpy = rows.cpu().numpy() @ operator if operator.device.type == "cpu" else found
         assert relative(from_numpy, found) <= self.tolerance
 
-    def test_products_with_tensors_shaped_like_the_parameters(self, operator: LinearOperator) -> None:
+    def test_products_with_tensors_shaped_like_the_parameters(
+        self, operator: LinearOperator
+    ) -> None:
         if operator.space is None:
             pytest.skip("no names")
         block = self.block(operator, 2)
@@ -69,7 +77,10 @@ class OperatorContract:
     def test_linear(self, operator: LinearOperator) -> None:
         block = self.block(operator, 2)
         u, v = block.T
-        assert relative(operator @ (2 * u - 3 * v), 2 * (operator @ u) - 3 * (operator @ v)) <= 10 * self.tolerance
+        assert (
+            relative(operator @ (2 * u - 3 * v), 2 * (operator @ u) - 3 * (operator @ v))
+            <= 10 * self.tolerance
+        )
 
     def test_same_at_every_product(self, operator: LinearOperator) -> None:
         v = self.block(operator, 1)[:, 0]
@@ -96,7 +107,10 @@ class OperatorContract:
 
     def test_restriction_is_the_submatrix(self, operator: LinearOperator, dense: Tensor) -> None:
         chosen = torch.arange(0, operator.dim, 3)
-        assert relative(operator.restrict(chosen).dense().double(), dense[chosen][:, chosen]) <= self.tolerance
+        assert (
+            relative(operator.restrict(chosen).dense().double(), dense[chosen][:, chosen])
+            <= self.tolerance
+        )
 
     def test_restriction_by_name(self, operator: LinearOperator, dense: Tensor) -> None:
         if operator.space is None:
@@ -128,7 +142,10 @@ class OperatorContract:
     def test_known_squares_and_bounds(self, operator: LinearOperator, dense: Tensor) -> None:
         squares, (low, high) = operator.known_squares(), operator.known_bounds()
         if squares is not None:
-            assert abs(squares - float((dense @ dense).trace())) <= max(1e-10, self.tolerance) * squares
+            assert (
+                abs(squares - float((dense @ dense).trace()))
+                <= max(1e-10, self.tolerance) * squares
+            )
         if operator.symmetric:
             values = torch.linalg.eigvalsh((dense + dense.T) / 2)
             slack = max(1e-10, self.tolerance) * float(values.abs().max())

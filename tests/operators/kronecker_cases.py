@@ -11,10 +11,16 @@ from lambdahat.models import mlp
 from lambdahat.operators.kronecker import KFAC
 from lambdahat.problem import Problem
 
-LOSSES = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss, "bce_with_logits": F.binary_cross_entropy_with_logits}
+LOSSES = {
+    "cross_entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+}
 
 
-def data(inputs: tuple[int, ...], outputs: int, loss: str = "cross_entropy", count: int = 7) -> tuple[Tensor, Tensor]:
+def data(
+    inputs: tuple[int, ...], outputs: int, loss: str = "cross_entropy", count: int = 7
+) -> tuple[Tensor, Tensor]:
     x = torch.randn(count, *inputs, dtype=torch.float64)
     if loss == "mse":
         return x, torch.randn(count, outputs, dtype=torch.float64)
@@ -43,16 +49,20 @@ def dense_ggn(problem: Problem, loss: str, x: Tensor, y: Tensor) -> Tensor:
     total = torch.zeros(space.size, space.size, dtype=torch.float64)
     for sample, target in zip(x, y, strict=True):
         J = jacrev(output)(problem.vector, sample)
-        total += J.T @ curvature_at_output(loss, output(problem.vector, sample), target) @ J / len(x)
+        total += (
+            J.T @ curvature_at_output(loss, output(problem.vector, sample), target) @ J / len(x)
+        )
     return total
 
 
 def explicit_block(
     model: nn.Sequential, at: int, loss: str, x: Tensor, y: Tensor, group: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(A, G) of layer ``at`` of a sequential model, in one group, from Jacobians of the layer and of what follows it.
+    """(A, G) of layer ``at`` of a sequential model, in one group, from Jacobians of the layer and
+    of what follows it.
 
-    The inputs at an output position are the derivative of that output by the weight's row, so that nothing is unfolded.
+    The inputs at an output position are the derivative of that output by the weight's row, so that
+    nothing is unfolded.
     """
     layer, before, after = model[at], model[:at], model[at + 1 :]
     groups = getattr(layer, "groups", 1)
@@ -75,7 +85,8 @@ def explicit_block(
         a = torch.cat(parts, dim=1)  # (R, n)
         J = jacrev(lambda out: after(out[None])[0])(out)  # (C, *out)
         M = curvature_at_output(loss, after(out[None])[0], target)
-        J = J.movedim(axis if axis == -1 else 1, 1)[:, list(rows)].reshape(len(J), len(rows), -1)  # (C, m, R)
+        # (C, m, R)
+        J = J.movedim(axis if axis == -1 else 1, 1)[:, list(rows)].reshape(len(J), len(rows), -1)
         A = A + a.T @ a / len(a) / len(x)
         G = G + torch.einsum("cmr,cd,dor->mo", J, M, J) / len(x)
     return A.detach().contiguous(), G.detach().contiguous()
@@ -104,15 +115,24 @@ def layer_matrix(K: KFAC, names: list[str]) -> Tensor:
 
 MODELS = {
     "mlp": (lambda: mlp([4, 5, 3], "tanh"), (4,), (0, 2)),
-    "no bias": (lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), (4,), (0, 2)),
+    "no bias": (
+        lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)),
+        (4,),
+        (0, 2),
+    ),
     "sequence": (
-        lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2), nn.Flatten(), nn.Linear(10, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2), nn.Flatten(), nn.Linear(10, 3)
+        ),
         (5, 4),
         (0, 2, 4),
     ),
     "conv1d": (
         lambda: nn.Sequential(
-            nn.Conv1d(2, 3, 3, stride=2, padding=1, dilation=2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 3)
+            nn.Conv1d(2, 3, 3, stride=2, padding=1, dilation=2),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(9, 3),
         ),
         (2, 8),
         (0, 3),
@@ -131,12 +151,16 @@ MODELS = {
         (0, 2, 6),
     ),
     "circular": (
-        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(32, 3)),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(32, 3)
+        ),
         (1, 4, 4),
         (0, 2),
     ),
     "conv3d": (
-        lambda: nn.Sequential(nn.Conv3d(1, 2, 2, dilation=(1, 2, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)),
+        lambda: nn.Sequential(
+            nn.Conv3d(1, 2, 2, dilation=(1, 2, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)
+        ),
         (1, 3, 4, 3),
         (0, 3),
     ),
@@ -144,7 +168,9 @@ MODELS = {
 
 
 class Mixed(nn.Module):
-    """An embedding, a norm, a loose parameter, a convolution and linear layers; ``tied`` shares a weight."""
+    """An embedding, a norm, a loose parameter, a convolution and linear layers; ``tied`` shares
+    a weight.
+    """
 
     def __init__(self, tied: bool = False) -> None:
         super().__init__()

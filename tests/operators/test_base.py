@@ -27,14 +27,18 @@ SPACE = Space(("a.weight", "a.bias", "b[0]"), ((2, 2), (2,), (1,)))
 
 @st.composite
 def matrices(draw: st.DrawFn, psd: bool = False) -> Tensor:
-    """Symmetric 7 × 7 matrices of small integers: exact in floating point, and singular now and then."""
+    """Symmetric 7 × 7 matrices of small integers: exact in floating point, and singular now and
+    then.
+    """
     entries = draw(st.lists(st.integers(-4, 4), min_size=49, max_size=49))
     matrix = torch.tensor(entries, dtype=torch.float64).reshape(7, 7)
     return matrix @ matrix.T if psd else matrix + matrix.T
 
 
 numbers = st.one_of(
-    st.integers(-3, 3), st.floats(-5, 5), st.sampled_from([np.float64(1.5), np.float32(-2.0), np.int64(3)])
+    st.integers(-3, 3),
+    st.floats(-5, 5),
+    st.sampled_from([np.float64(1.5), np.float32(-2.0), np.int64(3)]),
 )
 
 
@@ -79,7 +83,11 @@ class TestAlgebra:
         assert (first + second).psd
         assert not (first - second).psd
         assert (c * first).psd == (c >= 0)
-        for found, dense in ((first + second, a + b), (c * first, float(c) * a), (first @ first, a @ a)):
+        for found, dense in (
+            (first + second, a + b),
+            (c * first, float(c) * a),
+            (first @ first, a @ a),
+        ):
             check(found, dense, known=not isinstance(found, Product))
         assert (first @ first).psd
         assert not (first @ second).symmetric
@@ -110,7 +118,9 @@ class TestAlgebra:
 
     @given(matrices(), st.permutations(range(7)), st.integers(1, 7))
     @settings(max_examples=25, deadline=None)
-    def test_restriction_keeps_the_order_asked_for(self, a: Tensor, order: list[int], count: int) -> None:
+    def test_restriction_keeps_the_order_asked_for(
+        self, a: Tensor, order: list[int], count: int
+    ) -> None:
         where = order[:count]
         for which in (where, torch.tensor(where), np.array(where)):
             check(named(a).restrict(which), a[where][:, where])
@@ -209,7 +219,11 @@ def test_scipy_solves_with_it() -> None:
 @pytest.mark.parametrize(
     ("act", "error", "message"),
     [
-        (lambda A: A @ torch.zeros(3), ValueError, r"the right-hand side of @ must have shape \(7,\) or \(7, k\)"),
+        (
+            lambda A: A @ torch.zeros(3),
+            ValueError,
+            r"the right-hand side of @ must have shape \(7,\) or \(7, k\)",
+        ),
         (lambda A: A @ torch.zeros(7, dtype=torch.long), ValueError, "be real floating point"),
         (lambda A: A @ torch.zeros(7, 2, 2), ValueError, "must have shape"),
         (
@@ -217,7 +231,11 @@ def test_scipy_solves_with_it() -> None:
             ValueError,
             r"the operators of \+ must have the same order, got 7 and 3",
         ),
-        (lambda A: A @ operator(torch.eye(3)), ValueError, "the operators of @ must have the same order"),
+        (
+            lambda A: A @ operator(torch.eye(3)),
+            ValueError,
+            "the operators of @ must have the same order",
+        ),
         (lambda A: A + 1, TypeError, "must be an operator, got 1; add 1 .* lh.identity"),
         (lambda A: A - torch.eye(7), TypeError, "must be an operator.*lh.operator"),
         (lambda A: A * torch.eye(7), TypeError, "factor of an operator must be one real number"),
@@ -230,8 +248,16 @@ def test_scipy_solves_with_it() -> None:
         (lambda A: A.restrict([]), ValueError, "which must be names or a non-empty 1-D list"),
         (lambda A: A.restrict(torch.ones(7, dtype=torch.bool)), ValueError, "mask.nonzero"),
         (lambda A: A.restrict("c.*"), ValueError, "parameters must match at least one of a.weight"),
-        (lambda A: A.block_diagonal({"x": "a.*", "y": "a.bias"}), ValueError, "blocks must not overlap"),
-        (lambda A: operator(torch.eye(3)).restrict("a"), ValueError, "the operator must have named parameters"),
+        (
+            lambda A: A.block_diagonal({"x": "a.*", "y": "a.bias"}),
+            ValueError,
+            "blocks must not overlap",
+        ),
+        (
+            lambda A: operator(torch.eye(3)).restrict("a"),
+            ValueError,
+            "the operator must have named parameters",
+        ),
     ],
 )
 def test_misuse_is_named(act: object, error: type[Exception], message: str) -> None:
@@ -247,18 +273,27 @@ def test_numpy_numbers_multiply_from_the_left() -> None:
 
 def test_repr_says_what_it_is() -> None:
     assert repr(identity(operator(torch.eye(2)))) == "Identity(2 × 2, psd, float32, cpu)"
-    assert repr(operator(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))) == "Matrix(2 × 2, general, float32, cpu)"
+    assert (
+        repr(operator(torch.tensor([[1.0, 2.0], [0.0, 1.0]])))
+        == "Matrix(2 × 2, general, float32, cpu)"
+    )
 
 
 COMBINED = {
     "sum": (lambda H, G: H + G, lambda h, g: h + g),
     "difference": (lambda H, G: H - 0.5 * G, lambda h, g: h - 0.5 * g),
     "scaled": (lambda H, G: -0.5 * H, lambda h, g: -0.5 * h),
-    "damped": (lambda H, G: G + 0.1 * identity(G), lambda h, g: g + 0.1 * torch.eye(len(g)).double()),
+    "damped": (
+        lambda H, G: G + 0.1 * identity(G),
+        lambda h, g: g + 0.1 * torch.eye(len(g)).double(),
+    ),
     "product": (lambda H, G: H @ G, lambda h, g: h @ g),
     "square": (lambda H, G: H @ H, lambda h, g: h @ h),
     "restricted": (lambda H, G: H.restrict(range(3, 40)), lambda h, g: h[3:40, 3:40]),
-    "restricted by name": (lambda H, G: (H + G).restrict("2.*"), lambda h, g: (h + g)[30:65, 30:65]),
+    "restricted by name": (
+        lambda H, G: (H + G).restrict("2.*"),
+        lambda h, g: (h + g)[30:65, 30:65],
+    ),
 }
 
 
@@ -321,7 +356,11 @@ def test_blocks_cost_their_own_products_only() -> None:
     assert isinstance(blocks, BlockDiagonal)
     assert list(blocks.blocks) == ["0", "2", "4"]
     blocks.dense()
-    assert {name: part.matvecs for name, part in blocks.blocks.items()} == {"0": 30, "2": 35, "4": 18}
+    assert {name: part.matvecs for name, part in blocks.blocks.items()} == {
+        "0": 30,
+        "2": 35,
+        "4": 18,
+    }
     assert H.matvecs == 0
 
 
@@ -351,8 +390,12 @@ def test_arrays_of_every_layout_are_read(kind: str) -> None:
     assert np.allclose((rows.T @ op).numpy(), block.T @ matrix)
     assert np.allclose(op.to_scipy() @ block[::-1], matrix @ block[::-1])
     if kind != "sparse":
-        form = {"reversed": matrix[::-1].copy()[::-1], "big-endian": matrix.astype(">f8")}.get(kind, matrix)
-        assert np.allclose(operator(form.astype(np.longdouble) if kind == "longdouble" else form).dense(), matrix)
+        form = {"reversed": matrix[::-1].copy()[::-1], "big-endian": matrix.astype(">f8")}.get(
+            kind, matrix
+        )
+        assert np.allclose(
+            operator(form.astype(np.longdouble) if kind == "longdouble" else form).dense(), matrix
+        )
 
 
 FACTORS = [2, np.float32(2.0), np.array(2.0), torch.tensor(2.0), fractions.Fraction(2)]

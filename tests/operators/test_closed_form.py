@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lambdahat.estimators.traces import trace
-from lambdahat.operators import closed_form, fisher, ggn, gradient_covariance, hessian, layer_squares
+from lambdahat.operators import (
+    closed_form,
+    fisher,
+    ggn,
+    gradient_covariance,
+    hessian,
+    layer_squares,
+)
 from lambdahat.operators.closed_form import diagonal_of, sampled_trace, trace_of
 from lambdahat.operators.few_samples import few_of
 from lambdahat.operators.layer_calls import Call
@@ -56,11 +63,21 @@ TOKENS = "tokens"
 # name: model, shape of one input, the parameters that must go by their layer's closed form
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (4,), "all"),
-    "no bias": (lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), (4,), "all"),
-    "linear on sequences": (lambda: flat(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2), width=10), (5, 4), "all"),
+    "no bias": (
+        lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)),
+        (4,),
+        "all",
+    ),
+    "linear on sequences": (
+        lambda: flat(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2), width=10),
+        (5, 4),
+        "all",
+    ),
     "linear on 4-D": (lambda: flat(nn.Linear(2, 3), nn.Tanh(), width=36), (3, 4, 2), "all"),
     "conv1d": (
-        lambda: flat(nn.Conv1d(2, 4, 3, stride=2, padding=1, dilation=2, groups=2), nn.Tanh(), width=16),
+        lambda: flat(
+            nn.Conv1d(2, 4, 3, stride=2, padding=1, dilation=2, groups=2), nn.Tanh(), width=16
+        ),
         (2, 9),
         "all",
     ),
@@ -89,7 +106,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         (1, 4, 4),
         "all",
     ),
-    "valid padding": (lambda: flat(nn.Conv1d(1, 2, 3, padding="valid"), nn.Tanh(), width=8), (1, 6), "all"),
+    "valid padding": (
+        lambda: flat(nn.Conv1d(1, 2, 3, padding="valid"), nn.Tanh(), width=8),
+        (1, 6),
+        "all",
+    ),
     "circular padding": (
         lambda: flat(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Tanh(), width=32),
         (1, 4, 4),
@@ -100,7 +121,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         (1, 6),
         "all",
     ),
-    "transposed": (lambda: flat(nn.ConvTranspose2d(1, 2, 2, stride=2), nn.Tanh(), width=64), (1, 2, 4), "3.weight"),
+    "transposed": (
+        lambda: flat(nn.ConvTranspose2d(1, 2, 2, stride=2), nn.Tanh(), width=64),
+        (1, 2, 4),
+        "3.weight",
+    ),
     "batch-norm 1d": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)),
         (4,),
@@ -108,41 +133,67 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     ),
     "batch-norm 1d on series": (lambda: flat(nn.BatchNorm1d(2), nn.Tanh(), width=8), (2, 4), "all"),
     "batch-norm 2d": (
-        lambda: flat(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.AvgPool2d(2), width=12),
+        lambda: flat(
+            nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.AvgPool2d(2), width=12
+        ),
         (2, 6, 6),
         "all",
     ),
-    "PReLU": (lambda: nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), nn.Linear(5, 3)), (4,), "2.weight"),
+    "PReLU": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), nn.Linear(5, 3)),
+        (4,),
+        "2.weight",
+    ),
     "embedding": (
-        lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 3)),
+        lambda: nn.Sequential(
+            nn.Embedding(5, 3), nn.Flatten(), nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 3)
+        ),
         TOKENS,
         "4.weight",
     ),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), (4,), "0.weight"),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)),
+        (4,),
+        "0.weight",
+    ),
     "tied": (Tied, TOKENS, "none"),
     "called twice": (
-        lambda: Net(lambda m, x: m.b(torch.tanh(m.a(torch.tanh(m.a(x))))), a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+        lambda: Net(
+            lambda m, x: m.b(torch.tanh(m.a(torch.tanh(m.a(x))))),
+            a=nn.Linear(4, 4),
+            b=nn.Linear(4, 3),
+        ),
         (4,),
         "b.weight",
     ),
     "called in parallel": (
-        lambda: Net(lambda m, x: m.b(torch.tanh(m.a(x)) - m.a(x * x)), a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+        lambda: Net(
+            lambda m, x: m.b(torch.tanh(m.a(x)) - m.a(x * x)), a=nn.Linear(4, 4), b=nn.Linear(4, 3)
+        ),
         (4,),
         "b.weight",
     ),
     "used outside its layer": (
-        lambda: Net(lambda m, x: m.b(torch.tanh(m.a(x)) @ m.a.weight), a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+        lambda: Net(
+            lambda m, x: m.b(torch.tanh(m.a(x)) @ m.a.weight), a=nn.Linear(4, 4), b=nn.Linear(4, 3)
+        ),
         (4,),
         "a.bias",
     ),
     "used outside, unseen": (
         lambda: Net(
-            lambda m, x: m.b(torch.tanh(m.a(x))) + F.relu(x - 50) @ m.b.weight.T, a=nn.Linear(4, 4), b=nn.Linear(4, 3)
+            lambda m, x: m.b(torch.tanh(m.a(x))) + F.relu(x - 50) @ m.b.weight.T,
+            a=nn.Linear(4, 4),
+            b=nn.Linear(4, 3),
         ),
         (4,),
         "a.weight",
     ),
-    "no layers": (lambda: Net(lambda m, x: torch.tanh(x @ m.w), w=nn.Parameter(torch.randn(4, 3))), (4,), "none"),
+    "no layers": (
+        lambda: Net(lambda m, x: torch.tanh(x @ m.w), w=nn.Parameter(torch.randn(4, 3))),
+        (4,),
+        "none",
+    ),
     **{
         f"time first, {steps} steps": (
             lambda: Net(time_first, a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
@@ -160,7 +211,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
 
 
 def problem_of(
-    make: Callable[[], nn.Module], shape: Any, loss: Any = "cross_entropy", samples: int = 9, **options: Any
+    make: Callable[[], nn.Module],
+    shape: Any,
+    loss: Any = "cross_entropy",
+    samples: int = 9,
+    **options: Any,
 ) -> Problem:
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -169,12 +224,22 @@ def problem_of(
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 nn.init.normal_(module.running_mean)
                 nn.init.uniform_(module.running_var, 0.5, 2.0)
-        x = torch.randint(5, (samples, 3)) if shape == TOKENS else torch.randn(samples, *shape, dtype=torch.float64)
-        y = torch.randint(3, (samples,)) if loss == "cross_entropy" else torch.rand(samples, 3, dtype=torch.float64)
+        x = (
+            torch.randint(5, (samples, 3))
+            if shape == TOKENS
+            else torch.randn(samples, *shape, dtype=torch.float64)
+        )
+        y = (
+            torch.randint(3, (samples,))
+            if loss == "cross_entropy"
+            else torch.rand(samples, 3, dtype=torch.float64)
+        )
     return Problem(model, loss, (x, y), **{"batch_size": 4, **options})
 
 
-def agree(problem: Problem, dense: Tensor, kind: str = "hessian", tolerance: float = 1e-10, **options: Any) -> None:
+def agree(
+    problem: Problem, dense: Tensor, kind: str = "hessian", tolerance: float = 1e-10, **options: Any
+) -> None:
     leaves = leaves_of(problem, problem.vector)
     factors = exact_factors(few_of(problem, leaves), kind, **options)
     scale = float(dense.diagonal().abs().sum())
@@ -188,21 +253,36 @@ def test_trace_and_diagonal_are_those_of_the_dense_matrix(name: str) -> None:
     problem = problem_of(make, shape)
     agree(problem, dense_ggn(problem))
     found = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector))).names
-    expected = set(problem.space.names) if layered == "all" else set() if layered == "none" else {layered}
-    assert found == expected if layered in ("all", "none") else expected <= found < set(problem.space.names)
+    expected = (
+        set(problem.space.names) if layered == "all" else set() if layered == "none" else {layered}
+    )
+    assert (
+        found == expected
+        if layered in ("all", "none")
+        else expected <= found < set(problem.space.names)
+    )
 
 
-@pytest.mark.parametrize("name", ["linear", "conv2d", "batch-norm 2d", "tied", "time first, 4 steps"])
+@pytest.mark.parametrize(
+    "name", ["linear", "conv2d", "batch-norm 2d", "tied", "time first, 4 steps"]
+)
 @pytest.mark.parametrize("kind", ["empirical", "monte_carlo"])
 def test_sampled_fishers(name: str, kind: str) -> None:
     problem = problem_of(*MODELS[name][:2])
     if kind == "empirical":
         agree(problem, dense_second_moment(problem), kind)
         assert gradient_covariance(problem).known_trace() == pytest.approx(
-            float(dense_second_moment(problem).trace() - problem.gradient().square().sum()), rel=1e-9
+            float(dense_second_moment(problem).trace() - problem.gradient().square().sum()),
+            rel=1e-9,
         )
     else:
-        agree(problem, fisher(problem, "monte_carlo", samples=3, seed=2).dense(), kind, samples=3, seed=2)
+        agree(
+            problem,
+            fisher(problem, "monte_carlo", samples=3, seed=2).dense(),
+            kind,
+            samples=3,
+            seed=2,
+        )
 
 
 @pytest.mark.parametrize("pattern", ["2.weight", "0.*", ["0.bias", "2.bias"]])
@@ -215,7 +295,8 @@ def test_some_parameters(pattern: Any) -> None:
     assert (
         hessian(whole).restrict("2.weight").known_trace()
         == pytest.approx(  # tanh is below the last layer
-            float(dense_hessian(problem_of(*MODELS["linear"][:2], parameters="2.weight")).trace()), rel=1e-10
+            float(dense_hessian(problem_of(*MODELS["linear"][:2], parameters="2.weight")).trace()),
+            rel=1e-10,
         )
     )
 
@@ -228,7 +309,9 @@ def mixed_products(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target).prod(dim=1) + output.square().sum(dim=1)).mean()
 
 
-@pytest.mark.parametrize("loss", ["mse", "bce_with_logits", F.huber_loss, nn.SmoothL1Loss(), wavy, mixed_products])
+@pytest.mark.parametrize(
+    "loss", ["mse", "bce_with_logits", F.huber_loss, nn.SmoothL1Loss(), wavy, mixed_products]
+)
 def test_other_losses(loss: Any) -> None:
     problem = problem_of(*MODELS["linear"][:2], loss=loss)
     agree(problem, dense_ggn(problem))
@@ -244,7 +327,9 @@ def test_weighted_classes_and_label_smoothing() -> None:
 
 
 def test_one_number_a_sample() -> None:
-    model = Net(lambda m, x: m.b(torch.tanh(m.a(x))).squeeze(1), a=nn.Linear(4, 5), b=nn.Linear(5, 1)).double()
+    model = Net(
+        lambda m, x: m.b(torch.tanh(m.a(x))).squeeze(1), a=nn.Linear(4, 5), b=nn.Linear(5, 1)
+    ).double()
     x, y = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
     for loss in ("mse", F.huber_loss):
         problem = Problem(model, loss, (x, y), batch_size=4)
@@ -252,7 +337,11 @@ def test_one_number_a_sample() -> None:
 
 
 def test_gaussian_nll_of_one_tensor() -> None:
-    problem = problem_of(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6)), (4,), loss="gaussian_nll")
+    problem = problem_of(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6)),
+        (4,),
+        loss="gaussian_nll",
+    )
     agree(problem, dense_ggn(problem))
     assert not ggn(problem).psd
 
@@ -278,15 +367,22 @@ def centred(m: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("case", ["own statistics", "train mode", "fixed batch", "two outputs"])
 def test_models_that_mix_samples_have_no_factors(case: str) -> None:
-    rules = {"own statistics": centred, "fixed batch": lambda m, x: m.b(F.relu(m.a(x.reshape(4, 4))))}
+    rules = {
+        "own statistics": centred,
+        "fixed batch": lambda m, x: m.b(F.relu(m.a(x.reshape(4, 4)))),
+    }
     if case in rules:
         rule = rules[case]
-        problem = problem_of(lambda: Net(rule, a=nn.Linear(4, 5), b=nn.Linear(5, 3)), (4,), samples=8)
+        problem = problem_of(
+            lambda: Net(rule, a=nn.Linear(4, 5), b=nn.Linear(5, 3)), (4,), samples=8
+        )
     elif case == "train mode":
         problem = network("batch-norm", norm="train")
     else:
         problem = problem_of(
-            lambda: Net(lambda m, x: (m.a(x), m.a(x).exp()), a=nn.Linear(4, 3)), (4,), loss="gaussian_nll"
+            lambda: Net(lambda m, x: (m.a(x), m.a(x).exp()), a=nn.Linear(4, 3)),
+            (4,),
+            loss="gaussian_nll",
         )
     assert not samples_separate(few_of(problem, leaves_of(problem, problem.vector)))
     assert ggn(problem).known_trace() is None
@@ -297,7 +393,9 @@ def test_models_that_mix_samples_have_no_factors(case: str) -> None:
     assert abs(found.value - dense) <= max(4 * found.stderr, 1e-9 * abs(dense))
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "custom", "empirical", "monte_carlo", "sequences"])
+@pytest.mark.parametrize(
+    "loss", ["cross_entropy", "custom", "empirical", "monte_carlo", "sequences"]
+)
 def test_batches_larger_than_a_chunk(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if loss == "sequences":
         problem = sequences(classes=4, batch_size=5)
@@ -307,9 +405,10 @@ def test_batches_larger_than_a_chunk(loss: str, monkeypatch: pytest.MonkeyPatch)
         given = F.huber_loss if loss == "custom" else "cross_entropy"
         problem = problem_of(*MODELS["conv2d"][:2], loss=given, samples=11, batch_size=7)
         kinds = {"kind": loss if loss in ("empirical", "monte_carlo") else "hessian"}
-        dense = {"empirical": dense_second_moment, "monte_carlo": lambda p: fisher(p, "monte_carlo").dense()}.get(
-            loss, dense_ggn
-        )(problem)
+        dense = {
+            "empirical": dense_second_moment,
+            "monte_carlo": lambda p: fisher(p, "monte_carlo").dense(),
+        }.get(loss, dense_ggn)(problem)
     monkeypatch.setitem(closed_form.CHUNK, "cpu", 3)
     agree(problem, dense, **kinds)
 
@@ -332,7 +431,11 @@ def test_factors_go_back_in_steps_that_fit(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_first_batch_of_one_sample_with_time_first() -> None:
     """A layout that cannot be told from the usual one on the first batch alone."""
-    model = Net(lambda m, x: m.b(torch.tanh(m.a(x.transpose(0, 1))).mean(dim=0)), a=nn.Linear(4, 4), b=nn.Linear(4, 3))
+    model = Net(
+        lambda m, x: m.b(torch.tanh(m.a(x.transpose(0, 1))).mean(dim=0)),
+        a=nn.Linear(4, 4),
+        b=nn.Linear(4, 3),
+    )
     x, y = torch.randn(7, 1, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
     problem = Problem(model.double(), "cross_entropy", [(x[:1], y[:1]), (x[1:], y[1:])])
     agree(problem, dense_ggn(problem))
@@ -354,25 +457,42 @@ class TestExactTraceOfTheHessian:
         found = trace(hessian(problem), method="exact")
         assert found.value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
         assert (found.stderr, found.cost) == (0.0, 0)
-        assert relative(hessian(problem).known_diagonal(), dense_hessian(problem).diagonal()) < 1e-10
+        assert (
+            relative(hessian(problem).known_diagonal(), dense_hessian(problem).diagonal()) < 1e-10
+        )
 
     @pytest.mark.parametrize(
         ("make", "reason"),
         [
-            (lambda: problem_of(*MODELS["embedding"][:2]), "Tanh is not piecewise linear, and 0.weight does not enter"),
-            (lambda: problem_of(*MODELS["layer norm"][:2]), "NativeLayerNorm is not piecewise linear"),
-            (lambda: network("tied"), "first.weight enters twice on one path"),
-            (lambda: network("batch-norm", norm="train"), "1 normalises by the statistics of its batch"),
             (
-                lambda: Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(3)}),
+                lambda: problem_of(*MODELS["embedding"][:2]),
+                "Tanh is not piecewise linear, and 0.weight does not enter",
+            ),
+            (
+                lambda: problem_of(*MODELS["layer norm"][:2]),
+                "NativeLayerNorm is not piecewise linear",
+            ),
+            (lambda: network("tied"), "first.weight enters twice on one path"),
+            (
+                lambda: network("batch-norm", norm="train"),
+                "1 normalises by the statistics of its batch",
+            ),
+            (
+                lambda: Problem.from_function(
+                    lambda p: p["w"].square().sum(), {"w": torch.ones(3)}
+                ),
                 "no separate model output",
             ),
         ],
     )
-    def test_elsewhere_refused_with_the_reason(self, make: Callable[[], Problem], reason: str) -> None:
+    def test_elsewhere_refused_with_the_reason(
+        self, make: Callable[[], Problem], reason: str
+    ) -> None:
         operator = hessian(make())
         for damped in (operator, 2 * operator, operator + operator):
-            with pytest.raises(ValueError, match=f"method must not be 'exact' .*{reason}.* method='auto'"):
+            with pytest.raises(
+                ValueError, match=f"method must not be 'exact' .*{reason}.* method='auto'"
+            ):
                 trace(damped, method="exact")
 
     def test_branches_that_the_first_samples_do_not_take(self) -> None:
@@ -383,13 +503,20 @@ class TestExactTraceOfTheHessian:
         x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
         x[-1, 0] = 50.0
         problem = Problem(
-            Net(branching, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double(), "cross_entropy", (x, y), batch_size=2
+            Net(branching, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double(),
+            "cross_entropy",
+            (x, y),
+            batch_size=2,
         )
         operator = hessian(problem)
         assert operator.form.curved == ""
-        assert operator.known_trace() == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+        assert operator.known_trace() == pytest.approx(
+            float(dense_hessian(problem).trace()), rel=1e-10
+        )
         assert operator.form.curved == "Tanh is not piecewise linear"
-        assert relative(hessian(problem).known_diagonal(), dense_hessian(problem).diagonal()) < 1e-10
+        assert (
+            relative(hessian(problem).known_diagonal(), dense_hessian(problem).diagonal()) < 1e-10
+        )
 
     def test_branches_without_a_closed_form(self) -> None:
         def branching(m: Any, x: Tensor) -> Tensor:
@@ -410,7 +537,9 @@ def sequences(classes: int = 6, batch_size: int = 4, samples: int = 10) -> Probl
     """Logits (B, T, V) with targets (B, T), some of them left out."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        model = nn.Sequential(nn.Embedding(6, 3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, classes)).double()
+        model = nn.Sequential(
+            nn.Embedding(6, 3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, classes)
+        ).double()
         x, y = torch.randint(6, (samples, 3)), torch.randint(classes, (samples, 3))
         y[torch.rand(samples, 3) < 0.3] = -100
         y[:, 0] = 0
@@ -418,7 +547,9 @@ def sequences(classes: int = 6, batch_size: int = 4, samples: int = 10) -> Probl
 
 
 def dense_second_moment_of_shares(problem: Problem) -> Tensor:
-    """(1/n) Σ_i g_i g_iᵀ with g_i the gradient of sample i's share in the mean over all tokens, times n."""
+    """(1/n) Σ_i g_i g_iᵀ with g_i the gradient of sample i's share in the mean over all tokens,
+    times n.
+    """
     theta = problem.vector.requires_grad_()
     total = torch.zeros(problem.num_parameters, problem.num_parameters, dtype=torch.float64)
     tokens = sum(int((problem.target(batch) != -100).sum()) for batch in problem.batches)
@@ -426,7 +557,9 @@ def dense_second_moment_of_shares(problem: Problem) -> Tensor:
         output, target = problem.output(problem.named(theta), batch), problem.target(batch)
         losses = F.cross_entropy(output.movedim(-1, 1), target, reduction="none").sum(dim=1)
         for loss in losses:
-            (g,) = torch.autograd.grad(loss * problem.num_samples / tokens, theta, retain_graph=True)
+            (g,) = torch.autograd.grad(
+                loss * problem.num_samples / tokens, theta, retain_graph=True
+            )
             total += torch.outer(g, g) / problem.num_samples
     return total
 
@@ -453,7 +586,9 @@ class TestSampledTrace:
     """Over 60 seeds the errors in their own standard errors have mean 0 and variance 1."""
 
     @pytest.mark.parametrize(("make", "chunk"), [(many_classes, 256), (sequences, 3)])
-    def test_error_is_true(self, make: Callable[[], Problem], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_is_true(
+        self, make: Callable[[], Problem], chunk: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         problem = make()
         exact = float(dense_ggn(problem).trace())
         monkeypatch.setitem(closed_form.CHUNK, "cpu", chunk)
@@ -497,7 +632,9 @@ class TestSampledTrace:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"stride": (2, 1)}, {"padding": (1, 2)}, {"dilation": (2, 1), "padding": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": (2, 1)}, {"padding": (1, 2)}, {"dilation": (2, 1), "padding": 2}]
+)
 def test_patches_are_those_of_torch(options: dict[str, Any], groups: int) -> None:
     layer, x = nn.Conv2d(4, 6, (3, 2), groups=groups, **options), torch.randn(5, 4, 9, 8)
     expected = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)

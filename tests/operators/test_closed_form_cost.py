@@ -1,4 +1,6 @@
-"""What an exact trace costs beside its arithmetic: operations started, numbers read back, passes through the model."""
+"""What an exact trace costs beside its arithmetic: operations started, numbers read back, passes
+through the model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from lambdahat.problem import Problem
 
 @pytest.fixture(autouse=True)
 def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cost of the closed form alone: the comparison with float64 is counted in ``test_rounding``."""
+    """The cost of the closed form alone: the comparison with float64 is counted in
+    ``test_rounding``.
+    """
     monkeypatch.setattr(Comparison, "of", classmethod(lambda *_: None))
 
 
@@ -33,13 +37,20 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
         nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, classes)
     ),
     "convolutions": lambda classes: nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(16, classes)
+        nn.Conv2d(1, 3, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 4, 2),
+        nn.Flatten(),
+        nn.Linear(16, classes),
     ),
 }
 
 
 class Operations(TorchDispatchMode):
-    """Counts what is started inside the block, and what is read back, for which a GPU must come to a halt."""
+    """Counts what is started inside the block, and what is read back, for which a GPU must come
+    to a halt.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -62,14 +73,17 @@ class Operations(TorchDispatchMode):
 
     @property
     def read(self) -> int:
-        return sum(self.names[name] for name in ("_local_scalar_dense", "equal", "nonzero", "tolist"))
+        return sum(
+            self.names[name] for name in ("_local_scalar_dense", "equal", "nonzero", "tolist")
+        )
 
 
 def problem(model: str, batches: int, classes: int = 4) -> Problem:
     rng = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     data = [
-        (torch.randn(5, 1, 8, 8, generator=rng), torch.randint(classes, (5,), generator=rng)) for _ in range(batches)
+        (torch.randn(5, 1, 8, 8, generator=rng), torch.randint(classes, (5,), generator=rng))
+        for _ in range(batches)
     ]
     return Problem(MODELS[model](classes), "cross_entropy", data)
 
@@ -95,8 +109,29 @@ def test_all_classes_go_back_in_one_pass(model: str, monkeypatch: pytest.MonkeyP
 
 # operations that start nothing on a GPU
 FREE = {
-    *("alias", "as_strided", "detach", "empty", "empty_like", "expand", "new_empty", "permute", "promote_types"),
-    *("reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold"),
+    *(
+        "alias",
+        "as_strided",
+        "detach",
+        "empty",
+        "empty_like",
+        "expand",
+        "new_empty",
+        "permute",
+        "promote_types",
+    ),
+    *(
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unfold",
+    ),
     *("unsqueeze", "view", "_reshape_alias", "_unsafe_view"),
 }
 
@@ -105,15 +140,24 @@ FREE = {
     ("model", "most", "launches"),
     [("perceptron", 470, 188), ("smooth perceptron", 745, 376), ("convolutions", 525, 201)],
 )
-def test_operations_of_a_trace(model: str, most: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the model to the number, one batch: on a GPU the time of a small network is that of starting these."""
+def test_operations_of_a_trace(
+    model: str, most: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the model to the number, one batch: on a GPU the time of a small network is that of
+    starting these.
+    """
     before = problem(model, 1)
     assert before.model is not None
     with monkeypatch.context() as patch, Operations(patch) as found:
-        trace(hessian(Problem(before.model, "cross_entropy", [batch.data for batch in before.batches])))
+        trace(
+            hessian(
+                Problem(before.model, "cross_entropy", [batch.data for batch in before.batches])
+            )
+        )
     assert found.total <= most
     assert sum(count for name, count in found.names.items() if name not in FREE) <= launches
-    # the targets' range and how many count; the loss, twice; θ is finite; separate samples; slopes, layers; the trace
+    # the targets' range and how many count; the loss, twice; θ is finite; separate samples; slopes,
+    # layers; the trace
     assert found.read <= 8
 
 
@@ -151,14 +195,17 @@ def test_in_one_pass() -> None:
     found = in_one_pass([z], [other, x], [seeds])
     assert found is not None
     assert found[0] is None
-    one_by_one = torch.stack([torch.autograd.grad(z, x, seed, retain_graph=True)[0] for seed in seeds])
+    one_by_one = torch.stack(
+        [torch.autograd.grad(z, x, seed, retain_graph=True)[0] for seed in seeds]
+    )
     torch.testing.assert_close(found[1], one_by_one)
 
 
 def test_in_one_pass_where_vmap_gives_up() -> None:
     x = torch.ones(3, requires_grad=True)
     z = 2 * x
-    z.register_hook(lambda slope: slope * float(slope.sum()))  # a number of all seeds together there is not
+    # a number of all seeds together there is not
+    z.register_hook(lambda slope: slope * float(slope.sum()))
     assert in_one_pass([z], [x], [torch.eye(3)]) is None
 
 
@@ -176,7 +223,9 @@ class _Convolutions(TorchDispatchMode):
 
 
 def test_cudnn_searches_for_kernels_of_products_and_not_of_checks():
-    """A search tries ten kernels for every shape: worth it for what comes back, not for a pass over a few samples."""
+    """A search tries ten kernels for every shape: worth it for what comes back, not for a pass
+    over a few samples.
+    """
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 36, 3))
     problem = Problem(net, "cross_entropy", (torch.randn(12, 1, 8, 8), torch.randint(3, (12,))))
     with _Convolutions() as checks:

@@ -30,7 +30,9 @@ def test_hooks_that_change_a_layer_s_output() -> None:
 @pytest.mark.parametrize("name", ["flip", "turn"])
 def test_hooks_that_keep_lengths_do_not_mislead_the_diagonal(name):
     """A permutation or rotation of what a layer gives changes no sum of squares."""
-    turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double())[0]
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double())[
+        0
+    ]
     change = {"flip": lambda z: z.flip(-1), "turn": lambda z: z @ turn}[name]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
@@ -41,7 +43,9 @@ def test_hooks_that_keep_lengths_do_not_mislead_the_diagonal(name):
 
 @pytest.mark.parametrize("mixing", ["neighbours", "the last two", "the mean"])
 def test_hooks_that_mix_the_signals_of_samples(mixing: str) -> None:
-    """The output of a sample is its own, and a layer's form has the whole gradient, but no sample's."""
+    """The output of a sample is its own, and a layer's form has the whole gradient, but no
+    sample's.
+    """
 
     def mixed(delta: Tensor) -> Tensor:
         if mixing == "the last two":
@@ -68,7 +72,9 @@ def test_hooks_that_mix_the_signals_of_samples(mixing: str) -> None:
     ],
 )
 def test_convolutions_changed_after_they_were_made(before, after) -> None:
-    """As networks for segmentation do with those of a classifier: torch pads by what the layer says now."""
+    """As networks for segmentation do with those of a classifier: torch pads by what the layer
+    says now.
+    """
 
     def make() -> nn.Module:
         layer = nn.Conv2d(2, 3, 3, **before)
@@ -78,30 +84,45 @@ def test_convolutions_changed_after_they_were_made(before, after) -> None:
 
     problem = problem_of(make, (2, 5, 5))
     agree(problem, dense_ggn(problem))
-    assert trace(hessian(problem), method="exact").value == pytest.approx(float(dense_hessian(problem).trace()))
+    assert trace(hessian(problem), method="exact").value == pytest.approx(
+        float(dense_hessian(problem).trace())
+    )
 
 
-@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(4, 5), (4,)), (nn.Conv1d(4, 5, 3), (4, 3))])
-def test_layers_that_take_one_input_without_a_batch(layer: nn.Module, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(4, 5), (4,)), (nn.Conv1d(4, 5, 3), (4, 3))]
+)
+def test_layers_that_take_one_input_without_a_batch(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
     """Of as many numbers or channels as guards look at samples."""
     given = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
 
     def make() -> nn.Module:
         return Net(
-            lambda m, x: m.b(torch.relu(m.a(x) + m.c(given).flatten())), a=nn.Linear(4, 5), b=nn.Linear(5, 3), c=layer
+            lambda m, x: m.b(torch.relu(m.a(x) + m.c(given).flatten())),
+            a=nn.Linear(4, 5),
+            b=nn.Linear(5, 3),
+            c=layer,
         )
 
     problem = problem_of(make, (4,))
     agree(problem, dense_ggn(problem))
-    assert trace(hessian(problem), method="exact").value == pytest.approx(float(dense_hessian(problem).trace()))
+    assert trace(hessian(problem), method="exact").value == pytest.approx(
+        float(dense_hessian(problem).trace())
+    )
 
 
 def test_operations_whose_rule_for_vmap_is_wrong() -> None:
-    """Of several signals at once torch sends back wrong ones through cdist, without an error (2.13)."""
+    """Of several signals at once torch sends back wrong ones through cdist, without an error
+    (2.13).
+    """
     places = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
 
     def make() -> nn.Module:
-        return Net(lambda m, x: m.b(torch.cdist(m.a(x), places)), a=nn.Linear(4, 5), b=nn.Linear(6, 3))
+        return Net(
+            lambda m, x: m.b(torch.cdist(m.a(x), places)), a=nn.Linear(4, 5), b=nn.Linear(6, 3)
+        )
 
     problem = problem_of(make, (4,))
     agree(problem, dense_ggn(problem))
@@ -112,7 +133,9 @@ def test_a_model_that_writes_into_its_input(make) -> None:
     """What guards keep of the first samples is not what later passes write into."""
 
     def model() -> nn.Module:
-        return nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+        return nn.Sequential(
+            nn.ReLU(inplace=True), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)
+        )
 
     problem = problem_of(model, (4,))
     operator = make(problem)
@@ -127,7 +150,9 @@ def test_two_samples_among_the_others_are_exchanged() -> None:
         h = m.a(x).relu()
         return m.b(torch.cat([h[:1], h[1:3].flip(0), h[3:]]) if len(h) == 4 else h)
 
-    problem = problem_of(lambda: Net(rule, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), (5,), samples=4, batch_size=4)
+    problem = problem_of(
+        lambda: Net(rule, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), (5,), samples=4, batch_size=4
+    )
     for operator in (hessian(problem), ggn(problem)):
         with pytest.raises(ValueError, match="exact"):
             trace(operator, method="exact")
@@ -143,17 +168,23 @@ def test_a_model_that_asserts_its_batch_size() -> None:
         with pytest.raises(ValueError, match=r"does not take 4 samples \(eight samples"):
             trace(operator, method="exact")
         found = trace(operator)
-        assert found.value == pytest.approx(float(dense_hessian(problem).trace()), abs=4 * found.stderr + 1e-9)
+        assert found.value == pytest.approx(
+            float(dense_hessian(problem).trace()), abs=4 * found.stderr + 1e-9
+        )
 
 
 def test_one_class_has_no_curvature():
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     data = (torch.randn(7, 5).double(), torch.zeros(7, dtype=torch.long))
-    assert float(lh.trace(lh.hessian(lh.Problem(model, "cross_entropy", data)))) == pytest.approx(0.0, abs=1e-12)
+    assert float(lh.trace(lh.hessian(lh.Problem(model, "cross_entropy", data)))) == pytest.approx(
+        0.0, abs=1e-12
+    )
 
 
 class Scaled(nn.Module):
-    """Keyword inputs of which some belong to every sample, and a layer that is called by keyword."""
+    """Keyword inputs of which some belong to every sample, and a layer that is called by
+    keyword.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,17 +198,29 @@ def test_batches_with_numbers_and_layers_called_by_keyword() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, x, weight = Scaled().double(), torch.randn(6, 4).double(), torch.rand(6).double()
-    batch = {"x": x, "weight": weight, "scale": torch.tensor(2.0).double(), "power": 0.5, "labels": torch.arange(6) % 3}
+    batch = {
+        "x": x,
+        "weight": weight,
+        "scale": torch.tensor(2.0).double(),
+        "power": 0.5,
+        "labels": torch.arange(6) % 3,
+    }
     problem = Problem(model, "cross_entropy", [batch])
     agree(problem, dense_ggn(problem))
     trusted = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
     assert trusted.names == {"fc.weight", "fc.bias"}
-    assert trace(hessian(problem)).value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+    assert trace(hessian(problem)).value == pytest.approx(
+        float(dense_hessian(problem).trace()), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("layered", [True, False])
-def test_squares_of_bfloat16_are_summed_in_single_precision(layered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A linear model of two outputs under the mean square: M = I, and the trace is 2·mean(‖x‖² + 1), exactly."""
+def test_squares_of_bfloat16_are_summed_in_single_precision(
+    layered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A linear model of two outputs under the mean square: M = I, and the trace is 2·mean(‖x‖² +
+    1), exactly.
+    """
     if not layered:
         monkeypatch.setattr(curvature, "trusted_layers", lambda *_: closed_form.Trusted(set(), 2))
     with torch.random.fork_rng():
@@ -190,7 +233,9 @@ def test_squares_of_bfloat16_are_summed_in_single_precision(layered: bool, monke
 
 
 class Hooked(nn.Module):
-    """Passes on what it gets, with a derivative that autograd takes twice and no node shows, in some of the units."""
+    """Passes on what it gets, with a derivative that autograd takes twice and no node shows, in
+    some of the units.
+    """
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -225,7 +270,9 @@ def test_what_a_graph_hides_beside_smooth_activations(hiding: str, kind: str) ->
     with torch.random.fork_rng():
         torch.manual_seed(1)
         if kind == "positions":
-            model = nn.Sequential(nn.Conv1d(2, 3, 3), make(), nn.Conv1d(3, 4, 3), nn.Tanh(), nn.Conv1d(4, 3, 1))
+            model = nn.Sequential(
+                nn.Conv1d(2, 3, 3), make(), nn.Conv1d(3, 4, 3), nn.Tanh(), nn.Conv1d(4, 3, 1)
+            )
             x, y = torch.randn(6, 2, 8).double(), torch.arange(24).reshape(6, 4) % 3
         else:
             layers = [nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 80), nn.Tanh(), nn.Linear(80, 3)]
@@ -278,7 +325,9 @@ def test_the_check_is_linear_in_depth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Branches(nn.Module):
-    """Parallel layers, of which some are added and some multiplied, with something hidden in one of them."""
+    """Parallel layers, of which some are added and some multiplied, with something hidden in one
+    of them.
+    """
 
     def __init__(self, hooked: int | None, gated: bool) -> None:
         super().__init__()
@@ -286,7 +335,10 @@ class Branches(nn.Module):
         self.last, self.hidden, self.hooked, self.gated = nn.Linear(5, 3), Hooked(5), hooked, gated
 
     def forward(self, x: Tensor) -> Tensor:
-        found = [self.hidden(z) if i == self.hooked else z for i, z in enumerate(f(x) for f in self.branches)]
+        found = [
+            self.hidden(z) if i == self.hooked else z
+            for i, z in enumerate(f(x) for f in self.branches)
+        ]
         gate = torch.sigmoid(found.pop(3)) if self.gated else 1.0
         return self.last(torch.tanh(sum(found)) * gate)  # type: ignore[arg-type]
 
@@ -302,7 +354,9 @@ def test_parallel_layers_are_looked_at_together(hooked: int | None, gated: bool)
     if hooked is not None:
         assert f"in branches.{hooked}.weight is not that of" in operator.why_no_trace()
     else:
-        assert trace(operator).value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+        assert trace(operator).value == pytest.approx(
+            float(dense_hessian(problem).trace()), rel=1e-10
+        )
     leaves = leaves_of(problem, problem.vector)
     output, calls = recorded(problem, leaves, problem.batches.first())
     groups = Layers(output, leaves, {prefix: uses[0] for prefix, uses in calls.items()}).probed()

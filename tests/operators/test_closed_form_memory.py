@@ -1,4 +1,6 @@
-"""Exact traces and diagonals within a budget of memory: by rows, by pairs of positions, a few factors at a time."""
+"""Exact traces and diagonals within a budget of memory: by rows, by pairs of positions, a few
+factors at a time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.oracles import dense_ggn
 
 @pytest.fixture(autouse=True)
 def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cost of the closed form alone: the comparison with float64 is counted in ``test_rounding``."""
+    """The cost of the closed form alone: the comparison with float64 is counted in
+    ``test_rounding``.
+    """
     monkeypatch.setattr(Comparison, "of", classmethod(lambda *_: None))
 
 
@@ -30,15 +34,43 @@ MEBI = 2**20
 WAYS = ("_linear_squares", "_position_squares", "_shared_squares")
 # name: model, shape of one input, the way that the sums of squares of the first layer go
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "linear on three positions": (lambda: flat(nn.Linear(7, 6), nn.Tanh(), width=18), (3, 7), WAYS[1]),
-    "without bias": (lambda: flat(nn.Linear(7, 6, bias=False), nn.Tanh(), width=18), (3, 7), WAYS[1]),
-    "linear on 2 × 2 positions": (lambda: flat(nn.Linear(8, 9), nn.Tanh(), width=36), (2, 2, 8), WAYS[1]),
-    "linear on many positions": (lambda: flat(nn.Linear(3, 2), nn.Tanh(), width=14), (7, 3), WAYS[2]),
-    "linear on one position": (lambda: flat(nn.Linear(5, 4), nn.Tanh(), width=4), (1, 1, 5), WAYS[0]),
+    "linear on three positions": (
+        lambda: flat(nn.Linear(7, 6), nn.Tanh(), width=18),
+        (3, 7),
+        WAYS[1],
+    ),
+    "without bias": (
+        lambda: flat(nn.Linear(7, 6, bias=False), nn.Tanh(), width=18),
+        (3, 7),
+        WAYS[1],
+    ),
+    "linear on 2 × 2 positions": (
+        lambda: flat(nn.Linear(8, 9), nn.Tanh(), width=36),
+        (2, 2, 8),
+        WAYS[1],
+    ),
+    "linear on many positions": (
+        lambda: flat(nn.Linear(3, 2), nn.Tanh(), width=14),
+        (7, 3),
+        WAYS[2],
+    ),
+    "linear on one position": (
+        lambda: flat(nn.Linear(5, 4), nn.Tanh(), width=4),
+        (1, 1, 5),
+        WAYS[0],
+    ),
     "convolution": (lambda: flat(nn.Conv2d(2, 8, 3), nn.Tanh(), width=32), (2, 4, 4), WAYS[1]),
     "groups": (lambda: flat(nn.Conv1d(6, 8, 3, groups=2), nn.Tanh(), width=16), (6, 4), WAYS[1]),
-    "groups on one position": (lambda: flat(nn.Conv1d(6, 8, 3, groups=2), nn.Tanh(), width=8), (6, 3), WAYS[1]),
-    "convolution at one position": (lambda: flat(nn.Conv2d(2, 3, 3), nn.Tanh(), width=3), (2, 3, 3), WAYS[0]),
+    "groups on one position": (
+        lambda: flat(nn.Conv1d(6, 8, 3, groups=2), nn.Tanh(), width=8),
+        (6, 3),
+        WAYS[1],
+    ),
+    "convolution at one position": (
+        lambda: flat(nn.Conv2d(2, 3, 3), nn.Tanh(), width=3),
+        (2, 3, 3),
+        WAYS[0],
+    ),
 }
 
 
@@ -61,21 +93,28 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("rows", [2, 9])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_every_way_is_exact_by_any_rows(name: str, rows: int, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_is_exact_by_any_rows(
+    name: str, rows: int, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, shape, way = MODELS[name]
     problem = problem_of(make, shape, batch_size=9)
     dense = dense_ggn(problem)
-    monkeypatch.setattr(layer_squares._Shared, "numbers", lambda *_: layer_squares.FORMED_BYTES // (8 * rows))
+    monkeypatch.setattr(
+        layer_squares._Shared, "numbers", lambda *_: layer_squares.FORMED_BYTES // (8 * rows)
+    )
     monkeypatch.setattr(layer_squares, "FEW_SIGNALS", 1 << 18 if together else 0)
     agree(problem, dense)
     operator = lh.ggn(problem)
     assert operator.trusted.names == set(problem.space.names)
     seen, blocks = counted(monkeypatch), math.ceil(9 / rows)
     operator.known_trace()
-    assert seen == Counter({way: blocks}) + Counter({WAYS[0]: blocks})  # the last layer has one position
+    # the last layer has one position
+    assert seen == Counter({way: blocks}) + Counter({WAYS[0]: blocks})
 
 
-@pytest.mark.parametrize("name", ["conv2d", "conv3d", "conv2d dilated, grouped", "batch-norm 2d", "linear on 4-D"])
+@pytest.mark.parametrize(
+    "name", ["conv2d", "conv3d", "conv2d dilated, grouped", "batch-norm 2d", "linear on 4-D"]
+)
 def test_other_layers_by_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(*SMALL[name][:2])
     dense = dense_ggn(problem)
@@ -91,10 +130,14 @@ WORK: dict[str, Callable[[lh.Problem], Any]] = {
 
 
 def wide(positions: int, memory: int | None = None) -> lh.Problem:
-    """With 64 samples, 10 factors and 80 kB of parameters, gradients of each factor of each sample take 51 MB."""
+    """With 64 samples, 10 factors and 80 kB of parameters, gradients of each factor of each
+    sample take 51 MB.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(200, 100), nn.ReLU(), nn.Flatten(), nn.Linear(100 * positions, 10))
+        model = nn.Sequential(
+            nn.Linear(200, 100), nn.ReLU(), nn.Flatten(), nn.Linear(100 * positions, 10)
+        )
         data = torch.randn(64, positions, 200), torch.arange(64) % 10
     return lh.Problem(model, "cross_entropy", data, memory=memory)
 
@@ -112,7 +155,8 @@ def test_no_gradients_of_samples_where_none_are_needed(positions: int, work: str
 
 def test_gradients_of_samples_stay_within_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak(wide(3), "diagonal") <= layer_squares.FORMED_BYTES + 2 * MEBI
-    monkeypatch.setattr(layer_squares, "SIGNAL_BYTES", 2 * MEBI)  # as on a GPU, where it alone bounds them
+    # as on a GPU, where it alone bounds them
+    monkeypatch.setattr(layer_squares, "SIGNAL_BYTES", 2 * MEBI)
     monkeypatch.setattr(layer_squares, "FORMED_BYTES", 1 << 60)
     assert peak(wide(3), "diagonal") <= 4 * MEBI
 
@@ -121,14 +165,18 @@ def test_a_budget_holds_them() -> None:
     budget = 8 * MEBI
     bound, free = wide(3, budget), wide(3)
     assert peak(bound, "diagonal") <= budget < peak(free, "diagonal")
-    torch.testing.assert_close(lh.ggn(bound).known_diagonal(), lh.ggn(free).known_diagonal(), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(
+        lh.ggn(bound).known_diagonal(), lh.ggn(free).known_diagonal(), rtol=1e-4, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_signals_stay_within_their_room_where_the_batch_cannot_be_cut(
     together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer with far more outputs than inputs, and a loss whose factors are those of the whole batch."""
+    """A layer with far more outputs than inputs, and a loss whose factors are those of the whole
+    batch.
+    """
     make = lambda: flat(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), width=8)  # noqa: E731
     problem = problem_of(make, (1, 6, 6), lambda z, y: (z - y).pow(4).mean(), batch_size=9)
     dense = dense_ggn(problem)
@@ -174,10 +222,14 @@ class Double(nn.Module):
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4)])
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, AssertionError])
-def test_a_backward_of_the_user_s_own_that_takes_no_batches(error: type[Exception], shape: tuple[int, ...]) -> None:
+def test_a_backward_of_the_user_s_own_that_takes_no_batches(
+    error: type[Exception], shape: tuple[int, ...]
+) -> None:
     def make(kind: type[Exception] | None) -> lh.Problem:
         width = 5 * (shape[0] if len(shape) > 1 else 1)
-        return problem_of(lambda: flat(nn.Linear(4, 5), Double(kind), nn.Tanh(), width=width), shape)
+        return problem_of(
+            lambda: flat(nn.Linear(4, 5), Double(kind), nn.Tanh(), width=width), shape
+        )
 
     dense = dense_ggn(make(None))
     operator = lh.ggn(make(error))

@@ -18,7 +18,9 @@ def problem():
     return lh.Problem(lh.models.mlp([6, 8, 3], "tanh"), "cross_entropy", (x, y))
 
 
-@pytest.mark.parametrize("make", [lh.hessian, lh.ggn, lh.fisher, lambda p: lh.operator(torch.diag(torch.rand(83)))])
+@pytest.mark.parametrize(
+    "make", [lh.hessian, lh.ggn, lh.fisher, lambda p: lh.operator(torch.diag(torch.rand(83)))]
+)
 def test_products_and_estimates_do_not_depend_on_autocast(make):
     torch.manual_seed(0)
     given = problem()

@@ -46,7 +46,9 @@ class TestHessianInBatchNormTrainMode(OperatorContract):
 
 
 class TestFiniteDifferences(OperatorContract):
-    """Judged by their own bound: about ε^(2/3) of truncation and rounding, not the 1e-9 of the exact modes."""
+    """Judged by their own bound: about ε^(2/3) of truncation and rounding, not the 1e-9 of the
+    exact modes.
+    """
 
     tolerance = 1e-7
 
@@ -139,12 +141,18 @@ class TestMonteCarloFisher(OperatorContract):
 
 
 class TestFunctionProblem(OperatorContract):
-    """A problem that is one function: the Hessian, and the covariance through per-sample gradients."""
+    """A problem that is one function: the Hessian, and the covariance through per-sample
+    gradients.
+    """
 
     @pytest.fixture(scope="class", params=["hessian", "covariance"])
     @classmethod
     def operator(cls, request: pytest.FixtureRequest) -> LinearOperator:
-        return hessian(cls.problem()) if request.param == "hessian" else gradient_covariance(cls.problem())
+        return (
+            hessian(cls.problem())
+            if request.param == "hessian"
+            else gradient_covariance(cls.problem())
+        )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -158,9 +166,15 @@ class TestFunctionProblem(OperatorContract):
     def problem() -> Problem:
         rng = generator(0, "function")
         x = torch.randn(9, 4, generator=rng, dtype=torch.float64)
-        params = {"w": torch.randn(4, 3, generator=rng, dtype=torch.float64), "b": torch.zeros(3, dtype=torch.float64)}
+        params = {
+            "w": torch.randn(4, 3, generator=rng, dtype=torch.float64),
+            "b": torch.zeros(3, dtype=torch.float64),
+        }
         return Problem.from_function(
-            lambda p, batch: torch.tanh(batch @ p["w"] + p["b"]).square().sum(dim=1).mean(), params, x, batch_size=4
+            lambda p, batch: torch.tanh(batch @ p["w"] + p["b"]).square().sum(dim=1).mean(),
+            params,
+            x,
+            batch_size=4,
         )
 
 
@@ -202,7 +216,9 @@ def test_outputs_that_do_not_depend_on_parameters(make, mode: str, first: bool) 
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3)).double()
         x = torch.randn(6, 3, dtype=torch.float64)
-    copying = Problem(Copying(net, first), lambda z, y: (z[0] - z[1]).square().mean(), (x, x), batch_size=4)
+    copying = Problem(
+        Copying(net, first), lambda z, y: (z[0] - z[1]).square().mean(), (x, x), batch_size=4
+    )
     plain = Problem(net, "mse", (x, x), batch_size=4)
     eye = torch.eye(plain.num_parameters, dtype=torch.float64)
     torch.testing.assert_close(make(copying, mode=mode) @ eye, make(plain, mode=mode) @ eye)
@@ -215,7 +231,9 @@ def test_log_softmax_in_the_model_is_seen_through() -> None:
     data = [batch.data for batch in plain.batches]
     wrapped = Problem(model, nn.NLLLoss(), data)
     assert relative(ggn(wrapped).dense(), dense_ggn(plain)) < 1e-12
-    assert hessian(wrapped).known_trace() == pytest.approx(float(dense_hessian(plain).trace()), rel=1e-10)
+    assert hessian(wrapped).known_trace() == pytest.approx(
+        float(dense_hessian(plain).trace()), rel=1e-10
+    )
 
 
 def test_quadratic() -> None:
@@ -243,7 +261,9 @@ def test_memory_budget_decides_what_is_kept(make: type) -> None:
 
 
 @pytest.mark.parametrize("fails", [2, 3, 5])
-def test_memory_that_runs_out_costs_the_graphs_not_the_product(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+def test_memory_that_runs_out_costs_the_graphs_not_the_product(
+    monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
     """Whichever build fails, while graphs are kept or in a product, the matrix is the same."""
     problem = network("mlp")
     right = hessian(problem).dense()
@@ -299,7 +319,9 @@ def test_modes_that_a_model_cannot_take_are_passed_over() -> None:
             (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
             return 2 * x * g
 
-    problem = Problem.from_function(lambda p: NoDouble.apply(p["w"]).sum().square(), {"w": torch.ones(3).double()})
+    problem = Problem.from_function(
+        lambda p: NoDouble.apply(p["w"]).sum().square(), {"w": torch.ones(3).double()}
+    )
     operator = hessian(problem)
     dense = 8 * torch.ones(3, 3).double() + 12 * torch.eye(3).double()  # of (Σ w²)² at w = 1
     with pytest.warns(UserWarning, match=r"finite differences.*reverse: .*forward: "):
@@ -311,7 +333,9 @@ def _slopes(problem: Problem, step: float = 1e-5) -> Tensor:
     """∂∇L/∂θ by central differences."""
     theta = problem.vector
     ways = step * torch.eye(len(theta), dtype=theta.dtype)
-    return torch.stack([problem.gradient(theta + way) - problem.gradient(theta - way) for way in ways]) / (2 * step)
+    return torch.stack(
+        [problem.gradient(theta + way) - problem.gradient(theta - way) for way in ways]
+    ) / (2 * step)
 
 
 @pytest.mark.parametrize("dim", [0, 1, None])
@@ -327,7 +351,9 @@ def test_normed_weights(dim: int | None) -> None:
     for mode in ("reverse", "forward"):
         assert relative(hessian(problem, mode=mode).dense(), exact) < 1e-8
     assert float(trace(hessian(problem))) == pytest.approx(float(exact.trace()), rel=1e-8)
-    assert problem.loss() == pytest.approx(float(nn.functional.cross_entropy(model(x), y).detach()), rel=1e-12)
+    assert problem.loss() == pytest.approx(
+        float(nn.functional.cross_entropy(model(x), y).detach()), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
@@ -348,7 +374,10 @@ def test_embeddings_with_a_largest_norm() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(
-            nn.Embedding(5, 3, padding_idx=0, max_norm=1.0), nn.Flatten(), nn.Tanh(), nn.Linear(12, 2)
+            nn.Embedding(5, 3, padding_idx=0, max_norm=1.0),
+            nn.Flatten(),
+            nn.Tanh(),
+            nn.Linear(12, 2),
         )
         tokens, y = torch.randint(1, 5, (6, 4)), torch.tensor([0, 1, 1, 0, 1, 0])
     problem = Problem(model.double(), "cross_entropy", (tokens, y))
@@ -357,13 +386,17 @@ def test_embeddings_with_a_largest_norm() -> None:
     problem.loss(theta)
     assert torch.equal(theta, problem.vector)  # torch's own layer writes to what it is given
     with torch.no_grad():
-        assert problem.loss() == pytest.approx(float(nn.functional.cross_entropy(model(tokens), y)), rel=1e-12)
+        assert problem.loss() == pytest.approx(
+            float(nn.functional.cross_entropy(model(tokens), y)), rel=1e-12
+        )
 
 
 def test_traces_of_a_model_that_can_be_differentiated_once() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.EmbeddingBag(6, 4, mode="max"), nn.Tanh(), nn.Linear(4, 3)).double()
+        model = nn.Sequential(
+            nn.EmbeddingBag(6, 4, mode="max"), nn.Tanh(), nn.Linear(4, 3)
+        ).double()
         tokens, y = torch.randint(0, 6, (6, 4)), torch.tensor([0, 1, 2, 0, 1, 2])
     problem = Problem(model, "cross_entropy", (tokens, y))
     exact = float(_slopes(problem).trace())
@@ -371,7 +404,9 @@ def test_traces_of_a_model_that_can_be_differentiated_once() -> None:
     with pytest.warns(UserWarning, match="finite differences"):
         assert float(trace(operator)) == pytest.approx(exact, rel=1e-6)
     assert float(diagonal(operator).value.sum()) == pytest.approx(exact, rel=1e-6)
-    assert sum(float(part) for part in trace_per_layer(operator).values()) == pytest.approx(exact, rel=1e-6)
+    assert sum(float(part) for part in trace_per_layer(operator).values()) == pytest.approx(
+        exact, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -399,10 +434,14 @@ def test_curvlinops_agrees(name: str) -> None:
 
 COUPLED = {
     "a function that compares samples": lambda: Problem.from_function(
-        lambda p, batch: (batch[0] @ p["w"]).logsumexp(0), {"w": torch.ones(3).double()}, (RANDOM[:, :3], RANDOM[:, 3])
+        lambda p, batch: (batch[0] @ p["w"]).logsumexp(0),
+        {"w": torch.ones(3).double()},
+        (RANDOM[:, :3], RANDOM[:, 3]),
     ),
     "a loss that compares samples": lambda: Problem(
-        nn.Linear(4, 2).double(), lambda z, y: (z - y).square().mean().sqrt(), (RANDOM, RANDOM[:, :2])
+        nn.Linear(4, 2).double(),
+        lambda z, y: (z - y).square().mean().sqrt(),
+        (RANDOM, RANDOM[:, :2]),
     ),
 }
 RANDOM = torch.randn(6, 4, generator=generator(0, "test coupled"), dtype=torch.float64)
@@ -412,14 +451,18 @@ RANDOM = torch.randn(6, 4, generator=generator(0, "test coupled"), dtype=torch.f
 def test_samples_that_are_coupled_have_no_gradients_of_their_own(name: str) -> None:
     problem = COUPLED[name]()
     for make in (gradient_covariance, lambda p: fisher(p, "empirical")):
-        with pytest.raises(ValueError, match="the loss of a batch must be the mean of its samples' own losses"):
+        with pytest.raises(
+            ValueError, match="the loss of a batch must be the mean of its samples' own losses"
+        ):
             make(problem)
 
 
 def test_padded_labels_weighed_by_the_model_have_no_covariance() -> None:
     """The one shorter sentence is the last of many."""
     padded = {name: column.flip(0) for name, column in sentences(24).items()}
-    with pytest.raises(ValueError, match=r"the labels must have as many that count \(not −100\) in every sample"):
+    with pytest.raises(
+        ValueError, match=r"the labels must have as many that count \(not −100\) in every sample"
+    ):
         gradient_covariance(Problem(LanguageModel().double(), "model", padded))
     whole = {name: column[:-1] for name, column in padded.items()}
     problem = Problem(LanguageModel().double(), "model", whole, batch_size=5)
@@ -437,7 +480,9 @@ def test_models_that_couple_samples_have_no_sampled_fisher() -> None:
 
 
 def test_covariance_of_a_function_of_a_dict_and_without_vmap() -> None:
-    """Numbers and 0-d tensors in a batch belong to every sample; data-dependent branches go sample by sample."""
+    """Numbers and 0-d tensors in a batch belong to every sample; data-dependent branches go
+    sample by sample.
+    """
     w, scale = torch.ones(4).double(), torch.tensor(2.0).double()
 
     def loss(p: dict, batch: dict) -> Tensor:

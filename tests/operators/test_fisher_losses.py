@@ -1,7 +1,7 @@
 """Gauss–Newton, Fishers, KFAC and EKFAC of losses with options, against dense float64 matrices.
 
-The reference knows nothing of batches, factors or closed forms: with z the outputs of all samples and J their Jacobian,
-the Gauss–Newton matrix is Jᵀ (∂²L/∂z²) J for torch's own loss L of all data.
+The reference knows nothing of batches, factors or closed forms: with z the outputs of all samples
+and J their Jacobian, the Gauss–Newton matrix is Jᵀ (∂²L/∂z²) J for torch's own loss L of all data.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def draws(name: str, count: int = 7) -> tuple[Tensor, Tensor]:
         x = torch.randn(count, 2, 3, 2, generator=rng, dtype=torch.float64)
         y = torch.randint(3, (count, 3, 2), generator=rng)
     if name == "language":
-        x, y = torch.randint(6, (count, 4), generator=rng), torch.randint(3, (count, 4), generator=rng)
+        x, y = (
+            torch.randint(6, (count, 4), generator=rng),
+            torch.randint(3, (count, 4), generator=rng),
+        )
     return x, y
 
 
@@ -104,7 +107,13 @@ CASES: dict[str, tuple[Any, Any, Tensor, Tensor, bool]] = {
     "segmentation": ((image, 3), nn.CrossEntropyLoss(), IMAGES, MASKS, False),
     "segmentation, all options": ((image, 3), OPTIONS, IMAGES, some_ignored(MASKS, 1), False),
     "language": ((Attention,), nn.CrossEntropyLoss(), TOKENS, TAGS, True),
-    "language, padded": ((Attention,), nn.CrossEntropyLoss(label_smoothing=0.1), TOKENS, some_ignored(TAGS), True),
+    "language, padded": (
+        (Attention,),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        TOKENS,
+        some_ignored(TAGS),
+        True,
+    ),
     "images, mean square": ((image, 2), nn.MSELoss(), IMAGES, binary((7, 2, 3, 2)), False),
     "huber": ((flat, 3), nn.HuberLoss(delta=10.0), X, binary((7, 3)), False),
 }
@@ -120,7 +129,9 @@ def outputs(model: nn.Module, space: Any, theta: Tensor, x: Tensor) -> Tensor:
     return torch.cat([part.flatten(1) for part in z], dim=1) if isinstance(z, tuple) else z
 
 
-def dense(problem: lh.Problem, model: nn.Module, loss: Any, x: Tensor, y: Tensor, last: bool) -> Tensor:
+def dense(
+    problem: lh.Problem, model: nn.Module, loss: Any, x: Tensor, y: Tensor, last: bool
+) -> Tensor:
     """Jᵀ (∂²L/∂z²) J over all data at once."""
     space, theta = problem.space, problem.vector
     z = outputs(model, space, theta, x).detach()
@@ -147,13 +158,21 @@ def test_monte_carlo_fisher_has_the_exact_one_for_its_mean(case: str) -> None:
     model, loss, x, y, last = parts(case)
     problem = lh.Problem(model, loss, (x, y), batch_size=3)
     truth = dense(problem, model, loss, x, y, last)
-    v = torch.randn(problem.num_parameters, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = torch.tensor([float(v @ (lh.fisher(problem, "monte_carlo", seed=seed) @ v)) for seed in range(60)])
+    v = torch.randn(
+        problem.num_parameters, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    found = torch.tensor(
+        [float(v @ (lh.fisher(problem, "monte_carlo", seed=seed) @ v)) for seed in range(60)]
+    )
     assert abs(float(found.mean()) - float(v @ truth @ v)) < 4 * float(found.std()) / math.sqrt(60)
 
 
-def blocks(problem: lh.Problem, truth: Tensor, K: lh.operators.kronecker.KFAC) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each layer's block of KFAC in the order of its matrix [W | b], and the same block of the dense Fisher."""
+def blocks(
+    problem: lh.Problem, truth: Tensor, K: lh.operators.kronecker.KFAC
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Each layer's block of KFAC in the order of its matrix [W | b], and the same block of the
+    dense Fisher.
+    """
     whole, found = K.dense(), {}
     for name, block in K.blocks.items():
         where = block.indices.reshape(-1)
@@ -192,13 +211,19 @@ def test_empirical_fisher_is_made_of_parts_of_the_whole_mean(case: str, batch_si
     g = len(x) * torch.einsum("nd,ndp->np", slope.flatten(1), J)
     second = g.T @ g / len(x)
     assert relative(lh.fisher(problem, "empirical").dense(), second) < 1e-12
-    assert lh.trace(lh.fisher(problem, "empirical")).value == pytest.approx(float(second.trace()), rel=1e-10)
+    assert lh.trace(lh.fisher(problem, "empirical")).value == pytest.approx(
+        float(second.trace()), rel=1e-10
+    )
     covariance = torch.cov(g.T, correction=0)
     assert relative(lh.gradient_covariance(problem).dense(), covariance) < 1e-10
-    assert lh.ekfac(problem, kind="empirical").known_trace() == pytest.approx(float(second.trace()), rel=1e-10)
+    assert lh.ekfac(problem, kind="empirical").known_trace() == pytest.approx(
+        float(second.trace()), rel=1e-10
+    )
 
 
-@pytest.mark.parametrize("case", ["all options", "pos_weight", "class weights", "smoothed", "ignore_index", "huber"])
+@pytest.mark.parametrize(
+    "case", ["all options", "pos_weight", "class weights", "smoothed", "ignore_index", "huber"]
+)
 def test_kfac_of_the_last_layer_is_the_product_of_the_dense_moments(case: str) -> None:
     """The last layer's output gradients are the factors of M: G is the mean of M over samples."""
     model, loss, x, y, _ = parts(case)
@@ -215,12 +240,16 @@ def test_kfac_of_the_last_layer_is_the_product_of_the_dense_moments(case: str) -
 @pytest.mark.parametrize("case", CASES)
 def test_kfac_does_not_depend_on_the_batches(case: str) -> None:
     model, loss, x, y, _ = parts(case)
-    whole, cut = (lh.kfac(lh.Problem(model, loss, (x, y), batch_size=size)).dense() for size in (7, 2))
+    whole, cut = (
+        lh.kfac(lh.Problem(model, loss, (x, y), batch_size=size)).dense() for size in (7, 2)
+    )
     assert relative(cut, whole) < 1e-12
 
 
 def gaussian(form: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """A model of means and variances, and the Jacobian and Fisher's square root that a user would write down."""
+    """A model of means and variances, and the Jacobian and Fisher's square root that a user
+    would write down.
+    """
     rng = torch.Generator().manual_seed(4)
     x, y = (torch.randn(7, width, generator=rng, dtype=torch.float64) for width in (4, 2))
     return seeded(Pair) if form == "pair" else seeded(flat, 4), x, y
@@ -228,7 +257,9 @@ def gaussian(form: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 @pytest.mark.parametrize("form", ["pair", "tensor"])
 def test_fishers_of_gaussian_nll(form: str) -> None:
-    """The expectation over targets of the gradients' outer products, by Gauss–Hermite quadrature for each number."""
+    """The expectation over targets of the gradients' outer products, by Gauss–Hermite quadrature
+    for each number.
+    """
     model, x, y = gaussian(form)
     problem = lh.Problem(model, "gaussian_nll", (x, y), batch_size=3)
     space, theta = problem.space, problem.vector
@@ -251,13 +282,14 @@ def test_fishers_of_gaussian_nll(form: str) -> None:
 
             for point, weight in zip(points, weights, strict=True):
                 slope = jacrev(term)(theta, mean[d] + variance[d].sqrt() * point)
-                truth += weight * torch.outer(slope, slope) / 2 / len(x)  # the mean over two numbers a sample
+                # the mean over two numbers a sample
+                truth += weight * torch.outer(slope, slope) / 2 / len(x)
     exact = lh.fisher(problem)
     assert exact.psd
     assert relative(exact.dense(), truth) < 1e-10
-    assert lh.trace(exact, method="exact" if form == "tensor" else "auto", tol=1e-3).value == pytest.approx(
-        float(truth.trace()), rel=1e-3 if form == "pair" else 1e-10
-    )
+    assert lh.trace(
+        exact, method="exact" if form == "tensor" else "auto", tol=1e-3
+    ).value == pytest.approx(float(truth.trace()), rel=1e-3 if form == "pair" else 1e-10)
     E = lh.ekfac(problem)
     assert E.known_trace() == pytest.approx(float(truth.trace()), rel=1e-10)
     v = torch.randn(len(theta), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -266,7 +298,9 @@ def test_fishers_of_gaussian_nll(form: str) -> None:
         lambda seed: lh.fisher(problem, "monte_carlo", seed=seed, mode="forward"),
     ):
         found = torch.tensor([float(v @ (drawn(seed) @ v)) for seed in range(60)])
-        assert abs(float(found.mean()) - float(v @ truth @ v)) < 4 * float(found.std()) / math.sqrt(60)
+        assert abs(float(found.mean()) - float(v @ truth @ v)) < 4 * float(found.std()) / math.sqrt(
+            60
+        )
 
 
 @pytest.mark.parametrize("form", ["pair", "tensor"])
@@ -284,32 +318,51 @@ def test_kfac_of_gaussian_nll_with_one_sample_is_exact_in_the_last_layers(form: 
 def test_the_trace_of_a_monte_carlo_fisher_of_many_samples_is_its_own() -> None:
     model, loss, x, y, _ = parts("class weights")
     F_mc = lh.fisher(lh.Problem(model, loss, (x, y)), "monte_carlo", samples=200)
-    assert lh.trace(F_mc, method="exact").value == pytest.approx(float(F_mc.dense().trace()), rel=1e-10)
+    assert lh.trace(F_mc, method="exact").value == pytest.approx(
+        float(F_mc.dense().trace()), rel=1e-10
+    )
 
 
 def test_refusals_name_the_cure() -> None:
     x, y = X, binary((7, 3))
-    concave = lh.Problem(seeded(flat, 3), lambda z, t: (z * t).cos().mean() + z.square().mean() * 1e-3, (x, y))
-    with pytest.raises(ValueError, match=r'loss must be convex in the model\'s output for KFAC.*kind="empirical"'):
+    concave = lh.Problem(
+        seeded(flat, 3), lambda z, t: (z * t).cos().mean() + z.square().mean() * 1e-3, (x, y)
+    )
+    with pytest.raises(
+        ValueError, match=r'loss must be convex in the model\'s output for KFAC.*kind="empirical"'
+    ):
         lh.kfac(concave)
-    with pytest.raises(ValueError, match=r'kind must be "exact" or "empirical" for the loss \'HuberLoss\''):
+    with pytest.raises(
+        ValueError, match=r'kind must be "exact" or "empirical" for the loss \'HuberLoss\''
+    ):
         lh.kfac(lh.Problem(seeded(flat, 3), nn.HuberLoss(), (x, y)), kind="monte_carlo")
-    with pytest.raises(ValueError, match=r"loss must be a negative log-likelihood for the Fisher.*lh\.ggn\(problem\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"loss must be a negative log-likelihood for the Fisher.*lh\.ggn\(problem\)",
+    ):
         lh.fisher(lh.Problem(seeded(flat, 3), nn.HuberLoss(), (x, y)))
     root = lh.Problem(seeded(flat, 3), lambda z, t: (z - t).square().mean().sqrt(), (x, y))
     with pytest.raises(ValueError, match="loss must be a sum over samples for KFAC"):
         lh.kfac(root)
     for build in (lh.fisher, lh.kfac):
-        with pytest.raises(ValueError, match=r"kind must be one of .* got 'mc'; use kind='monte_carlo'"):
+        with pytest.raises(
+            ValueError, match=r"kind must be one of .* got 'mc'; use kind='monte_carlo'"
+        ):
             build(lh.Problem(seeded(flat, 3), "mse", (x, y)), kind="mc")
-    with pytest.raises(ValueError, match="sharing must be one of 'expand', 'reduce', got 'reduced'; did you mean"):
+    with pytest.raises(
+        ValueError, match="sharing must be one of 'expand', 'reduce', got 'reduced'; did you mean"
+    ):
         lh.kfac(root, sharing="reduced")
 
 
-def test_too_many_outputs_for_exact_factors_are_sent_to_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_outputs_for_exact_factors_are_sent_to_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(lh.operators.kronecker_factors, "MOST_PASSES", 5)
     model, loss, x, y, _ = parts("segmentation")
     problem = lh.Problem(model, loss, (x, y))
-    with pytest.raises(ValueError, match=r'kind must be "monte_carlo" or "empirical".*"exact", which takes 12'):
+    with pytest.raises(
+        ValueError, match=r'kind must be "monte_carlo" or "empirical".*"exact", which takes 12'
+    ):
         lh.kfac(problem)
     assert lh.kfac(problem, kind="monte_carlo").dim == problem.num_parameters

@@ -18,7 +18,9 @@ def foreign(kind, points, length_scale):
     from sklearn.gaussian_process.kernels import RBF, Matern
 
     order = {"exponential": 0.5, "matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
-    kernel = RBF(length_scale) if kind == "squared_exponential" else Matern(length_scale, nu=order[kind])
+    kernel = (
+        RBF(length_scale) if kind == "squared_exponential" else Matern(length_scale, nu=order[kind])
+    )
     return torch.as_tensor(kernel(points.numpy()))
 
 
@@ -89,15 +91,35 @@ def test_integers_and_lists_are_points():
 
 
 MISUSES = {
-    "kind unknown": (lambda: kernel_matrix(POINTS, "cubic"), ValueError, "kind must be one of 'squared_exponential'"),
-    "one dimension": (lambda: kernel_matrix([1.0, 2.0]), ValueError, r"shape \(n, d\).*pass points\[:, None\]"),
+    "kind unknown": (
+        lambda: kernel_matrix(POINTS, "cubic"),
+        ValueError,
+        "kind must be one of 'squared_exponential'",
+    ),
+    "one dimension": (
+        lambda: kernel_matrix([1.0, 2.0]),
+        ValueError,
+        r"shape \(n, d\).*pass points\[:, None\]",
+    ),
     "no points": (lambda: kernel_matrix(np.zeros((0, 2))), ValueError, "not be empty"),
     "NaN": (lambda: kernel_matrix([[np.nan]]), ValueError, "points must hold finite numbers only"),
     "words": (lambda: kernel_matrix([["a"]]), TypeError, "points must be an array of numbers"),
     "complex": (lambda: kernel_matrix(np.ones((2, 1), complex)), TypeError, "points must be real"),
-    "length scale of 0": (lambda: kernel_matrix(POINTS, length_scale=0), ValueError, "length_scale must be a finite"),
-    "two length scales": (lambda: kernel_matrix(POINTS, length_scale=[1.0, 2.0]), ValueError, "or 3 of them"),
-    "negative noise": (lambda: kernel_matrix(POINTS, noise=-1.0), ValueError, "noise must be a finite number of"),
+    "length scale of 0": (
+        lambda: kernel_matrix(POINTS, length_scale=0),
+        ValueError,
+        "length_scale must be a finite",
+    ),
+    "two length scales": (
+        lambda: kernel_matrix(POINTS, length_scale=[1.0, 2.0]),
+        ValueError,
+        "or 3 of them",
+    ),
+    "negative noise": (
+        lambda: kernel_matrix(POINTS, noise=-1.0),
+        ValueError,
+        "noise must be a finite number of",
+    ),
     "no variance": (lambda: kernel_matrix(POINTS, variance=0.0), ValueError, "variance must be"),
     "no memory": (lambda: kernel_matrix(POINTS, memory=0), ValueError, "memory must be"),
 }

@@ -1,4 +1,6 @@
-"""KFAC and EKFAC against dense Kronecker products, the dense Gauss–Newton matrix, and curvlinops."""
+"""KFAC and EKFAC against dense Kronecker products, the dense Gauss–Newton matrix, and
+curvlinops.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def test_product_is_that_of_the_dense_kronecker_product(case: str, loss: str) ->
         A, G = explicit_block(plain, at, loss, x, y)
         names = [f"{at}.{name}" for name, _ in plain[at].named_parameters()]
         where = problem.space.slices
-        parts = [torch.arange(where[n].start, where[n].stop).reshape(len(plain[at].weight), -1) for n in names]
+        parts = [
+            torch.arange(where[n].start, where[n].stop).reshape(len(plain[at].weight), -1)
+            for n in names
+        ]
         order = torch.cat(parts, dim=1).reshape(-1)
         expected[order[:, None], order] = torch.kron(G, A)
     V = vectors(problem)
@@ -68,11 +73,16 @@ def test_product_is_that_of_the_dense_kronecker_product(case: str, loss: str) ->
 
 
 def test_groups_have_a_kronecker_product_each() -> None:
-    model = nn.Sequential(nn.Conv2d(4, 6, 2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)).double()
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3)
+    ).double()
     x, y = data((4, 3, 3), 3)
     K = kfac(make(model, x, y))
     found = layer_matrix(K, ["0.weight", "0.bias"])
-    blocks = [torch.kron(G, A) for A, G in (explicit_block(model, 0, "cross_entropy", x, y, g) for g in range(2))]
+    blocks = [
+        torch.kron(G, A)
+        for A, G in (explicit_block(model, 0, "cross_entropy", x, y, g) for g in range(2))
+    ]
     assert relative(found, torch.block_diag(*blocks)) < 1e-9
     assert K.structure()["0"] == "kronecker 3×3 ⊗ 9×9, in each of 2 groups"
 
@@ -104,7 +114,9 @@ def test_inverse_and_spectrum_are_those_of_the_dense_matrix(build) -> None:
     eye = torch.eye(K.dim, dtype=torch.float64)
     assert relative(D, D.T) < 1e-14
     assert relative(K.inverse(DAMPING).dense(), torch.linalg.inv(D + DAMPING * eye)) < 1e-9
-    assert K.logdet(DAMPING) == pytest.approx(float(torch.linalg.slogdet(D + DAMPING * eye)[1]), rel=1e-12)
+    assert K.logdet(DAMPING) == pytest.approx(
+        float(torch.linalg.slogdet(D + DAMPING * eye)[1]), rel=1e-12
+    )
     assert relative(K.eigenvalues(), torch.linalg.eigvalsh(D)) < 1e-12
     assert relative(K.known_diagonal(), D.diagonal()) < 1e-12
     assert K.known_trace() == pytest.approx(float(D.trace()), rel=1e-12)
@@ -117,7 +129,10 @@ def test_without_damping_a_singular_operator_says_so() -> None:
     x, y = data((4,), 3, count=2)  # two samples cannot span five inputs
     K = kfac(make(mlp([4, 3], "tanh"), x, y))
     assert K.logdet() == -math.inf
-    with pytest.raises(ValueError, match=r"damping must make the operator positive definite, got 0.0.*raise damping"):
+    with pytest.raises(
+        ValueError,
+        match=r"damping must make the operator positive definite, got 0.0.*raise damping",
+    ):
         K.inverse(0.0)
     with pytest.raises(ValueError, match="damping must be a finite number of at least 0"):
         K.logdet(-1.0)
@@ -170,7 +185,8 @@ def test_ekfac_has_the_fishers_diagonal_in_the_kronecker_eigenbasis(case: str) -
         gain += float((own - plain.blocks[label].dense()).norm() - (own - block.dense()).norm())
     assert (F_dense - corrected.dense()).norm() <= (F_dense - plain.dense()).norm()
     assert gain > 0
-    assert corrected.known_trace() == pytest.approx(float(F_dense.trace()), rel=1e-10)  # a basis change keeps the trace
+    # a basis change keeps the trace
+    assert corrected.known_trace() == pytest.approx(float(F_dense.trace()), rel=1e-10)
 
 
 def test_ekfac_of_grouped_and_repeated_layers_keeps_the_trace() -> None:
@@ -216,13 +232,17 @@ def test_empirical_uses_the_datas_own_labels() -> None:
 def test_monte_carlo_is_unbiased_in_its_trace_and_fixed_by_its_seed(loss: str) -> None:
     problem = make(mlp([4, 5, 3], "tanh"), *data((4,), 3, loss), loss, batch_size=7)
     exact = kfac(problem).known_trace()
-    traces = torch.tensor([kfac(problem, kind="monte_carlo", seed=seed).known_trace() for seed in range(100)])
+    traces = torch.tensor(
+        [kfac(problem, kind="monte_carlo", seed=seed).known_trace() for seed in range(100)]
+    )
     assert abs(float(traces.mean()) - exact) < 4 * float(traces.std()) / 10
     assert float(traces.std()) > 0
     V = vectors(problem)
     again = kfac(problem, kind="monte_carlo", seed=1)
     assert torch.equal(again @ V, kfac(problem, kind="monte_carlo", seed=1) @ V)
-    assert ekfac(problem, kind="monte_carlo", samples=400).known_trace() == pytest.approx(exact, rel=0.1)
+    assert ekfac(problem, kind="monte_carlo", samples=400).known_trace() == pytest.approx(
+        exact, rel=0.1
+    )
 
 
 def test_single_precision_and_bfloat16_have_float32_factors() -> None:
@@ -230,14 +250,18 @@ def test_single_precision_and_bfloat16_have_float32_factors() -> None:
     model = mlp([4, 5, 3], "tanh")
     exact = kfac(make(model, x, y))
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
-        K = kfac(Problem(copy.deepcopy(model).to(dtype), "cross_entropy", (x.to(dtype), y), batch_size=3))
+        K = kfac(
+            Problem(copy.deepcopy(model).to(dtype), "cross_entropy", (x.to(dtype), y), batch_size=3)
+        )
         assert K.dtype == torch.float32
         assert relative(K.dense().double(), exact.dense()) < tolerance
         assert K.logdet(DAMPING) == pytest.approx(exact.logdet(DAMPING), rel=tolerance)
 
 
 def test_a_convolution_changed_after_it_was_made_is_taken_as_it_is() -> None:
-    made = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(75, 3)).double()
+    made = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(75, 3)
+    ).double()
     changed = copy.deepcopy(made)
     changed[0] = nn.Conv2d(2, 3, 3).double()
     changed[0].load_state_dict(made[0].state_dict())
@@ -259,7 +283,10 @@ def test_agrees_with_curvlinops(case: str, loss: str) -> None:
             nn.ReLU(),
             nn.Conv2d(3, 2, 2, dilation=2, bias=False),
         )
-        model, shape = nn.Sequential(*conv, nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double(), (2, 7, 5)
+        model, shape = (
+            nn.Sequential(*conv, nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double(),
+            (2, 7, 5),
+        )
     x, y = data(shape, 3, loss, count=6)
     problem = make(model, x, y, loss)
     their_loss = nn.CrossEntropyLoss() if loss == "cross_entropy" else nn.MSELoss()
@@ -280,7 +307,8 @@ def test_agrees_with_curvlinops(case: str, loss: str) -> None:
             )
             expected = torch.cat([part.flatten(0, -2).detach() for part in peer @ columns])
             scale = 3.0 if loss == "mse" and kind == "empirical" else 1.0
-            # curvlinops scales the empirical gradients of a mean square by √C; a sample's gradient has no such factor
+            # curvlinops scales the empirical gradients of a mean square by √C; a sample's gradient
+            # has no such factor
             assert relative(scale * (ours(problem, kind=kind) @ V), expected) < 1e-9, (theirs, kind)
 
 
@@ -291,18 +319,28 @@ def test_the_same_on_cuda() -> None:
     V = vectors(problem)
     for build in (kfac, ekfac):
         assert relative((build(on_gpu) @ V.cuda()).cpu(), build(problem) @ V) < 1e-9
-        assert relative((build(on_gpu).inverse(DAMPING) @ V.cuda()).cpu(), build(problem).inverse(DAMPING) @ V) < 1e-9
+        assert (
+            relative(
+                (build(on_gpu).inverse(DAMPING) @ V.cuda()).cpu(),
+                build(problem).inverse(DAMPING) @ V,
+            )
+            < 1e-9
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_singular_factor_has_as_many_eigenvalues_above_zero_as_its_rank(dtype: torch.dtype) -> None:
+def test_a_singular_factor_has_as_many_eigenvalues_above_zero_as_its_rank(
+    dtype: torch.dtype,
+) -> None:
     a = torch.randn(50, 20, generator=torch.Generator().manual_seed(0), dtype=dtype)
     values, _ = _eigen((a @ a.T)[None])
     assert int((values > 0).sum()) == 20
 
 
 def test_a_damped_inverse_keeps_the_small_eigenvalues_of_float32_factors() -> None:
-    """A large mean in one input: n·eps·λ_max exceeds the variance of the others, which the damping does not."""
+    """A large mean in one input: n·eps·λ_max exceeds the variance of the others, which the
+    damping does not.
+    """
     x, y = data((8,), 3, count=60)
     x = 0.1 * x
     x[:, 0] += 100.0
@@ -310,12 +348,16 @@ def test_a_damped_inverse_keeps_the_small_eigenvalues_of_float32_factors() -> No
     with torch.no_grad():
         model[-1].weight[:, 0] = 0.0  # else the softmax is saturated
     exact, single = (
-        kfac(Problem(copy.deepcopy(model).to(t), "cross_entropy", (x.to(t), y))) for t in (torch.float64, torch.float32)
+        kfac(Problem(copy.deepcopy(model).to(t), "cross_entropy", (x.to(t), y)))
+        for t in (torch.float64, torch.float32)
     )
     inputs = next(iter(exact.blocks.values())).basis[0][0]
     assert int((inputs < 9 * torch.finfo(torch.float32).eps * inputs[-1]).sum()) > 4
     V = torch.randn(exact.dim, 3, dtype=torch.float64)
     for damping in (1e-1, 3e-2):
-        assert relative((single.inverse(damping) @ V.float()).double(), exact.inverse(damping) @ V) < 1e-4
+        assert (
+            relative((single.inverse(damping) @ V.float()).double(), exact.inverse(damping) @ V)
+            < 1e-4
+        )
         assert single.logdet(damping) == pytest.approx(exact.logdet(damping), rel=1e-4)
     assert single.logdet() == -math.inf

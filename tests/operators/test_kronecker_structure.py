@@ -15,7 +15,15 @@ from lambdahat.models import mlp
 from lambdahat.operators import kronecker_factors
 from lambdahat.operators.kronecker import ekfac, kfac
 from lambdahat.problem import Problem
-from tests.operators.kronecker_cases import Mixed, data, dense_ggn, make, mixed_problem, relative, vectors
+from tests.operators.kronecker_cases import (
+    Mixed,
+    data,
+    dense_ggn,
+    make,
+    mixed_problem,
+    relative,
+    vectors,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +37,14 @@ def _seeded():
 def test_other_parameters_keep_the_exact_diagonal(tied: bool) -> None:
     problem, x, y = mixed_problem(tied)
     K, F_dense = kfac(problem), dense_ggn(problem, "cross_entropy", x, y)
-    loose = {"embed.weight": "diagonal (tied)" if tied else "diagonal (not in a linear or convolution layer)"}
-    loose |= dict.fromkeys(("norm.weight", "norm.bias", "scale"), "diagonal (not in a linear or convolution layer)")
+    loose = {
+        "embed.weight": "diagonal (tied)"
+        if tied
+        else "diagonal (not in a linear or convolution layer)"
+    }
+    loose |= dict.fromkeys(
+        ("norm.weight", "norm.bias", "scale"), "diagonal (not in a linear or convolution layer)"
+    )
     structure = K.structure()
     assert {name: text for name, text in structure.items() if text.startswith("diagonal")} == loose
     assert set(structure) - set(loose) == ({"mix", "hidden"} if tied else {"mix", "hidden", "head"})
@@ -51,7 +65,9 @@ def test_diagonal_is_the_same_where_vmap_cannot_go(monkeypatch: pytest.MonkeyPat
     same = kfac(make(branching, x, y))
     V = vectors(problem)
     assert relative(same @ V, kfac(problem) @ V) < 1e-12
-    monkeypatch.setattr(kronecker_factors, "_squares_by_vmap", lambda *_: pytest.fail("vmap was used"))
+    monkeypatch.setattr(
+        kronecker_factors, "_squares_by_vmap", lambda *_: pytest.fail("vmap was used")
+    )
     with pytest.raises(pytest.fail.Exception):
         kfac(problem)
 
@@ -83,7 +99,8 @@ def test_weight_used_outside_its_layer_gets_the_exact_diagonal() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attend = nn.MultiheadAttention(4, 2, batch_first=True)  # reads out_proj.weight, never calls out_proj
+            # reads out_proj.weight, never calls out_proj
+            self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
             self.again = nn.Linear(4, 4)
             self.head = nn.Linear(4, 3)
 
@@ -97,14 +114,20 @@ def test_weight_used_outside_its_layer_gets_the_exact_diagonal() -> None:
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no batching rule for jacrev
         F_dense = dense_ggn(problem, "cross_entropy", x, y)
     reason = "diagonal (not used through its layer alone)"
-    assert {K.structure()[name] for name in ("attend.out_proj.weight", "again.weight", "again.bias")} == {reason}
+    assert {
+        K.structure()[name] for name in ("attend.out_proj.weight", "again.weight", "again.bias")
+    } == {reason}
     assert K.structure()["head"].startswith("kronecker")
-    where = problem.space.indices([name for name in problem.space.names if not name.startswith("head")])
+    where = problem.space.indices(
+        [name for name in problem.space.names if not name.startswith("head")]
+    )
     assert relative(K.dense()[where][:, where], torch.diag(F_dense.diagonal()[where])) < 1e-9
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4)])
-def test_layer_on_a_learned_input_that_all_samples_share_gets_the_exact_diagonal(shape: tuple[int, ...]) -> None:
+def test_layer_on_a_learned_input_that_all_samples_share_gets_the_exact_diagonal(
+    shape: tuple[int, ...],
+) -> None:
     class Query(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -118,7 +141,9 @@ def test_layer_on_a_learned_input_that_all_samples_share_gets_the_exact_diagonal
     x, y = data((4,), 3)
     problem = make(Query(), x, y)
     K, F_dense = kfac(problem), dense_ggn(problem, "cross_entropy", x, y)
-    reason = "one output for several samples" if len(shape) == 2 else "not used through its layer alone"
+    reason = (
+        "one output for several samples" if len(shape) == 2 else "not used through its layer alone"
+    )
     assert K.structure()["make.weight"] == f"diagonal ({reason})"
     where = problem.space.indices(["make.weight", "make.bias"])
     assert relative(K.known_diagonal()[where], F_dense.diagonal()[where]) < 1e-9
@@ -164,9 +189,11 @@ def test_sequences_of_logits_by_monte_carlo() -> None:
     loss = torch.nn.CrossEntropyLoss()
     z = problem.model(x).detach().reshape(-1, 6)
     h = hessian(lambda z: loss(z, y.reshape(-1)))(z)
-    trace_M = float(torch.einsum("rcrc->", h))  # head bias: its Fisher's trace is that of M over all positions
+    # head bias: its Fisher's trace is that of M over all positions
+    trace_M = float(torch.einsum("rcrc->", h))
     found = [
-        float(kfac(problem, kind="monte_carlo", samples=4, seed=seed).blocks["1"].G[0].trace()) for seed in range(40)
+        float(kfac(problem, kind="monte_carlo", samples=4, seed=seed).blocks["1"].G[0].trace())
+        for seed in range(40)
     ]
     mean, error = torch.tensor(found).mean(), torch.tensor(found).std() / math.sqrt(40)
     assert abs(float(mean) - trace_M) < 4 * float(error)
@@ -177,7 +204,9 @@ def test_misuse_is_named() -> None:
     problem = make(mlp([4, 3]), x, y)
     with pytest.raises(ValueError, match=r"kind must be one of 'exact'.*use kind='exact'"):
         kfac(problem, kind="type-2")
-    with pytest.raises(ValueError, match=r"samples must be left out unless kind is \"monte_carlo\""):
+    with pytest.raises(
+        ValueError, match=r"samples must be left out unless kind is \"monte_carlo\""
+    ):
         kfac(problem, samples=3)
     with pytest.raises(TypeError, match="problem must be made of a model and a loss"):
         kfac(Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(2)}))
@@ -192,7 +221,9 @@ def test_misuse_is_named() -> None:
 
     sequences = make(TimeFirst(), *data((5, 4), 3))
     assert kfac(sequences).structure()["layer"].startswith("kronecker")
-    with pytest.raises(ValueError, match="the input of layer 'layer' must have the 3 samples first"):
+    with pytest.raises(
+        ValueError, match="the input of layer 'layer' must have the 3 samples first"
+    ):
         ekfac(sequences)
 
 

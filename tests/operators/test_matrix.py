@@ -63,10 +63,13 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "scipy operator": lambda m: aslinearoperator(m.numpy()),
     "linear_operator, dense": lambda m: linear_operator.to_linear_operator(m),
     "linear_operator, sum": lambda m: (
-        lazy.DenseLinearOperator(m - torch.eye(len(m), dtype=m.dtype)) + lazy.DiagLinearOperator(m.new_ones(len(m)))
+        lazy.DenseLinearOperator(m - torch.eye(len(m), dtype=m.dtype))
+        + lazy.DiagLinearOperator(m.new_ones(len(m)))
     ),
     "linear_operator, by blocks": lambda m: lazy.InterpolatedLinearOperator(m),
-    "scipy operator without matmat": lambda m: ScipyOperator(m.shape, matvec=lambda v: m.numpy() @ v, dtype=np.float64),
+    "scipy operator without matmat": lambda m: ScipyOperator(
+        m.shape, matvec=lambda v: m.numpy() @ v, dtype=np.float64
+    ),
 }
 
 
@@ -108,7 +111,8 @@ class TestGeneral(OperatorContract):
         return banded().triu()
 
 
-@pytest.mark.parametrize("form", [name for name in FORMS if "operator" not in name])  # those are refused
+# those are refused
+@pytest.mark.parametrize("form", [name for name in FORMS if "operator" not in name])
 def test_asymmetry_is_found(form: str) -> None:
     assert not operator(FORMS[form](banded().triu())).symmetric
     with pytest.raises(ValueError, match="matrix must be symmetric as declared"):
@@ -116,20 +120,28 @@ def test_asymmetry_is_found(form: str) -> None:
 
 
 def csr(rows: list[int], columns: list[int], values: list[float]) -> Tensor:
-    return torch.sparse_csr_tensor(torch.tensor(rows), torch.tensor(columns), torch.tensor(values), size=(3, 3))
+    return torch.sparse_csr_tensor(
+        torch.tensor(rows), torch.tensor(columns), torch.tensor(values), size=(3, 3)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_symmetry_of_compressed_rows() -> None:
     rows, sorted_columns = [0, 2, 4, 5], [0, 1, 0, 1, 2]
     assert operator(csr(rows, sorted_columns, [1.0, 2.0, 2.0, 3.0, 4.0])).symmetric
-    assert not operator(csr(rows, sorted_columns, [1.0, 2.0, 5.0, 3.0, 4.0])).symmetric  # its entries are not
-    assert not operator(csr(rows, [0, 1, 1, 2, 0], [1.0, 2.0, 3.0, 4.0, 5.0])).symmetric  # its pattern is not
-    unsorted = scipy.sparse.csr_array(([2.0, 1.0, 3.0, 2.0, 4.0], [1, 0, 1, 0, 2], rows), shape=(3, 3))
+    # its entries are not
+    assert not operator(csr(rows, sorted_columns, [1.0, 2.0, 5.0, 3.0, 4.0])).symmetric
+    # its pattern is not
+    assert not operator(csr(rows, [0, 1, 1, 2, 0], [1.0, 2.0, 3.0, 4.0, 5.0])).symmetric
+    unsorted = scipy.sparse.csr_array(
+        ([2.0, 1.0, 3.0, 2.0, 4.0], [1, 0, 1, 0, 2], rows), shape=(3, 3)
+    )
     assert operator(unsorted).symmetric
 
 
-@pytest.mark.parametrize("form", ["dense", "numpy", "torch COO", "torch CSR", "scipy CSR array", "scipy operator"])
+@pytest.mark.parametrize(
+    "form", ["dense", "numpy", "torch COO", "torch CSR", "scipy CSR array", "scipy operator"]
+)
 def test_float32_stays_and_is_summed_as_such(form: str) -> None:
     A = operator(FORMS[form](banded().float()))
     assert A.dtype == (A @ torch.ones(23)).dtype == torch.float32
@@ -151,7 +163,9 @@ def test_float32_stays_and_is_summed_as_such(form: str) -> None:
 def test_other_numbers_become_floating_point(matrix: Any, dtype: torch.dtype) -> None:
     A = operator(matrix)
     assert A.dtype == dtype
-    assert torch.equal(A.dense().double(), torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64))
+    assert torch.equal(
+        A.dense().double(), torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
+    )
 
 
 def test_an_operator_is_left_as_it_is() -> None:
@@ -165,20 +179,30 @@ def test_there_and_back_through_scipy() -> None:
 
 
 def test_empty_sparse_matrices() -> None:
-    for matrix in (torch.zeros(4, 4).to_sparse(), torch.zeros(4, 4).to_sparse_csr(), scipy.sparse.csr_array((4, 4))):
+    for matrix in (
+        torch.zeros(4, 4).to_sparse(),
+        torch.zeros(4, 4).to_sparse_csr(),
+        scipy.sparse.csr_array((4, 4)),
+    ):
         A = operator(matrix)
         assert A.symmetric
         assert A.known_trace() == 0.0
         assert torch.equal(A.dense(), torch.zeros(4, 4, dtype=A.dtype))
 
 
-@pytest.mark.parametrize("make", [torch.clone, Tensor.to_sparse_coo, Tensor.to_sparse_csr, scipy.sparse.csr_array])
-def test_the_diagonal_is_that_of_products_also_after_a_change_in_place(make: Callable[[Tensor], Any]) -> None:
+@pytest.mark.parametrize(
+    "make", [torch.clone, Tensor.to_sparse_coo, Tensor.to_sparse_csr, scipy.sparse.csr_array]
+)
+def test_the_diagonal_is_that_of_products_also_after_a_change_in_place(
+    make: Callable[[Tensor], Any],
+) -> None:
     matrix = make(banded())
     found = operator(matrix)
     before = found.known_diagonal()
     (matrix if isinstance(matrix, Tensor) else matrix.data).__imul__(2.0)
-    assert torch.equal(found.known_diagonal(), (found @ torch.eye(found.dim, dtype=found.dtype)).diagonal())
+    assert torch.equal(
+        found.known_diagonal(), (found @ torch.eye(found.dim, dtype=found.dtype)).diagonal()
+    )
     assert torch.equal(before, banded().diagonal())
 
 
@@ -193,13 +217,28 @@ COMPLEX = np.array([[1.0, 1j], [-1j, 1.0]])
 @pytest.mark.parametrize(
     ("matrix", "options", "error", "message"),
     [
-        (torch.zeros(2, 3), {}, ValueError, r"matrix must be square and not empty, got shape \(2, 3\)"),
+        (
+            torch.zeros(2, 3),
+            {},
+            ValueError,
+            r"matrix must be square and not empty, got shape \(2, 3\)",
+        ),
         (torch.zeros(0, 0), {}, ValueError, "be square and not empty"),
         (torch.zeros(4), {}, ValueError, "be square and not empty"),
         (scipy.sparse.csr_array((2, 3)), {}, ValueError, "be square and not empty"),
         (aslinearoperator(np.zeros((2, 3))), {}, ValueError, "be square and not empty"),
-        (torch.tensor([[1.0, float("nan")], [0.0, 1.0]]), {}, ValueError, "hold finite numbers only"),
-        (scipy.sparse.csr_array([[np.inf, 0], [0, 1.0]]), {}, ValueError, "hold finite numbers only"),
+        (
+            torch.tensor([[1.0, float("nan")], [0.0, 1.0]]),
+            {},
+            ValueError,
+            "hold finite numbers only",
+        ),
+        (
+            scipy.sparse.csr_array([[np.inf, 0], [0, 1.0]]),
+            {},
+            ValueError,
+            "hold finite numbers only",
+        ),
         (torch.tensor(COMPLEX), {}, ValueError, "matrix must be real"),
         (COMPLEX, {}, ValueError, "matrix must be real"),
         (scipy.sparse.csr_array(COMPLEX), {}, ValueError, "matrix must be real"),
@@ -211,12 +250,24 @@ COMPLEX = np.array([[1.0, 1j], [-1j, 1.0]])
             ValueError,
             "matrix must be symmetric, got .* pass symmetric=False",
         ),
-        (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), {"psd": True}, ValueError, "matrix must be symmetric to be positive"),
-        (torch.eye(2), {"psd": True, "symmetric": False}, ValueError, "matrix must be symmetric to be positive"),
+        (
+            torch.tensor([[1.0, 2.0], [0.0, 1.0]]),
+            {"psd": True},
+            ValueError,
+            "matrix must be symmetric to be positive",
+        ),
+        (
+            torch.eye(2),
+            {"psd": True, "symmetric": False},
+            ValueError,
+            "matrix must be symmetric to be positive",
+        ),
         ("matrix", {}, TypeError, "matrix must be a square array of numbers"),
     ],
 )
-def test_misuse_is_named(matrix: Any, options: dict[str, bool], error: type[Exception], message: str) -> None:
+def test_misuse_is_named(
+    matrix: Any, options: dict[str, bool], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         operator(matrix, **options)
 
@@ -224,7 +275,8 @@ def test_misuse_is_named(matrix: Any, options: dict[str, bool], error: type[Exce
 def test_products_of_a_scipy_operator_are_the_callers_own() -> None:
     kept = np.ones((3, 1))
     A = operator(
-        ScipyOperator((3, 3), matvec=lambda v: v, matmat=lambda block: kept, dtype=np.float64), symmetric=False
+        ScipyOperator((3, 3), matvec=lambda v: v, matmat=lambda block: kept, dtype=np.float64),
+        symmetric=False,
     )
     (A @ torch.ones(3, dtype=torch.float64)).zero_()
     assert (kept == 1).all()
@@ -253,7 +305,9 @@ def test_functions_of_an_operator_take_matrices(call: str, form: str) -> None:
     """The same number from the matrix as from the operator made of its dense form."""
     matrix = banded() + 6 * torch.eye(23, dtype=torch.float64)
     found, wanted = (CALLS[call](a) for a in (FORMS[form](matrix), operator(matrix)))
-    assert np.asarray(found, dtype=float) == pytest.approx(np.asarray(wanted, dtype=float), rel=1e-8, abs=1e-8)
+    assert np.asarray(found, dtype=float) == pytest.approx(
+        np.asarray(wanted, dtype=float), rel=1e-8, abs=1e-8
+    )
 
 
 def test_what_is_no_matrix_is_named() -> None:
@@ -285,7 +339,9 @@ def test_one_asymmetric_entry_of_many_is_found(name: str, place: tuple[int, int]
     assert operator(lazy.InterpolatedLinearOperator(matrix)).symmetric
     matrix[place] += 1e-3
     for form in ("scipy operator", "scipy operator without matmat", "linear_operator, by blocks"):
-        with pytest.raises(ValueError, match=r"matrix must be symmetric, got uᵀAv and vᵀAu.*symmetric=False"):
+        with pytest.raises(
+            ValueError, match=r"matrix must be symmetric, got uᵀAv and vᵀAu.*symmetric=False"
+        ):
             operator(FORMS[form](matrix))
 
 
@@ -299,7 +355,9 @@ def test_symmetry_is_judged_by_the_rounding_of_the_products() -> None:
         return x * (1 + 1e-6 * np.sin(1e9 * x / np.abs(x).max()))
 
     assert operator(ScipyOperator((120, 120), matvec=solve, dtype=np.float64)).symmetric
-    rough = ScipyOperator((120, 120), matvec=lambda b: matrix.astype(np.float32) @ b.astype(np.float32), dtype=float)
+    rough = ScipyOperator(
+        (120, 120), matvec=lambda b: matrix.astype(np.float32) @ b.astype(np.float32), dtype=float
+    )
     assert operator(rough).symmetric
     assert operator(aslinearoperator(gaussians(1000).float().numpy())).symmetric
 
@@ -308,7 +366,8 @@ def test_structures_of_linear_operator_stay_known() -> None:
     values = torch.linspace(1, 3, 40, dtype=torch.float64)
     matrix = with_eigenvalues(values)
     noisy = lazy.AddedDiagLinearOperator(
-        lazy.DenseLinearOperator(matrix), lazy.ConstantDiagLinearOperator(torch.tensor([0.5], dtype=torch.float64), 40)
+        lazy.DenseLinearOperator(matrix),
+        lazy.ConstantDiagLinearOperator(torch.tensor([0.5], dtype=torch.float64), 40),
     )
     found = operator(noisy)
     assert found.known_squares() == pytest.approx(float((values + 0.5).square().sum()))

@@ -24,21 +24,32 @@ class Output:
 
 
 class Causal(nn.Module):
-    """A causal language model with a loss of its own, the mean over the next labels, and one more term if asked."""
+    """A causal language model with a loss of its own, the mean over the next labels, and one
+    more term if asked.
+    """
 
     def __init__(self, extra: float = 0.0, smoothing: float = 0.0) -> None:
         super().__init__()
-        self.embed, self.mix, self.head = nn.Embedding(WORDS, 4), nn.Linear(4, 4), nn.Linear(4, WORDS)
+        self.embed, self.mix, self.head = (
+            nn.Embedding(WORDS, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, WORDS),
+        )
         self.extra, self.smoothing = extra, smoothing
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Output:
         h = self.embed(input_ids)
-        scores = (self.mix(h) @ h.mT).masked_fill(torch.ones(h.shape[1], h.shape[1]).triu(1).bool(), -torch.inf)
+        scores = (self.mix(h) @ h.mT).masked_fill(
+            torch.ones(h.shape[1], h.shape[1]).triu(1).bool(), -torch.inf
+        )
         logits = self.head(torch.tanh(scores.softmax(-1) @ h))
         loss = None
         if labels is not None:
             pairs = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            loss = F.cross_entropy(*pairs, label_smoothing=self.smoothing) + self.extra * logits.square().mean()
+            loss = (
+                F.cross_entropy(*pairs, label_smoothing=self.smoothing)
+                + self.extra * logits.square().mean()
+            )
         return Output(loss, logits)
 
 
@@ -51,8 +62,15 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
         logits = torch.tanh(self.body(x))
-        losses = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss, "bce": F.binary_cross_entropy_with_logits}
-        return {"logits": logits, "loss": None if labels is None else losses[self.kind](logits, labels)}
+        losses = {
+            "cross_entropy": F.cross_entropy,
+            "mse": F.mse_loss,
+            "bce": F.binary_cross_entropy_with_logits,
+        }
+        return {
+            "logits": logits,
+            "loss": None if labels is None else losses[self.kind](logits, labels),
+        }
 
 
 def seeded(build: Any, *args: Any, **options: Any) -> Any:
@@ -78,7 +96,9 @@ def dense(problem: lh.Problem, output: Any, loss: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [None, "sequences"])
-def test_the_own_loss_of_a_causal_language_model_has_a_gauss_newton_matrix(count: str | None) -> None:
+def test_the_own_loss_of_a_causal_language_model_has_a_gauss_newton_matrix(
+    count: str | None,
+) -> None:
     model, data = seeded(Causal), tokens()
     problem = lh.Problem(model, "model", data, batch_size=3, count=count)
     following = data["labels"][:, 1:]
@@ -90,8 +110,13 @@ def test_the_own_loss_of_a_causal_language_model_has_a_gauss_newton_matrix(count
     truth = dense(problem, lambda p: functional_call(model, p, (data["input_ids"],)).logits, loss)
     assert relative(lh.ggn(problem).dense(), truth) < 1e-12
     assert relative(lh.fisher(problem).dense(), truth) < 1e-12
-    assert relative(lh.ekfac(problem).known_trace() * torch.ones(1), truth.trace() * torch.ones(1)) < 1e-10
-    assert lh.trace(lh.ggn(problem), tol=0.02).value == pytest.approx(float(truth.trace()), rel=0.05)
+    assert (
+        relative(lh.ekfac(problem).known_trace() * torch.ones(1), truth.trace() * torch.ones(1))
+        < 1e-10
+    )
+    assert lh.trace(lh.ggn(problem), tol=0.02).value == pytest.approx(
+        float(truth.trace()), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "mse", "bce"])
@@ -102,16 +127,25 @@ def test_own_losses_of_classifiers(kind: str) -> None:
     if kind != "cross_entropy":
         y = torch.randint(2, (7, 3), generator=rng).double()
     problem = lh.Problem(model, "model", {"x": x, "labels": y}, batch_size=3)
-    own = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss, "bce": F.binary_cross_entropy_with_logits}[kind]
+    own = {
+        "cross_entropy": F.cross_entropy,
+        "mse": F.mse_loss,
+        "bce": F.binary_cross_entropy_with_logits,
+    }[kind]
     truth = dense(problem, lambda p: functional_call(model, p, (x,))["logits"], lambda z: own(z, y))
     assert relative(lh.ggn(problem).dense(), truth) < 1e-12
 
 
 @pytest.mark.parametrize("options", [{"extra": 1e-3}, {"smoothing": 0.1}])
 @pytest.mark.parametrize("build", [lh.ggn, lh.fisher, lh.kfac])
-def test_another_loss_of_its_own_is_refused_with_the_cure(build: Any, options: dict[str, float]) -> None:
+def test_another_loss_of_its_own_is_refused_with_the_cure(
+    build: Any, options: dict[str, float]
+) -> None:
     problem = lh.Problem(seeded(Causal, **options), "model", tokens())
-    with pytest.raises(TypeError, match=r'got one with loss="model"; name the loss of the output, such as loss="cross'):
+    with pytest.raises(
+        TypeError,
+        match=r'got one with loss="model"; name the loss of the output, such as loss="cross',
+    ):
         build(problem)
 
 
@@ -142,7 +176,11 @@ def network(params: dict[str, Tensor], x: Tensor) -> Tensor:
 def test_an_output_function_and_a_loss_apart(loss: Any, y: Tensor, form: str) -> None:
     data = (X, y) if form == "tuple" else {"x": X, "labels": y}
     problem = lh.Problem.from_function(network, PARAMS, data, loss=loss, batch_size=4)
-    plain = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}.get(loss, loss) if isinstance(loss, str) else loss
+    plain = (
+        {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}.get(loss, loss)
+        if isinstance(loss, str)
+        else loss
+    )
     assert problem.loss() == pytest.approx(float(plain(network(PARAMS, X), y)), rel=1e-12)
     truth = dense(problem, lambda p: network(p, X), lambda z: plain(z, y))
     assert problem.model is None
@@ -157,24 +195,37 @@ def test_an_output_function_and_a_loss_apart(loss: Any, y: Tensor, form: str) ->
     part = lh.ggn(problem).restrict("layer.*")
     assert relative(part.dense(), truth[:25, :25]) < 1e-12
     assert (
-        relative(lh.fisher(problem, "empirical").dense(), lh.fisher(one_function(plain, y), "empirical").dense()) < 1e-9
+        relative(
+            lh.fisher(problem, "empirical").dense(),
+            lh.fisher(one_function(plain, y), "empirical").dense(),
+        )
+        < 1e-9
     )
 
 
 def one_function(loss: Any, y: Tensor) -> lh.Problem:
-    return lh.Problem.from_function(lambda p, batch: loss(network(p, batch[0]), batch[1]), PARAMS, (X, y), batch_size=4)
+    return lh.Problem.from_function(
+        lambda p, batch: loss(network(p, batch[0]), batch[1]), PARAMS, (X, y), batch_size=4
+    )
 
 
 def test_one_function_names_the_cure() -> None:
     for build in (lh.ggn, lh.fisher, lh.kfac):
-        with pytest.raises(TypeError, match=r"got one made by from_function; give from_function the output function"):
+        with pytest.raises(
+            TypeError,
+            match=r"got one made by from_function; give from_function the output function",
+        ):
             build(one_function(F.cross_entropy, Y))
     with pytest.raises(ValueError, match="data must be given with loss"):
         lh.Problem.from_function(network, PARAMS, loss="mse")
-    with pytest.raises(ValueError, match='loss must be a loss of the function\'s output, got "model"'):
+    with pytest.raises(
+        ValueError, match='loss must be a loss of the function\'s output, got "model"'
+    ):
         lh.Problem.from_function(network, PARAMS, (X, Y), loss="model")
     with pytest.raises(TypeError) as caught:
-        lh.Problem.from_function(lambda params: params["head"], PARAMS, (X, Y), loss="cross_entropy")
+        lh.Problem.from_function(
+            lambda params: params["head"], PARAMS, (X, Y), loss="cross_entropy"
+        )
     assert "called as output_fn(params, *inputs)" in caught.value.__notes__[0]
 
 

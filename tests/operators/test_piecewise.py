@@ -1,4 +1,6 @@
-"""``form_of`` finds nothing curved only where tr H = tr GGN, and that for every piecewise-linear network listed."""
+"""``form_of`` finds nothing curved only where tr H = tr GGN, and that for every piecewise-linear
+network listed.
+"""
 
 from __future__ import annotations
 
@@ -109,24 +111,45 @@ LINEAR: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "residual": (lambda: hidden(lambda m, x: m.b(m.a(x) + F.relu(m.a(x)))), FLAT),
     "residual by addmm": (
         lambda: bare(
-            lambda m, x: m.b(torch.addmm(m.a(x), F.relu(m.a(x)), m.w)), 5, 5, a=nn.Linear(4, 5), b=nn.Linear(5, 3)
+            lambda m, x: m.b(torch.addmm(m.a(x), F.relu(m.a(x)), m.w)),
+            5,
+            5,
+            a=nn.Linear(4, 5),
+            b=nn.Linear(5, 3),
         ),
         FLAT,
     ),
     "parallel use": (lambda: hidden(lambda m, x: m.b(F.relu(m.a(x)) + F.relu(m.a(-x)))), FLAT),
     "concatenation": (
-        lambda: Net(lambda m, x: m.b(torch.cat([m.a(x).relu(), x], dim=1)), a=nn.Linear(4, 5), b=nn.Linear(9, 3)),
+        lambda: Net(
+            lambda m, x: m.b(torch.cat([m.a(x).relu(), x], dim=1)),
+            a=nn.Linear(4, 5),
+            b=nn.Linear(9, 3),
+        ),
         FLAT,
     ),
     "written by halves": (lambda: hidden(write_halves), FLAT),
     "relu in place on a part": (lambda: hidden(in_place(lambda h: h[:, :2].relu_())), FLAT),
-    "relu in place on a view": (lambda: hidden(lambda m, x: m.b(F.relu_((m.a(x) * 1.0).view(-1, 5)))), FLAT),
+    "relu in place on a view": (
+        lambda: hidden(lambda m, x: m.b(F.relu_((m.a(x) * 1.0).view(-1, 5)))),
+        FLAT,
+    ),
     "gate by another path": (
-        lambda: Net(lambda m, x: m.b(m.a(x) * m.c(x)), a=nn.Linear(4, 5), c=nn.Linear(4, 5), b=nn.Linear(5, 3)),
+        lambda: Net(
+            lambda m, x: m.b(m.a(x) * m.c(x)),
+            a=nn.Linear(4, 5),
+            c=nn.Linear(4, 5),
+            b=nn.Linear(5, 3),
+        ),
         FLAT,
     ),
     "bilinear layer": (
-        lambda: Net(lambda m, x: m.b(m.c(m.a(x), x)), a=nn.Linear(4, 2), c=nn.Bilinear(2, 4, 5), b=nn.Linear(5, 3)),
+        lambda: Net(
+            lambda m, x: m.b(m.c(m.a(x), x)),
+            a=nn.Linear(4, 2),
+            c=nn.Bilinear(2, 4, 5),
+            b=nn.Linear(5, 3),
+        ),
         FLAT,
     ),
     "log-softmax at the end": (
@@ -136,22 +159,36 @@ LINEAR: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "constant softmax": (lambda: hidden(lambda m, x: m.b(m.a(x.softmax(dim=1)).relu())), FLAT),
     "max pool": (lambda: image(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.MaxPool2d(2), width=8), PICTURE),
     "max pool 1d": (lambda: image(nn.Conv1d(2, 2, 3), nn.ReLU(), nn.MaxPool1d(2), width=6), SERIES),
-    "average pool": (lambda: image(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.AvgPool2d(2), width=8), PICTURE),
-    "adaptive average pool": (lambda: image(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(3), width=18), PICTURE),
+    "average pool": (
+        lambda: image(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.AvgPool2d(2), width=8),
+        PICTURE,
+    ),
+    "adaptive average pool": (
+        lambda: image(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(3), width=18),
+        PICTURE,
+    ),
     "adaptive average pool to 1": (
         lambda: image(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), width=2),
         PICTURE,
     ),
-    "adaptive max pool": (lambda: image(nn.Conv2d(2, 2, 3), nn.AdaptiveMaxPool2d(2), width=8), PICTURE),
+    "adaptive max pool": (
+        lambda: image(nn.Conv2d(2, 2, 3), nn.AdaptiveMaxPool2d(2), width=8),
+        PICTURE,
+    ),
     "batch-norm 2d in eval": (
         lambda: image(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), width=8),
         PICTURE,
     ),
     "depthwise": (
-        lambda: image(nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.MaxPool2d(2), width=8),
+        lambda: image(
+            nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.MaxPool2d(2), width=8
+        ),
         PICTURE,
     ),
-    "transposed": (lambda: image(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.ReLU(), nn.AvgPool2d(4), width=18), PICTURE),
+    "transposed": (
+        lambda: image(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.ReLU(), nn.AvgPool2d(4), width=18),
+        PICTURE,
+    ),
     **{
         f"{mode} padding": (
             lambda mode=mode: image(
@@ -166,11 +203,18 @@ LINEAR: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         for mode in ("zeros", "reflect", "replicate", "circular")
     },
     "upsampling": (
-        lambda: image(nn.Conv2d(2, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.MaxPool2d(4), width=8),
+        lambda: image(
+            nn.Conv2d(2, 2, 3),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.MaxPool2d(4),
+            width=8,
+        ),
         PICTURE,
     ),
     "embedding": (
-        lambda: nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)),
+        lambda: nn.Sequential(
+            nn.Embedding(6, 4), nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)
+        ),
         TOKENS,
     ),
     "linear attention": (
@@ -254,7 +298,9 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     ),
     "transformer": (
         lambda: Net(
-            lambda m, x: m.o(m.t(x).mean(1)), o=nn.Linear(4, 3), t=nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+            lambda m, x: m.o(m.t(x).mean(1)),
+            o=nn.Linear(4, 3),
+            t=nn.TransformerEncoderLayer(4, 2, 4, batch_first=True),
         ),
         (3, 4),
         "is not piecewise linear|enters twice on one path, through Bmm",
@@ -272,7 +318,11 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     ),
     "LayerNorm": (lambda: between(nn.LayerNorm(5)), FLAT, "NativeLayerNorm is not"),
     "GroupNorm": (lambda: norm_layer(nn.GroupNorm(1, 2)), PICTURE, "NativeGroupNorm is not"),
-    "InstanceNorm": (lambda: norm_layer(nn.InstanceNorm2d(2)), PICTURE, "1 normalises by the statistics"),
+    "InstanceNorm": (
+        lambda: norm_layer(nn.InstanceNorm2d(2)),
+        PICTURE,
+        "1 normalises by the statistics",
+    ),
     "batch-norm without statistics": (
         lambda: norm_layer(nn.BatchNorm2d(2, track_running_stats=False)),
         PICTURE,
@@ -301,14 +351,20 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     ),
     "recurrent ReLU": (
         lambda: Net(
-            lambda m, x: m.b(m.r(x)[0][:, -1]), r=nn.RNN(2, 3, nonlinearity="relu", batch_first=True), b=nn.Linear(3, 3)
+            lambda m, x: m.b(m.r(x)[0][:, -1]),
+            r=nn.RNN(2, 3, nonlinearity="relu", batch_first=True),
+            b=nn.Linear(3, 3),
         ),
         (4, 2),
         "enters twice|is not piecewise linear",
     ),
     "square": (lambda: between(lambda h: h * h), FLAT, "enters twice on one path, through Mul"),
     "square by a power": (lambda: between(torch.square), FLAT, "Pow is not"),
-    "x relu x": (lambda: between(lambda h: h * F.relu(h)), FLAT, "enters twice on one path, through Mul"),
+    "x relu x": (
+        lambda: between(lambda h: h * F.relu(h)),
+        FLAT,
+        "enters twice on one path, through Mul",
+    ),
     "self product": (
         lambda: between(lambda h: h @ h.mT @ A[: len(h)].to(h)),
         FLAT,
@@ -319,24 +375,53 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         FLAT,
         "enters twice",
     ),
-    "dot": (lambda: between(lambda h: h + torch.dot(h.flatten(), h.flatten())), FLAT, "through Dot"),
+    "dot": (
+        lambda: between(lambda h: h + torch.dot(h.flatten(), h.flatten())),
+        FLAT,
+        "through Dot",
+    ),
     "product of all": (
         lambda: between(lambda h: torch.cat([h, h], dim=1).prod(dim=1, keepdim=True).expand(-1, 5)),
         FLAT,
         "Prod is not",
     ),
     "gate by the same path": (
-        lambda: Net(lambda m, x: m.b(m.a(x) * m.c(m.a(x))), a=nn.Linear(4, 5), c=nn.Linear(5, 5), b=nn.Linear(5, 3)),
+        lambda: Net(
+            lambda m, x: m.b(m.a(x) * m.c(m.a(x))),
+            a=nn.Linear(4, 5),
+            c=nn.Linear(5, 5),
+            b=nn.Linear(5, 3),
+        ),
         FLAT,
         "a.bias enters twice",
     ),
     "addcmul": (lambda: between(lambda h: torch.addcmul(h, h, h)), FLAT, "through Addcmul"),
-    "division": (lambda: between(lambda h: h / (2 + h.abs().sum(1, keepdim=True))), FLAT, "it divides by a quantity"),
-    "constant divided": (lambda: between(lambda h: A[0].to(h) / (2 + h.abs())), FLAT, "it divides by a quantity"),
+    "division": (
+        lambda: between(lambda h: h / (2 + h.abs().sum(1, keepdim=True))),
+        FLAT,
+        "it divides by a quantity",
+    ),
+    "constant divided": (
+        lambda: between(lambda h: A[0].to(h) / (2 + h.abs())),
+        FLAT,
+        "it divides by a quantity",
+    ),
     "number divided": (lambda: between(lambda h: 1 / (2 + h.abs())), FLAT, "Reciprocal is not"),
-    "variance": (lambda: between(lambda h: h.var(dim=1, keepdim=True).expand(-1, 5)), FLAT, "Var is not"),
-    "norm": (lambda: between(lambda h: h + h.norm(dim=1, keepdim=True)), FLAT, "LinalgVectorNorm is not"),
-    "normalised": (lambda: between(lambda h: F.normalize(h, dim=1)), FLAT, "LinalgVectorNorm is not"),
+    "variance": (
+        lambda: between(lambda h: h.var(dim=1, keepdim=True).expand(-1, 5)),
+        FLAT,
+        "Var is not",
+    ),
+    "norm": (
+        lambda: between(lambda h: h + h.norm(dim=1, keepdim=True)),
+        FLAT,
+        "LinalgVectorNorm is not",
+    ),
+    "normalised": (
+        lambda: between(lambda h: F.normalize(h, dim=1)),
+        FLAT,
+        "LinalgVectorNorm is not",
+    ),
     "exp of a parameter": (
         lambda: bare(lambda m, x: m.b(m.a(x) * m.w.exp()), 5, a=nn.Linear(4, 5), b=nn.Linear(5, 3)),
         FLAT,
@@ -354,7 +439,9 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     ),
     "weight norm": (
         lambda: Net(
-            lambda m, x: m.b(F.relu(m.a(x))), a=parametrizations.weight_norm(nn.Linear(4, 5)), b=nn.Linear(5, 3)
+            lambda m, x: m.b(F.relu(m.a(x))),
+            a=parametrizations.weight_norm(nn.Linear(4, 5)),
+            b=nn.Linear(5, 3),
         ),
         FLAT,
         "LinalgVectorNorm is not piecewise linear",
@@ -368,7 +455,11 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         FLAT,
         "Vdot is not|it divides by a quantity",
     ),
-    "log-softmax inside": (lambda: between(lambda h: h.log_softmax(dim=1)), FLAT, "LogSoftmax is not"),
+    "log-softmax inside": (
+        lambda: between(lambda h: h.log_softmax(dim=1)),
+        FLAT,
+        "LogSoftmax is not",
+    ),
     "log-softmax over samples": (
         lambda: hidden(lambda m, x: m.b(m.a(x)).log_softmax(dim=0)),
         FLAT,
@@ -379,7 +470,11 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         FLAT,
         "LogSoftmax is not",
     ),
-    "tanh in place on a part": (lambda: hidden(in_place(lambda h: h[:, 0].tanh_())), FLAT, "tanh_ writes in place"),
+    "tanh in place on a part": (
+        lambda: hidden(in_place(lambda h: h[:, 0].tanh_())),
+        FLAT,
+        "tanh_ writes in place",
+    ),
     "product in place on a part": (
         lambda: hidden(in_place(lambda h: h[:, 0].mul_(h[:, 0].clone()))),
         FLAT,
@@ -409,7 +504,9 @@ SMOOTH = (
 )
 
 
-def problem_of(make: Callable[[], nn.Module], shape: Any, loss: str = "cross_entropy", **options: Any) -> Problem:
+def problem_of(
+    make: Callable[[], nn.Module], shape: Any, loss: str = "cross_entropy", **options: Any
+) -> Problem:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = make().double()
@@ -417,10 +514,15 @@ def problem_of(make: Callable[[], nn.Module], shape: Any, loss: str = "cross_ent
         x = torch.randint(6, (5, 3)) if tokens else torch.randn(5, *shape, dtype=torch.float64)
         y = torch.randint(3, (5,))
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_mean is not None:
+            if (
+                isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+                and module.running_mean is not None
+            ):
                 nn.init.normal_(module.running_mean)
                 nn.init.uniform_(module.running_var, 0.5, 2.0)
-    by_batch = any(isinstance(m, nn.BatchNorm2d) and m.running_mean is None for m in model.modules())
+    by_batch = any(
+        isinstance(m, nn.BatchNorm2d) and m.running_mean is None for m in model.modules()
+    )
     options = {"batch_size": 3, "norm": "train" if by_batch else "eval", **options}
     return Problem(model, loss, (x, y), **options)
 
@@ -481,7 +583,9 @@ def test_the_names_of_nodes_are_known_on_the_gpu(name: str, dtype: torch.dtype) 
     assert bool(form(problem).curved) == (name in CURVED)
     if name in LINEAR:
         here = hessian(problem_of(make, shape)).known_trace()
-        assert hessian(problem).known_trace() == pytest.approx(here, rel=1e-9 if dtype is torch.float64 else 5e-3)
+        assert hessian(problem).known_trace() == pytest.approx(
+            here, rel=1e-9 if dtype is torch.float64 else 5e-3
+        )
 
 
 def test_without_gradients_the_answer_is_the_same() -> None:
@@ -493,11 +597,19 @@ def test_without_gradients_the_answer_is_the_same() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("classes", [2, 11])
 def test_large_inputs_below_a_log_softmax(classes: int, dtype: torch.dtype) -> None:
-    """The mix that does not feel the log-softmax sums to 0 without rounding, which such inputs would make visible."""
+    """The mix that does not feel the log-softmax sums to 0 without rounding, which such inputs
+    would make visible.
+    """
     for seed in range(6):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            layers = [nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, classes)]
+            layers = [
+                nn.Linear(20, 64),
+                nn.ReLU(),
+                nn.Linear(64, 64),
+                nn.ReLU(),
+                nn.Linear(64, classes),
+            ]
             model = nn.Sequential(*layers, nn.LogSoftmax(-1)).to(dtype)
             x, y = 300 * torch.randn(16, 20, dtype=dtype), torch.randint(classes, (16,))
         assert form(Problem(model, "cross_entropy", (x, y))).curved == ""

@@ -1,4 +1,6 @@
-"""What smooth activations add to the diagonal of the Hessian, without products, against dense float64 matrices."""
+"""What smooth activations add to the diagonal of the Hessian, without products, against dense
+float64 matrices.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def problem_of(
                 nn.init.uniform_(module.running_var, 0.5, 2.0)
                 nn.init.normal_(module.weight)
         x = torch.randn(7, *shape, dtype=torch.float64)
-        y = torch.randint(3, (7,)) if loss == "cross_entropy" else torch.rand(7, 3, dtype=torch.float64)
+        y = (
+            torch.randint(3, (7,))
+            if loss == "cross_entropy"
+            else torch.rand(7, 3, dtype=torch.float64)
+        )
     return Problem(model, loss, (x, y), **{"batch_size": 5, **options})
 
 
@@ -48,7 +54,9 @@ def perceptron(*widths: int, act: Any = nn.Tanh, bias: bool = True) -> Callable[
 
 
 def agree(problem: Problem, columns: int = 0) -> None:
-    """The trace, the diagonal and every layer's trace are those of the dense matrix, and nothing was multiplied."""
+    """The trace, the diagonal and every layer's trace are those of the dense matrix, and nothing
+    was multiplied.
+    """
     operator, dense = hessian(problem), dense_hessian(problem)
     assert operator.form.columns == columns
     found = trace(operator, method="exact")
@@ -106,7 +114,9 @@ def test_losses_and_biases(widths: tuple[int, ...], bias: bool, loss: Any) -> No
 
 
 @pytest.mark.parametrize(("widths", "columns"), [((5, 6, 4), 4), ((3, 4, 5, 6), 11)])
-def test_deeper_networks_by_columns(widths: tuple[int, ...], columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deeper_networks_by_columns(
+    widths: tuple[int, ...], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = problem_of(perceptron(*widths), loss="mse")
     agree(problem, columns)
     monkeypatch.setattr(layer_squares, "SIGNAL_BYTES", 700)
@@ -121,7 +131,9 @@ def test_deeper_networks_by_columns(widths: tuple[int, ...], columns: int, monke
 def test_layers_that_take_too_many_columns_are_left_out_of_the_check(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But only they: what reaches the others is compared in full, so that nothing true is refused."""
+    """But only they: what reaches the others is compared in full, so that nothing true is
+    refused.
+    """
     monkeypatch.setattr(residual_checks, "MOST_CHECKED", most)
     agree(problem_of(perceptron(6, 7, 5)), 5)
     agree(problem_of(perceptron(3, 4, 5, 4)), 9)
@@ -133,8 +145,16 @@ def residual(m: Any, x: Tensor) -> Tensor:
 
 
 OTHERS: dict[str, tuple[Callable[[], nn.Module], Any, int]] = {
-    "log-softmax at the end": (lambda: nn.Sequential(perceptron(5, 6)(), nn.LogSoftmax(1)), (4,), 0),
-    "flattened": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (2, 2), 0),
+    "log-softmax at the end": (
+        lambda: nn.Sequential(perceptron(5, 6)(), nn.LogSoftmax(1)),
+        (4,),
+        0,
+    ),
+    "flattened": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        (2, 2),
+        0,
+    ),
     "batch-norm": (
         lambda: nn.Sequential(
             nn.Linear(4, 5),
@@ -149,15 +169,24 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], Any, int]] = {
         0,
     ),
     "a bottleneck between": (
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2), nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 5), nn.Linear(5, 2), nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3)
+        ),
         (4,),
         6,
     ),
-    "skip connection": (lambda: Net(residual, a=nn.Linear(4, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 3)), (4,), 0),
+    "skip connection": (
+        lambda: Net(residual, a=nn.Linear(4, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 3)),
+        (4,),
+        0,
+    ),
     "x − tanh x": (lambda: perceptron(5, 6, act=nn.Tanhshrink)(), (4,), 6),
     "a gate": (
         lambda: Net(
-            lambda m, x: m.c(m.a(x) * m.b(x).sigmoid()), a=nn.Linear(4, 5), b=nn.Linear(4, 5), c=nn.Linear(5, 3)
+            lambda m, x: m.c(m.a(x) * m.b(x).sigmoid()),
+            a=nn.Linear(4, 5),
+            b=nn.Linear(4, 5),
+            c=nn.Linear(5, 3),
         ),
         (4,),
         0,
@@ -195,7 +224,10 @@ def test_some_parameters(pattern: Any) -> None:
     agree(problem_of(perceptron(5, 6), parameters=pattern))
     whole = hessian(problem_of(perceptron(5, 6))).restrict(pattern)
     assert (
-        relative(whole.known_diagonal(), dense_hessian(problem_of(perceptron(5, 6), parameters=pattern)).diagonal())
+        relative(
+            whole.known_diagonal(),
+            dense_hessian(problem_of(perceptron(5, 6), parameters=pattern)).diagonal(),
+        )
         < 1e-9
     )
 
@@ -233,7 +265,8 @@ class HiddenBend(torch.autograd.Function):
 def hooked(m: Any, x: Tensor) -> Tensor:
     h = torch.tanh(m.a(x))
     if h.requires_grad:
-        h.register_hook(lambda delta: delta * (1 + h))  # a derivative that autograd takes twice, and no node shows
+        # a derivative that autograd takes twice, and no node shows
+        h.register_hook(lambda delta: delta * (1 + h))
     return m.b(h)
 
 
@@ -241,10 +274,16 @@ def hooked(m: Any, x: Tensor) -> Tensor:
     ("rule", "reason"),
     [
         (hooked, "its second derivative in a.weight is not that of its activations"),
-        (lambda m, x: m.b(HiddenBend.apply(torch.tanh(m.a(x)))), "the custom function HiddenBend is not"),
+        (
+            lambda m, x: m.b(HiddenBend.apply(torch.tanh(m.a(x)))),
+            "the custom function HiddenBend is not",
+        ),
         (lambda m, x: m.b(F.softmax(torch.tanh(m.a(x)), 1)), "Softmax is not piecewise linear"),
         (lambda m, x: m.b(F.silu(m.a(x)) * m.a(x)), "a.bias enters twice|a.weight enters twice"),
-        (lambda m, x: m.b(torch.tanh(x @ m.a.weight.T)), "Tanh is not piecewise linear, and a.bias does not enter"),
+        (
+            lambda m, x: m.b(torch.tanh(x @ m.a.weight.T)),
+            "Tanh is not piecewise linear, and a.bias does not enter",
+        ),
     ],
 )
 def test_refused_with_the_reason(rule: Any, reason: str) -> None:
@@ -274,7 +313,9 @@ def convolutional() -> Problem:
 
 
 @pytest.mark.parametrize("make", [many_classes, deep, convolutional])
-def test_errors_of_sampled_residuals_are_true(make: Callable[[], Problem], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_sampled_residuals_are_true(
+    make: Callable[[], Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over 60 seeds the errors in their own standard errors have mean 0 and variance 1."""
     monkeypatch.setattr(curvature, "MANY_FACTORS", 3)
     operator = hessian(make())
@@ -283,7 +324,9 @@ def test_errors_of_sampled_residuals_are_true(make: Callable[[], Problem], monke
         found = trace(operator, tol=10.0, seed=seed)
         assert found.stderr > 0
         assert (found.cost, found.dof) == (0, closed_form.MIN_ROUNDS - 1)
-        scores.append(float(stats.norm.ppf(stats.t.cdf((found.value - exact) / found.stderr, found.dof))))
+        scores.append(
+            float(stats.norm.ppf(stats.t.cdf((found.value - exact) / found.stderr, found.dof)))
+        )
     z = torch.tensor(scores)
     assert abs(float(z.mean())) < 4 / math.sqrt(60)
     assert 0.45 < float(z.var()) < 1.8  # 4 standard deviations of a variance of 60 normal scores
@@ -301,7 +344,9 @@ def test_rounds_go_on_until_the_error_is_small(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("make", [deep, many_classes])
-def test_products_go_on_where_rounds_are_spent(make: Callable[[], Problem], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_go_on_where_rounds_are_spent(
+    make: Callable[[], Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the dense answer, which a tolerance that no rounds reach asks for."""
     monkeypatch.setattr(curvature, "MANY_FACTORS", 3)
     monkeypatch.setattr(closed_form, "MAX_ROUNDS", 16)
@@ -321,5 +366,7 @@ def test_too_many_columns_are_left_to_probes(monkeypatch: pytest.MonkeyPatch) ->
     operator = hessian(deep())
     assert operator.known_diagonal() is None
     assert operator.trace_by == "rounds"
-    with pytest.raises(ValueError, match="Tanh is not piecewise linear, which takes 4 signals a sample"):
+    with pytest.raises(
+        ValueError, match="Tanh is not piecewise linear, which takes 4 signals a sample"
+    ):
         trace(operator, method="exact")

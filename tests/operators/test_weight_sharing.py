@@ -1,4 +1,6 @@
-"""KFAC-expand and KFAC-reduce (Eschenhagen et al. 2023): where they are exact, by definition, and beside curvlinops."""
+"""KFAC-expand and KFAC-reduce (Eschenhagen et al. 2023): where they are exact, by definition,
+and beside curvlinops.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ EXACT = {
     ("expand", "sequence"): (seeded(linear(4, 3), linear(3, 2, bias=False)), SEQUENCE),
     ("expand", "image"): (seeded(conv(2, 3, 2, padding=1), conv(3, 2, 1)), IMAGE),
     ("reduce", "sequence"): (seeded(linear(4, 3), linear(3, 2), Mean), SEQUENCE),
-    ("reduce", "image"): (seeded(conv(2, 3, 2, stride=2), conv(3, 4, 1), Mean, linear(4, 2)), IMAGE),
+    ("reduce", "image"): (
+        seeded(conv(2, 3, 2, stride=2), conv(3, 4, 1), Mean, linear(4, 2)),
+        IMAGE,
+    ),
 }
 
 
@@ -83,7 +88,9 @@ def test_deep_linear_networks_are_exact_in_their_own_setting(
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 def test_factors_are_those_of_the_definition(sharing: str) -> None:
-    """Layer by layer: the inputs at each position and the Jacobian of the output by the layer's output."""
+    """Layer by layer: the inputs at each position and the Jacobian of the output by the layer's
+    output.
+    """
     model = seeded(linear(4, 3), nn.Tanh(), linear(3, 3), nn.Sigmoid(), Mean, linear(3, 3))
     y = torch.randint(3, (7,), generator=torch.Generator().manual_seed(3))
     K = lh.kfac(lh.Problem(model, "cross_entropy", (SEQUENCE, y), batch_size=3), sharing=sharing)
@@ -134,7 +141,9 @@ def test_sums_over_positions_are_made_in_single_precision(sharing: str) -> None:
     """1,000 positions: in bfloat16 a running sum would stop at 256 times its terms."""
     model = nn.Sequential(nn.Linear(2, 3), Mean()).to(torch.bfloat16)
     x = torch.ones(2, 1000, 2, dtype=torch.bfloat16)
-    K = lh.kfac(lh.Problem(model, "mse", (x, torch.zeros(2, 3, dtype=torch.bfloat16))), sharing=sharing)
+    K = lh.kfac(
+        lh.Problem(model, "mse", (x, torch.zeros(2, 3, dtype=torch.bfloat16))), sharing=sharing
+    )
     assert K.dtype == torch.float32
     assert torch.allclose(K.blocks["0"].A, torch.ones(1, 3, 3), rtol=1e-3)
 
@@ -143,9 +152,14 @@ def test_the_repr_says_which_is_used_where_weights_are_shared() -> None:
     model, x = EXACT["reduce", "sequence"]
     shared = lh.Problem(model, "mse", (x, torch.zeros(7, 2, dtype=torch.float64)))
     assert repr(lh.kfac(shared)) == 'KFAC(23 × 23, psd, float64, cpu, sharing="expand")'
-    assert repr(lh.ekfac(shared, sharing="reduce")) == 'EKFAC(23 × 23, psd, float64, cpu, sharing="reduce")'
+    assert (
+        repr(lh.ekfac(shared, sharing="reduce"))
+        == 'EKFAC(23 × 23, psd, float64, cpu, sharing="reduce")'
+    )
     assert lh.kfac(shared).shared == ("0", "1")
-    plain = lh.Problem(seeded(linear(4, 2)), "mse", (x[:, 0], torch.zeros(7, 2, dtype=torch.float64)))
+    plain = lh.Problem(
+        seeded(linear(4, 2)), "mse", (x[:, 0], torch.zeros(7, 2, dtype=torch.float64))
+    )
     assert repr(lh.kfac(plain)) == "KFAC(10 × 10, psd, float64, cpu)"
     assert torch.equal(lh.kfac(plain, sharing="reduce").dense(), lh.kfac(plain).dense())
 
@@ -159,17 +173,27 @@ def test_reduce_refuses_layers_whose_rows_are_not_samples() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(dim=1)
 
-    problem = lh.Problem(Flattened().double(), "mse", (SEQUENCE, torch.zeros(7, 2, dtype=torch.float64)))
-    message = "input of layer 'inner' must have the 7 samples first.*use sharing=\"expand\", or put the batch first"
+    problem = lh.Problem(
+        Flattened().double(), "mse", (SEQUENCE, torch.zeros(7, 2, dtype=torch.float64))
+    )
+    message = (
+        "input of layer 'inner' must have the 7 samples first.*use sharing=\"expand\", or put the"
+        " batch first"
+    )
     with pytest.raises(ValueError, match=message):
         lh.kfac(problem, sharing="reduce")
     assert lh.kfac(problem).shared == ("inner",)
 
 
 PEERS = {
-    "sequence": (lambda: seeded(linear(4, 3), nn.Tanh(), linear(3, 3), Mean, nn.ReLU(), linear(3, 3)), (5, 4)),
+    "sequence": (
+        lambda: seeded(linear(4, 3), nn.Tanh(), linear(3, 3), Mean, nn.ReLU(), linear(3, 3)),
+        (5, 4),
+    ),
     "images": (
-        lambda: seeded(conv(2, 3, (3, 2), padding=(1, 0)), nn.ReLU(), conv(3, 2, 2), Mean, linear(2, 3)),
+        lambda: seeded(
+            conv(2, 3, (3, 2), padding=(1, 0)), nn.ReLU(), conv(3, 2, 2), Mean, linear(2, 3)
+        ),
         (2, 5, 4),
     ),
 }
@@ -183,11 +207,16 @@ def test_agrees_with_curvlinops(case: str, loss: str, sharing: str) -> None:
     curvlinops = pytest.importorskip("curvlinops")
     build, shape = PEERS[case]
     model, rng = build(), torch.Generator().manual_seed(4)
-    x = torch.randn(20, *shape, generator=rng, dtype=torch.float64)  # as many as make the eigenbasis of A unique
+    # as many as make the eigenbasis of A unique
+    x = torch.randn(20, *shape, generator=rng, dtype=torch.float64)
     y = torch.randint(3, (20,), generator=rng)
     if loss != "cross_entropy":
         y = torch.randint(2, (20, 3), generator=rng).double()
-    theirs = {"cross_entropy": nn.CrossEntropyLoss(), "mse": nn.MSELoss(), "bce_with_logits": nn.BCEWithLogitsLoss()}
+    theirs = {
+        "cross_entropy": nn.CrossEntropyLoss(),
+        "mse": nn.MSELoss(),
+        "bce_with_logits": nn.BCEWithLogitsLoss(),
+    }
     problem = lh.Problem(model, loss, (x, y), batch_size=12)
     batches = [(x[:12], y[:12]), (x[12:], y[12:])]
     for ours, name in ((lh.kfac, "KFACLinearOperator"), (lh.ekfac, "EKFACLinearOperator")):
@@ -203,15 +232,20 @@ def test_agrees_with_curvlinops(case: str, loss: str, sharing: str) -> None:
                 check_deterministic=False,
             )
             expected = (peer @ torch.eye(problem.num_parameters, dtype=torch.float64)).detach()
-            # their empirical gradients of a mean over D outputs are scaled by √D, which no sample's gradient is
+            # their empirical gradients of a mean over D outputs are scaled by √D, which no sample's
+            # gradient is
             scale = 3.0 if loss != "cross_entropy" and kind == "empirical" else 1.0
-            assert relative(scale * ours(problem, kind=kind, sharing=sharing).dense(), expected) < 1e-9, (name, kind)
+            assert (
+                relative(scale * ours(problem, kind=kind, sharing=sharing).dense(), expected) < 1e-9
+            ), (name, kind)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "bce_with_logits"])
 def test_agrees_with_curvlinops_on_losses_at_each_position(loss: str) -> None:
-    """A network that treats positions apart: with others, curvlinops adds up the gradients of different positions."""
+    """A network that treats positions apart: with others, curvlinops adds up the gradients of
+    different positions.
+    """
     curvlinops = pytest.importorskip("curvlinops")
     model, rng = seeded(linear(4, 3), nn.Tanh(), linear(3, 3)), torch.Generator().manual_seed(5)
     y = torch.randint(3, (7, 5), generator=rng)

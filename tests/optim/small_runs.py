@@ -11,7 +11,9 @@ Y = X.sum(1, keepdim=True).sin()
 def network(norm=False):
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4) if norm else nn.Tanh(), nn.Linear(4, 1))
+        return nn.Sequential(
+            nn.Linear(3, 4), nn.BatchNorm1d(4) if norm else nn.Tanh(), nn.Linear(4, 1)
+        )
 
 
 def train(model, optimizer, steps, scheduler=None):

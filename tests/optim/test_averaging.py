@@ -1,4 +1,6 @@
-"""Averages of iterates: exact variances on a noisy quadratic, whose iterates they hold, batch norm, resuming."""
+"""Averages of iterates: exact variances on a noisy quadratic, whose iterates they hold, batch
+norm, resuming.
+"""
 
 import copy
 import math
@@ -38,7 +40,9 @@ def assert_variance(found, expected):
 
 
 def mean_of(n):
-    """Variance of the mean of n stationary iterates: σ²/(λ²n), with the end effect of a finite n."""
+    """Variance of the mean of n stationary iterates: σ²/(λ²n), with the end effect of a finite
+    n.
+    """
     return NOISE**2 / (CURVATURE**2 * n) * (1 - 2 * PHI * (1 - PHI**n) / (n * (1 - PHI**2)))
 
 
@@ -47,7 +51,10 @@ def test_variances_on_a_noisy_quadratic():
     optimizer = SWA(model.parameters(), lr=RATE, momentum=0.0)
     descend(model, optimizer, 40, rng)
     assert_variance(model.x.detach(), FINAL)
-    kept, ema = IterateAverage(model, unit="step"), IterateAverage(model, "ema", unit="step", decay=0.8)
+    kept, ema = (
+        IterateAverage(model, unit="step"),
+        IterateAverage(model, "ema", unit="step", decay=0.8),
+    )
 
     def update():
         kept.update()
@@ -58,7 +65,9 @@ def test_variances_on_a_noisy_quadratic():
     assert_variance(optimizer.averaged_parameters[0], mean_of(60))
     torch.testing.assert_close(kept.model.x.detach(), optimizer.averaged_parameters[0])
     rho = 0.8  # 0.8^60 of the start is left: 1.5e-6
-    assert_variance(ema.model.x, FINAL * (1 - rho) * (1 + rho * PHI) / ((1 + rho) * (1 - rho * PHI)))
+    assert_variance(
+        ema.model.x, FINAL * (1 - rho) * (1 + rho * PHI) / ((1 + rho) * (1 - rho * PHI))
+    )
     assert_variance(model.x.detach(), FINAL)
     assert mean_of(10**6) * 10**6 == pytest.approx(NOISE**2 / CURVATURE**2, rel=1e-5)
 
@@ -85,13 +94,17 @@ def vector(model):
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-@pytest.mark.parametrize(("start", "every", "taken"), [(1, 1, range(1, 11)), (4, 3, (4, 7, 10)), (10, 2, (10,))])
+@pytest.mark.parametrize(
+    ("start", "every", "taken"), [(1, 1, range(1, 11)), (4, 3, (4, 7, 10)), (10, 2, (10,))]
+)
 def test_the_mean_is_that_of_the_iterates_named(start, every, taken):
     model = network()
     average = IterateAverage(model, start=start, every=every)
     seen = wander(model, average, 10)
     assert average.count == len(taken)
-    torch.testing.assert_close(vector(average.model), seen[[t - 1 for t in taken]].mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        vector(average.model), seen[[t - 1 for t in taken]].mean(0), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_moving_average_by_hand():

@@ -20,7 +20,9 @@ KINDS = ("exact", "empirical", "monte_carlo")
 def regression(outputs=2):
     """A linear model with Gaussian noise: the negative log-likelihood is half the squared error."""
     rng = generator(0, "linear gaussian")
-    x = torch.randn(40, 5, generator=rng, dtype=torch.float64) * torch.logspace(0, -2, 5, dtype=torch.float64)
+    x = torch.randn(40, 5, generator=rng, dtype=torch.float64) * torch.logspace(
+        0, -2, 5, dtype=torch.float64
+    )
     y = x @ torch.randn(5, outputs, generator=rng, dtype=torch.float64) + torch.randn(
         40, outputs, generator=rng, dtype=torch.float64
     )
@@ -31,7 +33,10 @@ def small():
     """A classifier whose model is in the optimiser's hands, and its problem."""
     model = mlp([4, 5, 3], "tanh").double()
     rng = generator(0, "small")
-    data = torch.randn(30, 4, generator=rng, dtype=torch.float64), torch.randint(0, 3, (30,), generator=rng)
+    data = (
+        torch.randn(30, 4, generator=rng, dtype=torch.float64),
+        torch.randint(0, 3, (30,), generator=rng),
+    )
     return model, Problem(model, "cross_entropy", data), data
 
 
@@ -52,7 +57,9 @@ def test_a_linear_gaussian_model_takes_one_step(solver):
     problem = Problem(model, "mse", (x, y))
     optimizer = ExactNGD(model.parameters(), lr=1.0, alpha=0.0, solver=solver, tol=1e-13)
     optimizer.observe(problem)
-    for parameter, part in zip(model.parameters(), problem.space.split(problem.gradient()), strict=True):
+    for parameter, part in zip(
+        model.parameters(), problem.space.split(problem.gradient()), strict=True
+    ):
         parameter.grad = part.clone()
     optimizer.step()
     best = torch.linalg.lstsq(torch.cat([x, torch.ones(40, 1, dtype=x.dtype)], 1), y).solution
@@ -65,7 +72,9 @@ def test_a_linear_gaussian_model_takes_one_step(solver):
 @pytest.mark.parametrize("alpha", [1.0, 1e-3])
 def test_a_step_solves_the_damped_system(kind, solver, alpha):
     model, problem, data = small()
-    optimizer = ExactNGD(model.parameters(), lr=0.5, alpha=alpha, fisher=kind, solver=solver, tol=1e-12, seed=3)
+    optimizer = ExactNGD(
+        model.parameters(), lr=0.5, alpha=alpha, fisher=kind, solver=solver, tol=1e-12, seed=3
+    )
     before = flat(model)
     assert optimizer.due
     optimizer.observe(problem)
@@ -109,7 +118,9 @@ def test_it_is_due_every_so_often_and_refuses_to_step_before():
     model, problem, data = small()
     optimizer = ExactNGD(model.parameters(), lr=0.1, every=3)
     back(model, data, optimizer)
-    with pytest.raises(RuntimeError, match=r"observe\(problem\) must be called before this step.*optimizer\.due"):
+    with pytest.raises(
+        RuntimeError, match=r"observe\(problem\) must be called before this step.*optimizer\.due"
+    ):
         optimizer.step()
     seen = []
     for _ in range(7):
@@ -160,21 +171,59 @@ def test_it_trains_faster_than_gradient_descent():
 
 W = [nn.Parameter(torch.ones(2))]
 ERRORS = {
-    "negative alpha": (lambda: ExactNGD(W, lr=0.1, alpha=-1.0), ValueError, "alpha must be a finite number"),
-    "negative rate": (lambda: ExactNGD(W, lr=-0.1), ValueError, "lr must be a finite number of at least 0"),
-    "epsilon of 0": (lambda: ExactNGD(W, lr=0.1, epsilon=0.0), ValueError, "epsilon must be a finite number above 0"),
-    "unknown Fisher": (lambda: ExactNGD(W, lr=0.1, fisher="kfac"), ValueError, "fisher must be one of 'exact', 'monte"),
-    "unknown solver": (lambda: ExactNGD(W, lr=0.1, solver="lu"), ValueError, "solver must be one of 'dense', 'cg'"),
-    "a matrix that is not kept": (lambda: ExactNGD(W, lr=0.1, solver="cg", every=2), ValueError, "every must be 1"),
-    "another model's problem": (lambda: ExactNGD(W, lr=0.1).observe(classifier()), ValueError, "problem must have"),
-    "a model for a problem": (lambda: ExactNGD(W, lr=0.1).observe(nn.Linear(1, 1)), TypeError, "be a lambdahat.Prob"),
-    "singular": (lambda: _singular(), ValueError, r"F \+ κI must be positive definite.*raise alpha"),
+    "negative alpha": (
+        lambda: ExactNGD(W, lr=0.1, alpha=-1.0),
+        ValueError,
+        "alpha must be a finite number",
+    ),
+    "negative rate": (
+        lambda: ExactNGD(W, lr=-0.1),
+        ValueError,
+        "lr must be a finite number of at least 0",
+    ),
+    "epsilon of 0": (
+        lambda: ExactNGD(W, lr=0.1, epsilon=0.0),
+        ValueError,
+        "epsilon must be a finite number above 0",
+    ),
+    "unknown Fisher": (
+        lambda: ExactNGD(W, lr=0.1, fisher="kfac"),
+        ValueError,
+        "fisher must be one of 'exact', 'monte",
+    ),
+    "unknown solver": (
+        lambda: ExactNGD(W, lr=0.1, solver="lu"),
+        ValueError,
+        "solver must be one of 'dense', 'cg'",
+    ),
+    "a matrix that is not kept": (
+        lambda: ExactNGD(W, lr=0.1, solver="cg", every=2),
+        ValueError,
+        "every must be 1",
+    ),
+    "another model's problem": (
+        lambda: ExactNGD(W, lr=0.1).observe(classifier()),
+        ValueError,
+        "problem must have",
+    ),
+    "a model for a problem": (
+        lambda: ExactNGD(W, lr=0.1).observe(nn.Linear(1, 1)),
+        TypeError,
+        "be a lambdahat.Prob",
+    ),
+    "singular": (
+        lambda: _singular(),
+        ValueError,
+        r"F \+ κI must be positive definite.*raise alpha",
+    ),
 }
 
 
 def _singular():
     model, problem, _ = small()
-    ExactNGD(model.parameters(), lr=0.1, alpha=0.0, fisher="empirical").observe(problem.subset([0, 1]))
+    ExactNGD(model.parameters(), lr=0.1, alpha=0.0, fisher="empirical").observe(
+        problem.subset([0, 1])
+    )
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=str)

@@ -1,4 +1,6 @@
-"""Gadam's family: what it reduces to, whose average it keeps, when it starts and stops; and that all of it resumes."""
+"""Gadam's family: what it reduces to, whose average it keeps, when it starts and stops; and that
+all of it resumes.
+"""
 
 import copy
 import json
@@ -8,14 +10,27 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat.optim import ASGD, SWA, Averaged, Gadam, GadamAuto, GadamX, Lookahead, Padam, PadamW, schedules
+from lambdahat.optim import (
+    ASGD,
+    SWA,
+    Averaged,
+    Gadam,
+    GadamAuto,
+    GadamX,
+    Lookahead,
+    Padam,
+    PadamW,
+    schedules,
+)
 from tests.optim.small_runs import X, Y, flat, network, same, train
 
 
 @pytest.mark.parametrize("average_start", [None, 3])
 def test_gadams_steps_are_adamws(average_start):
     ours, theirs = network(), network()
-    a = train(ours, Gadam(ours.parameters(), lr=0.01, weight_decay=0.1, average_start=average_start), 10)
+    a = train(
+        ours, Gadam(ours.parameters(), lr=0.01, weight_decay=0.1, average_start=average_start), 10
+    )
     b = train(theirs, torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1), 10)
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
@@ -88,9 +103,13 @@ def test_averaged_model_has_its_own_batch_norm_statistics():
 
 def test_swa_is_sgd_with_the_mean_of_its_iterates():
     ours, theirs = network(), network()
-    optimizer = SWA(ours.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01, average_start=4, average_every=2)
+    optimizer = SWA(
+        ours.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01, average_start=4, average_every=2
+    )
     train(ours, optimizer, 10)
-    iterates = train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01), 10)
+    iterates = train(
+        theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01), 10
+    )
     assert torch.equal(flat(ours.parameters()), iterates[-1])
     torch.testing.assert_close(flat(optimizer.averaged_parameters), iterates[[3, 5, 7, 9]].mean(0))
 
@@ -101,7 +120,9 @@ def test_asgd_without_decay_is_averaged_sgd():
     b = Averaged(torch.optim.SGD(theirs.parameters(), lr=0.1), average_start=6)
     train(ours, a, 10)
     train(theirs, b, 10)
-    torch.testing.assert_close(flat(a.averaged_parameters), flat(b.averaged_parameters), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        flat(a.averaged_parameters), flat(b.averaged_parameters), rtol=1e-5, atol=1e-7
+    )
     with a.average():
         assert same(ours.parameters(), a.averaged_parameters)
 
@@ -113,8 +134,11 @@ def test_patience_starts_the_average_and_then_stops():
     for value in (5.0, 4.0, 4.5, float("nan"), 6.0, 5.9, 5.8, 5.9, 5.8):
         train(model, optimizer, 3)
         optimizer.record(value)
-        history.append((optimizer.averaging, optimizer.param_groups[0]["averaged"], optimizer.stopped))
-    # 4.0 is followed by two epochs without a new best; the average's own values count afresh from 6.0 on.
+        history.append(
+            (optimizer.averaging, optimizer.param_groups[0]["averaged"], optimizer.stopped)
+        )
+    # 4.0 is followed by two epochs without a new best; the average's own values count afresh from
+    # 6.0 on.
     waiting, averaging = [(False, 0, False)] * 3, [(True, n, False) for n in range(1, 6)]
     assert history == [*waiting, *averaging, (True, 6, True)]
 
@@ -149,7 +173,9 @@ def through_disk(state):
     tensors, plain = {}, {}
     for index, entry in state["state"].items():
         for name, value in entry.items():
-            (tensors if isinstance(value, torch.Tensor) else plain)[(index, name)] = copy.deepcopy(value)
+            (tensors if isinstance(value, torch.Tensor) else plain)[(index, name)] = copy.deepcopy(
+                value
+            )
     values = json.loads(json.dumps([[*key, value] for key, value in plain.items()]))
     found = {index: {} for index in state["state"]}
     for index, name, value in [*values, *([*key, value] for key, value in tensors.items())]:
@@ -203,7 +229,8 @@ def test_it_survives_pickling_with_its_model(name):
 def test_hooks_run_once_a_step(name):
     model = network()
     optimizer = MAKERS[name](model.parameters())
-    MAKERS["padam"](network().parameters())  # a class that has made an instance runs the hooks of its subclasses too
+    # a class that has made an instance runs the hooks of its subclasses too
+    MAKERS["padam"](network().parameters())
     MAKERS["padamw"](network().parameters())
     seen = []
     optimizer.register_step_post_hook(lambda *_: seen.append(1))
@@ -243,7 +270,8 @@ def test_a_group_added_later_shares_the_count(make):
         iterates.append(late.detach().clone())
     assert [(g["average_step"], g["averaged"]) for g in optimizer.param_groups] == [(7, 3), (7, 2)]
     average = optimizer.averaged_parameters[-1]
-    torch.testing.assert_close(average, (iterates[0] + iterates[2]) / 2)  # steps 4 and 6; 2 was before its time
+    # steps 4 and 6; 2 was before its time
+    torch.testing.assert_close(average, (iterates[0] + iterates[2]) / 2)
 
 
 def test_a_group_added_later_joins_an_average_that_patience_began():
@@ -255,7 +283,11 @@ def test_a_group_added_later_joins_an_average_that_patience_began():
     assert optimizer.stopped
     optimizer.add_param_group({"params": [late]})
     first, second = optimizer.param_groups
-    assert {k: second[k] for k in ("best", "waited", "stopped")} == {"best": 3.0, "waited": 1, "stopped": True}
+    assert {k: second[k] for k in ("best", "waited", "stopped")} == {
+        "best": 3.0,
+        "waited": 1,
+        "stopped": True,
+    }
     late.grad = torch.ones(2)
     optimizer.step()
     assert (second["average_step"], second["averaged"]) == (first["average_step"], 1)

@@ -47,7 +47,8 @@ def joined(module, tensors):
 
 
 def layer_rows(model, at, x, y):
-    """For each sample the inputs a (R, n) and output gradients g (R, m) of layer ``at``, with nothing unfolded.
+    """For each sample the inputs a (R, n) and output gradients g (R, m) of layer ``at``, with
+    nothing unfolded.
 
     The inputs at an output position are the derivative of that output by the weight's first row.
     """
@@ -61,7 +62,9 @@ def layer_rows(model, at, x, y):
             return functional_call(layer, parameters, (h,))[0].movedim(axis, 0)[0].reshape(-1)
 
         jacobian = jacrev(first_row)(named)
-        a = torch.cat([jacobian[name][:, 0].reshape(len(jacobian[name]), -1) for name in named], dim=1)
+        a = torch.cat(
+            [jacobian[name][:, 0].reshape(len(jacobian[name]), -1) for name in named], dim=1
+        )
         out = layer(h).detach().requires_grad_()
         loss = F.cross_entropy(model[at + 1 :](out.clone()), target[None])
         (g,) = torch.autograd.grad(loss, out)
@@ -100,7 +103,9 @@ def test_first_step_is_the_dense_kronecker_formula(name, sharing):
         D = joined(model[at], [by_parameter[p] for p in model[at].parameters()])
         expected[at] = dense_direction(A, G, D)
     optimizer = KFAC(model, lr=1.0, damping=DAMPING, sharing=sharing)
-    change = dict(zip(model.parameters(), moved(model, lambda: train(optimizer, model, x, y)), strict=True))
+    change = dict(
+        zip(model.parameters(), moved(model, lambda: train(optimizer, model, x, y)), strict=True)
+    )
     for at in layers:
         found = joined(model[at], [change[p] for p in model[at].parameters()])
         torch.testing.assert_close(found, expected[at], rtol=1e-8, atol=1e-10)
@@ -120,7 +125,11 @@ def test_groups_of_a_convolution_are_blocks_of_their_own():
             self.parts, self.last = apart, copy.deepcopy(joint[2])
 
         def forward(self, x):
-            return self.last(torch.cat([p(h) for p, h in zip(self.parts, x.chunk(2, 1), strict=True)], 1).flatten(1))
+            return self.last(
+                torch.cat(
+                    [p(h) for p, h in zip(self.parts, x.chunk(2, 1), strict=True)], 1
+                ).flatten(1)
+            )
 
     other = Apart()
     one = moved(joint, lambda: train(KFAC(joint, 1.0, DAMPING), joint, x, y))
@@ -137,7 +146,14 @@ def test_convolution_at_one_position_is_a_linear_layer(kind, sharing):
     for target, source in zip(linear.parameters(), conv.parameters(), strict=True):
         target.data = source.detach().reshape(target.shape).clone()
     x, y = batch((2, 3, 3))
-    settings = {"lr": 0.1, "damping": DAMPING, "momentum": 0.9, "kind": kind, "factor_every": 1, "inverse_every": 1}
+    settings = {
+        "lr": 0.1,
+        "damping": DAMPING,
+        "momentum": 0.9,
+        "kind": kind,
+        "factor_every": 1,
+        "inverse_every": 1,
+    }
     train(KFAC(conv, sharing=sharing, **settings), conv, x, y, 4)
     train(KFAC(linear, sharing=sharing, **settings), linear, x, y, 4)
     for one, other in zip(conv.parameters(), linear.parameters(), strict=True):
@@ -178,14 +194,18 @@ def test_padding_counts_neither_as_input_nor_as_gradient():
     optimizer = KFAC(model, 1.0, DAMPING)
     train(optimizer, model, words, y)
     state = optimizer.state[model[0].weight]
-    torch.testing.assert_close(state["A"][0] * 6, torch.tensor([0.0, 2, 1, 1, 1], dtype=torch.float64))
+    torch.testing.assert_close(
+        state["A"][0] * 6, torch.tensor([0.0, 2, 1, 1, 1], dtype=torch.float64)
+    )
     model.zero_grad()
     h = model[0](words).detach().requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(model[1:](h), y), h)
     g[0, 0] = 0.0
     again = KFAC(model, 0.0, DAMPING)
     train(again, model, words, y)
-    torch.testing.assert_close(again.state[model[0].weight]["G"][0], 2 * torch.einsum("bri,brj->ij", g, g))
+    torch.testing.assert_close(
+        again.state[model[0].weight]["G"][0], 2 * torch.einsum("bri,brj->ij", g, g)
+    )
 
 
 NORMS = {
@@ -210,11 +230,18 @@ def test_norm_layer_has_the_dense_block_of_each_unit(name):
     plain = copy.deepcopy(layer)
     nn.init.ones_(plain.weight)
     lead = (len(x), *(1,) * (x.ndim - 1 - len(units)), *units)
-    own = {n: p.detach().reshape(units).expand(lead).clone().requires_grad_() for n, p in layer.named_parameters()}
-    h = plain(x).detach() * own["weight"] + own.get("bias", 0.0)  # a weight and a bias for every sample
+    own = {
+        n: p.detach().reshape(units).expand(lead).clone().requires_grad_()
+        for n, p in layer.named_parameters()
+    }
+    # a weight and a bias for every sample
+    h = plain(x).detach() * own["weight"] + own.get("bias", 0.0)
     grads = torch.autograd.grad(F.cross_entropy(model[1:](h), y), list(own.values()))
-    each = torch.stack([g.flatten(1) for g in grads], dim=2) * len(x)  # (b, units, k), of each sample's own loss
-    block = torch.einsum("buk,bul->ukl", each, each) / len(x) + DAMPING * torch.eye(len(own), dtype=torch.float64)
+    # (b, units, k), of each sample's own loss
+    each = torch.stack([g.flatten(1) for g in grads], dim=2) * len(x)
+    block = torch.einsum("buk,bul->ukl", each, each) / len(x) + DAMPING * torch.eye(
+        len(own), dtype=torch.float64
+    )
     expected = torch.linalg.solve(block, each.mean(0).unsqueeze(-1))[..., 0]
     change = moved(model, lambda: train(KFAC(model, 1.0, DAMPING), model, x, y))
     found = torch.stack([part.flatten() for part in change[: len(own)]], dim=1)
@@ -235,10 +262,13 @@ def test_ekfac_is_the_dense_formula_in_the_eigenbasis(name):
     A, G = dense_factors(rows, "expand")
     samples = torch.stack([(g.T @ a).reshape(-1) for a, g in rows])  # per-sample gradients
     U = torch.kron(torch.linalg.eigh(G).eigenvectors, torch.linalg.eigh(A).eigenvectors)
-    first = torch.kron(G, A)  # KFAC's own values at the first step, then the mean of those and the samples'
+    # KFAC's own values at the first step, then the mean of those and the samples'
+    first = torch.kron(G, A)
     squares = 0.5 * torch.diagonal(U.T @ first @ U) + 0.5 * (samples @ U).square().mean(0)
     expected = U @ ((U.T @ samples.mean(0)) / (squares + DAMPING))
-    change = dict(zip(model.parameters(), moved(model, lambda: train(optimizer, model, x, y)), strict=True))
+    change = dict(
+        zip(model.parameters(), moved(model, lambda: train(optimizer, model, x, y)), strict=True)
+    )
     found = joined(model[at], [change[p] for p in model[at].parameters()])
     torch.testing.assert_close(found.reshape(-1), expected, rtol=1e-6, atol=1e-9)
 
@@ -264,7 +294,10 @@ def test_identity_factors_are_sgd():
     optimizer = KFAC(model, 0.3, 0.0, momentum=0.9, factor_every=100, inverse_every=1)
     optimizer.param_groups[0]["step"] = 101  # so that no moments are due
     for layer in (model[0], model[2]):
-        A, G = (torch.eye(k, dtype=torch.float64)[None] for k in (layer.in_features + 1, layer.out_features))
+        A, G = (
+            torch.eye(k, dtype=torch.float64)[None]
+            for k in (layer.in_features + 1, layer.out_features)
+        )
         optimizer.state[layer.weight].update(A=A, G=G, updates=1)
     train(optimizer, model, x, y, 5)
     train(torch.optim.SGD(other.parameters(), 0.3, momentum=0.9), other, x, y, 5)
@@ -274,7 +307,9 @@ def test_identity_factors_are_sgd():
 
 @pytest.mark.parametrize("kind", ["kfac", "ekfac"])
 def test_infinite_damping_is_sgd_at_rate_over_damping(kind):
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)
+    ).double()
     other = copy.deepcopy(model)
     x, y = batch((1, 4, 4))
     train(KFAC(model, 0.1e14, 1e14, kind=kind), model, x, y, 3)
@@ -297,7 +332,9 @@ def test_exact_fisher_of_a_linear_gaussian_model_is_newtons_step(kind):
     optimizer.step()
     rows = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
     best = torch.linalg.lstsq(rows, y).solution
-    torch.testing.assert_close(torch.cat([model.weight.T, model.bias[None]]), best, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        torch.cat([model.weight.T, model.bias[None]]), best, rtol=1e-9, atol=1e-10
+    )
 
 
 def test_monte_carlo_fisher_is_the_natural_gradient_within_its_noise():
@@ -316,7 +353,9 @@ def test_monte_carlo_fisher_is_the_natural_gradient_within_its_noise():
 
 
 def test_exact_and_empirical_moments_agree_with_the_operator():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(32, 3)).double()
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(32, 3)
+    ).double()
     x, y = batch((1, 4, 4), 7)
     problem = lh.Problem(model, "cross_entropy", (x, y), batch_size=7)
     exact = KFAC(model, 0.0, fisher="exact")
@@ -358,7 +397,9 @@ def test_moments_are_averaged_plainly_at_first_and_then_with_decay():
     optimizer = KFAC(model, 0.0, decay=0.6, factor_every=1)
     seen = [1.0, 4.0, 2.0, 8.0]
     for size in seen:
-        train(optimizer, model, torch.full((3, 1), size, dtype=torch.float64), torch.tensor([0, 1, 0]))
+        train(
+            optimizer, model, torch.full((3, 1), size, dtype=torch.float64), torch.tensor([0, 1, 0])
+        )
     expected = (1 + 16) / 2
     for size in seen[2:]:
         expected = 0.6 * expected + 0.4 * size**2  # 1 − 1/3 and 1 − 1/4 lie above the decay
@@ -381,12 +422,17 @@ def test_low_rank_is_exact_where_the_factor_has_that_rank():
 def test_low_rank_leaves_the_mean_of_the_other_eigenvalues():
     values = torch.cat([torch.tensor([50.0, 20.0, 10.0]), torch.full((20,), 0.5)]).double()
     moment = with_eigenvalues(values)[None]
-    state = {"A": moment, "G": torch.eye(2, dtype=torch.float64)[None] * moment.diagonal(dim1=1, dim2=2).mean()}
+    state = {
+        "A": moment,
+        "G": torch.eye(2, dtype=torch.float64)[None] * moment.diagonal(dim1=1, dim2=2).mean(),
+    }
     D = torch.randn(2, 23, dtype=torch.float64)
     for _ in range(20):
         refresh(state, DAMPING, 3, False, "layer")
     found = apply(state, D[None], DAMPING)[0]
-    torch.testing.assert_close(found, dense_direction(moment[0], state["G"][0], D), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        found, dense_direction(moment[0], state["G"][0], D), rtol=1e-8, atol=1e-10
+    )
 
 
 def test_clip_bounds_the_change_in_the_fishers_norm():
@@ -394,12 +440,17 @@ def test_clip_bounds_the_change_in_the_fishers_norm():
     other, loose = copy.deepcopy(model), copy.deepcopy(model)
     x, y = batch((4,))
     free = moved(model, lambda: train(KFAC(model, 0.5, DAMPING), model, x, y))
-    total = sum(float((0.5 * change * p.grad).sum()) for change, p in zip(free, model.parameters(), strict=True))
+    total = sum(
+        float((0.5 * change * p.grad).sum())
+        for change, p in zip(free, model.parameters(), strict=True)
+    )
     bound = 0.3 * total  # lr² dᵀg with change = lr d
     clipped = moved(other, lambda: train(KFAC(other, 0.5, DAMPING, kl_clip=bound), other, x, y))
     for one, two in zip(clipped, free, strict=True):
         torch.testing.assert_close(one, 0.3**0.5 * two, rtol=1e-6, atol=1e-9)
-    untouched = moved(loose, lambda: train(KFAC(loose, 0.5, DAMPING, kl_clip=1.1 * total), loose, x, y))
+    untouched = moved(
+        loose, lambda: train(KFAC(loose, 0.5, DAMPING, kl_clip=1.1 * total), loose, x, y)
+    )
     for one, two in zip(untouched, free, strict=True):
         torch.testing.assert_close(one, two)
 
@@ -410,7 +461,9 @@ def test_each_group_is_clipped_by_its_own_bound(shares):
     other = copy.deepcopy(model)
     x, y = batch((4,))
     free = moved(model, lambda: train(KFAC(model, 0.5, DAMPING), model, x, y))
-    changes = [float((0.5 * d * p.grad).sum()) for d, p in zip(free, model.parameters(), strict=True)]
+    changes = [
+        float((0.5 * d * p.grad).sum()) for d, p in zip(free, model.parameters(), strict=True)
+    ]
     totals = sum(changes[:2]), sum(changes[2:])
     groups = [
         {"params": layer.parameters(), "kl_clip": share and share * total}
@@ -418,4 +471,6 @@ def test_each_group_is_clipped_by_its_own_bound(shares):
     ]
     found = moved(other, lambda: train(KFAC(other, 0.5, DAMPING, parameters=groups), other, x, y))
     for index, (one, two) in enumerate(zip(found, free, strict=True)):
-        torch.testing.assert_close(one, min(1.0, shares[index // 2] or 1.0) ** 0.5 * two, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            one, min(1.0, shares[index // 2] or 1.0) ** 0.5 * two, rtol=1e-6, atol=1e-9
+        )

@@ -1,4 +1,6 @@
-"""KFAC as an optimiser among others: accumulation, hooks that leave no trace, checkpoints, schedulers, scaling."""
+"""KFAC as an optimiser among others: accumulation, hooks that leave no trace, checkpoints,
+schedulers, scaling.
+"""
 
 import copy
 import gc
@@ -16,7 +18,13 @@ import lambdahat as lh
 from lambdahat.optim import KFAC
 from tests.cases import Tied, normed
 
-SETTINGS = {"damping": 0.03, "momentum": 0.9, "weight_decay": 0.01, "factor_every": 2, "inverse_every": 3}
+SETTINGS = {
+    "damping": 0.03,
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+    "factor_every": 2,
+    "inverse_every": 3,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +36,9 @@ def _draws():
 
 @pytest.fixture
 def model():
-    return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(inplace=True), nn.Linear(5, 3)).double()
+    return nn.Sequential(
+        nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(inplace=True), nn.Linear(5, 3)
+    ).double()
 
 
 @pytest.fixture
@@ -80,7 +90,9 @@ def test_passes_without_training_are_not_recorded(model, data):
         model.eval()
         torch.autograd.grad(F.cross_entropy(model(2 * x), y), list(model.parameters()))
         model.train()
-        grads = torch.autograd.grad(F.cross_entropy(model(2 * x), y), list(model.parameters()), create_graph=True)
+        grads = torch.autograd.grad(
+            F.cross_entropy(model(2 * x), y), list(model.parameters()), create_graph=True
+        )
         torch.autograd.grad(sum(g.square().sum() for g in grads), list(model.parameters()))
         problem = lh.Problem(model, "cross_entropy", (x, y))
         lh.hessian(problem) @ problem.vector
@@ -107,7 +119,11 @@ def test_copies_and_pickles_of_the_model_stay_apart(model, data):
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
-    others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
+    others = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(buffer, weights_only=False),
+    ]
     for _ in range(3):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -202,7 +218,11 @@ def test_an_overflow_does_not_reach_the_moments(model, data):
     x, y = data
     optimizer = KFAC(model, 0.1, factor_every=1)
     train(optimizer, model, x, y)
-    before = {name: value.clone() for name, value in optimizer.state[model[0].weight].items() if name in "AG"}
+    before = {
+        name: value.clone()
+        for name, value in optimizer.state[model[0].weight].items()
+        if name in "AG"
+    }
     optimizer.zero_grad()
     (F.cross_entropy(model(x), y) * torch.inf).backward()
     for parameter in model.parameters():
@@ -250,13 +270,20 @@ def test_closure_and_update_norm(model, data):
     loss = optimizer.step(closure)
     assert loss.ndim == 0
     same(model, twin)
-    change = torch.cat([(old - p).flatten() for old, p in zip(before, model.parameters(), strict=True)])
+    change = torch.cat(
+        [(old - p).flatten() for old, p in zip(before, model.parameters(), strict=True)]
+    )
     torch.testing.assert_close(optimizer.update_norm * 0.5, change.norm())
 
 
 def test_structure_names_every_parameter_once():
     model = nn.ModuleDict(
-        {"tied": Tied(), "norm": nn.GroupNorm(2, 4), "words": nn.Embedding(6, 4), "lstm": nn.LSTM(3, 2)}
+        {
+            "tied": Tied(),
+            "norm": nn.GroupNorm(2, 4),
+            "words": nn.Embedding(6, 4),
+            "lstm": nn.LSTM(3, 2),
+        }
     )
     model.loose = nn.Parameter(torch.ones(3))
     found = KFAC(model, 0.1).structure()
@@ -266,7 +293,9 @@ def test_structure_names_every_parameter_once():
     assert found["tied.first.weight"] == "plain gradient (tied)"
     assert found["tied.first"] == "kronecker 5×5 ⊗ 1×1"  # its bias is its own
     assert found["loose"] == found["lstm.bias_hh_l0"]
-    assert found["loose"] == "plain gradient (not in a linear, convolution, embedding or norm layer)"
+    assert (
+        found["loose"] == "plain gradient (not in a linear, convolution, embedding or norm layer)"
+    )
 
 
 def test_parameters_without_a_block_take_sgds_step():
@@ -336,23 +365,71 @@ MISUSES = {
         TypeError,
         r"model must be a torch.nn.Module.*parameters=",
     ),
-    "negative damping": (lambda m: KFAC(m, 0.1, -1.0), ValueError, "damping must be a finite number of at least 0"),
-    "infinite rate": (lambda m: KFAC(m, float("inf")), ValueError, "lr must be a finite number of at least 0, got inf"),
-    "rate as text": (lambda m: KFAC(m, "0.1"), TypeError, "lr must be a number of at least 0, got '0.1'"),
-    "decay of 1": (lambda m: KFAC(m, 0.1, decay=1.0), ValueError, r"decay must lie in \[0, 1\), got 1.0"),
-    "momentum of 2": (lambda m: KFAC(m, 0.1, momentum=2), ValueError, r"momentum must lie in \[0, 1\), got 2"),
-    "no change at all": (lambda m: KFAC(m, 0.1, kl_clip=0), ValueError, "kl_clip must be .* above 0.*None switches it"),
-    "never inverted": (lambda m: KFAC(m, 0.1, inverse_every=0), ValueError, "inverse_every must be an integer of at"),
-    "unknown kind": (lambda m: KFAC(m, 0.1, kind="kron"), ValueError, "kind must be one of 'kfac', 'ekfac'"),
-    "unknown Fisher": (lambda m: KFAC(m, 0.1, fisher="true"), ValueError, "fisher must be one of 'empirical'"),
-    "unknown sharing": (lambda m: KFAC(m, 0.1, sharing="sum"), ValueError, "sharing must be one of 'expand', 'reduce'"),
-    "EKFAC of low rank": (lambda m: KFAC(m, 0.1, kind="ekfac", rank=3), ValueError, 'rank must be None for kind="ekf'),
+    "negative damping": (
+        lambda m: KFAC(m, 0.1, -1.0),
+        ValueError,
+        "damping must be a finite number of at least 0",
+    ),
+    "infinite rate": (
+        lambda m: KFAC(m, float("inf")),
+        ValueError,
+        "lr must be a finite number of at least 0, got inf",
+    ),
+    "rate as text": (
+        lambda m: KFAC(m, "0.1"),
+        TypeError,
+        "lr must be a number of at least 0, got '0.1'",
+    ),
+    "decay of 1": (
+        lambda m: KFAC(m, 0.1, decay=1.0),
+        ValueError,
+        r"decay must lie in \[0, 1\), got 1.0",
+    ),
+    "momentum of 2": (
+        lambda m: KFAC(m, 0.1, momentum=2),
+        ValueError,
+        r"momentum must lie in \[0, 1\), got 2",
+    ),
+    "no change at all": (
+        lambda m: KFAC(m, 0.1, kl_clip=0),
+        ValueError,
+        "kl_clip must be .* above 0.*None switches it",
+    ),
+    "never inverted": (
+        lambda m: KFAC(m, 0.1, inverse_every=0),
+        ValueError,
+        "inverse_every must be an integer of at",
+    ),
+    "unknown kind": (
+        lambda m: KFAC(m, 0.1, kind="kron"),
+        ValueError,
+        "kind must be one of 'kfac', 'ekfac'",
+    ),
+    "unknown Fisher": (
+        lambda m: KFAC(m, 0.1, fisher="true"),
+        ValueError,
+        "fisher must be one of 'empirical'",
+    ),
+    "unknown sharing": (
+        lambda m: KFAC(m, 0.1, sharing="sum"),
+        ValueError,
+        "sharing must be one of 'expand', 'reduce'",
+    ),
+    "EKFAC of low rank": (
+        lambda m: KFAC(m, 0.1, kind="ekfac", rank=3),
+        ValueError,
+        'rank must be None for kind="ekf',
+    ),
     "bad group": (
         lambda m: KFAC(m, 0.1, parameters=[{"params": m.parameters(), "damping": -1}]),
         ValueError,
         "damping must be",
     ),
-    "step before any pass": (lambda m: KFAC(m, 0.1).step(), RuntimeError, "the model must have run forward and backw"),
+    "step before any pass": (
+        lambda m: KFAC(m, 0.1).step(),
+        RuntimeError,
+        "the model must have run forward and backw",
+    ),
     "training in eval mode": (
         lambda m: train(KFAC(m, 0.1), m.eval(), torch.ones(2, 4).double(), torch.tensor([0, 1])),
         RuntimeError,
@@ -364,7 +441,9 @@ MISUSES = {
         'fisher must be "monte_carlo" or "exact"',
     ),
     "no observation": (
-        lambda m: train(KFAC(m, 0.1, fisher="exact"), m, torch.ones(2, 4).double(), torch.tensor([0, 1])),
+        lambda m: train(
+            KFAC(m, 0.1, fisher="exact"), m, torch.ones(2, 4).double(), torch.tensor([0, 1])
+        ),
         RuntimeError,
         r"observe\(problem\) must be called before the first step",
     ),
@@ -375,14 +454,20 @@ MISUSES = {
     ),
     "another model": (
         lambda m: KFAC(m, 0.1, fisher="exact").observe(
-            lh.Problem(nn.Linear(4, 3).double(), "cross_entropy", (torch.ones(2, 4).double(), torch.tensor([0, 1])))
+            lh.Problem(
+                nn.Linear(4, 3).double(),
+                "cross_entropy",
+                (torch.ones(2, 4).double(), torch.tensor([0, 1])),
+            )
         ),
         ValueError,
         "problem must have parameters of shapes",
     ),
     "another point": (
         lambda m: KFAC(m, 0.1, fisher="exact").observe(
-            lh.Problem(m, "cross_entropy", (torch.ones(2, 4).double(), torch.tensor([0, 1]))).at(torch.zeros(53))
+            lh.Problem(m, "cross_entropy", (torch.ones(2, 4).double(), torch.tensor([0, 1]))).at(
+                torch.zeros(53)
+            )
         ),
         ValueError,
         "problem must be at the optimiser's present parameters",

@@ -1,4 +1,6 @@
-"""KFAC's steps made of the samples of a backward pass are those made of its gradient, and only where they may be."""
+"""KFAC's steps made of the samples of a backward pass are those made of its gradient, and only
+where they may be.
+"""
 
 import copy
 
@@ -24,7 +26,9 @@ def data():
 @pytest.fixture
 def network():
     """Two layers wider than the batch, one of them without a bias, and one that is not."""
-    model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 20, bias=False), nn.Tanh(), nn.Linear(20, 3))
+    model = nn.Sequential(
+        nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 20, bias=False), nn.Tanh(), nn.Linear(20, 3)
+    )
     model = model.double()
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
@@ -42,7 +46,9 @@ def clipped(optimizer, model, x, y):
 
 
 def penalised(optimizer, model, x, y):
-    (F.cross_entropy(model(x), y) + 1e-6 * sum(p.square().sum() for p in model.parameters())).backward()
+    (
+        F.cross_entropy(model(x), y) + 1e-6 * sum(p.square().sum() for p in model.parameters())
+    ).backward()
 
 
 def accumulated(optimizer, model, x, y):
@@ -70,7 +76,9 @@ def run(model, data, way, **settings):
     return torch.cat([parameter.detach().ravel() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "weight_decay": 0.1}, {"kl_clip": 1e-4}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"momentum": 0.9, "weight_decay": 0.1}, {"kl_clip": 1e-4}], ids=str
+)
 @pytest.mark.parametrize("way", [plain, clipped, penalised, accumulated, edited, bias_edited])
 def test_steps_from_rows_are_those_from_the_gradient(network, data, way, settings, monkeypatch):
     used, step_of = [], kfac.step_of
@@ -88,7 +96,10 @@ def test_a_gradient_is_told_from_the_sum_over_the_samples_at_any_scale(scale, bi
     gradients = [g.T @ x, g.sum(dim=0)][: 1 + biased]
     assert explain(Rows(x, g), gradients)
     for number in range(len(gradients)):
-        wrong = [(1.01 if number == index else 1.0) * scale * part for index, part in enumerate(gradients)]
+        wrong = [
+            (1.01 if number == index else 1.0) * scale * part
+            for index, part in enumerate(gradients)
+        ]
         assert not explain(Rows(x, scale * g), wrong)
 
 

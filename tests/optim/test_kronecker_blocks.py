@@ -1,4 +1,6 @@
-"""KFAC's running moments, their inverses and the norm of its steps, against their definitions in float64."""
+"""KFAC's running moments, their inverses and the norm of its steps, against their definitions in
+float64.
+"""
 
 import math
 
@@ -26,7 +28,12 @@ def test_the_running_moment_is_the_weighted_sum_of_its_batches():
     for number, total in enumerate(totals):
         average(state, {"A": total, "G": 2 * total}, {"A": factor, "G": 3 * factor}, decay)
         if number == 4:  # the count goes on, the moment stays
-            average(state, {"A": math.nan * total, "G": math.inf * total}, {"A": factor, "G": 1.0}, decay)
+            average(
+                state,
+                {"A": math.nan * total, "G": math.inf * total},
+                {"A": factor, "G": 1.0},
+                decay,
+            )
     expected, count = torch.zeros(2, 6, 6, dtype=torch.float64), 0
     for number, total in enumerate(kept):
         count += 2 if number == 5 else 1
@@ -42,7 +49,9 @@ def test_the_inverse_is_that_of_the_damped_moment_which_stays(dtype):
     A, G = moment(12, "A"), moment(8, "G")
     state = {"A": A.to(dtype), "G": G.to(dtype)}
     refresh(state, 0.04, None, False, "layer")
-    pi = (A.diagonal(dim1=1, dim2=2).mean(-1) / G.diagonal(dim1=1, dim2=2).mean(-1)).sqrt()[:, None, None]
+    pi = (A.diagonal(dim1=1, dim2=2).mean(-1) / G.diagonal(dim1=1, dim2=2).mean(-1)).sqrt()[
+        :, None, None
+    ]
     rtol = 1e-12 if dtype == torch.float64 else 1e-4
     for side, raw, shift in (("A", A, 0.2 * pi), ("G", G, 0.2 / pi)):
         exact = torch.linalg.inv(raw + shift * torch.eye(raw.shape[-1], dtype=torch.float64))
@@ -53,7 +62,13 @@ def test_the_inverse_is_that_of_the_damped_moment_which_stays(dtype):
 
 @pytest.mark.parametrize(
     "dtypes",
-    [[torch.float32] * 3, [torch.float64] * 3, [torch.float32, torch.float64], [torch.bfloat16, torch.float32], []],
+    [
+        [torch.float32] * 3,
+        [torch.float64] * 3,
+        [torch.float32, torch.float64],
+        [torch.bfloat16, torch.float32],
+        [],
+    ],
     ids=str,
 )
 def test_the_norm_of_several_tensors_is_that_of_all_their_entries(dtypes):

@@ -19,15 +19,22 @@ VALUES = torch.cat([torch.linspace(-3.0, -0.1, 5), torch.linspace(0.2, 8.0, 9)])
 
 
 def parabola(seed=0):
-    """A quadratic with eigenvalues of both signs, its parameter as an optimiser holds it, and the problem."""
+    """A quadratic with eigenvalues of both signs, its parameter as an optimiser holds it, and
+    the problem.
+    """
     matrix = with_eigenvalues(VALUES)
-    theta = nn.Parameter(torch.randn(len(VALUES), generator=generator(seed, "parabola"), dtype=torch.float64))
+    theta = nn.Parameter(
+        torch.randn(len(VALUES), generator=generator(seed, "parabola"), dtype=torch.float64)
+    )
     return matrix, theta, quadratic(matrix, theta=theta)
 
 
 def classifier(activation="tanh"):
     rng = generator(1, "lanczos newton")
-    x, y = torch.randn(30, 4, generator=rng, dtype=torch.float64), torch.randint(3, (30,), generator=rng)
+    x, y = (
+        torch.randn(30, 4, generator=rng, dtype=torch.float64),
+        torch.randint(3, (30,), generator=rng),
+    )
     return mlp([4, 5, 3], activation).double(), x, y
 
 
@@ -45,14 +52,18 @@ def test_with_all_pairs_it_is_the_damped_absolute_hessian(eta):
     theta.grad = matrix @ start
     optimizer.step()
     inverse = matrix_function(matrix, lambda v: 1 / (eta * v.abs() + 0.4))
-    torch.testing.assert_close(theta.detach(), start - 0.7 * inverse @ (matrix @ start), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        theta.detach(), start - 0.7 * inverse @ (matrix @ start), rtol=1e-8, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("curvature", ["absolute_hessian", "ggn"])
 def test_all_pairs_of_a_network(curvature):
     model, x, y = classifier()
     problem = lh.Problem(model, "cross_entropy", (x, y))
-    optimizer = LanczosNewton(model.parameters(), 0.5, 0.1, problem.num_parameters, curvature=curvature)
+    optimizer = LanczosNewton(
+        model.parameters(), 0.5, 0.1, problem.num_parameters, curvature=curvature
+    )
     matrix = dense_hessian(problem) if curvature == "absolute_hessian" else dense_ggn(problem)
     inverse = matrix_function(matrix.detach(), lambda v: 1 / (v.abs() + 0.1))
     start, slope = problem.vector, problem.gradient()
@@ -117,7 +128,9 @@ def test_eta_slows_the_sharp_directions_alone():
         optimizer.step()
         steps[eta] = theta.detach() - probe.detach()
     Phi, ritz = (optimizer.state[probe][name] for name in ("ritz_vectors", "ritz_values"))
-    torch.testing.assert_close(Phi @ steps[10.0], Phi @ steps[1.0] * (ritz + 0.1) / (10 * ritz + 0.1))
+    torch.testing.assert_close(
+        Phi @ steps[10.0], Phi @ steps[1.0] * (ritz + 0.1) / (10 * ritz + 0.1)
+    )
     flat = [step - Phi.T @ (Phi @ step) for step in steps.values()]
     torch.testing.assert_close(*flat)
 
@@ -155,7 +168,10 @@ def test_resumes_bit_for_bit(dtype):
     model, x = model.to(dtype), x.to(dtype)
 
     def build(model):
-        groups = [{"params": list(model.parameters())[:2]}, {"params": list(model.parameters())[2:], "lr": 0.05}]
+        groups = [
+            {"params": list(model.parameters())[:2]},
+            {"params": list(model.parameters())[2:], "lr": 0.05},
+        ]
         return LanczosNewton(groups, 0.1, 0.5, 4, every=3, momentum=0.9, weight_decay=1e-3)
 
     def advance(model, optimizer, steps):
@@ -193,17 +209,41 @@ def observe(theta, **settings):
 
 
 MISUSES = {
-    "no damping": (lambda t: LanczosNewton([t], 0.1, 0.0), ValueError, "damping must be a finite number above 0"),
-    "negative pairs": (lambda t: LanczosNewton([t], 0.1, 1.0, -1), ValueError, "pairs must be an integer of at least"),
+    "no damping": (
+        lambda t: LanczosNewton([t], 0.1, 0.0),
+        ValueError,
+        "damping must be a finite number above 0",
+    ),
+    "negative pairs": (
+        lambda t: LanczosNewton([t], 0.1, 1.0, -1),
+        ValueError,
+        "pairs must be an integer of at least",
+    ),
     "unknown curvature": (
         lambda t: LanczosNewton([t], 0.1, 1.0, curvature="hessian"),
         ValueError,
         "curvature must be one of 'absolute_hessian', 'ggn'",
     ),
-    "eta of 0": (lambda t: LanczosNewton([t], 0.1, 1.0, eta=0), ValueError, "eta must be a finite number above 0"),
-    "every 0 steps": (lambda t: LanczosNewton([t], 0.1, 1.0, every=0), ValueError, "every must be an integer of at"),
-    "no observation": (lambda t: step_unseen(), RuntimeError, r"observe\(problem\) must be called before the first"),
-    "more pairs than parameters": (lambda t: observe(parabola()[1], pairs=99), ValueError, r"pairs must lie in"),
+    "eta of 0": (
+        lambda t: LanczosNewton([t], 0.1, 1.0, eta=0),
+        ValueError,
+        "eta must be a finite number above 0",
+    ),
+    "every 0 steps": (
+        lambda t: LanczosNewton([t], 0.1, 1.0, every=0),
+        ValueError,
+        "every must be an integer of at",
+    ),
+    "no observation": (
+        lambda t: step_unseen(),
+        RuntimeError,
+        r"observe\(problem\) must be called before the first",
+    ),
+    "more pairs than parameters": (
+        lambda t: observe(parabola()[1], pairs=99),
+        ValueError,
+        r"pairs must lie in",
+    ),
     "another point": (
         lambda t: observe(t),
         ValueError,

@@ -7,7 +7,9 @@ from lambdahat.optim import Lookahead
 from tests.optim.small_runs import network, train
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adam])
+@pytest.mark.parametrize(
+    "make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adam]
+)
 def test_alpha_one_is_the_base(make):
     ours, theirs = network(), network()
     a = train(ours, Lookahead(make(ours.parameters()), k=3, alpha=1.0), 10)
@@ -66,5 +68,7 @@ def test_steps_are_pytorch_optimizers():
     peer = pytest.importorskip("pytorch_optimizer")
     ours, theirs = network(), network()
     a = train(ours, Lookahead(torch.optim.Adam(ours.parameters(), lr=0.05), k=3, alpha=0.4), 10)
-    b = train(theirs, peer.Lookahead(torch.optim.Adam(theirs.parameters(), lr=0.05), k=3, alpha=0.4), 10)
+    b = train(
+        theirs, peer.Lookahead(torch.optim.Adam(theirs.parameters(), lr=0.05), k=3, alpha=0.4), 10
+    )
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)

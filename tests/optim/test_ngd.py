@@ -1,4 +1,6 @@
-"""NGD against references written from the papers: dense Fishers per axis, and the low-rank recursion step by step."""
+"""NGD against references written from the papers: dense Fishers per axis, and the low-rank
+recursion step by step.
+"""
 
 import copy
 import io
@@ -42,7 +44,9 @@ def uneven(size):
 
 
 class Dense:
-    """F of one axis as a full matrix: (F + κI)⁻¹ by a dense solve, the update by the singular values of RY."""
+    """F of one axis as a full matrix: (F + κI)⁻¹ by a dense solve, the update by the singular
+    values of RY.
+    """
 
     def __init__(self, alpha, rank=None):
         self.alpha, self.rank, self.F = alpha, rank, None
@@ -56,7 +60,9 @@ class Dense:
             self.update(X, 0.9)
 
     def matrix(self):
-        return self.R.T @ torch.diag(self.D) @ self.R + self.rho * torch.eye(self.R.shape[1], dtype=self.R.dtype)
+        return self.R.T @ torch.diag(self.D) @ self.R + self.rho * torch.eye(
+            self.R.shape[1], dtype=self.R.dtype
+        )
 
     def precondition(self, X):
         F, d = self.matrix(), X.shape[1]
@@ -97,7 +103,12 @@ class Printed(Dense):
         J = H.T @ X
         K, L, e, Dr = J @ J.T, H.T @ H, E.rsqrt(), D + rho
         cross = (eta / n) * (1 - eta) * (e[:, None] * L * e) * Dr
-        Z = (eta / n) ** 2 * (e[:, None] * K * e) + cross + cross.T + torch.diag(((1 - eta) * Dr) ** 2)
+        Z = (
+            (eta / n) ** 2 * (e[:, None] * K * e)
+            + cross
+            + cross.T
+            + torch.diag(((1 - eta) * Dr) ** 2)
+        )
         C, U = torch.linalg.eigh(Z)
         root = C.clamp_min((rho * (1 - eta)) ** 2).sqrt()
         left = (eta / n) * (X * X).sum() + (1 - eta) * (d * rho + D.sum()) - root.sum()
@@ -167,30 +178,39 @@ def test_every_step_is_that_of_the_reference(kind, shape, alpha, rescale):
 
 @pytest.mark.parametrize("alpha", [4.0, 0.1, 0.01])
 def test_low_rank_fishers_are_exact_to_a_percent(alpha):
-    """Gradients of rank 3 below R: the direction is that of the plain running means of XᵀX/N, kept whole.
+    """Gradients of rank 3 below R: the direction is that of the plain running means of XᵀX/N, kept
+    whole.
 
-    The floor δ of the low-rank form is out of the way: at 5e-4 it alone can turn the direction by a percent.
+    The floor δ of the low-rank form is out of the way: at 5e-4 it alone can turn the direction by a
+    percent.
     """
     left, right = randn(3, 24, name="left"), randn(3, 30, name="right")
     grads = [left.T @ randn(3, 3, name=t) @ right for t in range(30)]
     weight = zeros(24, 30)
     means = [None, None]
     for t, (step, g) in enumerate(
-        zip(walk(NGD([weight], lr=1.0, alpha=alpha, period=1, delta=1e-6), weight, grads), grads, strict=True)
+        zip(
+            walk(NGD([weight], lr=1.0, alpha=alpha, period=1, delta=1e-6), weight, grads),
+            grads,
+            strict=True,
+        )
     ):
         for axis in (0, 1):
             X = g.T if axis == 0 else g
             F, d = X.T @ X / len(X), X.shape[1]
             old = means[axis] = F if t == 0 else means[axis]
             smooth = old + alpha / d * old.trace() * torch.eye(d, dtype=g.dtype)
-            out = torch.linalg.solve(smooth, X.T).T * (X.norm() / torch.linalg.solve(smooth, X.T).norm())
+            out = torch.linalg.solve(smooth, X.T).T * (
+                X.norm() / torch.linalg.solve(smooth, X.T).norm()
+            )
             means[axis] = ETA * F + (1 - ETA) * old
             g = out.T if axis == 0 else out
         assert (step - g).norm() < 0.01 * g.norm(), t
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"momentum": 0.5, "weight_decay": 0.1}]
+    "options",
+    [{}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"momentum": 0.5, "weight_decay": 0.1}],
 )
 @pytest.mark.parametrize("rescale", [True, False])
 def test_infinite_smoothing_is_sgd(options, rescale):
@@ -241,7 +261,10 @@ def test_products_alone_give_what_eigenvectors_give(alpha):
     """What runs on a GPU, on stacks of different orders and ranks, some of them short of rows."""
     shapes = [(40, 20, 8), (1, 12, 6), (7, 9, 5), (50, 2, 1)]
     smoothing = Smoothing(alpha, ETA, DELTA, EPSILON)
-    rows = [[randn(2, n, d, name=t) @ uneven(d) * (30.0 if t == 5 else 1.0) for n, d, _ in shapes] for t in range(12)]
+    rows = [
+        [randn(2, n, d, name=t) @ uneven(d) * (30.0 if t == 5 else 1.0) for n, d, _ in shapes]
+        for t in range(12)
+    ]
     kinds = [
         [start(x, r, smoothing, diagonal) for x, (_, _, r) in zip(rows[0], shapes, strict=True)]
         for diagonal in (True, False)
@@ -250,12 +273,16 @@ def test_products_alone_give_what_eigenvectors_give(alpha):
         outputs = []
         for fishers in kinds:
             inner = [inner_of(fisher, x) for fisher, x in zip(fishers, now, strict=True)]
-            outputs.append([precondition(f, x, h) for f, x, h in zip(fishers, now, inner, strict=True)])
+            outputs.append(
+                [precondition(f, x, h) for f, x, h in zip(fishers, now, inner, strict=True)]
+            )
             update([met(f, x, h) for f, x, h in zip(fishers, now, inner, strict=True)], smoothing)
         for ours, theirs in zip(*outputs, strict=True):
             assert (ours - theirs).norm() < 1e-5 * theirs.norm()
     for ours, theirs in zip(*kinds, strict=True):
-        torch.testing.assert_close(ours.dense(), theirs.dense(), rtol=1e-6, atol=1e-7 * float(theirs.dense().max()))
+        torch.testing.assert_close(
+            ours.dense(), theirs.dense(), rtol=1e-6, atol=1e-7 * float(theirs.dense().max())
+        )
 
 
 def test_a_stack_is_its_members_one_by_one():
@@ -264,7 +291,9 @@ def test_a_stack_is_its_members_one_by_one():
     for t in range(8):
         x = randn(3, 12, 9, name=t) @ uneven(9)
         for i in range(-1, 3):
-            part, alpha = (x, smoothing.alpha) if i < 0 else (x[i : i + 1], float(smoothing.alpha[i]))
+            part, alpha = (
+                (x, smoothing.alpha) if i < 0 else (x[i : i + 1], float(smoothing.alpha[i]))
+            )
             here = smoothing._replace(alpha=alpha)
             fisher = together if i < 0 else alone[i]
             fisher = start(part, 4, here, True) if fisher is None else fisher
@@ -291,7 +320,9 @@ def test_norms_are_kept_tensor_by_tensor_or_not():
     for rescale in (True, False):
         weight = zeros(6, 8)
         optimizer = NGD([weight], lr=1.0, rescale=rescale)
-        for step, g in zip(walk(optimizer, weight, gradients((6, 8), 5)), gradients((6, 8), 5), strict=True):
+        for step, g in zip(
+            walk(optimizer, weight, gradients((6, 8), 5)), gradients((6, 8), 5), strict=True
+        ):
             assert math.isclose(float(optimizer.update_norm), float(step.norm()), rel_tol=1e-9)
             assert math.isclose(float(step.norm()), float(g.norm()), rel_tol=1e-9) == rescale
 
@@ -312,7 +343,9 @@ def test_a_loaded_state_continues_bit_for_bit(dtype):
     for t in range(13, 22):
         train_once(model, optimizer, t)
         train_once(other, resumed, t)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
 
 
 def test_a_state_from_a_gpu_continues_on_a_cpu():
@@ -344,8 +377,12 @@ def test_dense_is_the_matrix_that_preconditions():
     fisher = start(x, 3, Smoothing(0.5, ETA, DELTA, EPSILON), False)
     F = fisher.dense()[0]
     kappa = 0.5 / 7 * F.trace()
-    wanted = (fisher.rest + kappa) * torch.linalg.solve(F + kappa * torch.eye(7, dtype=F.dtype), x[0].T).T
-    torch.testing.assert_close(precondition(fisher, x, inner_of(fisher, x))[0], wanted, rtol=1e-7, atol=1e-9)
+    wanted = (fisher.rest + kappa) * torch.linalg.solve(
+        F + kappa * torch.eye(7, dtype=F.dtype), x[0].T
+    ).T
+    torch.testing.assert_close(
+        precondition(fisher, x, inner_of(fisher, x))[0], wanted, rtol=1e-7, atol=1e-9
+    )
     assert isinstance(fisher.settled(True), OnlineFisher)
 
 
@@ -386,7 +423,11 @@ def test_gradients_of_zero_and_single_numbers():
     still, number, short = zeros(4, 5), zeros(), zeros(1, 1)
     optimizer = NGD([still, number, short], lr=0.5)
     for _ in range(12):
-        still.grad, number.grad, short.grad = torch.zeros_like(still), torch.ones_like(number), torch.ones_like(short)
+        still.grad, number.grad, short.grad = (
+            torch.zeros_like(still),
+            torch.ones_like(number),
+            torch.ones_like(short),
+        )
         optimizer.step()
     assert torch.equal(still, torch.zeros_like(still))
     assert number.item() == short.item() == -6.0
@@ -460,21 +501,77 @@ def stepped(parameter, gradient):
 
 
 ERRORS = {
-    "negative rate": (lambda: NGD(W, lr=-1.0), ValueError, "lr must be a finite number of at least 0, got -1.0"),
-    "NaN rate": (lambda: NGD(W, lr=math.nan), ValueError, "lr must be a finite number of at least 0, got nan"),
-    "rate as text": (lambda: NGD(W, lr="0.1"), TypeError, "lr must be a number of at least 0, got '0.1'"),
-    "negative alpha": (lambda: NGD(W, lr=0.1, alpha=-1), ValueError, "alpha must be a finite number of at least 0"),
-    "infinite alpha": (lambda: NGD(W, lr=0.1, alpha=math.inf), ValueError, "alpha must be a finite number"),
-    "alpha in a group": (lambda: NGD([{"params": W, "alpha": -1.0}], lr=0.1), ValueError, "alpha must be a finite"),
+    "negative rate": (
+        lambda: NGD(W, lr=-1.0),
+        ValueError,
+        "lr must be a finite number of at least 0, got -1.0",
+    ),
+    "NaN rate": (
+        lambda: NGD(W, lr=math.nan),
+        ValueError,
+        "lr must be a finite number of at least 0, got nan",
+    ),
+    "rate as text": (
+        lambda: NGD(W, lr="0.1"),
+        TypeError,
+        "lr must be a number of at least 0, got '0.1'",
+    ),
+    "negative alpha": (
+        lambda: NGD(W, lr=0.1, alpha=-1),
+        ValueError,
+        "alpha must be a finite number of at least 0",
+    ),
+    "infinite alpha": (
+        lambda: NGD(W, lr=0.1, alpha=math.inf),
+        ValueError,
+        "alpha must be a finite number",
+    ),
+    "alpha in a group": (
+        lambda: NGD([{"params": W, "alpha": -1.0}], lr=0.1),
+        ValueError,
+        "alpha must be a finite",
+    ),
     "eta of 1": (lambda: NGD(W, lr=0.1, eta=1.0), ValueError, r"eta must lie in \(0, 1\), got 1.0"),
-    "delta of 0": (lambda: NGD(W, lr=0.1, delta=0.0), ValueError, r"delta must lie in \(0, 1\), got 0.0"),
-    "epsilon of 0": (lambda: NGD(W, lr=0.1, epsilon=0.0), ValueError, "epsilon must be a finite number above 0"),
-    "no period": (lambda: NGD(W, lr=0.1, period=0), ValueError, "period must be an integer of at least 1, got 0"),
-    "rank of 0": (lambda: NGD(W, lr=0.1, rank=0), ValueError, "rank must be an integer of at least 1, got 0; leave it"),
-    "rank as share": (lambda: NGD(W, lr=0.1, rank=0.5), TypeError, "rank must be an integer of at least 1, got 0.5"),
-    "momentum of 1": (lambda: NGD(W, lr=0.1, momentum=1.0), ValueError, r"momentum must lie in \[0, 1\), got 1.0"),
-    "negative decay": (lambda: NGD(W, lr=0.1, weight_decay=-0.1), ValueError, "weight_decay must be a finite number"),
-    "complex weights": (lambda: NGD([nn.Parameter(torch.ones(3) * 1j)], lr=0.1), ValueError, "real floating point"),
+    "delta of 0": (
+        lambda: NGD(W, lr=0.1, delta=0.0),
+        ValueError,
+        r"delta must lie in \(0, 1\), got 0.0",
+    ),
+    "epsilon of 0": (
+        lambda: NGD(W, lr=0.1, epsilon=0.0),
+        ValueError,
+        "epsilon must be a finite number above 0",
+    ),
+    "no period": (
+        lambda: NGD(W, lr=0.1, period=0),
+        ValueError,
+        "period must be an integer of at least 1, got 0",
+    ),
+    "rank of 0": (
+        lambda: NGD(W, lr=0.1, rank=0),
+        ValueError,
+        "rank must be an integer of at least 1, got 0; leave it",
+    ),
+    "rank as share": (
+        lambda: NGD(W, lr=0.1, rank=0.5),
+        TypeError,
+        "rank must be an integer of at least 1, got 0.5",
+    ),
+    "momentum of 1": (
+        lambda: NGD(W, lr=0.1, momentum=1.0),
+        ValueError,
+        r"momentum must lie in \[0, 1\), got 1.0",
+    ),
+    "negative decay": (
+        lambda: NGD(W, lr=0.1, weight_decay=-0.1),
+        ValueError,
+        "weight_decay must be a finite number",
+    ),
+    "complex weights": (
+        lambda: NGD([nn.Parameter(torch.ones(3) * 1j)], lr=0.1),
+        ValueError,
+        "real floating point",
+    ),
     "sparse gradient": (
         lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse()),
         ValueError,

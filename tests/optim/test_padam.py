@@ -1,4 +1,6 @@
-"""Padam against a float64 recursion written from the equations, torch's Adam and AdamW, and pytorch_optimizer."""
+"""Padam against a float64 recursion written from the equations, torch's Adam and AdamW, and
+pytorch_optimizer.
+"""
 
 import copy
 
@@ -13,14 +15,20 @@ BETAS = (0.8, 0.95)
 
 def weights(dtype=torch.float64):
     rng = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)) for shape in SHAPES]
+    return [
+        torch.nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype))
+        for shape in SHAPES
+    ]
 
 
 def gradients(steps, seed=1):
     """A fixed list of gradients of very different sizes."""
     rng = torch.Generator().manual_seed(seed)
     for t in range(steps):
-        yield [torch.randn(shape, generator=rng, dtype=torch.float64) * 10.0 ** (t % 3 - 1) for shape in SHAPES]
+        yield [
+            torch.randn(shape, generator=rng, dtype=torch.float64) * 10.0 ** (t % 3 - 1)
+            for shape in SHAPES
+        ]
 
 
 def run(make, steps=12, dtype=torch.float64):
@@ -81,7 +89,9 @@ def test_half_is_torch_adam_and_adamw(dtype, amsgrad):
         (lambda p: PadamW(p, p=0.5, **common), lambda p: torch.optim.AdamW(p, **common)),
     ]
     for ours, theirs in pairs:
-        torch.testing.assert_close(run(ours, dtype=dtype), run(theirs, dtype=dtype), rtol=rtol, atol=0)
+        torch.testing.assert_close(
+            run(ours, dtype=dtype), run(theirs, dtype=dtype), rtol=rtol, atol=0
+        )
 
 
 def test_gadamx_at_half_is_amsgrad_w():
@@ -101,7 +111,10 @@ def test_small_p_goes_to_bias_corrected_momentum():
 
 
 def test_the_three_forms_differ_away_from_each_other():
-    found = [torch.cat([t.ravel() for t in reference(form, 0.2, False, 0.0, True)]) for form in ("adamw", "coded")]
+    found = [
+        torch.cat([t.ravel() for t in reference(form, 0.2, False, 0.0, True)])
+        for form in ("adamw", "coded")
+    ]
     assert not torch.allclose(*found, rtol=1e-3)
 
 

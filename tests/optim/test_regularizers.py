@@ -75,17 +75,24 @@ def test_products_of_several_batches_add_up():
     model = network()
     parameters = list(model.parameters())
     graphs = [
-        torch.autograd.grad(mse_loss(model(X[part]), Y[part]) * share, parameters, create_graph=True)
+        torch.autograd.grad(
+            mse_loss(model(X[part]), Y[part]) * share, parameters, create_graph=True
+        )
         for part, share in ((slice(3), 3 / 7), (slice(3, None), 4 / 7))
     ]
     vector = [torch.randn_like(p) for p in parameters]
-    torch.testing.assert_close(flat_of(BatchProduct(parameters, graphs)(vector)), flat_of(product_of(model)(vector)))
+    torch.testing.assert_close(
+        flat_of(BatchProduct(parameters, graphs)(vector)), flat_of(product_of(model)(vector))
+    )
 
 
 def test_a_loss_linear_in_a_parameter_has_a_hessian_of_0():
     weight, unused = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
     product = batch_product(weight.sum(), [weight, unused])
-    assert all(not part.any() for part in (*product([torch.ones(3), torch.ones(2)]), *product.third([weight, unused])))
+    assert all(
+        not part.any()
+        for part in (*product([torch.ones(3), torch.ones(2)]), *product.third([weight, unused]))
+    )
 
 
 def test_metric_is_the_dense_hessian_times_the_parameters():
@@ -121,7 +128,9 @@ def test_all_terms_of_metric_are_the_gradient_of_equation_3_5():
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)).double()
     with torch.no_grad():
         for parameter, value in zip(
-            model.parameters(), torch.randn(14, dtype=torch.float64, generator=RNG).split([6, 2, 4, 2]), strict=True
+            model.parameters(),
+            torch.randn(14, dtype=torch.float64, generator=RNG).split([6, 2, 4, 2]),
+            strict=True,
         ):
             parameter.copy_(value.view(parameter.shape))
     theta = flat_of(model.parameters())
@@ -150,7 +159,9 @@ def test_the_absolute_hessian_has_the_absolute_eigenvalues():
     expected = vectors @ (values.abs() * (vectors.T @ theta))
     found = added(Metric(1.0, reading="absolute_hessian", depth=len(theta)), model)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-    nothing = absolute_product(product_of(model), [torch.zeros_like(p) for p in model.parameters()], 5)
+    nothing = absolute_product(
+        product_of(model), [torch.zeros_like(p) for p in model.parameters()], 5
+    )
     assert not flat_of(nothing).any()
 
 
@@ -190,7 +201,9 @@ def test_the_maximum_is_over_the_layer_and_by_default_over_the_tensor():
 def test_selective_at_its_limits_is_the_base_and_l2():
     model = network()
     assert not added(SelectiveL2(0.5, 0.0), model).any()
-    torch.testing.assert_close(added(SelectiveL2(0.5, math.inf), model), added(L2(0.5), model), rtol=0, atol=0)
+    torch.testing.assert_close(
+        added(SelectiveL2(0.5, math.inf), model), added(L2(0.5), model), rtol=0, atol=0
+    )
 
 
 def test_infinite_omega_is_l2_even_where_the_curvature_vanishes():
@@ -214,7 +227,9 @@ def test_stopped_rules_change_at_tau():
     both = StoppedThenSelectiveL2(0.2, 5, 0.3, selective_rate=0.7)
     torch.testing.assert_close(added(both, model, 4), whole)
     torch.testing.assert_close(added(both, model, 5), added(SelectiveL2(0.7, 0.3), model))
-    torch.testing.assert_close(added(StoppedThenSelectiveL2(0.2, 0, 0.3), model), added(SelectiveL2(0.2, 0.3), model))
+    torch.testing.assert_close(
+        added(StoppedThenSelectiveL2(0.2, 0, 0.3), model), added(SelectiveL2(0.2, 0.3), model)
+    )
 
 
 def test_no_product_is_made_before_it_is_needed():
@@ -232,7 +247,9 @@ def train(make, rules, steps=6):
     for step in range(steps):
         optimizer.zero_grad()
         loss = mse_loss(model(X), Y)
-        product = batch_product(loss, parameters) if any(rule.needs_product for rule in rules) else None
+        product = (
+            batch_product(loss, parameters) if any(rule.needs_product for rule in rules) else None
+        )
         loss.backward(retain_graph=product is not None)
         for rule in rules:
             rule.add_to(parameters, product, step)
@@ -252,7 +269,11 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_a_rate_of_0_leaves_the_base_optimiser(make, decoupled):
     base = train(make, [])
-    rules = [Metric(0.0, decoupled=decoupled), SelectiveL2(0.4, 0.0, decoupled=decoupled), L2(0.0, decoupled=decoupled)]
+    rules = [
+        Metric(0.0, decoupled=decoupled),
+        SelectiveL2(0.4, 0.0, decoupled=decoupled),
+        L2(0.0, decoupled=decoupled),
+    ]
     for rule in rules:
         assert torch.equal(train(make, [rule]), base)
     assert not torch.equal(train(make, [Metric(0.01, decoupled=decoupled)]), base)
@@ -264,7 +285,9 @@ def test_l2_is_weight_decay_coupled_and_decoupled():
         expected = train(lambda p, d=decay, o=options: d(p, weight_decay=0.3, **o), [])
         torch.testing.assert_close(train(OPTIMIZERS[name], [L2(0.3)]), expected)
     expected = train(lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.3), [])
-    torch.testing.assert_close(train(OPTIMIZERS["adam"], [L2(0.05 * 0.3, decoupled=True)]), expected)
+    torch.testing.assert_close(
+        train(OPTIMIZERS["adam"], [L2(0.05 * 0.3, decoupled=True)]), expected
+    )
 
 
 def test_decoupled_metric_with_sgd_is_the_rule_of_table_4_1():
@@ -273,7 +296,9 @@ def test_decoupled_metric_with_sgd_is_the_rule_of_table_4_1():
     for _ in range(3):
         gradient = torch.func.grad(lambda v: loss_at(model, v))(theta)
         theta = theta - rate * gradient - own * hessian_at(model, theta) @ theta
-    torch.testing.assert_close(train(lambda p: torch.optim.SGD(p, lr=rate), [Metric(own, decoupled=True)], 3), theta)
+    torch.testing.assert_close(
+        train(lambda p: torch.optim.SGD(p, lr=rate), [Metric(own, decoupled=True)], 3), theta
+    )
 
 
 def test_rules_compose_by_addition():
@@ -301,18 +326,62 @@ def test_a_rule_leaves_the_parameters_alone_until_after_the_step():
 
 
 MISUSES = {
-    "negative rate": (lambda: L2(-1.0), ValueError, "rate must be a finite number of at least 0, got -1.0"),
+    "negative rate": (
+        lambda: L2(-1.0),
+        ValueError,
+        "rate must be a finite number of at least 0, got -1.0",
+    ),
     "NaN rate": (lambda: L1(math.nan), ValueError, "rate must be a finite number"),
-    "infinite rate": (lambda: Metric(math.inf), ValueError, "rate must be a finite number of at least 0, got inf"),
-    "rate as text": (lambda: L2("0.1"), TypeError, "rate must be a number of at least 0, got '0.1'"),
-    "rate as a tensor": (lambda: L2(torch.ones(2)), TypeError, r"rate must be a number.*got Tensor of shape \(2,\)"),
-    "negative omega": (lambda: SelectiveL2(0.1, -0.1), ValueError, "omega must be a number of at least 0, got -0.1"),
-    "NaN omega": (lambda: SelectiveL2(0.1, math.nan), ValueError, "omega must be a number of at least 0, got nan"),
-    "unknown reading": (lambda: SelectiveL2(0.1, 0.1, "fisher"), ValueError, "reading must be one of 'hessian_vector'"),
-    "tau of a half": (lambda: StoppedL2(0.1, 0.5), TypeError, "tau must be an integer of at least 0, got 0.5"),
-    "negative tau": (lambda: StoppedL2(0.1, -1), ValueError, "tau must be an integer of at least 0, got -1"),
-    "negative second rate": (lambda: StoppedThenSelectiveL2(0.1, 1, 0.1, -1.0), ValueError, "selective_rate must be"),
-    "depth of 0": (lambda: Metric(0.1, "absolute_hessian", depth=0), ValueError, "depth must be an integer of at"),
+    "infinite rate": (
+        lambda: Metric(math.inf),
+        ValueError,
+        "rate must be a finite number of at least 0, got inf",
+    ),
+    "rate as text": (
+        lambda: L2("0.1"),
+        TypeError,
+        "rate must be a number of at least 0, got '0.1'",
+    ),
+    "rate as a tensor": (
+        lambda: L2(torch.ones(2)),
+        TypeError,
+        r"rate must be a number.*got Tensor of shape \(2,\)",
+    ),
+    "negative omega": (
+        lambda: SelectiveL2(0.1, -0.1),
+        ValueError,
+        "omega must be a number of at least 0, got -0.1",
+    ),
+    "NaN omega": (
+        lambda: SelectiveL2(0.1, math.nan),
+        ValueError,
+        "omega must be a number of at least 0, got nan",
+    ),
+    "unknown reading": (
+        lambda: SelectiveL2(0.1, 0.1, "fisher"),
+        ValueError,
+        "reading must be one of 'hessian_vector'",
+    ),
+    "tau of a half": (
+        lambda: StoppedL2(0.1, 0.5),
+        TypeError,
+        "tau must be an integer of at least 0, got 0.5",
+    ),
+    "negative tau": (
+        lambda: StoppedL2(0.1, -1),
+        ValueError,
+        "tau must be an integer of at least 0, got -1",
+    ),
+    "negative second rate": (
+        lambda: StoppedThenSelectiveL2(0.1, 1, 0.1, -1.0),
+        ValueError,
+        "selective_rate must be",
+    ),
+    "depth of 0": (
+        lambda: Metric(0.1, "absolute_hessian", depth=0),
+        ValueError,
+        "depth must be an integer of at",
+    ),
     "third derivatives of |H|": (
         lambda: Metric(0.1, "absolute_hessian", third_derivative=True),
         ValueError,
@@ -338,7 +407,11 @@ MISUSES = {
         ValueError,
         r"loss must be a scalar tensor, got Tensor of shape \(3,\); take its mean",
     ),
-    "a loss without graph": (lambda: batch_product(torch.tensor(1.0), []), ValueError, "loss must have its graph"),
+    "a loss without graph": (
+        lambda: batch_product(torch.tensor(1.0), []),
+        ValueError,
+        "loss must have its graph",
+    ),
 }
 
 

@@ -19,7 +19,10 @@ from tests.cases import quadratic, with_eigenvalues
 LOW, HIGH = 0.5, 32.0
 KAPPA = HIGH / LOW
 FACTOR = (math.sqrt(KAPPA) - 1) / (math.sqrt(KAPPA) + 1)
-EXPECTED = {False: (4 / (math.sqrt(HIGH) + math.sqrt(LOW)) ** 2, FACTOR**2), True: (1 / HIGH, FACTOR)}
+EXPECTED = {
+    False: (4 / (math.sqrt(HIGH) + math.sqrt(LOW)) ** 2, FACTOR**2),
+    True: (1 / HIGH, FACTOR),
+}
 
 
 def convex(seed=0):
@@ -54,7 +57,8 @@ def test_converges_at_the_best_factor(nesterov):
     optimizer = SpectralSGD([theta], nesterov=nesterov, depth=24)
     optimizer.observe(quadratic(matrix, theta=theta))
     distances = run(matrix, theta, optimizer, 120)
-    # (√κ − 1)/(√κ + 1) for the heavy ball, 1 − 1/√κ for Nesterov; a double root adds a factor linear in t
+    # (√κ − 1)/(√κ + 1) for the heavy ball, 1 − 1/√κ for Nesterov; a double root adds a factor
+    # linear in t
     factor = 1 - 1 / math.sqrt(KAPPA) if nesterov else FACTOR
     measured = (distances[119] / distances[59] * 60 / 120) ** (1 / 60)
     assert measured == pytest.approx(factor, rel=0.01)
@@ -67,18 +71,24 @@ def test_steps_are_those_of_torch_sgd(nesterov):
     optimizer = SpectralSGD([theta], nesterov=nesterov, depth=24, weight_decay=0.02, lr=0.5)
     optimizer.observe(quadratic(matrix, theta=theta))
     rate, momentum = EXPECTED[nesterov]
-    sgd = torch.optim.SGD([other], 0.5 * rate, momentum=momentum, nesterov=nesterov, weight_decay=0.02)
+    sgd = torch.optim.SGD(
+        [other], 0.5 * rate, momentum=momentum, nesterov=nesterov, weight_decay=0.02
+    )
     run(matrix, theta, optimizer, 10)
     run(matrix, other, sgd, 10)
     torch.testing.assert_close(theta, other, rtol=1e-8, atol=1e-9)
 
 
 def test_the_null_space_is_left_out():
-    values = torch.cat([torch.zeros(150), torch.linspace(2.0, 18.0, 17), torch.full((3,), -1.0)]).double()
+    values = torch.cat(
+        [torch.zeros(150), torch.linspace(2.0, 18.0, 17), torch.full((3,), -1.0)]
+    ).double()
     theta = nn.Parameter(torch.ones(170, dtype=torch.float64))
     optimizer = SpectralSGD([theta], depth=19)  # as many as there are different eigenvalues
     optimizer.observe(quadratic(with_eigenvalues(values), theta=theta))
-    assert optimizer.param_groups[0]["rate"] == pytest.approx(4 / (math.sqrt(18) + math.sqrt(2)) ** 2, rel=1e-6)
+    assert optimizer.param_groups[0]["rate"] == pytest.approx(
+        4 / (math.sqrt(18) + math.sqrt(2)) ** 2, rel=1e-6
+    )
 
 
 SPECTRA = {
@@ -125,7 +135,9 @@ def test_resumes_bit_for_bit(curvature):
     x, y = torch.randn(30, 4), torch.randint(3, (30,))
 
     def build(model):
-        return SpectralSGD(model.parameters(), every=3, lr=0.2, nesterov=True, depth=8, curvature=curvature)
+        return SpectralSGD(
+            model.parameters(), every=3, lr=0.2, nesterov=True, depth=8, curvature=curvature
+        )
 
     def advance(model, optimizer, steps):
         for _ in range(steps):
@@ -152,17 +164,47 @@ def test_resumes_bit_for_bit(curvature):
 
 def concave():
     theta = nn.Parameter(torch.ones(8, dtype=torch.float64))
-    SpectralSGD([theta]).observe(quadratic(with_eigenvalues(torch.linspace(-4, -1, 8)), theta=theta))
+    SpectralSGD([theta]).observe(
+        quadratic(with_eigenvalues(torch.linspace(-4, -1, 8)), theta=theta)
+    )
 
 
 MISUSES = {
-    "no observation": (lambda t: SpectralSGD([t]).step(), RuntimeError, r"observe\(problem\) must be called before"),
-    "every 0 steps": (lambda t: SpectralSGD([t], every=0), ValueError, "every must be an integer of at least 1"),
-    "no depth": (lambda t: SpectralSGD([t], depth=0), ValueError, "depth must be an integer of at least 1"),
-    "unknown curvature": (lambda t: SpectralSGD([t], curvature="fisher"), ValueError, "curvature must be one of 'hes"),
-    "negative rate": (lambda t: SpectralSGD([t], lr=-1.0), ValueError, "lr must be a finite number of at least 0"),
-    "concave": (lambda t: concave(), ValueError, "the curvature must have a positive eigenvalue.*larger batch"),
-    "a model": (lambda t: SpectralSGD([t]).observe(nn.Linear(2, 2)), TypeError, "problem must be a lambdahat.Problem"),
+    "no observation": (
+        lambda t: SpectralSGD([t]).step(),
+        RuntimeError,
+        r"observe\(problem\) must be called before",
+    ),
+    "every 0 steps": (
+        lambda t: SpectralSGD([t], every=0),
+        ValueError,
+        "every must be an integer of at least 1",
+    ),
+    "no depth": (
+        lambda t: SpectralSGD([t], depth=0),
+        ValueError,
+        "depth must be an integer of at least 1",
+    ),
+    "unknown curvature": (
+        lambda t: SpectralSGD([t], curvature="fisher"),
+        ValueError,
+        "curvature must be one of 'hes",
+    ),
+    "negative rate": (
+        lambda t: SpectralSGD([t], lr=-1.0),
+        ValueError,
+        "lr must be a finite number of at least 0",
+    ),
+    "concave": (
+        lambda t: concave(),
+        ValueError,
+        "the curvature must have a positive eigenvalue.*larger batch",
+    ),
+    "a model": (
+        lambda t: SpectralSGD([t]).observe(nn.Linear(2, 2)),
+        TypeError,
+        "problem must be a lambdahat.Problem",
+    ),
     "another point": (
         lambda t: SpectralSGD([t]).observe(quadratic(torch.eye(3))),
         ValueError,

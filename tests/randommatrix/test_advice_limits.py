@@ -1,4 +1,6 @@
-"""The advised rate against the exact limit: where second moments of the coupled recursion begin to grow."""
+"""The advised rate against the exact limit: where second moments of the coupled recursion begin
+to grow.
+"""
 
 import functools
 
@@ -17,7 +19,9 @@ N = 60
 
 
 def exact_limit(rows, size, rho):
-    """The least rate at which the spectral radius of x xᵀ ↦ E[A x xᵀ Aᵀ] is 1, A a step on a random batch."""
+    """The least rate at which the spectral radius of x xᵀ ↦ E[A x xᵀ Aᵀ] is 1, A a step on a
+    random batch.
+    """
     matrices = np.einsum("ni,nj->nij", rows, rows)
     total, order = rows.shape
     mean = matrices.mean(0)
@@ -25,7 +29,8 @@ def exact_limit(rows, size, rho):
     noise = np.einsum("nij,nkl->ikjl", apart, apart).reshape(order**2, order**2) / total
     noise *= (total - size) / (size * (total - 1))
     eye = np.eye(order)
-    places = np.add.outer(2 * order * np.arange(order), np.arange(order)).ravel()  # of the noisy x among (x, x_before)
+    # of the noisy x among (x, x_before)
+    places = np.add.outer(2 * order * np.arange(order), np.arange(order)).ravel()
 
     def growth(rate):
         step = np.block([[(1 + rho) * eye - rate * mean, -rho * eye], [eye, 0 * eye]])
@@ -47,7 +52,9 @@ def _sets(seed=1):
         "all alike": rng.normal(size=(N, 4)),
         "heavy tails": rng.standard_t(3, size=(N, 4)),
         "rare features": rare,
-        "one constant, three rare": np.concatenate([np.full((N, 1), 2.0), (rng.random((N, 3)) < 0.05) * 4.0], axis=1),
+        "one constant, three rare": np.concatenate(
+            [np.full((N, 1), 2.0), (rng.random((N, 3)) < 0.05) * 4.0], axis=1
+        ),
     }
 
 
@@ -59,7 +66,9 @@ IDS = [f"{name}, {size}, {rho}" for name, size, rho in CASES]
 def least_squares(rows):
     start = {"theta": torch.ones(rows.shape[1], dtype=torch.float64)}
     return Problem.from_function(
-        lambda p, x: 0.5 * (x @ p["theta"]).square().mean(), start, torch.as_tensor(rows, dtype=torch.float64)
+        lambda p, x: 0.5 * (x @ p["theta"]).square().mean(),
+        start,
+        torch.as_tensor(rows, dtype=torch.float64),
     )
 
 
@@ -71,14 +80,18 @@ def truth(name, size, rho):
 @pytest.mark.parametrize(("name", "size", "rho"), CASES, ids=IDS)
 def test_the_rate_is_the_exact_one(name, size, rho):
     """All directions are known, so that their coupled second moments are."""
-    found = advise(least_squares(SETS[name]), "sgd", size, momentum=rho, batches=4)["largest stable rate"]
+    found = advise(least_squares(SETS[name]), "sgd", size, momentum=rho, batches=4)[
+        "largest stable rate"
+    ]
     exact = truth(name, size, rho)
     low, high = found.interval()
     assert 0 < low <= exact <= high < 1.01 * low
 
 
 def simulated_growth(rows, size, rate, rho, steps=60, chains=40_000):
-    """ln of the growth of E‖x‖² per step of Nesterov's recursion over the last half of the steps, by simulation."""
+    """ln of the growth of E‖x‖² per step of Nesterov's recursion over the last half of the
+    steps, by simulation.
+    """
     rng = np.random.default_rng(0)
     x = before = rng.normal(size=(chains, rows.shape[1]))
     sizes = []
@@ -101,8 +114,14 @@ def test_nesterov_s_coupled_limit_is_where_simulated_second_moments_begin_to_gro
     rows = rng.choice([-1.0, 1.0], size=(40, 2)) * [1.5, 1.0]
     matrices = np.einsum("ni,nj->nij", rows, rows)
     values, vectors = np.linalg.eigh(matrices.mean(0))
-    limit = coupled_limit(values, vectors.T @ (matrices - matrices.mean(0)) @ vectors, 1.0, 0.5, nesterov=True)
-    assert simulated_growth(rows, 1, 0.9 * limit, 0.5) < 0 < simulated_growth(rows, 1, 1.1 * limit, 0.5)
+    limit = coupled_limit(
+        values, vectors.T @ (matrices - matrices.mean(0)) @ vectors, 1.0, 0.5, nesterov=True
+    )
+    assert (
+        simulated_growth(rows, 1, 0.9 * limit, 0.5)
+        < 0
+        < simulated_growth(rows, 1, 1.1 * limit, 0.5)
+    )
 
 
 @pytest.mark.parametrize(("size", "rho", "seed"), [(2, 0.0, 0), (16, 0.0, 1), (16, 0.9, 0)])
@@ -167,7 +186,9 @@ def test_an_interval_is_positive_however_large_the_error():
 
 def test_a_network_has_an_interval_for_all_data_too():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)).double()
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)
+    ).double()
     x = torch.randn(40, 3, dtype=torch.float64)
     found = advise(Problem(net, "cross_entropy", (x, (x[:, 0] > 0).long())), "sgd", 40)
     rate = found["largest stable rate"]
@@ -175,13 +196,17 @@ def test_a_network_has_an_interval_for_all_data_too():
     assert not found.levels.quadratic
     assert 0 < low < 0.6 * float(rate) < 2 * float(rate) < high
     first = str(found).splitlines()[0]
-    assert first == (
-        f"use lr ≈ {float(rate) / 2:.3g} ({low / 2:.3g} to {high / 2:.3g}) at batch 40, for this point of training"
+    assert (
+        first
+        == f"use lr ≈ {float(rate) / 2:.3g} ({low / 2:.3g} to {high / 2:.3g}) at batch 40, for this"
+        " point of training"
     )
 
 
 def test_a_sample_unlike_all_of_the_subset_is_in_the_error():
-    """One row in 90 carries most of τ²; a third of the rows tells of it by its mean, which is not that of all data."""
+    """One row in 90 carries most of τ²; a third of the rows tells of it by its mean, which is
+    not that of all data.
+    """
     rng = np.random.default_rng(5)
     rows = rng.normal(size=(90, 3))
     rows[40] *= 8

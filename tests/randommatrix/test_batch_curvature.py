@@ -69,13 +69,41 @@ def measure(size=3, problem=PROBLEM, **options):
 
 
 MISUSES = {
-    "a batch larger than the data": (lambda: measure(31), ValueError, r"batch_size must be an integer in \[1, 30\]"),
-    "no batches": (lambda: measure(batches=0), ValueError, "batches must be an integer of at least 1"),
-    "pairs of another size": (lambda: measure(full=SMALL), ValueError, "full must be 1 eigenpairs or more of order 43"),
-    "the smallest pairs": (lambda: measure(full=RISING, k=2), ValueError, "full must begin with the largest"),
-    "an unknown operator": (lambda: measure(operator="kfac"), ValueError, "operator must be one of 'hessian', 'ggn'"),
-    "overlaps not asked for": (lambda: measure(batches=1).mean("overlaps"), ValueError, "pass full="),
-    "an unknown reading": (lambda: measure(batches=1).mean("median"), ValueError, "which must be one of"),
+    "a batch larger than the data": (
+        lambda: measure(31),
+        ValueError,
+        r"batch_size must be an integer in \[1, 30\]",
+    ),
+    "no batches": (
+        lambda: measure(batches=0),
+        ValueError,
+        "batches must be an integer of at least 1",
+    ),
+    "pairs of another size": (
+        lambda: measure(full=SMALL),
+        ValueError,
+        "full must be 1 eigenpairs or more of order 43",
+    ),
+    "the smallest pairs": (
+        lambda: measure(full=RISING, k=2),
+        ValueError,
+        "full must begin with the largest",
+    ),
+    "an unknown operator": (
+        lambda: measure(operator="kfac"),
+        ValueError,
+        "operator must be one of 'hessian', 'ggn'",
+    ),
+    "overlaps not asked for": (
+        lambda: measure(batches=1).mean("overlaps"),
+        ValueError,
+        "pass full=",
+    ),
+    "an unknown reading": (
+        lambda: measure(batches=1).mean("median"),
+        ValueError,
+        "which must be one of",
+    ),
     "a model": (lambda: measure(problem="model"), TypeError, "problem must be a lambdahat.Problem"),
 }
 

@@ -1,4 +1,6 @@
-"""Bulk edges and outliers of spectra that are known: Wigner and Wishart matrices with eigenvalues put beside them."""
+"""Bulk edges and outliers of spectra that are known: Wigner and Wishart matrices with
+eigenvalues put beside them.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ SEEDS = 8
 
 
 def wigner(size, rng):
-    """The eigenvalues of a Gaussian orthogonal matrix with edges ±2, from its tridiagonal form (Dumitriu, Edelman)."""
+    """The eigenvalues of a Gaussian orthogonal matrix with edges ±2, from its tridiagonal form
+    (Dumitriu, Edelman).
+    """
     below = np.sqrt(rng.chisquare(np.arange(size - 1, 0, -1)) / size)
     return eigvalsh_tridiagonal(rng.normal(0, np.sqrt(2 / size), size), below)
 
@@ -32,7 +36,9 @@ def wishart(size, rng, ratio=0.25):
 
 
 def seen(values, depth, probes=1, seed=0):
-    return lh.spectrum(lh.operator(scipy.sparse.diags(values).tocsr()), depth=depth, probes=probes, seed=seed)
+    return lh.spectrum(
+        lh.operator(scipy.sparse.diags(values).tocsr()), depth=depth, probes=probes, seed=seed
+    )
 
 
 CASES = {
@@ -62,7 +68,8 @@ def test_outliers_are_counted_and_edges_found(case, spiked):
         scores += [(float(end) - true) / float(end.stderr) for end, true in ends]
     assert np.mean(np.array(counts) == len(spikes)) >= 0.85, counts
     assert edgeless <= 2  # one outlier alone at an end is told from a tail by one gap
-    assert np.sqrt(np.mean(np.square(scores))) < 1.6, scores  # 16 of them: 1 ± 0.18 if their errors were known
+    # 16 of them: 1 ± 0.18 if their errors were known
+    assert np.sqrt(np.mean(np.square(scores))) < 1.6, scores
 
 
 TAILS = {
@@ -74,7 +81,9 @@ TAILS = {
 
 @pytest.mark.parametrize("law", TAILS)
 def test_a_bulk_without_an_edge_is_told(law):
-    """Independent eigenvalues of heavy tails have no edge and no outliers: if any are called so, the status says it."""
+    """Independent eigenvalues of heavy tails have no edge and no outliers: if any are called so,
+    the status says it.
+    """
     told = []
     for seed in range(100, 120):
         found = fit_bulk(seen(TAILS[law](np.random.default_rng(seed)), 100, seed=seed))
@@ -117,17 +126,23 @@ def test_the_rule_of_figure_6_1_ends_where_weights_first_drop():
     one = Spectrum(nodes, weights, np.full((1, 6), 0.5), 100)
     assert fit_bulk(one).weight_edges == continuous_region(one) == (-0.5, 1.0)
     assert fit_bulk(one, kappa=0.5).weight_edges == (-1.0, 3.0)
-    two = Spectrum(np.concatenate([nodes, nodes + 1]), weights.repeat(2, 0), np.full((2, 6), 0.5), 100)
+    two = Spectrum(
+        np.concatenate([nodes, nodes + 1]), weights.repeat(2, 0), np.full((2, 6), 0.5), 100
+    )
     assert continuous_region(two) == (0.0, 1.5)
 
 
 def test_each_eigenvalue_counts_once_whatever_the_probes():
-    """Three outliers of a hundred eigenvalues, by probes whose nodes for them differ in the last digits."""
+    """Three outliers of a hundred eigenvalues, by probes whose nodes for them differ in the last
+    digits.
+    """
     values = np.r_[np.linspace(-1, 1, 97), 6.0, -3.0, 4.0]
     for seed in range(5):
         spectrum = seen(values, 40, probes=3, seed=seed)
         view = view_of(spectrum)
-        assert np.allclose(view.eigenvalues, sorted({round(x, 6) for x in view.eigenvalues}, reverse=True))
+        assert np.allclose(
+            view.eigenvalues, sorted({round(x, 6) for x in view.eigenvalues}, reverse=True)
+        )
         assert np.isclose(len(view.eigenvalues) + view.counts.sum(), 100)
         bulk, _ = bulk_within(spectrum, view.eigenvalues)
         assert np.abs(bulk).max() <= 1 + 1e-9
@@ -136,7 +151,9 @@ def test_each_eigenvalue_counts_once_whatever_the_probes():
 def test_the_bulk_of_a_matrix_of_low_rank_is_its_null_space():
     values = np.r_[np.zeros(200), np.linspace(1, 4, 10)]
     found = fit_bulk(seen(values, 60))
-    np.testing.assert_allclose(sorted(float(each) for each in found.outliers), values[200:], atol=1e-8)
+    np.testing.assert_allclose(
+        sorted(float(each) for each in found.outliers), values[200:], atol=1e-8
+    )
     assert float(found.lower) == pytest.approx(0, abs=1e-6)
     assert float(found.upper) == pytest.approx(0, abs=1e-6)
 
@@ -172,7 +189,11 @@ def test_it_is_saved_and_loaded(tmp_path):
         (lambda s: fit_bulk(s.nodes), TypeError, "spectrum must be a Spectrum.*lh.spectrum"),
         (lambda s: fit_bulk(s, level=1.0), ValueError, r"level must lie in \(0, 1\), got 1.0"),
         (lambda s: fit_bulk(s, kappa=0.0), ValueError, "kappa must be a finite number above 0"),
-        (lambda s: fit_bulk(seen(np.arange(9.0), 1)), ValueError, "spectrum must have two nodes or more.*raise depth"),
+        (
+            lambda s: fit_bulk(seen(np.arange(9.0), 1)),
+            ValueError,
+            "spectrum must have two nodes or more.*raise depth",
+        ),
     ],
 )
 def test_misuse(call, error, message):

@@ -11,14 +11,17 @@ from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, predict
 from lambdahat.results import Eigenpairs, Estimate
 
 VALUES = torch.tensor([3.0], dtype=torch.float64)
-PAIRS = Eigenpairs(VALUES, torch.eye(100, 1, dtype=torch.float64), torch.zeros(1), torch.tensor([True]))
+PAIRS = Eigenpairs(
+    VALUES, torch.eye(100, 1, dtype=torch.float64), torch.zeros(1), torch.tensor([True])
+)
 VARIANCE = Estimate(1e-3, 1e-4)
 
 
 def measured(size, scores, population=1000):
     """Batches whose largest eigenvalues are so many widths √(spread² + stderr²) from the mean.
 
-    By Theorem 14 the mean is 3 + s²/3, s² = 99σ²/B, with the spread √(2σ²/B·(1 − s²/9)) and σ²'s error in s²/3.
+    By Theorem 14 the mean is 3 + s²/3, s² = 99σ²/B, with the spread √(2σ²/B·(1 − s²/9)) and σ²'s
+    error in s²/3.
     """
     noise = 99 * float(VARIANCE) / size
     spread = math.sqrt(2 * float(VARIANCE) / size * (1 - noise / 9))
@@ -77,8 +80,16 @@ MISUSES = {
         ValueError,
         r"measured, for 'directional', got others: \[20\]",
     ),
-    "an unknown model": (lambda: ONE.scores("directional"), ValueError, "model must be one of 'additive'"),
-    "no deviations": (lambda: ONE.within("additive", 0), ValueError, "deviations must be a finite number above 0"),
+    "an unknown model": (
+        lambda: ONE.scores("directional"),
+        ValueError,
+        "model must be one of 'additive'",
+    ),
+    "no deviations": (
+        lambda: ONE.within("additive", 0),
+        ValueError,
+        "deviations must be a finite number above 0",
+    ),
 }
 
 

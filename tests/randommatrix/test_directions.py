@@ -1,4 +1,6 @@
-"""Directional variances against dense Hessians of single samples, and what follows from them against actual batches."""
+"""Directional variances against dense Hessians of single samples, and what follows from them
+against actual batches.
+"""
 
 import math
 
@@ -26,7 +28,9 @@ def exact(matrices, vectors):
     return tau2, (vectors.T @ apart @ vectors).square().mean(dim=0)
 
 
-@pytest.mark.parametrize(("name", "make", "dense"), [("hessian", hessian, dense_hessian), ("ggn", ggn, dense_ggn)])
+@pytest.mark.parametrize(
+    ("name", "make", "dense"), [("hessian", hessian, dense_hessian), ("ggn", ggn, dense_ggn)]
+)
 def test_everything_is_what_dense_matrices_of_single_samples_say(name, make, dense):
     problem = classifier(sizes=(3, 3, 2), activation="tanh", samples=10)
     order = problem.num_parameters
@@ -40,7 +44,9 @@ def test_everything_is_what_dense_matrices_of_single_samples_say(name, make, den
     assert torch.allclose(found.omega2.value, couplings.diagonal(), atol=1e-10)
     assert float(torch.as_tensor(found.tau2.stderr).max()) == 0.0
     # the complement is one direction, so that every probe is that one
-    last = torch.linalg.qr(torch.cat([pairs.vectors, torch.ones(order, 1, dtype=torch.float64)], dim=1)).Q[:, -1]
+    last = torch.linalg.qr(
+        torch.cat([pairs.vectors, torch.ones(order, 1, dtype=torch.float64)], dim=1)
+    ).Q[:, -1]
     apart = matrices - matrices.mean(dim=0)
     alone = (last @ apart @ last).square().mean()
     assert float(found.bulk) == pytest.approx(float(alone), rel=1e-6)
@@ -63,7 +69,9 @@ def test_a_subset_of_samples_is_unbiased_and_knows_its_error():
     problem = classifier(sizes=(3, 3, 2), activation="tanh", samples=60)
     pairs = eigenpairs(hessian(problem), 2)
     whole = directional_variance(problem, pairs, probes=1)
-    parts = [directional_variance(problem, pairs, probes=1, samples=20, seed=seed) for seed in range(12)]
+    parts = [
+        directional_variance(problem, pairs, probes=1, samples=20, seed=seed) for seed in range(12)
+    ]
     readings = torch.stack([part.tau2.value for part in parts])
     error = readings.std(dim=0) / math.sqrt(len(parts))
     assert ((readings.mean(dim=0) - whole.tau2.value).abs() < 4 * error).all()
@@ -83,7 +91,9 @@ def test_it_saves_and_loads(tmp_path):
 
 
 def batch_extremes(matrices, size, batches, seed=0):
-    """The largest eigenvalue of the mean over random batches, and its vector's overlap with the full mean's."""
+    """The largest eigenvalue of the mean over random batches, and its vector's overlap with the
+    full mean's.
+    """
     rng = np.random.default_rng(seed)
     stack, total = matrices.numpy(), len(matrices)
     top = np.linalg.eigh(stack.mean(axis=0))[1][:, -1]
@@ -96,7 +106,9 @@ def batch_extremes(matrices, size, batches, seed=0):
 
 @pytest.fixture(scope="module")
 def regression():
-    """Softmax regression on 200 samples, the Hessian Jᵀ(diag p − ppᵀ)J of each (200, 21, 21), and all eigenpairs."""
+    """Softmax regression on 200 samples, the Hessian Jᵀ(diag p − ppᵀ)J of each (200, 21, 21),
+    and all eigenpairs.
+    """
     problem = classifier(sizes=(6, 3), samples=200, batch_size=None)
     batch = problem.batches.first()
     inputs = batch.data[0]
@@ -124,12 +136,16 @@ def test_second_order_theory_agrees_with_exact_batches(regression, size):
     assert shift > 10 * error
     # levels that repel one another vary less than each alone would: ω/√b is the more
     assert 0.95 * values.std() < found.spread < 1.4 * values.std()
-    assert float(found.overlaps[0]) == pytest.approx(overlaps.mean(), abs=0.2 * (1 - overlaps.mean()))
+    assert float(found.overlaps[0]) == pytest.approx(
+        overlaps.mean(), abs=0.2 * (1 - overlaps.mean())
+    )
 
 
 def test_a_few_eigenvectors_tell_most_of_it(regression):
     problem, matrices, pairs = regression
-    few = Eigenpairs(pairs.values[:6], pairs.vectors[:, :6], pairs.residuals[:6], pairs.converged[:6])
+    few = Eigenpairs(
+        pairs.values[:6], pairs.vectors[:, :6], pairs.residuals[:6], pairs.converged[:6]
+    )
     size = 60
     found = predict(few, directional_variance(problem, few), size, problem.num_samples)
     values, _ = batch_extremes(matrices, size, 4000)
@@ -149,8 +165,16 @@ def pairs_of(problem):
 PROBLEM = classifier()
 FUNCTION = quadratic(torch.eye(3, dtype=torch.float64))
 MISUSES = {
-    "a model": (lambda: directional_variance(None, other()), TypeError, "problem must be a lambdahat.Problem"),
-    "eigenvalues": (lambda: directional_variance(PROBLEM, torch.ones(2)), TypeError, "eigenpairs must be Eigenpairs"),
+    "a model": (
+        lambda: directional_variance(None, other()),
+        TypeError,
+        "problem must be a lambdahat.Problem",
+    ),
+    "eigenvalues": (
+        lambda: directional_variance(PROBLEM, torch.ones(2)),
+        TypeError,
+        "eigenpairs must be Eigenpairs",
+    ),
     "pairs of another problem": (
         lambda: directional_variance(PROBLEM, other()),
         ValueError,
@@ -161,8 +185,16 @@ MISUSES = {
         ValueError,
         "operator must be one of 'hessian', 'ggn'",
     ),
-    "no probes": (lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), probes=0), ValueError, "probes must be"),
-    "one sample": (lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), samples=1), ValueError, "samples must be"),
+    "no probes": (
+        lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), probes=0),
+        ValueError,
+        "probes must be",
+    ),
+    "one sample": (
+        lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), samples=1),
+        ValueError,
+        "samples must be",
+    ),
 }
 
 

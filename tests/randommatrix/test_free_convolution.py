@@ -11,17 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lambdahat as lh
-from lambdahat.randommatrix import Additive, FreeSum, MarchenkoPastur, Semicircle, edge_fluctuation, free_sum
+from lambdahat.randommatrix import (
+    Additive,
+    FreeSum,
+    MarchenkoPastur,
+    Semicircle,
+    edge_fluctuation,
+    free_sum,
+)
 from tests.cases import with_eigenvalues
 from tests.randommatrix.distances import distance, rigidity
 
-LAWS = [Semicircle(0.7), MarchenkoPastur(2.0, 0.5), MarchenkoPastur(2.0, 1.0), MarchenkoPastur(0.5, 3.0)]
+LAWS = [
+    Semicircle(0.7),
+    MarchenkoPastur(2.0, 0.5),
+    MarchenkoPastur(2.0, 1.0),
+    MarchenkoPastur(0.5, 3.0),
+]
 each_law = pytest.mark.parametrize("law", LAWS, ids=repr)
 COUNT = 400
 
 
 def gauss(law) -> tuple[np.ndarray, np.ndarray]:
-    """A Gauss–Chebyshev rule for the law's density, without the atom: exponentially good off the real axis."""
+    """A Gauss–Chebyshev rule for the law's density, without the atom: exponentially good off the
+    real axis.
+    """
     angle = np.arange(1, COUNT + 1) * math.pi / (COUNT + 1)
     low, high = law.edges
     nodes = (low + high) / 2 - (high - low) / 2 * np.cos(angle)
@@ -35,7 +49,9 @@ def integral(found: FreeSum, function) -> np.ndarray:
         middle, half = (low + high) / 2, (high - low) / 2
         angle = (np.arange(2000) + 0.5) * math.pi / 2000
         x = middle - half * np.cos(angle)
-        total += (function(x) * found.density(x) * half * np.sin(angle)).sum(axis=-1) * math.pi / 2000
+        total += (
+            (function(x) * found.density(x) * half * np.sin(angle)).sum(axis=-1) * math.pi / 2000
+        )
     return np.asarray(total)
 
 
@@ -49,7 +65,9 @@ def test_of_one_point_is_the_law_shifted(law):
     assert np.allclose(found.stieltjes(x + 1.5), law.stieltjes(x), rtol=1e-8)
     assert found.atoms == (((1.5, pytest.approx(law.atom)),) if law.atom else ())
     assert found.edge_slope == pytest.approx(law.edge_slope)
-    assert found.moment(3) == pytest.approx(sum(math.comb(3, k) * 1.5 ** (3 - k) * law.moment(k) for k in range(4)))
+    assert found.moment(3) == pytest.approx(
+        sum(math.comb(3, k) * 1.5 ** (3 - k) * law.moment(k) for k in range(4))
+    )
 
 
 def test_two_semicircles_are_one():
@@ -93,7 +111,9 @@ def test_mass_and_moments_are_the_free_cumulant_sums(law):
 def test_two_points_and_a_semicircle_split_where_the_closed_form_says(half):
     """(u² + a²)s² = (u² − a²)² at the edges x = u + s²u/(u² − a²); apart for a > s."""
     found, scale = free_sum([-half, half], Semicircle(1.0)), 1.0
-    squares = (2 * half**2 + scale**2 + np.array([1, -1]) * scale * math.sqrt(8 * half**2 + scale**2)) / 2
+    squares = (
+        2 * half**2 + scale**2 + np.array([1, -1]) * scale * math.sqrt(8 * half**2 + scale**2)
+    ) / 2
     u = np.sqrt(squares[squares > 0])
     exact = np.abs(u + scale**2 * u / (u**2 - half**2))
     assert len(found.edges) == (2 if half > 1 else 1)
@@ -116,7 +136,9 @@ def test_cdf_density_and_transform_agree(law, seed):
     for low, high in found.edges:
         x = np.linspace(low, high, 9)[1:-1]
         step = 1e-3 * (high - low)
-        assert np.allclose((found.cdf(x + step) - found.cdf(x - step)) / (2 * step), found.density(x), rtol=1e-3)
+        assert np.allclose(
+            (found.cdf(x + step) - found.cdf(x - step)) / (2 * step), found.density(x), rtol=1e-3
+        )
     beyond = found.edges[-1][1] + 1.0
     whole = integral(found, lambda x: 1 / (beyond - x))
     assert complex(found.stieltjes(beyond)) == pytest.approx(whole, rel=1e-3)
@@ -137,7 +159,9 @@ def test_any_spectrum_gives_a_distribution(nodes, size, ratio):
     x = np.linspace(ends[0] - 1, ends[-1] + 1, 60)
     assert (np.diff(found.cdf(x)) > -1e-9).all()
     omega = found._secular.preimage(x)
-    back = omega + found.law.r_transform((found.weights / (omega[:, None] - found.nodes)).sum(axis=1))
+    back = omega + found.law.r_transform(
+        (found.weights / (omega[:, None] - found.nodes)).sum(axis=1)
+    )
     assert np.allclose(back, x, atol=1e-6 * np.abs(ends).max())
     assert (omega.imag >= 0).all()
 
@@ -152,9 +176,18 @@ def test_a_spike_on_a_semicircle_is_the_classical_one(spike):
 
 
 def test_the_additive_model_is_the_outside_of_a_free_sum():
-    """The other implementation, which knows no density: outer edges, outliers, overlaps, Tracy–Widom units."""
-    nodes, weights, spikes = np.array([-1.0, 0.2, 2.0]), np.array([0.2, 0.5, 0.3]), np.array([5.0, -4.0])
-    found, model = free_sum(nodes, Semicircle(0.6), weights, spikes), Additive(0.6, nodes, weights, dimension=100)
+    """The other implementation, which knows no density: outer edges, outliers, overlaps,
+    Tracy–Widom units.
+    """
+    nodes, weights, spikes = (
+        np.array([-1.0, 0.2, 2.0]),
+        np.array([0.2, 0.5, 0.3]),
+        np.array([5.0, -4.0]),
+    )
+    found, model = (
+        free_sum(nodes, Semicircle(0.6), weights, spikes),
+        Additive(0.6, nodes, weights, dimension=100),
+    )
     assert (found.edges[0][0], found.edges[-1][1]) == pytest.approx(model.edges)
     assert [outlier.value for outlier in found.outliers] == pytest.approx(model.outlier(spikes))
     assert [outlier.overlap for outlier in found.outliers] == pytest.approx(model.overlap(spikes))
@@ -166,7 +199,9 @@ def test_a_spike_on_marchenko_and_pastur_moves_by_their_r_transform():
     first, second = free_sum(0.0, law, spikes=[4.0, -3.0, 1.5]).outliers
     assert (first.spike, second.spike) == (4.0, -3.0)
     for outlier in (first, second):
-        assert outlier.value == pytest.approx(outlier.spike + complex(law.r_transform(1 / outlier.spike)).real)
+        assert outlier.value == pytest.approx(
+            outlier.spike + complex(law.r_transform(1 / outlier.spike)).real
+        )
         assert complex(law.stieltjes(outlier.value)) == pytest.approx(1 / outlier.spike)  # Eq. 5.22
         assert outlier.overlap == pytest.approx(1 - 0.5 * 2.0**2 / (outlier.spike - 0.5 * 2.0) ** 2)
 
@@ -183,10 +218,18 @@ def test_a_spike_of_vanishing_weight_is_the_limit_of_a_small_one():
 SIZE = 500
 
 
-@pytest.mark.parametrize("law", [Semicircle(0.7), MarchenkoPastur(1.0, 0.5), MarchenkoPastur(0.5, 2.5)], ids=repr)
+@pytest.mark.parametrize(
+    "law", [Semicircle(0.7), MarchenkoPastur(1.0, 0.5), MarchenkoPastur(0.5, 2.5)], ids=repr
+)
 def test_sums_of_matrices_follow_the_free_sum(law):
-    """Bulk to O(1/P), and the mean outlier and overlap of several matrices within their standard errors."""
-    bulk = np.sort(np.concatenate([np.zeros(SIZE // 2), np.linspace(0.5, 3, SIZE // 4), np.full(SIZE // 4, -3.0)]))
+    """Bulk to O(1/P), and the mean outlier and overlap of several matrices within their standard
+    errors.
+    """
+    bulk = np.sort(
+        np.concatenate(
+            [np.zeros(SIZE // 2), np.linspace(0.5, 3, SIZE // 4), np.full(SIZE // 4, -3.0)]
+        )
+    )
     spike = 9.0
     found = free_sum(bulk, law, spikes=[spike])
     (outlier,) = found.outliers
@@ -223,13 +266,17 @@ def test_a_measured_spectrum_brings_its_outliers_as_spikes():
     exact = free_sum(values[:-2], noise, spikes=[-7.0, 9.0])
     assert [outlier.spike for outlier in found.outliers] == pytest.approx([9.0, -7.0], abs=1e-6)
     assert found.edges[0] == pytest.approx(exact.edges[0], rel=0.02)
-    assert [o.value for o in found.outliers] == pytest.approx([o.value for o in exact.outliers], rel=0.01)
+    assert [o.value for o in found.outliers] == pytest.approx(
+        [o.value for o in exact.outliers], rel=0.01
+    )
     x = np.linspace(-3, 3, 7)
     assert np.allclose(found.density(x), exact.density(x), atol=0.005)
 
 
 def test_a_spectrum_known_to_its_last_eigenvalue_is_bulk():
-    measured = lh.spectrum(lh.operator(torch.diag(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64))), depth=3)
+    measured = lh.spectrum(
+        lh.operator(torch.diag(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64))), depth=3
+    )
     found = free_sum(measured, Semicircle(0.1))
     assert found.spikes == ()
     assert len(found.edges) == 3
@@ -243,16 +290,48 @@ def test_equal_eigenvalues_share_one_node():
 
 S = Semicircle(1.0)
 MISUSES = {
-    "no law": (lambda: free_sum([1.0], 1.0), TypeError, "law must be a Semicircle or MarchenkoPastur, got 1.0"),
-    "no eigenvalues": (lambda: free_sum([], S), ValueError, r"spectrum must hold eigenvalues \(n,\)"),
-    "a matrix": (lambda: free_sum(np.eye(2), S), ValueError, r"spectrum must hold eigenvalues \(n,\), got ndarray of"),
+    "no law": (
+        lambda: free_sum([1.0], 1.0),
+        TypeError,
+        "law must be a Semicircle or MarchenkoPastur, got 1.0",
+    ),
+    "no eigenvalues": (
+        lambda: free_sum([], S),
+        ValueError,
+        r"spectrum must hold eigenvalues \(n,\)",
+    ),
+    "a matrix": (
+        lambda: free_sum(np.eye(2), S),
+        ValueError,
+        r"spectrum must hold eigenvalues \(n,\), got ndarray of",
+    ),
     "NaN": (lambda: free_sum([math.nan], S), ValueError, "spectrum must be finite"),
-    "short weights": (lambda: free_sum([1.0, 2.0], S, [1.0]), ValueError, r"weights must have shape \(2,\)"),
-    "negative weights": (lambda: free_sum([1.0, 2.0], S, [1.0, -1.0]), ValueError, "weights must be .*none negative"),
+    "short weights": (
+        lambda: free_sum([1.0, 2.0], S, [1.0]),
+        ValueError,
+        r"weights must have shape \(2,\)",
+    ),
+    "negative weights": (
+        lambda: free_sum([1.0, 2.0], S, [1.0, -1.0]),
+        ValueError,
+        "weights must be .*none negative",
+    ),
     "weights of 0": (lambda: free_sum([1.0], S, [0.0]), ValueError, "weights must .*not all 0"),
-    "infinite spike": (lambda: free_sum([1.0], S, spikes=math.inf), ValueError, "spikes must be finite"),
-    "density of NaN": (lambda: free_sum([1.0], S).density(math.nan), ValueError, "x must be finite"),
-    "half a moment": (lambda: free_sum([1.0], S).moment(0.5), TypeError, "order must be an integer"),
+    "infinite spike": (
+        lambda: free_sum([1.0], S, spikes=math.inf),
+        ValueError,
+        "spikes must be finite",
+    ),
+    "density of NaN": (
+        lambda: free_sum([1.0], S).density(math.nan),
+        ValueError,
+        "x must be finite",
+    ),
+    "half a moment": (
+        lambda: free_sum([1.0], S).moment(0.5),
+        TypeError,
+        "order must be an integer",
+    ),
 }
 
 

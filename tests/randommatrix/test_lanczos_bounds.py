@@ -34,7 +34,9 @@ def test_the_exponent_of_theorem_5_is_not_that_of_the_table():
     assert two_digits(1.5 ** -(2 * 5 - 1)) != TABLE_4_5[1.5][0][1]
 
 
-@pytest.mark.parametrize("values", [np.linspace(0, 1, 60), np.r_[np.linspace(-1, 1, 59), 1.3], 0.8 ** np.arange(60)])
+@pytest.mark.parametrize(
+    "values", [np.linspace(0, 1, 60), np.r_[np.linspace(-1, 1, 59), 1.3], 0.8 ** np.arange(60)]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_lanczos_and_power_iteration_stay_within_their_bounds(values, seed):
     matrix = with_eigenvalues(values, seed)
@@ -62,7 +64,9 @@ def test_the_bound_is_met_where_there_are_two_eigenvalues():
 
 
 def test_shift_and_negate_learns_nothing_new():
-    """Theorem 7: from the same start, −H + μI has the Ritz values μ − θ, with the same weights and vectors."""
+    """Theorem 7: from the same start, −H + μI has the Ritz values μ − θ, with the same weights
+    and vectors.
+    """
     matrix, shift = with_eigenvalues(np.r_[np.linspace(-1, 1, 80), 5.0]), 7.5
     operator = lh.operator(matrix)
     turned = lh.operator(shift * torch.eye(81, dtype=torch.float64) - matrix)
@@ -73,7 +77,9 @@ def test_shift_and_negate_learns_nothing_new():
     torch.testing.assert_close(moved.flip(0), shift - theta, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(moved_weights.flip(0), weights, rtol=1e-6, atol=1e-10)
     overlaps = plain.basis.T @ other.basis
-    torch.testing.assert_close(overlaps.abs(), torch.eye(15, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        overlaps.abs(), torch.eye(15, dtype=torch.float64), rtol=0, atol=1e-6
+    )
 
 
 def test_ritz_values_are_not_the_top_eigenvalues():
@@ -88,7 +94,9 @@ def test_ritz_values_are_not_the_top_eigenvalues():
 
 
 def test_the_condition_of_theorem_8_does_not_give_its_proof():
-    """The printed condition holds, and the trace of its shifted matrix, said to be negative, is positive."""
+    """The printed condition holds, and the trace of its shifted matrix, said to be negative, is
+    positive.
+    """
     values, m = np.r_[100.0, 1.0, np.full(113, 0.9)], 2
     assert values[:m].sum() < values[m:].sum()
     assert (values - (values[m - 1] + values[m]) / 2).sum() > 0
@@ -98,12 +106,24 @@ def test_the_condition_of_theorem_8_does_not_give_its_proof():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: lanczos_bound([1.0], 0.5, 3), "eigenvalues must be a list of two finite numbers or more"),
+        (
+            lambda: lanczos_bound([1.0], 0.5, 3),
+            "eigenvalues must be a list of two finite numbers or more",
+        ),
         (lambda: lanczos_bound([1.0, np.nan], 0.5, 3), "eigenvalues must be a list of two finite"),
         (lambda: lanczos_bound([1.0, 2.0], 0.0, 3), r"overlap must lie in \(0, 1\]"),
-        (lambda: lanczos_bound([1.0, 2.0], 0.5, 0), r"steps must be an integer of at least 1, got 0"),
-        (lambda: lanczos_bound([1.0, 2.0], 0.5, 3, "top"), "which must be one of 'largest', 'smallest'"),
-        (lambda: power_bound([1.0, -2.0], 0.5, 3), "eigenvalues must have a largest one above all other magnitudes"),
+        (
+            lambda: lanczos_bound([1.0, 2.0], 0.5, 0),
+            r"steps must be an integer of at least 1, got 0",
+        ),
+        (
+            lambda: lanczos_bound([1.0, 2.0], 0.5, 3, "top"),
+            "which must be one of 'largest', 'smallest'",
+        ),
+        (
+            lambda: power_bound([1.0, -2.0], 0.5, 3),
+            "eigenvalues must have a largest one above all other magnitudes",
+        ),
         (lambda: convergence_terms(1.0, 5), "ratio must be above 1"),
         (lambda: excludes_top_pairs([1.0, 2.0], 3), r"steps must be an integer in \[1, 2\]"),
     ],

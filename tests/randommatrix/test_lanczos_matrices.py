@@ -1,7 +1,8 @@
-"""Lanczos sees the spectra of random matrices, their diagonals do not (spectral thesis, Figures 4.3 to 4.6).
+"""Lanczos sees the spectra of random matrices, their diagonals do not (spectral thesis, Figures 4.3
+to 4.6).
 
-Distances are Wasserstein's, in standard deviations of the spectrum: Kolmogorov's would be ½ for a Ritz value that is a
-hair beside a null space of that share.
+Distances are Wasserstein's, in standard deviations of the spectrum: Kolmogorov's would be ½ for a
+Ritz value that is a hair beside a null space of that share.
 """
 
 from __future__ import annotations
@@ -35,12 +36,19 @@ def readings(name: str, size: int = 600, depth: int = 30):
     """Eigenvalues, diagonal, Ritz values and weights of one probe."""
     matrix = ENSEMBLES[name].sample(size)
     spectrum = lh.spectrum(lh.operator(matrix), depth=depth)
-    return np.linalg.eigvalsh(matrix.numpy()), matrix.diagonal().numpy(), spectrum.nodes[0], spectrum.weights[0]
+    return (
+        np.linalg.eigvalsh(matrix.numpy()),
+        matrix.diagonal().numpy(),
+        spectrum.nodes[0],
+        spectrum.weights[0],
+    )
 
 
 @each_ensemble
 def test_thirty_steps_capture_support_and_shape(name):
-    """One probe moves each share by √(2/P) of its spread, and 30 nodes stand about 1/30 of the width apart."""
+    """One probe moves each share by √(2/P) of its spread, and 30 nodes stand about 1/30 of the
+    width apart.
+    """
     values, _, nodes, weights = readings(name)
     width = values[-1] - values[0]
     assert nodes.min() == pytest.approx(values[0], abs=0.02 * width)
@@ -50,7 +58,9 @@ def test_thirty_steps_capture_support_and_shape(name):
 
 @each_ensemble
 def test_the_rule_and_the_law_part_the_mass_alike(name):
-    """Between its steps a Gauss rule is right about the measure it sees (Chebyshev, Markov and Stieltjes)."""
+    """Between its steps a Gauss rule is right about the measure it sees (Chebyshev, Markov and
+    Stieltjes).
+    """
     values, _, nodes, weights = readings(name)
     order = np.argsort(nodes)
     middle = weights[order].cumsum() - weights[order] / 2
@@ -85,10 +95,15 @@ def test_ritz_values_are_not_the_largest_eigenvalues(name):
 
 @cache
 def network() -> tuple[np.ndarray, torch.Tensor]:
-    """470 eigenvalues in [0, 15], 20 in [0, 60], 10 in [−10, 0], 500 at 0, in a random basis (§4.5.2)."""
+    """470 eigenvalues in [0, 15], 20 in [0, 60], 10 in [−10, 0], 500 at 0, in a random basis
+    (§4.5.2).
+    """
     rng = generator(0, "known spectrum")
     parts = [(470, 0, 15), (20, 0, 60), (10, -10, 0)]
-    draws = [low + (high - low) * torch.rand(n, generator=rng, dtype=torch.float64) for n, low, high in parts]
+    draws = [
+        low + (high - low) * torch.rand(n, generator=rng, dtype=torch.float64)
+        for n, low, high in parts
+    ]
     values = torch.cat([*draws, torch.zeros(500, dtype=torch.float64)]).sort().values
     return values.numpy(), with_eigenvalues(values)
 

@@ -1,6 +1,8 @@
-"""Where spikes are seen and how much of their vectors is left, against random matrices of order 4,000.
+"""Where spikes are seen and how much of their vectors is left, against random matrices of order
+4,000.
 
-Means over independent draws are judged in their own standard errors; biases of finite size are of order 1/P.
+Means over independent draws are judged in their own standard errors; biases of finite size are of
+order 1/P.
 """
 
 import math
@@ -18,7 +20,9 @@ SIGMA = 4.0  # standard errors allowed
 
 
 def extremes(matrix, above, below=0):
-    """The largest eigenvalues in descending order, then the smallest; and the squared elements of their vectors."""
+    """The largest eigenvalues in descending order, then the smallest; and the squared elements
+    of their vectors.
+    """
     found, vectors = eigsh(matrix, above, which="LA")
     order = np.argsort(found)[::-1]
     found, vectors = found[order], vectors[:, order]
@@ -52,7 +56,10 @@ def test_additive_noise_moves_and_turns_spikes_as_theorems_14_and_17_say():
     assert_means(overlaps, model.overlap(spikes))
 
 
-BULKS = {"flat": np.ones(ORDER - 2), "stretched, half of it 0": np.linspace(-1.5, 1.5, ORDER - 2).clip(0.0)}
+BULKS = {
+    "flat": np.ones(ORDER - 2),
+    "stretched, half of it 0": np.linspace(-1.5, 1.5, ORDER - 2).clip(0.0),
+}
 
 
 @pytest.mark.parametrize("samples", [2000, 6000])
@@ -61,12 +68,17 @@ def test_multiplicative_noise_moves_and_turns_spikes_as_the_spiked_covariance_sa
     spikes = np.array([9.0, 4.5])
     model = Multiplicative(bulk, samples=samples)
     assert model.stands_apart(spikes).all()
-    rng, roots = np.random.default_rng(samples), np.sqrt(np.concatenate([spikes, bulk])).astype(np.float32)
+    rng, roots = (
+        np.random.default_rng(samples),
+        np.sqrt(np.concatenate([spikes, bulk])).astype(np.float32),
+    )
     values, overlaps = [], []
     for _ in range(DRAWS):
         draw = rng.standard_normal((samples, ORDER), dtype=np.float32) * roots
         covariance = LinearOperator(
-            (ORDER, ORDER), lambda x, draw=draw: draw.T @ (draw @ x.ravel()) / samples, dtype=np.float32
+            (ORDER, ORDER),
+            lambda x, draw=draw: draw.T @ (draw @ x.ravel()) / samples,
+            dtype=np.float32,
         )
         found, shares = extremes(covariance, 2)
         values.append(found)

@@ -1,4 +1,6 @@
-"""The semicircle and Marchenko–Pastur laws against closed forms, quadrature, SciPy and matrices of their ensembles."""
+"""The semicircle and Marchenko–Pastur laws against closed forms, quadrature, SciPy and matrices
+of their ensembles.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,19 @@ def test_mass_is_one_and_moments_are_integrals(law):
 
 
 def test_moments_are_catalan_and_narayana_numbers():
-    assert [Semicircle(2.0).moment(k) / 2.0**k for k in range(11)] == [1, 0, 1, 0, 2, 0, 5, 0, 14, 0, 42]
+    assert [Semicircle(2.0).moment(k) / 2.0**k for k in range(11)] == [
+        1,
+        0,
+        1,
+        0,
+        2,
+        0,
+        5,
+        0,
+        14,
+        0,
+        42,
+    ]
     assert [MarchenkoPastur().moment(k) for k in range(6)] == [1, 1, 2, 5, 14, 42]
     q = 0.25
     assert MarchenkoPastur(3.0, q).moment(4) == pytest.approx(81 * (1 + 6 * q + 6 * q**2 + q**3))
@@ -87,7 +101,9 @@ def test_stieltjes_transform_is_the_integral(law):
     for z in Z:
         real = integral(law, lambda x, z=z: (1 / (z - x / size)).real)
         imaginary = integral(law, lambda x, z=z: (1 / (z - x / size)).imag)
-        assert complex(law.stieltjes(z * size)) * size == pytest.approx(complex(real, imaginary), rel=1e-7)
+        assert complex(law.stieltjes(z * size)) * size == pytest.approx(
+            complex(real, imaginary), rel=1e-7
+        )
 
 
 @each_law
@@ -120,7 +136,9 @@ def test_r_transform_inverts_the_stieltjes_transform_and_has_the_cumulants_as_it
 def test_cumulants_belong_to_the_moments(law):
     moments = np.array([law.moment(k) for k in range(9)])
     cumulants = np.array([0.0, *(law.free_cumulant(k) for k in range(1, 9))])
-    assert (np.abs(cumulants_of(moments) - cumulants) <= 1e-11 * np.abs(law.edges[1]) ** np.arange(9)).all()
+    assert (
+        np.abs(cumulants_of(moments) - cumulants) <= 1e-11 * np.abs(law.edges[1]) ** np.arange(9)
+    ).all()
     assert np.allclose(moments_of(cumulants), moments, rtol=1e-12)
 
 
@@ -130,7 +148,9 @@ def test_partial_fractions_are_the_r_transform_of_a_spectrum(law):
     nodes, weights = np.sort(rng.normal(size=12)), rng.dirichlet(np.ones(12))
     shift, residues, poles = law.partial_fractions(nodes, weights)
     bare = (weights / (Z[:, None] - nodes)).sum(axis=1)
-    assert np.allclose(shift + (residues / (Z[:, None] - poles)).sum(axis=1), law.r_transform(bare), rtol=1e-10)
+    assert np.allclose(
+        shift + (residues / (Z[:, None] - poles)).sum(axis=1), law.r_transform(bare), rtol=1e-10
+    )
     assert (residues > 0).all()
     assert residues.sum() == pytest.approx(law.free_cumulant(2))
 
@@ -139,26 +159,39 @@ def eigenvalues(law, size, seed=0):
     return np.linalg.eigvalsh(law.sample(size, seed).numpy())
 
 
-@pytest.mark.parametrize("law", [Semicircle(0.3), MarchenkoPastur(2.0, 0.5), MarchenkoPastur(0.7, 3.0)], ids=repr)
+@pytest.mark.parametrize(
+    "law", [Semicircle(0.3), MarchenkoPastur(2.0, 0.5), MarchenkoPastur(0.7, 3.0)], ids=repr
+)
 def test_matrices_of_the_ensemble_follow_the_law_to_one_in_their_size(law):
     size = 600
     assert distance(eigenvalues(law, size), law.cdf) < rigidity(size)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", [Semicircle(1.0), MarchenkoPastur(1.0, 0.5), MarchenkoPastur(1.0, 2.0)], ids=repr)
+@pytest.mark.parametrize(
+    "law", [Semicircle(1.0), MarchenkoPastur(1.0, 0.5), MarchenkoPastur(1.0, 2.0)], ids=repr
+)
 def test_large_matrices_follow_the_law_to_one_in_their_size(law):
     size = 4000
     assert distance(eigenvalues(law, size), law.cdf) < rigidity(size)
 
 
 def test_samples_have_the_exact_moments_of_their_ensemble():
-    """E tr M²/P = s²(1 + 1/P) with variance 4s⁴(P + 1)/P³, and σ⁴(1 + q + 1/T); tr M/P has variance 2σ⁴/(PT)."""
+    """E tr M²/P = s²(1 + 1/P) with variance 4s⁴(P + 1)/P³, and σ⁴(1 + q + 1/T); tr M/P has
+    variance 2σ⁴/(PT).
+    """
     size, count, scale = 40, 200, 0.3
-    squares = np.array([float(Semicircle(scale).sample(size, seed).square().sum()) for seed in range(count)]) / size
+    squares = (
+        np.array(
+            [float(Semicircle(scale).sample(size, seed).square().sum()) for seed in range(count)]
+        )
+        / size
+    )
     error = scale**2 * math.sqrt(4 * (size + 1) / size**3 / count)
     assert abs(squares.mean() - scale**2 * (1 + 1 / size)) < 3.5 * error
-    assert squares.std(ddof=1) == pytest.approx(error * math.sqrt(count), rel=3.5 / math.sqrt(2 * count))
+    assert squares.std(ddof=1) == pytest.approx(
+        error * math.sqrt(count), rel=3.5 / math.sqrt(2 * count)
+    )
     law, columns = MarchenkoPastur(2.0, 0.5), 80
     made = [law.sample(size, seed) for seed in range(count)]
     means = np.array([float(matrix.trace()) for matrix in made]) / size
@@ -180,12 +213,28 @@ def test_samples_are_symmetric_and_depend_on_the_seed_only():
 MISUSES = {
     "no noise": (lambda: Semicircle(0.0), ValueError, "scale must be a finite number above 0"),
     "a scale as text": (lambda: Semicircle("1"), TypeError, "scale must be a number"),
-    "negative variance": (lambda: MarchenkoPastur(-1.0), ValueError, "variance must be a finite number above 0"),
+    "negative variance": (
+        lambda: MarchenkoPastur(-1.0),
+        ValueError,
+        "variance must be a finite number above 0",
+    ),
     "no ratio": (lambda: MarchenkoPastur(ratio=0.0), ValueError, "ratio must .*P/T"),
     "half an order": (lambda: Semicircle(1.0).moment(1.5), TypeError, "order must be an integer"),
-    "cumulant of order 0": (lambda: MarchenkoPastur().free_cumulant(0), ValueError, "order must be an integer of at l"),
-    "no dimension": (lambda: Semicircle(1.0).sample(0), ValueError, "dimension must be an integer of at least 1"),
-    "no column": (lambda: MarchenkoPastur(1.0, 9.0).sample(3), ValueError, "dimension must be at least ratio/2"),
+    "cumulant of order 0": (
+        lambda: MarchenkoPastur().free_cumulant(0),
+        ValueError,
+        "order must be an integer of at l",
+    ),
+    "no dimension": (
+        lambda: Semicircle(1.0).sample(0),
+        ValueError,
+        "dimension must be an integer of at least 1",
+    ),
+    "no column": (
+        lambda: MarchenkoPastur(1.0, 9.0).sample(3),
+        ValueError,
+        "dimension must be at least ratio/2",
+    ),
 }
 
 

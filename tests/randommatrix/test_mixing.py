@@ -1,4 +1,6 @@
-"""Levels that noise mixes, against matrices diagonalised by hand and second-order perturbation theory."""
+"""Levels that noise mixes, against matrices diagonalised by hand and second-order perturbation
+theory.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +31,9 @@ def test_levels_closer_than_the_noise_change_places():
     found = mix(np.array([1.0, 0.99]), independent_noise(np.diag([1.0, 1.0])))
     assert found.overlaps == pytest.approx([0.5, 0.5], abs=0.08)
     # the mean of the larger of two normal numbers of variance 2 is √(2/π)
-    assert found.positions == pytest.approx([1 + np.sqrt(2 / np.pi), 1 - np.sqrt(2 / np.pi)], abs=0.15)
+    assert found.positions == pytest.approx(
+        [1 + np.sqrt(2 / np.pi), 1 - np.sqrt(2 / np.pi)], abs=0.15
+    )
 
 
 @pytest.mark.parametrize("size", [1, 20, 500])

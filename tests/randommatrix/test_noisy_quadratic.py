@@ -1,4 +1,6 @@
-"""Iterates of a noisy quadratic and their averages: exact laws against closed forms and simulation."""
+"""Iterates of a noisy quadratic and their averages: exact laws against closed forms and
+simulation.
+"""
 
 import math
 
@@ -57,7 +59,9 @@ def test_limits_are_those_of_the_facts():
     limit = RATE * QUADRATIC.noise / (CURVATURES * (2 - RATE * CURVATURES))
     np.testing.assert_allclose(QUADRATIC.final(n).variance, limit, rtol=1e-9)
     np.testing.assert_allclose(QUADRATIC.stationary_variance, limit)
-    np.testing.assert_allclose(QUADRATIC.average(n).variance, QUADRATIC.noise / (CURVATURES**2 * n), rtol=1e-3)
+    np.testing.assert_allclose(
+        QUADRATIC.average(n).variance, QUADRATIC.noise / (CURVATURES**2 * n), rtol=1e-3
+    )
     ema = limit * (1 - DECAY) * (1 + DECAY * phi) / ((1 + DECAY) * (1 - DECAY * phi))
     np.testing.assert_allclose(QUADRATIC.ema(n, DECAY).variance, ema, rtol=1e-9)
     np.testing.assert_allclose(QUADRATIC.stationary_ema_variance(DECAY), ema)
@@ -83,7 +87,8 @@ def test_simulation_agrees_with_the_laws_and_not_with_the_printed_ones(simulated
     points = getattr(simulated, kind)
     means, variances = scores(law_of(QUADRATIC, kind, STEPS), points)
     assert max(means.max(), variances.max()) < 4
-    between = slice(1, 3)  # where nαλ is small or αλ near 1 the printed final iterate happens to be right
+    # where nαλ is small or αλ near 1 the printed final iterate happens to be right
+    between = slice(1, 3)
     assert scores(QUADRATIC.printed(kind, STEPS, DECAY), points)[1][between].min() > 20
 
 
@@ -95,7 +100,9 @@ def test_the_printed_laws_are_as_printed():
     assert final.variance[0] == pytest.approx(scale * (1 - phi ** (n - 2)))
     assert average.mean[0] == pytest.approx((1 - phi ** (n - 2)) * 3 / (n * 0.2))
     assert average.variance[0] == pytest.approx(scale / n)
-    assert ema.mean[0] == pytest.approx(0.5 * 3 * phi ** (n + 1) * (1 - (0.5 / phi) ** (n - 1)) / (phi - 0.5))
+    assert ema.mean[0] == pytest.approx(
+        0.5 * 3 * phi ** (n + 1) * (1 - (0.5 / phi) ** (n - 1)) / (phi - 0.5)
+    )
     assert ema.variance[0] == pytest.approx(0.5 / 1.5 * scale * (1 - phi ** (n - 2)))
 
 
@@ -170,16 +177,23 @@ def test_bounds_are_those_printed_for_sgd_and_adam():
     n, alpha, curvatures, start = 10_000, 0.05, np.array([1.0, 4.0]), np.array([0.3, 0.2])
     noise = (0.1 / curvatures).sum() / (n + 1)
     sgd = noise + (start**2 / curvatures).sum() / ((n + 1) * alpha) ** 2
-    assert average_loss_bound(NoisyQuadratic(curvatures, alpha, 0.1, start), n) == pytest.approx(sgd)
+    assert average_loss_bound(NoisyQuadratic(curvatures, alpha, 0.1, start), n) == pytest.approx(
+        sgd
+    )
     adam = noise + (start**2).sum() / ((n + 1) * alpha) ** 2
-    assert average_loss_bound(NoisyQuadratic(curvatures, alpha / curvatures**0.5, 0.1, start), n) == pytest.approx(adam)
+    assert average_loss_bound(
+        NoisyQuadratic(curvatures, alpha / curvatures**0.5, 0.1, start), n
+    ) == pytest.approx(adam)
 
 
 def test_the_matching_rate_solves_equation_7_27():
     curvatures, noise, n = np.array([0.5, 1.0, 8.0]), np.array([1.0, 2.0, 3.0]), 30
     rate = matching_rate(curvatures, n, noise)
-    assert (rate * noise / (2 - rate * curvatures)).sum() == pytest.approx((noise / curvatures).sum() / (n + 1))
-    assert matching_rate([3.0], 10) == pytest.approx(2 / (12 * 3.0))  # Eq. 7.28 is right for one curvature
+    assert (rate * noise / (2 - rate * curvatures)).sum() == pytest.approx(
+        (noise / curvatures).sum() / (n + 1)
+    )
+    # Eq. 7.28 is right for one curvature
+    assert matching_rate([3.0], 10) == pytest.approx(2 / (12 * 3.0))
     rates = [matching_rate(curvatures, n) for n in (10**4, 10**5)]
     assert math.log10(rates[0] / rates[1]) == pytest.approx(1, abs=1e-3)
 
@@ -218,15 +232,24 @@ def test_simulations_are_seeded():
         (lambda: NoisyQuadratic([1.0], 2.0), r"rate must lie in \(0, 2/λ\).*the iterates run away"),
         (lambda: NoisyQuadratic([1.0, 2.0], [0.1]), "rate must be a finite number, or 2 of them"),
         (lambda: NoisyQuadratic([1.0], 0.1, -1.0), "noise must be a variance, at least 0"),
-        (lambda: NoisyQuadratic([1.0], 0.1, start=math.nan), "start must be a finite number, or 1 of them, got nan"),
+        (
+            lambda: NoisyQuadratic([1.0], 0.1, start=math.nan),
+            "start must be a finite number, or 1 of them, got nan",
+        ),
         (lambda: QUADRATIC.ema(3, 1.0), r"decay must lie in \[0, 1\), got 1.0"),
         (lambda: QUADRATIC.final(0), "steps must be an integer of at least 1, got 0"),
         (lambda: QUADRATIC.printed("last", 3), "kind must be one of 'final', 'average', 'ema'"),
-        (lambda: NoisyQuadratic([0.0], 0.1).printed("final", 3), "curvatures must be above 0 for the printed laws"),
+        (
+            lambda: NoisyQuadratic([0.0], 0.1).printed("final", 3),
+            "curvatures must be above 0 for the printed laws",
+        ),
         (lambda: matching_rate([0.0, 1.0], 3), "curvatures must be above 0"),
         (lambda: matching_rate([], 3), "curvatures must be one or more numbers, got none"),
         (lambda: QUADRATIC.ema(3, "a"), "decay must be a number in .* got 'a'"),
-        (lambda: crossing_steps(NoisyQuadratic([1.0], 0.1, 0.0)), "noise must be above 0 in a direction that bends"),
+        (
+            lambda: crossing_steps(NoisyQuadratic([1.0], 0.1, 0.0)),
+            "noise must be above 0 in a direction that bends",
+        ),
     ],
 )
 def test_misuse(call, message):

@@ -1,4 +1,6 @@
-"""Predictions against closed forms, against the models they are made of, and against actual noisy matrices."""
+"""Predictions against closed forms, against the models they are made of, and against actual
+noisy matrices.
+"""
 
 import math
 
@@ -21,7 +23,9 @@ def pairs(*values, order=ORDER, errors=0.0):
     """Eigenpairs along the axes."""
     values = torch.tensor(values, dtype=torch.float64)
     vectors = torch.eye(order, dtype=torch.float64)[:, : len(values)]
-    return Eigenpairs(values, vectors, torch.full_like(values, errors), torch.full(values.shape, True))
+    return Eigenpairs(
+        values, vectors, torch.full_like(values, errors), torch.full(values.shape, True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,15 @@ def test_with_eigenpairs_additive_noise_is_theorem_14():
     assert found.effective == effective
     assert float(found.largest) == pytest.approx(3.0 + noise / 3.0 + repelled, abs=0.2 * repelled)
     assert float(found.smallest) == pytest.approx(-2.0 - noise / 2.0 - repelled, abs=0.2 * repelled)
-    assert [float(each) for each in found.edges] == pytest.approx([-2 * math.sqrt(noise), 2 * math.sqrt(noise)])
-    assert [float(each) for each in found.overlaps] == pytest.approx([1 - noise / 9, 1 - noise / 4], abs=1e-5)
-    assert found.spread == pytest.approx(math.sqrt(2 * variance / effective * (1 - noise / 9)), rel=0.1)
+    assert [float(each) for each in found.edges] == pytest.approx(
+        [-2 * math.sqrt(noise), 2 * math.sqrt(noise)]
+    )
+    assert [float(each) for each in found.overlaps] == pytest.approx(
+        [1 - noise / 9, 1 - noise / 4], abs=1e-5
+    )
+    assert found.spread == pytest.approx(
+        math.sqrt(2 * variance / effective * (1 - noise / 9)), rel=0.1
+    )
 
 
 def test_an_eigenvalue_that_drowns_leaves_the_edge_of_the_noise():
@@ -55,7 +65,9 @@ def test_an_eigenvalue_that_drowns_leaves_the_edge_of_the_noise():
     scale = math.sqrt(ORDER * 0.1 / 10)
     law = TracyWidom()
     assert float(found.edges[1]) == pytest.approx(2 * scale, rel=1e-3)
-    assert float(found.largest) == pytest.approx(2 * scale + law.mean * scale * ORDER ** (-2 / 3), rel=1e-3)
+    assert float(found.largest) == pytest.approx(
+        2 * scale + law.mean * scale * ORDER ** (-2 / 3), rel=1e-3
+    )
     assert float(found.smallest) == pytest.approx(-float(found.largest), rel=1e-2)
     assert found.spread == pytest.approx(law.std * scale * ORDER ** (-2 / 3), rel=1e-2)
     assert [float(each) for each in found.overlaps] == [0.0]
@@ -74,10 +86,15 @@ def test_the_regimes_change_where_the_noise_equals_the_signal():
     onset = (ORDER - 1) * variance / 0.25
     assert float(found.separates_at) == pytest.approx(onset / (1 + onset / population))
     assert float(found.signal_at) == pytest.approx(float(found.separates_at))
-    below, above = (predict(pairs(0.5), variance, round(float(found.separates_at)) + d, population) for d in (-2, 2))
+    below, above = (
+        predict(pairs(0.5), variance, round(float(found.separates_at)) + d, population)
+        for d in (-2, 2)
+    )
     assert float(below.overlaps[0]) == 0.0 < float(above.overlaps[0])
     assert above.regime.startswith("between: λ₁ = 0.5 stands apart")
-    assert predict(pairs(0.5), variance, 500, population).regime.startswith("signal: noise adds 4.0% to λ₁ = 0.5")
+    assert predict(pairs(0.5), variance, 500, population).regime.startswith(
+        "signal: noise adds 4.0% to λ₁ = 0.5"
+    )
 
 
 @pytest.mark.parametrize("batch", [20, 100, 400])
@@ -163,12 +180,36 @@ def test_it_saves_and_loads(tmp_path, measured):
 
 HESSIAN = pairs(1.0)
 MISUSES = {
-    "a matrix": (lambda: predict(torch.eye(3), 1.0, 5), TypeError, "spectrum must be a Spectrum or Eigenpairs"),
-    "a negative variance": (lambda: predict(HESSIAN, -1.0, 5), ValueError, "variance must be finite and at least 0"),
-    "a NaN variance": (lambda: predict(HESSIAN, math.nan, 5), ValueError, "variance must be finite and at least 0"),
-    "no variance": (lambda: predict(HESSIAN, None, 5), TypeError, "variance must be a number, an Estimate or a Direc"),
-    "a batch larger than the data": (lambda: predict(HESSIAN, 1.0, 6, 5), ValueError, "batch_size must be at most the"),
-    "an unknown model": (lambda: predict(HESSIAN, 1.0, 5, model="wigner"), ValueError, "model must be one of"),
+    "a matrix": (
+        lambda: predict(torch.eye(3), 1.0, 5),
+        TypeError,
+        "spectrum must be a Spectrum or Eigenpairs",
+    ),
+    "a negative variance": (
+        lambda: predict(HESSIAN, -1.0, 5),
+        ValueError,
+        "variance must be finite and at least 0",
+    ),
+    "a NaN variance": (
+        lambda: predict(HESSIAN, math.nan, 5),
+        ValueError,
+        "variance must be finite and at least 0",
+    ),
+    "no variance": (
+        lambda: predict(HESSIAN, None, 5),
+        TypeError,
+        "variance must be a number, an Estimate or a Direc",
+    ),
+    "a batch larger than the data": (
+        lambda: predict(HESSIAN, 1.0, 6, 5),
+        ValueError,
+        "batch_size must be at most the",
+    ),
+    "an unknown model": (
+        lambda: predict(HESSIAN, 1.0, 5, model="wigner"),
+        ValueError,
+        "model must be one of",
+    ),
     "a number for a direction": (
         lambda: predict(HESSIAN, 1.0, 5, model="directional"),
         TypeError,

@@ -1,4 +1,6 @@
-"""Limits of stability against the second moments of the recursion itself, and errors carried through formulas."""
+"""Limits of stability against the second moments of the recursion itself, and errors carried
+through formulas.
+"""
 
 import math
 
@@ -6,7 +8,13 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from lambdahat.randommatrix.rate_limits import allowed_excess, differ, limit_of, propagated, stability_limit
+from lambdahat.randommatrix.rate_limits import (
+    allowed_excess,
+    differ,
+    limit_of,
+    propagated,
+    stability_limit,
+)
 from lambdahat.results import Estimate
 
 MOMENTA = (0.0, 0.3, 0.9)
@@ -15,7 +23,8 @@ CURVATURE = 2.5
 
 
 def growth(step, old, noise):
-    """Spectral radius of the moments' recursion for x' = A·x + B·y, y' = x, with A = step, B = old, both random.
+    """Spectral radius of the moments' recursion for x' = A·x + B·y, y' = x, with A = step, B = old,
+    both random.
 
     ``noise`` is (Var A, Cov(A, B), Var B). The state is (E x², E xy, E y²).
     """
@@ -36,7 +45,11 @@ def heavy_ball(rate, variance, rho):
 
 def nesterov(rate, variance, rho):
     keep, noise = 1 - rate * CURVATURE, rate**2 * variance
-    return growth(keep * (1 + rho), -keep * rho, (noise * (1 + rho) ** 2, -noise * rho * (1 + rho), noise * rho**2))
+    return growth(
+        keep * (1 + rho),
+        -keep * rho,
+        (noise * (1 + rho) ** 2, -noise * rho * (1 + rho), noise * rho**2),
+    )
 
 
 @pytest.mark.parametrize("rho", MOMENTA)
@@ -54,7 +67,9 @@ def test_the_second_moment_begins_to_grow_at_the_limit(method, excess, rho):
 @pytest.mark.parametrize("rho", MOMENTA)
 def test_without_noise_the_limits_are_the_textbook_ones(rho):
     assert math.isclose(stability_limit(4.0, momentum=rho), 2 * (1 + rho) / 4)
-    assert math.isclose(stability_limit(4.0, momentum=rho, nesterov=True), 2 * (1 + rho) / (1 + 2 * rho) / 4)
+    assert math.isclose(
+        stability_limit(4.0, momentum=rho, nesterov=True), 2 * (1 + rho) / (1 + 2 * rho) / 4
+    )
 
 
 def test_without_momentum_the_limit_is_that_of_the_batch_eigenvalue():
@@ -81,7 +96,9 @@ def test_errors_of_a_quotient_are_those_of_simulation():
 
 
 def test_degrees_of_freedom_are_those_of_the_part_that_carries_the_error():
-    assert propagated(lambda x, y: x + y, Estimate(1.0, 0.0), Estimate(1.0, 0.1, dof=4)).dof == pytest.approx(4)
+    assert propagated(
+        lambda x, y: x + y, Estimate(1.0, 0.0), Estimate(1.0, 0.1, dof=4)
+    ).dof == pytest.approx(4)
     both = propagated(lambda x, y: x + y, Estimate(1.0, 0.1, dof=4), Estimate(1.0, 0.1, dof=4))
     assert both.dof == pytest.approx(8)
 
@@ -126,7 +143,9 @@ def test_misuse(arguments, text):
 @pytest.mark.parametrize("excess", EXCESSES)
 def test_the_allowed_excess_inverts_the_limit(rho, nesterov, excess):
     limit = stability_limit(CURVATURE, excess, rho, nesterov)
-    assert math.isclose(allowed_excess(limit, CURVATURE, rho, nesterov), excess, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(
+        allowed_excess(limit, CURVATURE, rho, nesterov), excess, rel_tol=1e-9, abs_tol=1e-9
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ MODEL = PROBLEM.source
 START = {name: value.clone() for name, value in MODEL.state_dict().items()}
 GGN = lh.ggn(PROBLEM).dense()
 VALUES, VECTORS = torch.linalg.eigh(GGN)
-SHARP = Eigenpairs(VALUES[-3:].flip(0), VECTORS[:, -3:].flip(1), torch.zeros(3), torch.ones(3, dtype=torch.bool))
+SHARP = Eigenpairs(
+    VALUES[-3:].flip(0), VECTORS[:, -3:].flip(1), torch.zeros(3), torch.ones(3, dtype=torch.bool)
+)
 FLATTEST = VECTORS[:, :1]
 
 
@@ -60,16 +62,23 @@ def test_sgd_moves_alike_in_all_directions(momentum, steps):
 @pytest.mark.parametrize("damping", [0.01, 1.0])
 def test_damped_newton_has_the_ratio_of_section_6_3_1(damping):
     """R = 1 + (λ₁ − λ_P)/δ, and 1/(λ + δ) along each eigenvector."""
-    optimizer = LanczosNewton(MODEL.parameters(), 0.5, damping, pairs=PROBLEM.num_parameters, curvature="ggn")
+    optimizer = LanczosNewton(
+        MODEL.parameters(), 0.5, damping, pairs=PROBLEM.num_parameters, curvature="ggn"
+    )
     found = rate_ratio(PROBLEM, optimizer, SHARP, FLATTEST)
     expected = 0.5 / (VALUES.flip(0)[:3] + damping)
     torch.testing.assert_close(found.sharp, expected, rtol=1e-6, atol=0)
-    assert float(found.ratio) == pytest.approx(float(1 + (VALUES[-1] - VALUES[0]) / (damping + VALUES[0])), rel=1e-6)
+    assert float(found.ratio) == pytest.approx(
+        float(1 + (VALUES[-1] - VALUES[0]) / (damping + VALUES[0])), rel=1e-6
+    )
 
 
 def test_eta_slows_the_sharp_directions_alone():
     pairs = 8
-    kinds = [LanczosNewton(MODEL.parameters(), 0.5, 0.1, pairs, curvature="ggn", eta=eta) for eta in (1.0, 10.0)]
+    kinds = [
+        LanczosNewton(MODEL.parameters(), 0.5, 0.1, pairs, curvature="ggn", eta=eta)
+        for eta in (1.0, 10.0)
+    ]
     plain, slowed = (rate_ratio(PROBLEM, optimizer, SHARP, FLATTEST) for optimizer in kinds)
     assert float(slowed.ratio) > 3 * float(plain.ratio)
 
@@ -85,7 +94,9 @@ def test_the_exact_natural_gradient(solver):
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_adam_divides_by_its_second_moment(amsgrad):
     steps, betas, rate, eps = 5, (0.9, 0.99), 1e-3, 1e-4
-    optimizer = train(torch.optim.Adam(MODEL.parameters(), rate, betas, eps, amsgrad=amsgrad), steps)
+    optimizer = train(
+        torch.optim.Adam(MODEL.parameters(), rate, betas, eps, amsgrad=amsgrad), steps
+    )
     found = rate_ratio(PROBLEM, optimizer, SHARP, 4)
     first, second = 1 - betas[0] ** (steps + 1), 1 - betas[1] ** (steps + 1)
     moment = betas[1] * flat_state(optimizer, "exp_avg_sq")
@@ -108,7 +119,9 @@ def test_a_small_power_is_nearer_to_sgd():
 
 def test_a_large_epsilon_makes_adam_sgd():
     """Epsilon tuning (§6.6, spectral thesis) lowers the ratio."""
-    optimizers = [train(torch.optim.Adam(MODEL.parameters(), 1e-3, eps=eps), 3) for eps in (1e-8, 1e-2, 1e3)]
+    optimizers = [
+        train(torch.optim.Adam(MODEL.parameters(), 1e-3, eps=eps), 3) for eps in (1e-8, 1e-2, 1e3)
+    ]
     ratios = [float(rate_ratio(PROBLEM, optimizer, SHARP).ratio) for optimizer in optimizers]
     assert ratios[0] > ratios[1] > ratios[2]
     assert ratios[2] == pytest.approx(1, abs=1e-3)
@@ -121,7 +134,9 @@ def test_an_optimiser_without_a_state_takes_its_first_step_before():
         p.grad = part.clone()
     begun.step()
     MODEL.load_state_dict(START)
-    assert float(rate_ratio(PROBLEM, begun, SHARP).ratio) == pytest.approx(float(fresh.ratio), rel=1e-6)
+    assert float(rate_ratio(PROBLEM, begun, SHARP).ratio) == pytest.approx(
+        float(fresh.ratio), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("fisher", ["empirical", "exact"])
@@ -137,12 +152,16 @@ def test_kfac_is_its_blocks(fisher):
     if fisher == "exact":  # at its first step: compare with the preconditioner applied by hand
         again = KFAC(MODEL, 0.1, damping=0.05, fisher="exact")
         again.observe(PROBLEM)
-        for p, part in zip(MODEL.parameters(), PROBLEM.space.split(SHARP.vectors[:, 0].clone()), strict=True):
+        for p, part in zip(
+            MODEL.parameters(), PROBLEM.space.split(SHARP.vectors[:, 0].clone()), strict=True
+        ):
             p.grad = part.clone()
         before = PROBLEM.vector
         again.step()
         again.close()
-        assert float(SHARP.vectors[:, 0] @ (before - PROBLEM.vector)) == pytest.approx(float(found.sharp[0]), rel=1e-6)
+        assert float(SHARP.vectors[:, 0] @ (before - PROBLEM.vector)) == pytest.approx(
+            float(found.sharp[0]), rel=1e-6
+        )
 
 
 def test_kfac_without_a_backward_pass_says_so():
@@ -153,7 +172,9 @@ def test_kfac_without_a_backward_pass_says_so():
 
 
 def test_a_rescaled_step_is_not_linear_but_about_a_gradient():
-    scaled, plain = (train(NGD(MODEL.parameters(), 0.1, rescale=rescale), 3) for rescale in (True, False))
+    scaled, plain = (
+        train(NGD(MODEL.parameters(), 0.1, rescale=rescale), 3) for rescale in (True, False)
+    )
     at_zero = rate_ratio(PROBLEM, scaled, SHARP)
     about = rate_ratio(PROBLEM, scaled, SHARP, gradient=PROBLEM.gradient())
     assert at_zero.nonlinearity > 0.02
@@ -184,10 +205,14 @@ def test_nothing_is_left_changed(make):
         if measured:
             state = copy.deepcopy(optimizer.state_dict())
             rate_ratio(PROBLEM, optimizer, SHARP, 2)
-            torch.testing.assert_close(optimizer.state_dict()["state"], state["state"], rtol=0, atol=0)
+            torch.testing.assert_close(
+                optimizer.state_dict()["state"], state["state"], rtol=0, atol=0
+            )
             assert optimizer.state_dict()["param_groups"] == state["param_groups"]
             assert all(p.grad is held for p, held in zip(MODEL.parameters(), tensors, strict=True))
-            assert all(torch.equal(p.grad, g) for p, g in zip(MODEL.parameters(), gradients, strict=True))
+            assert all(
+                torch.equal(p.grad, g) for p, g in zip(MODEL.parameters(), gradients, strict=True)
+            )
         train(optimizer, 3)
         runs.append(PROBLEM.vector)
     assert torch.equal(*runs)
@@ -222,7 +247,10 @@ def test_float32_is_enough():
     x, y = batch.data
     single = lh.Problem(model, "cross_entropy", (x.float(), y))
     optimizers = [torch.optim.Adam(each.parameters(), 1e-3) for each in (model, MODEL)]
-    found = [rate_ratio(p, o, SHARP, FLATTEST) for p, o in zip((single, PROBLEM), optimizers, strict=True)]
+    found = [
+        rate_ratio(p, o, SHARP, FLATTEST)
+        for p, o in zip((single, PROBLEM), optimizers, strict=True)
+    ]
     assert float(found[0].ratio) == pytest.approx(float(found[1].ratio), rel=1e-2)
 
 
@@ -239,19 +267,45 @@ SGD = torch.optim.SGD
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: rate_ratio(MODEL, SGD(MODEL.parameters(), 0.1)), TypeError, "problem must be a lambdahat.Problem"),
-        (lambda: rate_ratio(PROBLEM, MODEL), TypeError, "optimizer must be a torch.optim.Optimizer that steps without"),
-        (lambda: rate_ratio(PROBLEM, torch.optim.LBFGS(MODEL.parameters())), TypeError, "without a closure"),
-        (lambda: rate_ratio(PROBLEM, SGD([nn.Parameter(torch.ones(3))], 0.1)), ValueError, "hold the parameters of"),
-        (lambda: rate_ratio(PROBLEM, SGD(MODEL.parameters(), 0.0), SHARP), ValueError, "move along the sharpest"),
-        (lambda: rate_ratio(PROBLEM, SGD(MODEL.parameters(), 0.1), SHARP, 0), ValueError, "flat must be an integer"),
+        (
+            lambda: rate_ratio(MODEL, SGD(MODEL.parameters(), 0.1)),
+            TypeError,
+            "problem must be a lambdahat.Problem",
+        ),
+        (
+            lambda: rate_ratio(PROBLEM, MODEL),
+            TypeError,
+            "optimizer must be a torch.optim.Optimizer that steps without",
+        ),
+        (
+            lambda: rate_ratio(PROBLEM, torch.optim.LBFGS(MODEL.parameters())),
+            TypeError,
+            "without a closure",
+        ),
+        (
+            lambda: rate_ratio(PROBLEM, SGD([nn.Parameter(torch.ones(3))], 0.1)),
+            ValueError,
+            "hold the parameters of",
+        ),
+        (
+            lambda: rate_ratio(PROBLEM, SGD(MODEL.parameters(), 0.0), SHARP),
+            ValueError,
+            "move along the sharpest",
+        ),
+        (
+            lambda: rate_ratio(PROBLEM, SGD(MODEL.parameters(), 0.1), SHARP, 0),
+            ValueError,
+            "flat must be an integer",
+        ),
         (
             lambda: rate_ratio(PROBLEM, SGD(MODEL.parameters(), 0.1), SHARP, torch.ones(3, 1)),
             ValueError,
             r"flat must have shape \(43, k\)",
         ),
         (
-            lambda: rate_ratio(PROBLEM, SGD(MODEL.parameters(), 0.1), SHARP, gradient=torch.ones(3)),
+            lambda: rate_ratio(
+                PROBLEM, SGD(MODEL.parameters(), 0.1), SHARP, gradient=torch.ones(3)
+            ),
             ValueError,
             r"gradient must be a tensor of shape \(43,\)",
         ),

@@ -23,7 +23,9 @@ from tests.cases import classifier
 def test_equation_6_5_and_back(damping, target):
     kappa, beta = damping_as_shrinkage(damping, target)
     curvatures = np.array([0.0, 0.5, 7.0])
-    np.testing.assert_allclose(kappa * (beta * curvatures + (1 - beta) * target), curvatures + damping)
+    np.testing.assert_allclose(
+        kappa * (beta * curvatures + (1 - beta) * target), curvatures + damping
+    )
     assert shrinkage_as_damping(beta, target) == pytest.approx(damping, abs=1e-15)
 
 
@@ -33,7 +35,9 @@ def test_at_target_one_it_is_the_thesis():
 
 def population(samples=40, size=6):
     """Curvatures H_i (N, P, P) of samples, of rank two each."""
-    factors = torch.randn(samples, size, 2, generator=generator(0, "population"), dtype=torch.float64)
+    factors = torch.randn(
+        samples, size, 2, generator=generator(0, "population"), dtype=torch.float64
+    )
     factors = factors * torch.linspace(0.3, 2, size, dtype=torch.float64)[:, None]
     return factors @ factors.mT
 
@@ -41,7 +45,9 @@ def population(samples=40, size=6):
 def exact_spectrum(matrix):
     """The eigenvalues themselves, each of weight 1/P."""
     values = torch.linalg.eigvalsh(matrix).numpy()[None]
-    return Spectrum(values, np.full_like(values, 1 / values.size), np.zeros_like(values), values.size)
+    return Spectrum(
+        values, np.full_like(values, 1 / values.size), np.zeros_like(values), values.size
+    )
 
 
 def test_it_has_the_least_error_over_batches():
@@ -52,9 +58,17 @@ def test_it_has_the_least_error_over_batches():
     found = linear_shrinkage(exact_spectrum(mean), element, batch, samples)
     target = float(mean.trace()) / size * torch.eye(size, dtype=torch.float64)
     rng = generator(1, "batches")
-    draws = torch.stack([each[torch.randperm(samples, generator=rng)[:batch]].mean(0) for _ in range(20_000)])
-    noise, signal = float(((draws - mean) ** 2).sum((1, 2)).mean()), float(((mean - target) ** 2).sum())
-    best = -float(((draws - target) * (target - mean)).sum((1, 2)).mean() / ((draws - target) ** 2).sum((1, 2)).mean())
+    draws = torch.stack(
+        [each[torch.randperm(samples, generator=rng)[:batch]].mean(0) for _ in range(20_000)]
+    )
+    noise, signal = (
+        float(((draws - mean) ** 2).sum((1, 2)).mean()),
+        float(((mean - target) ** 2).sum()),
+    )
+    best = -float(
+        ((draws - target) * (target - mean)).sum((1, 2)).mean()
+        / ((draws - target) ** 2).sum((1, 2)).mean()
+    )
     assert float(found.noise) == pytest.approx(noise * (samples - 1) / samples, rel=0.02)
     assert float(found.signal) == pytest.approx(signal)
     assert float(found.beta) == pytest.approx(best, rel=0.03)
@@ -63,8 +77,12 @@ def test_it_has_the_least_error_over_batches():
     def error(beta):
         return float(((beta * draws + (1 - beta) * target - mean) ** 2).sum((1, 2)).mean())
 
-    assert error(float(found.beta)) < min(error(1.0), error(0.0), error(best + 0.1), error(best - 0.1))
-    assert float(found.damping) == pytest.approx(shrinkage_as_damping(float(found.beta), float(found.target)))
+    assert error(float(found.beta)) < min(
+        error(1.0), error(0.0), error(best + 0.1), error(best - 0.1)
+    )
+    assert float(found.damping) == pytest.approx(
+        shrinkage_as_damping(float(found.beta), float(found.target))
+    )
 
 
 def test_the_whole_population_needs_no_shrinkage():
@@ -85,10 +103,14 @@ def test_errors_come_from_spectrum_and_variance():
     spectrum, spread = lh.spectrum(lh.ggn(problem), probes=3), lh.variance(problem, probes=4)
     found = linear_shrinkage(spectrum, spread.ggn_variance, 10, problem.num_samples)
     ratio = float(found.noise) / float(found.signal)
-    relative = math.hypot(*(float(part.stderr) / float(part) for part in (found.noise, found.signal)))
+    relative = math.hypot(
+        *(float(part.stderr) / float(part) for part in (found.noise, found.signal))
+    )
     assert float(found.beta) == pytest.approx(1 / (1 + ratio))
     assert float(found.beta.stderr) == pytest.approx(ratio * relative / (1 + ratio) ** 2, rel=0.05)
-    fixed = linear_shrinkage(spectrum, Estimate(float(spread.ggn_variance)), 10, problem.num_samples)
+    fixed = linear_shrinkage(
+        spectrum, Estimate(float(spread.ggn_variance)), 10, problem.num_samples
+    )
     assert 0 < float(fixed.beta.stderr) < float(found.beta.stderr)
 
 
@@ -109,13 +131,37 @@ SPECTRUM = exact_spectrum(population(size=3).mean(0))
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: damping_as_shrinkage(-1.0), ValueError, "damping must be a finite number of at least 0, got -1.0"),
-        (lambda: damping_as_shrinkage(1.0, 0.0), ValueError, "target must be a finite number above 0"),
+        (
+            lambda: damping_as_shrinkage(-1.0),
+            ValueError,
+            "damping must be a finite number of at least 0, got -1.0",
+        ),
+        (
+            lambda: damping_as_shrinkage(1.0, 0.0),
+            ValueError,
+            "target must be a finite number above 0",
+        ),
         (lambda: shrinkage_as_damping(0.0), ValueError, r"beta must lie in \(0, 1\]"),
-        (lambda: linear_shrinkage(SPECTRUM.nodes, 1.0, 4), TypeError, "spectrum must be a Spectrum.*lh.spectrum"),
-        (lambda: linear_shrinkage(SPECTRUM, -1.0, 4), ValueError, "variance must be a finite number of at least 0"),
-        (lambda: linear_shrinkage(SPECTRUM, 1.0, 9, 4), ValueError, "batch_size must be at most the population, 4"),
-        (lambda: linear_shrinkage(exact_spectrum(torch.eye(3).double()), 1.0, 4), ValueError, "have some spread"),
+        (
+            lambda: linear_shrinkage(SPECTRUM.nodes, 1.0, 4),
+            TypeError,
+            "spectrum must be a Spectrum.*lh.spectrum",
+        ),
+        (
+            lambda: linear_shrinkage(SPECTRUM, -1.0, 4),
+            ValueError,
+            "variance must be a finite number of at least 0",
+        ),
+        (
+            lambda: linear_shrinkage(SPECTRUM, 1.0, 9, 4),
+            ValueError,
+            "batch_size must be at most the population, 4",
+        ),
+        (
+            lambda: linear_shrinkage(exact_spectrum(torch.eye(3).double()), 1.0, 4),
+            ValueError,
+            "have some spread",
+        ),
     ],
 )
 def test_misuse(call, error, message):

@@ -1,4 +1,6 @@
-"""Spiked models against closed forms, against free convolution, and against actual random matrices."""
+"""Spiked models against closed forms, against free convolution, and against actual random
+matrices.
+"""
 
 import math
 
@@ -28,7 +30,8 @@ def test_the_noise_of_a_batch_has_the_variance_that_sampling_without_replacement
     rng, population, size = np.random.default_rng(0), 12, 5
     values = rng.standard_normal(population)
     means = [values[rng.permutation(population)[:size]].mean() for _ in range(20_000)]
-    unbiased = values.var() * population / (population - 1)  # Eq. 5.5 is for a variance that divides by N − 1
+    # Eq. 5.5 is for a variance that divides by N − 1
+    unbiased = values.var() * population / (population - 1)
     assert np.var(means) == pytest.approx(unbiased / effective_batch(size, population), rel=0.04)
 
 
@@ -49,12 +52,16 @@ def test_multiplicative_noise_on_a_flat_bulk_is_the_spiked_covariance(ratio):
     model = Multiplicative([variance], [order], order / ratio)
     theta = np.array([0.5, 1.5, 1.9, 2.1, 10.0]) * math.sqrt(ratio)
     apart = theta > math.sqrt(ratio)
-    expected = np.where(apart, variance * (1 + theta) * (1 + ratio / theta), variance * (1 + math.sqrt(ratio)) ** 2)
+    expected = np.where(
+        apart, variance * (1 + theta) * (1 + ratio / theta), variance * (1 + math.sqrt(ratio)) ** 2
+    )
     overlap = np.where(apart, (1 - ratio / theta**2) / (1 + ratio / theta), 0.0)
     spikes = variance * (1 + theta)
     assert model.outlier(spikes) == pytest.approx(expected)
     assert model.overlap(spikes) == pytest.approx(overlap)
-    assert model.edges == pytest.approx([variance * (1 - s * math.sqrt(ratio)) ** 2 for s in (1, -1)], abs=1e-12)
+    assert model.edges == pytest.approx(
+        [variance * (1 - s * math.sqrt(ratio)) ** 2 for s in (1, -1)], abs=1e-12
+    )
     assert model.threshold == pytest.approx(variance * (1 + math.sqrt(ratio)))
 
 
@@ -79,7 +86,9 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_inverse_undoes_the_noise_and_says_so_where_it_cannot(model):
     lower, upper = model.thresholds
-    values = [upper + 0.01, upper + 1.0, 50.0] + ([lower / 2 if lower > 0 else lower - 1.0] if lower != 0 else [])
+    values = [upper + 0.01, upper + 1.0, 50.0] + (
+        [lower / 2 if lower > 0 else lower - 1.0] if lower != 0 else []
+    )
     values = [value for value in values if model.stands_apart(value)]
     if isinstance(model, Multiplicative):
         values = [value for value in values if value > 0]
@@ -101,8 +110,12 @@ def test_additive_noise_agrees_with_free_convolution():
     found = free_sum(BULK, Semicircle(0.8), spikes=spikes)
     model = MODELS["additive, any bulk"]
     assert model.edges == pytest.approx((found.edges[0][0], found.edges[-1][1]))
-    assert sorted(model.outlier(spikes)) == pytest.approx(sorted(each.value for each in found.outliers))
-    assert sorted(model.overlap(spikes)) == pytest.approx(sorted(each.overlap for each in found.outliers))
+    assert sorted(model.outlier(spikes)) == pytest.approx(
+        sorted(each.value for each in found.outliers)
+    )
+    assert sorted(model.overlap(spikes)) == pytest.approx(
+        sorted(each.overlap for each in found.outliers)
+    )
     deep = Additive(0.8, BULK, dimension=1000.0).edge_scales[1]
     assert deep == pytest.approx((1000 * found.edge_slope) ** (-2 / 3), rel=1e-6)
 
@@ -184,27 +197,89 @@ def test_the_edge_of_a_sample_covariance_fluctuates_by_tracy_and_widom():
     scale = model.edge_scales[1]
     error = np.std(edges, ddof=1) / math.sqrt(draws)
     # corrections to the centre are of order b^(−1/3) of the scale
-    assert abs(np.mean(edges) - (model.edge + law.mean * scale)) < SIGMA * error + 0.5 * scale * samples ** (-1 / 3)
+    assert abs(
+        np.mean(edges) - (model.edge + law.mean * scale)
+    ) < SIGMA * error + 0.5 * scale * samples ** (-1 / 3)
     assert 0.5 < np.std(edges, ddof=1) / (law.std * scale) < 1.6
 
 
 MISUSES = {
-    "a batch larger than the data": (lambda: effective_batch(10, 5), ValueError, "batch_size must be at most the popu"),
-    "no batch": (lambda: effective_batch(0), ValueError, "batch_size must be an integer of at least 1, got 0"),
-    "a share of a batch": (lambda: effective_batch(0.5, 5), TypeError, "batch_size must be an integer"),
-    "negative noise": (lambda: Additive(-1.0), ValueError, "scale must be a finite number of at least 0, got -1.0"),
-    "infinite noise": (lambda: Additive(math.inf), ValueError, "scale must be a finite number of at least 0"),
-    "negative variance": (lambda: noise_scale(-1.0, 5, 2.0), ValueError, "variance must be a number of at least 0"),
-    "a batch of 0": (lambda: noise_scale(0.1, 10, 0), ValueError, "batch must be a number above 0, got 0"),
-    "a batch below 0": (lambda: noise_scale(0.1, 10, -1), ValueError, "batch must be a number above 0, got -1"),
-    "a batch as text": (lambda: noise_scale(0.1, 10, "a"), TypeError, "batch must be a number, got 'a'"),
-    "no samples": (lambda: Multiplicative([1.0], samples=0), ValueError, "samples must be a finite number above 0"),
-    "a negative covariance": (lambda: Multiplicative([-1.0]), ValueError, "eigenvalues must be at least 0.*Additive"),
-    "weights of others": (lambda: Additive(1.0, [0.0, 1.0], [1.0]), ValueError, "weights must be as many as the eig"),
-    "no weight": (lambda: Additive(1.0, [0.0], [0.0]), ValueError, "weights must be at least 0, not all 0"),
-    "NaN in the bulk": (lambda: Additive(1.0, [math.nan]), ValueError, "eigenvalues must be finite"),
+    "a batch larger than the data": (
+        lambda: effective_batch(10, 5),
+        ValueError,
+        "batch_size must be at most the popu",
+    ),
+    "no batch": (
+        lambda: effective_batch(0),
+        ValueError,
+        "batch_size must be an integer of at least 1, got 0",
+    ),
+    "a share of a batch": (
+        lambda: effective_batch(0.5, 5),
+        TypeError,
+        "batch_size must be an integer",
+    ),
+    "negative noise": (
+        lambda: Additive(-1.0),
+        ValueError,
+        "scale must be a finite number of at least 0, got -1.0",
+    ),
+    "infinite noise": (
+        lambda: Additive(math.inf),
+        ValueError,
+        "scale must be a finite number of at least 0",
+    ),
+    "negative variance": (
+        lambda: noise_scale(-1.0, 5, 2.0),
+        ValueError,
+        "variance must be a number of at least 0",
+    ),
+    "a batch of 0": (
+        lambda: noise_scale(0.1, 10, 0),
+        ValueError,
+        "batch must be a number above 0, got 0",
+    ),
+    "a batch below 0": (
+        lambda: noise_scale(0.1, 10, -1),
+        ValueError,
+        "batch must be a number above 0, got -1",
+    ),
+    "a batch as text": (
+        lambda: noise_scale(0.1, 10, "a"),
+        TypeError,
+        "batch must be a number, got 'a'",
+    ),
+    "no samples": (
+        lambda: Multiplicative([1.0], samples=0),
+        ValueError,
+        "samples must be a finite number above 0",
+    ),
+    "a negative covariance": (
+        lambda: Multiplicative([-1.0]),
+        ValueError,
+        "eigenvalues must be at least 0.*Additive",
+    ),
+    "weights of others": (
+        lambda: Additive(1.0, [0.0, 1.0], [1.0]),
+        ValueError,
+        "weights must be as many as the eig",
+    ),
+    "no weight": (
+        lambda: Additive(1.0, [0.0], [0.0]),
+        ValueError,
+        "weights must be at least 0, not all 0",
+    ),
+    "NaN in the bulk": (
+        lambda: Additive(1.0, [math.nan]),
+        ValueError,
+        "eigenvalues must be finite",
+    ),
     "no bulk": (lambda: Multiplicative([]), ValueError, "eigenvalues must be finite, one or more"),
-    "a NaN spike": (lambda: Additive(1.0).outlier(math.nan), ValueError, "eigenvalue must be finite"),
+    "a NaN spike": (
+        lambda: Additive(1.0).outlier(math.nan),
+        ValueError,
+        "eigenvalue must be finite",
+    ),
 }
 
 

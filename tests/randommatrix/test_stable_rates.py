@@ -28,14 +28,18 @@ def least_squares(rows, theta):
 
 @pytest.fixture(scope="module")
 def regression():
-    """Ten samples in three dimensions, started along the sharpest direction and a little beside it."""
+    """Ten samples in three dimensions, started along the sharpest direction and a little beside
+    it.
+    """
     rows = torch.randn(10, 3, generator=generator(0, "regression"), dtype=torch.float64)
     values, vectors = torch.linalg.eigh(rows.T @ rows / 10)
     return least_squares(rows, vectors[:, 2] + 0.1 * vectors[:, 0]), float(values[2])
 
 
 def heavy_ball(momentum, nesterov=False):
-    return lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=momentum, nesterov=nesterov)
+    return lambda parameters, rate: torch.optim.SGD(
+        parameters, rate, momentum=momentum, nesterov=nesterov
+    )
 
 
 RHO = 0.7
@@ -67,9 +71,13 @@ def test_where_the_search_starts_does_not_matter(regression, start):
 
 
 def test_one_sample_a_step_has_the_limit_of_its_own_curvature():
-    """Samples along the axes never mix: each step multiplies one coordinate by 1 − αd, and H̄ = I has limit 2."""
+    """Samples along the axes never mix: each step multiplies one coordinate by 1 − αd, and H̄ =
+    I has limit 2.
+    """
     size = 5
-    problem = least_squares(math.sqrt(size) * torch.eye(size, dtype=torch.float64), torch.ones(size))
+    problem = least_squares(
+        math.sqrt(size) * torch.eye(size, dtype=torch.float64), torch.ones(size)
+    )
     found = largest_stable_rate(problem, batch_size=1, steps=100, tol=FINE)
     assert math.isclose(float(found), 2 / size, rel_tol=FINE)
     assert len(found.per_run) == 3
@@ -90,7 +98,9 @@ def test_the_error_is_of_the_runs_and_of_the_last_interval():
 def test_the_same_seed_gives_the_same_rate_and_the_model_is_untouched(tmp_path):
     problem = classifier()
     before = problem.vector
-    first, again = (largest_stable_rate(problem, "adam", 5, steps=10, tol=0.5, runs=2) for _ in range(2))
+    first, again = (
+        largest_stable_rate(problem, "adam", 5, steps=10, tol=0.5, runs=2) for _ in range(2)
+    )
     assert float(first) == float(again)
     assert torch.equal(problem.vector, before)
     first.save(tmp_path / "rate")
@@ -105,7 +115,9 @@ def test_batches_are_epochs_without_replacement():
         seen.append(x.flatten().tolist())
         return (params["w"] * x).square().mean()
 
-    problem = Problem.from_function(loss, {"w": torch.ones(1).double()}, torch.arange(1.0, 8.0).double()[:, None])
+    problem = Problem.from_function(
+        loss, {"w": torch.ones(1).double()}, torch.arange(1.0, 8.0).double()[:, None]
+    )
     seen.clear()
     largest_stable_rate(problem, batch_size=3, steps=4, tol=1.0, runs=2)
     steps = [batch for batch in seen if len(batch) == 3]
@@ -117,19 +129,25 @@ def test_batches_are_epochs_without_replacement():
 
 def test_batches_padded_to_different_lengths_are_drawn_too():
     data = [(torch.ones(4, 3).double(),), (2 * torch.ones(4, 2).double(),)]
-    problem = Problem.from_function(lambda p, x: (p["w"] * x[0]).square().mean(), {"w": torch.ones(1).double()}, data)
+    problem = Problem.from_function(
+        lambda p, x: (p["w"] * x[0]).square().mean(), {"w": torch.ones(1).double()}, data
+    )
     found = largest_stable_rate(problem, batch_size=2, steps=20, tol=0.1, runs=2)
     assert 1 / 8 <= float(found) <= 1.0
 
 
 def test_a_dead_network_is_told_from_one_that_learns_by_the_factor():
-    """tanh saturates: at any rate the loss stays below a bound, so only a factor below 1 finds a limit."""
+    """tanh saturates: at any rate the loss stays below a bound, so only a factor below 1 finds a
+    limit.
+    """
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).double()
     with torch.no_grad():
         net[0].weight.fill_(0.1)
     x = torch.linspace(-1, 1, 8, dtype=torch.float64)[:, None]
     problem = Problem(net, "mse", (x, torch.tanh(0.5 * x)))
-    with pytest.raises(ValueError, match="the optimiser must be stable at some rates and not at others"):
+    with pytest.raises(
+        ValueError, match="the optimiser must be stable at some rates and not at others"
+    ):
         largest_stable_rate(problem, lambda p, rate: torch.optim.SGD(p, rate), steps=1, factor=1e6)
     assert float(largest_stable_rate(problem, steps=5, factor=0.5)) > 0
 
@@ -141,14 +159,26 @@ def test_bisection_brackets():
 
 BOWL = Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(2).double()})
 MISUSES = {
-    "a model": (lambda: largest_stable_rate(nn.Linear(1, 1)), TypeError, "problem must be a lambdahat.Problem"),
-    "unknown name": (lambda: largest_stable_rate(BOWL, "kfac"), ValueError, r"be one of 'sgd'.*pass a f"),
+    "a model": (
+        lambda: largest_stable_rate(nn.Linear(1, 1)),
+        TypeError,
+        "problem must be a lambdahat.Problem",
+    ),
+    "unknown name": (
+        lambda: largest_stable_rate(BOWL, "kfac"),
+        ValueError,
+        r"be one of 'sgd'.*pass a f",
+    ),
     "an optimiser": (
         lambda: largest_stable_rate(BOWL, torch.optim.SGD([torch.ones(1)], 0.1)),
         TypeError,
         r"a function \(parameters, rate\)",
     ),
-    "a number": (lambda: largest_stable_rate(BOWL, 3), TypeError, "optimizer must be one of sgd, momentum"),
+    "a number": (
+        lambda: largest_stable_rate(BOWL, 3),
+        TypeError,
+        "optimizer must be one of sgd, momentum",
+    ),
     "another thing returned": (
         lambda: largest_stable_rate(BOWL, lambda p, rate: rate),
         TypeError,
@@ -159,10 +189,26 @@ MISUSES = {
         ValueError,
         r"batch_size must be an integer in \[1, 1\].*than the data",
     ),
-    "no steps": (lambda: largest_stable_rate(BOWL, steps=0), ValueError, "steps must be an integer of at least 1"),
-    "one run": (lambda: largest_stable_rate(BOWL, runs=1), ValueError, "runs must be .* 2, got 1; one run shows no"),
-    "no tolerance": (lambda: largest_stable_rate(BOWL, tol=0.0), ValueError, "tol must be a finite number above 0"),
-    "start below 0": (lambda: largest_stable_rate(BOWL, start=-1.0), ValueError, "start must be a finite number"),
+    "no steps": (
+        lambda: largest_stable_rate(BOWL, steps=0),
+        ValueError,
+        "steps must be an integer of at least 1",
+    ),
+    "one run": (
+        lambda: largest_stable_rate(BOWL, runs=1),
+        ValueError,
+        "runs must be .* 2, got 1; one run shows no",
+    ),
+    "no tolerance": (
+        lambda: largest_stable_rate(BOWL, tol=0.0),
+        ValueError,
+        "tol must be a finite number above 0",
+    ),
+    "start below 0": (
+        lambda: largest_stable_rate(BOWL, start=-1.0),
+        ValueError,
+        "start must be a finite number",
+    ),
     "from a minimum": (
         lambda: largest_stable_rate(BOWL.at(torch.zeros(2))),
         ValueError,
@@ -170,7 +216,9 @@ MISUSES = {
     ),
     "a negative loss": (
         lambda: largest_stable_rate(
-            Problem.from_function(lambda p: p["w"].square().sum() - 5, {"w": torch.ones(2).double()})
+            Problem.from_function(
+                lambda p: p["w"].square().sum() - 5, {"w": torch.ones(2).double()}
+            )
         ),
         ValueError,
         "shift it",

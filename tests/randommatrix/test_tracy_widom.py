@@ -1,4 +1,6 @@
-"""The Tracy–Widom law against Painlevé's equation, published values, and the largest eigenvalues of matrices."""
+"""The Tracy–Widom law against Painlevé's equation, published values, and the largest eigenvalues
+of matrices.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from scipy.integrate import quad, solve_ivp
 from scipy.linalg import eigvalsh
 from scipy.special import airy
 
-from lambdahat.randommatrix import MarchenkoPastur, Semicircle, TracyWidom, edge_fluctuation, free_sum
+from lambdahat.randommatrix import (
+    MarchenkoPastur,
+    Semicircle,
+    TracyWidom,
+    edge_fluctuation,
+    free_sum,
+)
 
 LAW = TracyWidom()
 
@@ -57,7 +65,13 @@ def test_determinant_is_painlevés_function():
     single = quad(lambda x: airy(x)[0], start, 20)[0]
     points = np.linspace(4, -4, 17)
     path = solve_ivp(
-        slope, (start, -4), [value, change, tail, double, single], "DOP853", points, rtol=1e-12, atol=1e-16
+        slope,
+        (start, -4),
+        [value, change, tail, double, single],
+        "DOP853",
+        points,
+        rtol=1e-12,
+        atol=1e-16,
     )
     assert np.allclose(LAW.cdf(points), np.exp(-(path.y[3] + path.y[4]) / 2), atol=1e-7)
 
@@ -104,14 +118,18 @@ def test_the_edge_of_a_sum_follows_the_law_where_the_naive_edge_does_not():
     count = 300
     centre, scale = edge_fluctuation(HALVES, 80)
     noise = Semicircle(0.8)
-    tops = (np.array([largest(KNOWN + noise.sample(80, seed)) for seed in range(count)]) - centre) / scale
+    tops = (
+        np.array([largest(KNOWN + noise.sample(80, seed)) for seed in range(count)]) - centre
+    ) / scale
     assert abs(tops.mean() - LAW.mean) < 3.5 * LAW.std / math.sqrt(count) + 80 ** (-1 / 3)
     assert tops.std(ddof=1) == pytest.approx(LAW.std, rel=0.15)
     naive = (largest(KNOWN) + 2 * 0.8 - centre) / scale
     assert naive > 4
 
 
-@pytest.mark.parametrize("law", [Semicircle(0.7), MarchenkoPastur(2.0, 0.4), MarchenkoPastur(0.5, 2.5)], ids=repr)
+@pytest.mark.parametrize(
+    "law", [Semicircle(0.7), MarchenkoPastur(2.0, 0.4), MarchenkoPastur(0.5, 2.5)], ids=repr
+)
 def test_large_matrices_have_the_edge_and_its_slope(law):
     """centre → λ₊ and scale → (Pc)^(−2/3), and the sum with a point has both."""
     size = 10**9
@@ -119,12 +137,18 @@ def test_large_matrices_have_the_edge_and_its_slope(law):
     assert centre == pytest.approx(law.edges[1], rel=1e-8)
     assert scale == pytest.approx((size * law.edge_slope) ** (-2 / 3), rel=1e-8)
     gap = 1e-7 * law.edges[1]
-    assert law.density(law.edges[1] - gap) == pytest.approx(law.edge_slope * math.sqrt(gap) / math.pi, rel=1e-5)
-    assert edge_fluctuation(free_sum(3.0, law), size) == pytest.approx((law.edges[1] + 3.0, scale), rel=1e-8)
+    assert law.density(law.edges[1] - gap) == pytest.approx(
+        law.edge_slope * math.sqrt(gap) / math.pi, rel=1e-5
+    )
+    assert edge_fluctuation(free_sum(3.0, law), size) == pytest.approx(
+        (law.edges[1] + 3.0, scale), rel=1e-8
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", [Semicircle(1.0), MarchenkoPastur(1.0, 0.5), MarchenkoPastur(1.0, 2.0)], ids=repr)
+@pytest.mark.parametrize(
+    "law", [Semicircle(1.0), MarchenkoPastur(1.0, 0.5), MarchenkoPastur(1.0, 2.0)], ids=repr
+)
 def test_a_large_matrix_has_its_largest_eigenvalue_at_the_edge(law):
     """One draw at P = 4,000 lies within TW₁'s central 99.9 %."""
     centre, scale = edge_fluctuation(law, 4000)
@@ -133,10 +157,22 @@ def test_a_large_matrix_has_its_largest_eigenvalue_at_the_edge(law):
 
 
 MISUSES = {
-    "all of the mass": (lambda: LAW.quantile(1.0), ValueError, "share must lie between 0 and 1, got 1.0"),
+    "all of the mass": (
+        lambda: LAW.quantile(1.0),
+        ValueError,
+        "share must lie between 0 and 1, got 1.0",
+    ),
     "NaN": (lambda: LAW.cdf(math.nan), ValueError, "x must be numbers, got NaN"),
-    "no law": (lambda: edge_fluctuation(1.0, 10), TypeError, "law must be a Semicircle, MarchenkoPastur or FreeSum"),
-    "no size": (lambda: edge_fluctuation(Semicircle(1.0), 0), ValueError, "dimension must be an integer of at least 1"),
+    "no law": (
+        lambda: edge_fluctuation(1.0, 10),
+        TypeError,
+        "law must be a Semicircle, MarchenkoPastur or FreeSum",
+    ),
+    "no size": (
+        lambda: edge_fluctuation(Semicircle(1.0), 0),
+        ValueError,
+        "dimension must be an integer of at least 1",
+    ),
 }
 
 

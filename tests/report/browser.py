@@ -31,7 +31,9 @@ PATIENCE = 60.0  # seconds for an answer: the machine may be busy
 
 
 class Browser:
-    """One page of one browser: ``open`` it, ``evaluate`` expressions in it, read its ``complaints``."""
+    """One page of one browser: ``open`` it, ``evaluate`` expressions in it, read its
+    ``complaints``.
+    """
 
     def __init__(self, profile: Path) -> None:
         to_browser, self._write = os.pipe()
@@ -39,7 +41,15 @@ class Browser:
         # the browser reads commands from descriptor 3 and writes to 4
         script = f'exec 3<&{to_browser} 4>&{from_browser}; exec "$0" "$@"'
         self._process = subprocess.Popen(
-            ["bash", "-c", script, str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            [
+                "bash",
+                "-c",
+                script,
+                str(CHROMIUM),
+                *FLAGS,
+                f"--user-data-dir={profile}",
+                "about:blank",
+            ],
             pass_fds=(to_browser, from_browser),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -50,7 +60,9 @@ class Browser:
         self.events: list[dict[str, Any]] = []
         targets = self.call("Target.getTargets")["targetInfos"]
         target = next(one["targetId"] for one in targets if one["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -100,11 +112,19 @@ class Browser:
     def size(self, width: int, height: int = 900) -> None:
         """Another window."""
         mobile = width < 600
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression, awaited."""
-        found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        found = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
@@ -116,7 +136,9 @@ class Browser:
             time.sleep(0.05)
 
     def complaints(self) -> list[Any]:
-        """Errors and warnings on the console, uncaught exceptions, and requests for anything but the file."""
+        """Errors and warnings on the console, uncaught exceptions, and requests for anything but
+        the file.
+        """
         self.evaluate("0")
         found: list[Any] = []
         for event in self.events:
@@ -127,7 +149,9 @@ class Browser:
                 found.append(params)
             if method == "Log.entryAdded" and params["entry"]["level"] == "error":
                 found.append(params)
-            if method == "Network.requestWillBeSent" and params["request"]["url"].startswith(("http", "ws")):
+            if method == "Network.requestWillBeSent" and params["request"]["url"].startswith(
+                ("http", "ws")
+            ):
                 found.append(params["request"]["url"])
         return found
 

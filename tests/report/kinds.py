@@ -45,13 +45,20 @@ def _graphs():
 def _advice(optimizer="momentum"):
     rows = torch.randn(40, 3, generator=generator(0, "rows"), dtype=torch.float64)
     start = {"theta": torch.ones(3, dtype=torch.float64)}
-    return advise(Problem.from_function(lambda p, x: (x @ p["theta"]).square().mean(), start, rows), optimizer, 4, 16)
+    return advise(
+        Problem.from_function(lambda p, x: (x @ p["theta"]).square().mean(), start, rows),
+        optimizer,
+        4,
+        16,
+    )
 
 
 def _predicted(size):
     values = torch.tensor([3.0, -2.0], dtype=torch.float64)
     vectors = torch.eye(100, 2, dtype=torch.float64)
-    return predict(Eigenpairs(values, vectors, torch.zeros(2), torch.tensor([True, True])), 1e-3, size, 200)
+    return predict(
+        Eigenpairs(values, vectors, torch.zeros(2), torch.tensor([True, True])), 1e-3, size, 200
+    )
 
 
 def _batches(size, largest):
@@ -60,16 +67,25 @@ def _batches(size, largest):
 
 
 def _bench():
-    tasks = record(limit=1.1, broken=float("nan")), record(work="trace", ours=3.0, peer=9.0, quick=1.5)
+    tasks = (
+        record(limit=1.1, broken=float("nan")),
+        record(work="trace", ours=3.0, peer=9.0, quick=1.5),
+    )
     return joined(*tasks, record(work="eigenpairs", ours=30.0, peer=100.0))
 
 
 # the example, and the numbers that both its figures must hold
 KINDS: dict[str, tuple[Any, Any]] = {
     "spectrum": (lambda: RESULTS["spectrum"], lambda r: [*r.nodes[0], *r.weights[0]]),
-    "probes": (lambda: RESULTS["probes"], lambda r: [r.nodes[0, 0], r.nodes[2, 2], r.weights[0, 3]]),
+    "probes": (
+        lambda: RESULTS["probes"],
+        lambda r: [r.nodes[0, 0], r.nodes[2, 2], r.weights[0, 3]],
+    ),
     "density": (lambda: RESULTS["density"], lambda r: r.values[150:250]),
-    "maxent": (lambda: RESULTS["spectrum"].density(smoothing="maxent", moments=4), lambda r: [r.values.max()]),
+    "maxent": (
+        lambda: RESULTS["spectrum"].density(smoothing="maxent", moments=4),
+        lambda r: [r.values.max()],
+    ),
     "eigenpairs": (lambda: RESULTS["eigenpairs"], lambda r: r.values.tolist()),
     "line": (lambda: RESULTS["line"], lambda r: [*r.loss, *r.held_out, r.curvature[0]]),
     "plane": (lambda: RESULTS["plane"], lambda r: [r.loss.min(), r.loss.max()]),
@@ -78,42 +94,89 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "scalar": (lambda: RESULTS["scalar"], lambda r: [103.2]),
     "exact": (lambda: RESULTS["exact"], lambda r: [103.2]),
     "chains": (some_chains, lambda r: [r.energies.mean(), *r.energies[:, 7], *r.distances[:, 9]]),
-    "HMC": (lambda: some_chains(kernel="HMC"), lambda r: [r.energies.mean(), r.acceptances[1, :8].mean()]),
-    "coefficient": (a_coefficient, lambda r: [r.value, r.chains.energies[1].mean(), *r.chains.distances[2, 5:8]]),
+    "HMC": (
+        lambda: some_chains(kernel="HMC"),
+        lambda r: [r.energies.mean(), r.acceptances[1, :8].mean()],
+    ),
+    "coefficient": (
+        a_coefficient,
+        lambda r: [r.value, r.chains.energies[1].mean(), *r.chains.distances[2, 5:8]],
+    ),
     "without chains": (lambda: dataclasses.replace(a_coefficient(), chains=None), lambda r: [1.9]),
     "lost chains": (lambda: some_chains(lost=(0, 1, 2)), lambda r: r.energies[:, 4]),
-    "a lost chain": (lambda: some_chains(lost=(1,)), lambda r: [r.energies[[0, 2]].mean(), r.energies[1, 60]]),
-    "many chains": (lambda: some_chains(12, thin=5), lambda r: [r.energies.mean(), *r.energies[:, 3]]),
+    "a lost chain": (
+        lambda: some_chains(lost=(1,)),
+        lambda r: [r.energies[[0, 2]].mean(), r.energies[1, 60]],
+    ),
+    "many chains": (
+        lambda: some_chains(12, thin=5),
+        lambda r: [r.energies.mean(), *r.energies[:, 3]],
+    ),
     "curve": (a_curve, lambda r: [*r.grid, *r.values, r.default]),
     "curve over nβ": (lambda: a_curve("nbeta"), lambda r: [*r.grid, *r.values, r.default]),
-    "sweep": (a_sweep, lambda r: [*r.step_sizes, *r.values[0], *r.values[1, :2], *r.acceptance[0], *r.chosen[:1]]),
+    "sweep": (
+        a_sweep,
+        lambda r: [*r.step_sizes, *r.values[0], *r.values[1, :2], *r.acceptance[0], *r.chosen[:1]],
+    ),
     "volumes": (a_scaling, lambda r: [*r.levels, *r.volumes]),
     "temperatures": (a_regression, lambda r: [*(1 / r.betas), *(r.losses - 700.0)]),
     "trajectory": (a_trajectory, lambda r: [*r.labels, *r.values]),
     "free energy": (a_free_energy, lambda r: [*r.nbetas, *r.energies, 210.0]),
     "verification": (a_verification, lambda r: [100 * row.relative_error for row in r.rows]),
-    "run": (a_run, lambda r: [row[key] for row in r.history for key in ("loss", "accuracy", "norm", "trace")]),
-    "graph": (lambda: spectrum(_graphs()[0], 20), lambda r: [r.density.evaluate(np.array([1.0]))[0]]),
+    "run": (
+        a_run,
+        lambda r: [row[key] for row in r.history for key in ("loss", "accuracy", "norm", "trace")],
+    ),
+    "graph": (
+        lambda: spectrum(_graphs()[0], 20),
+        lambda r: [r.density.evaluate(np.array([1.0]))[0]],
+    ),
     "clusters": (lambda: clusters(cliques([8, 8, 8]), 40), lambda r: [r.cut, float(r)]),
     "similarity": (lambda: similarity(_graphs(), 10), lambda r: r.divergences.ravel()),
-    "choice": (lambda: which_model(_graphs()[0], moments=6, draws=2), lambda r: [one.divergence for one in r.fits]),
-    "advice": (_advice, lambda r: [*(float(view.measured) for view in r.levels.views), float(r.levels.largest)]),
-    "advice on damping": (lambda: _advice("adam"), lambda r: [float(r["least epsilon", size]) for size in (4, 16)]),
+    "choice": (
+        lambda: which_model(_graphs()[0], moments=6, draws=2),
+        lambda r: [one.divergence for one in r.fits],
+    ),
+    "advice": (
+        _advice,
+        lambda r: [*(float(view.measured) for view in r.levels.views), float(r.levels.largest)],
+    ),
+    "advice on damping": (
+        lambda: _advice("adam"),
+        lambda r: [float(r["least epsilon", size]) for size in (4, 16)],
+    ),
     "batch prediction": (
         lambda: _predicted(10),
-        lambda r: [part for one in r.outliers for part in (float(one.batch), float(one.overlap), float(one.full))],
+        lambda r: [
+            part
+            for one in r.outliers
+            for part in (float(one.batch), float(one.overlap), float(one.full))
+        ],
     ),
-    "batch eigenvalues": (lambda: _batches(10, [3.0, 4.0, 3.5]), lambda r: [*r.largest[:, 0], *r.smallest[:, 0]]),
+    "batch eigenvalues": (
+        lambda: _batches(10, [3.0, 4.0, 3.5]),
+        lambda r: [*r.largest[:, 0], *r.smallest[:, 0]],
+    ),
     "batch comparison": (
         lambda: BatchComparison(
-            (_predicted(10), _predicted(40)), (_batches(10, [3.0, 3.1, 9.0]), _batches(40, [3.0, 3.2, 3.3]))
+            (_predicted(10), _predicted(40)),
+            (_batches(10, [3.0, 3.1, 9.0]), _batches(40, [3.0, 3.2, 3.3])),
         ),
-        lambda r: [*(float(one.largest) for one in r.predictions), *r.measured[0].largest[:, 0], 3.2, 3.3],
+        lambda r: [
+            *(float(one.largest) for one in r.predictions),
+            *r.measured[0].largest[:, 0],
+            3.2,
+            3.3,
+        ],
     ),
     "bench": (_bench, lambda r: [2.0, 4.0, 1.1, 3.0, 9.0, 1.5, 30.0, 100.0]),
     "measurement": (
         lambda: Measurement(
-            {"trace": Estimate(103.2, 1.3), "parts": {"a": Estimate(2.5)}, "eigenpairs": RESULTS["eigenpairs"]},
+            {
+                "trace": Estimate(103.2, 1.3),
+                "parts": {"a": Estimate(2.5)},
+                "eigenpairs": RESULTS["eigenpairs"],
+            },
             {"parameters": 100, "samples": 7, "loss": "cross_entropy"},
         ),
         lambda r: [103.2, 2.5, 3.0, 2.0, -1.0],
@@ -133,7 +196,11 @@ def made(name):
 
 def numbers_of(name):
     """The numbers that the figures of an example must show."""
-    return [float(value) for value in KINDS[name][1](made(name))] if name in KINDS else list(_numbers(made(name)))
+    return (
+        [float(value) for value in KINDS[name][1](made(name))]
+        if name in KINDS
+        else list(_numbers(made(name)))
+    )
 
 
 @cache
@@ -144,7 +211,9 @@ def kinds_of_library():
             importlib.import_module(module.name)
     found, todo = {}, [Result]
     while todo:
-        kinds = [kind for kind in todo.pop().__subclasses__() if kind.__module__.startswith("lambdahat.")]
+        kinds = [
+            kind for kind in todo.pop().__subclasses__() if kind.__module__.startswith("lambdahat.")
+        ]
         found |= {kind.__name__: kind for kind in kinds}
         todo += kinds
     return found
@@ -173,7 +242,9 @@ def _value(hint, counter):
     if hint in plain:
         return plain[hint]()
     if isinstance(hint, type) and issubclass(hint, Result):
-        return next((made(name) for name in KINDS if type(made(name)) is hint), None) or sample(hint, counter)
+        return next((made(name) for name in KINDS if type(made(name)) is hint), None) or sample(
+            hint, counter
+        )
     if origin is np.ndarray:
         return np.array([number, number + 0.25])
     if origin is tuple:
@@ -189,7 +260,13 @@ def _numbers(result):
     if isinstance(result, Estimate):
         yield float(result)
         return
-    parts = result if isinstance(result, dict) else vars(result) if dataclasses.is_dataclass(result) else {}
+    parts = (
+        result
+        if isinstance(result, dict)
+        else vars(result)
+        if dataclasses.is_dataclass(result)
+        else {}
+    )
     for name, value in parts.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield from [] if name == "cost" else [float(value)]
@@ -203,4 +280,7 @@ def _numbers(result):
 
 def numbers_in(text):
     """The numbers that a text holds."""
-    return [float(found.replace("−", "-")) for found in re.findall(r"[-−]?\d+\.?\d*(?:e[-+]?\d+)?", text)]
+    return [
+        float(found.replace("−", "-"))
+        for found in re.findall(r"[-−]?\d+\.?\d*(?:e[-+]?\d+)?", text)
+    ]

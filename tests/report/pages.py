@@ -22,11 +22,15 @@ EMPTY = {"meta", "link", "br", "img", "input", "hr"}
 
 def with_own_claims() -> list[Section]:
     """An experiment at two scales with a claim of ours, and another one."""
-    own = Verdict("ours is faster", "", UNTESTED, "1 ± 2; not testable: nothing has learnt", own=True)
+    own = Verdict(
+        "ours is faster", "", UNTESTED, "1 ± 2; not testable: nothing has learnt", own=True
+    )
     small = dataclasses.replace(an_experiment(1, FAILS), experiment="one", size=1)
     small = dataclasses.replace(small, verdicts=(*small.verdicts, own))
     large = dataclasses.replace(an_experiment(2), experiment="one", size=2, setting="paper scale")
-    large = dataclasses.replace(large, verdicts=(*large.verdicts, own, dataclasses.replace(own, verdict=HOLDS)))
+    large = dataclasses.replace(
+        large, verdicts=(*large.verdicts, own, dataclasses.replace(own, verdict=HOLDS))
+    )
     return [large, small, dataclasses.replace(an_experiment(3, UNTESTED), experiment="two", size=1)]
 
 
@@ -50,7 +54,15 @@ def an_experiment(number: int, verdict: str = HOLDS, paper: str = "A paper") -> 
         ),
         cards=(Card("λ̂", "12.3 ± 0.4", "95 %: 11.5 to 13.1", "NOT_MIXED: draw more"),),
         charts=(
-            Chart("Curves", "epoch", "loss", (*curves, told), y_log=True, source="Figure 2", caption="Errors."),
+            Chart(
+                "Curves",
+                "epoch",
+                "loss",
+                (*curves, told),
+                y_log=True,
+                source="Figure 2",
+                caption="Errors.",
+            ),
             Chart("Plane", "x", "y", heat=plane, surface=number == 3),
         ),
         tables=(Table("Table 1", ("rule", "accuracy"), (("SGD", "93.4"), ("NGD", "94.0"))),),
@@ -58,7 +70,10 @@ def an_experiment(number: int, verdict: str = HOLDS, paper: str = "A paper") -> 
         notes=("3 of 4 cells have finished.",),
         facts={"torch": "2.6", "seeds": "0 to 3"},
         command="lambdahat reproduce one --scale cpu",
-        rows=[{"seed": 0, "loss": 0.5, "name": 'a,"b"\nc'}, {"seed": 1, "loss": math.nan, "extra": [1, 2.5, math.inf]}],
+        rows=[
+            {"seed": 0, "loss": 0.5, "name": 'a,"b"\nc'},
+            {"seed": 1, "loss": math.nan, "extra": [1, 2.5, math.inf]},
+        ],
         setting="cpu scale",
         name=f"experiment-{number}-cpu",
         part="§2",
@@ -68,11 +83,17 @@ def an_experiment(number: int, verdict: str = HOLDS, paper: str = "A paper") -> 
 
 def experiments() -> list[Section]:
     """Three of them, of two papers."""
-    return [an_experiment(1), an_experiment(2, FAILS, "Another paper"), an_experiment(3, HOLDS, "Another paper")]
+    return [
+        an_experiment(1),
+        an_experiment(2, FAILS, "Another paper"),
+        an_experiment(3, HOLDS, "Another paper"),
+    ]
 
 
 class Reader(HTMLParser):
-    """Elements in order as (tag, attributes), texts, and whether every element that was opened was closed."""
+    """Elements in order as (tag, attributes), texts, and whether every element that was opened
+    was closed.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()

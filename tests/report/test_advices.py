@@ -33,14 +33,20 @@ def test_two_panels_with_the_measured_points(problem, tmp_path):
     assert (sharpness.get_ylabel(), rates.get_ylabel()) == ("λ₁ of a batch", "learning rate")
     whole = curves(rates)["all data"]
     assert np.allclose(whole[:, 1], 2 * 1.9 / float(advice.levels.largest))
-    (points,) = [box for box in rates.containers if box.get_label() == "largest stable, from batches"]
-    assert np.allclose(points[0].get_ydata(), [float(advice["largest stable rate", size]) for size in (4, 16)])
+    (points,) = [
+        box for box in rates.containers if box.get_label() == "largest stable, from batches"
+    ]
+    assert np.allclose(
+        points[0].get_ydata(), [float(advice["largest stable rate", size]) for size in (4, 16)]
+    )
     rule = curves(rates)["largest stable, from τ²"]
     assert (np.diff(rule[:, 1]) > 0).all()
     assert rule[-1, 1] <= whole[0, 1]
 
 
-@pytest.mark.parametrize(("optimizer", "label"), [("adam", "least epsilon"), ("lanczos-newton", "least damping")])
+@pytest.mark.parametrize(
+    ("optimizer", "label"), [("adam", "least epsilon"), ("lanczos-newton", "least damping")]
+)
 def test_damping_falls_as_the_inverse_of_the_effective_batch(problem, optimizer, label):
     advice = advise(problem, optimizer, 4, 16)
     axes = plot(advice, new_axes())

@@ -23,8 +23,12 @@ def some_chains(chains=3, kernel="SGLD", lost=(), seed=0, draws=DRAWS, **changes
     energies = rng.gamma(2.0, 1.0, (chains, draws))
     distances = np.sqrt(energies)
     energies[list(lost), draws // 2 :] = np.inf
-    acceptances = rng.uniform(0.8, 1.0, energies.shape) if kernel == "HMC" else np.ones_like(energies)
-    seen = diagnose(energies, distances, float(acceptances.mean()), np.zeros(chains, dtype=np.int64))
+    acceptances = (
+        rng.uniform(0.8, 1.0, energies.shape) if kernel == "HMC" else np.ones_like(energies)
+    )
+    seen = diagnose(
+        energies, distances, float(acceptances.mean()), np.zeros(chains, dtype=np.int64)
+    )
     status = Status.DIVERGED if lost else Status.CONVERGED
     found = Chains(
         INITIAL + energies / NBETA,
@@ -104,14 +108,19 @@ def test_the_panels_come_from_disk(make, tmp_path):
 def test_the_running_mean_names_value_temperature_localization_and_step():
     axes = panels(a_coefficient())["Running mean"]
     assert axes.get_title() == "Running mean: λ̂ = 1.90 ± 0.1"
-    setting = "nβ = 100 (n/log n, n = 1000) · γ = 2 · ε = 0.0001 · SGLD, 512 of 1,000 samples a step · 750 gradients."
+    setting = (
+        "nβ = 100 (n/log n, n = 1000) · γ = 2 · ε = 0.0001 · SGLD, 512 of 1,000 samples a step ·"
+        " 750 gradients."
+    )
     assert caption(axes).startswith(setting)
     chains = some_chains(localization=torch.tensor([1.0, 3.0]), batch_size=1000)
     axes = panels(chains)["Running mean"]
     assert axes.get_title().startswith(f"Running mean: λ̂ = {chains.energies.mean():.4g}")
     assert "γ from 1 to 3" in caption(axes)
     assert "SGLD, all samples a step" in caption(axes)
-    assert "[NOT_MIXED]" in panels(a_coefficient(status=Status.NOT_MIXED))["Running mean"].get_title()
+    assert (
+        "[NOT_MIXED]" in panels(a_coefficient(status=Status.NOT_MIXED))["Running mean"].get_title()
+    )
 
 
 def test_traces_are_the_energies_with_rolling_means():
@@ -123,7 +132,9 @@ def test_traces_are_the_energies_with_rolling_means():
         np.testing.assert_allclose(line.get_data(), [np.arange(1, DRAWS + 1), energies])
     window = DRAWS // 25
     for line, energies in zip(rolling, chains.energies, strict=True):
-        np.testing.assert_allclose(line.get_ydata(), np.convolve(energies, np.full(window, 1 / window), "valid"))
+        np.testing.assert_allclose(
+            line.get_ydata(), np.convolve(energies, np.full(window, 1 / window), "valid")
+        )
         assert line.get_xdata()[0] == pytest.approx((window + 1) / 2)
     assert names(axes) == ["chain 1", "chain 2", "chain 3"]
     assert f"R̂ = {chains.diagnostics.rhat:.3f}" in caption(axes)
@@ -157,7 +168,11 @@ def test_the_final_value_has_its_own_interval():
 
 def test_means_over_trajectories_are_what_runs_where_there_are_any():
     chains = some_chains(kernel="HMC")
-    smooth = chains.losses.mean(axis=1, keepdims=True) + 0.1 * (chains.losses - chains.losses.mean()) + 0.01
+    smooth = (
+        chains.losses.mean(axis=1, keepdims=True)
+        + 0.1 * (chains.losses - chains.losses.mean())
+        + 0.01
+    )
     axes = panels(dataclasses.replace(chains, recycled_losses=smooth))["Running mean"]
     (pooled,) = [line for line in axes.lines if line.get_label() == "all chains"]
     assert pooled.get_ydata()[-1] == pytest.approx(NBETA * (smooth - INITIAL).mean())
@@ -173,7 +188,10 @@ def test_kernels_that_reject_show_their_acceptance_and_all_their_diagnostics():
     assert cells[cells.index("mean of the draws, bias of the steps") + 1] == "2, 0.1"
     assert cells[cells.index("burn-in steps, draws, chains") + 1] == "50, 200, 3"
     assert cells[cells.index("diverged chains, times pulled back") + 1] == "0 of 3, 0"
-    assert texts(panels(chains)["Diagnostics"])[:2] == ["acceptance", f"{chains.diagnostics.acceptance:.3f}"]
+    assert texts(panels(chains)["Diagnostics"])[:2] == [
+        "acceptance",
+        f"{chains.diagnostics.acceptance:.3f}",
+    ]
 
 
 def test_the_sensitivity_to_the_localization_stands_over_the_distances():
@@ -214,7 +232,11 @@ def test_many_chains_share_a_colour_and_a_name():
 
 
 def test_few_draws_or_one_chain_or_a_chain_at_rest_can_be_drawn():
-    still = some_chains(losses=np.full((3, DRAWS), INITIAL), distances=np.zeros((3, DRAWS)), status=Status.NOT_MOVING)
+    still = some_chains(
+        losses=np.full((3, DRAWS), INITIAL),
+        distances=np.zeros((3, DRAWS)),
+        status=Status.NOT_MOVING,
+    )
     for chains in (some_chains(1), some_chains(2, draws=8), some_chains(1, draws=1), still):
         plot(chains).canvas.draw()
 

@@ -1,4 +1,6 @@
-"""Charts as plotly and matplotlib draw them: the numbers are those of the chart, and gaps stay gaps."""
+"""Charts as plotly and matplotlib draw them: the numbers are those of the chart, and gaps stay
+gaps.
+"""
 
 import dataclasses
 import json
@@ -30,12 +32,23 @@ LINES = Chart(
     lines=(("chance", 2.3),),
 )
 OURS = Series("tanh", ["a", "b"], [1.0, 2.0], [0.1, 0.2], "bars")
-BARS = Chart("Norms", "rule", "norm", (OURS, Series("tanh (thesis)", ["a", "b"], [1.5, NAN], None, "bars", True)))
-CELLS = Chart("Cells", "α", "ε", heat=Heat([0.1, 1.0, 10.0], ["low", "high"], [[1, 2, 3], [4, NAN, 6]], "λ̂"))
+BARS = Chart(
+    "Norms",
+    "rule",
+    "norm",
+    (OURS, Series("tanh (thesis)", ["a", "b"], [1.5, NAN], None, "bars", True)),
+)
+CELLS = Chart(
+    "Cells", "α", "ε", heat=Heat([0.1, 1.0, 10.0], ["low", "high"], [[1, 2, 3], [4, NAN, 6]], "λ̂")
+)
 OFFSETS = [float(x) for x in np.linspace(-1, 1, 9)]
 FIELD = Heat(OFFSETS, OFFSETS, [[x * x + 2 * y for x in OFFSETS] for y in OFFSETS], "loss")
-STEMS = Chart("Stems", "λ", "share", (Series("Ritz", [0.0, 2.0], [0.9, 0.1], style="stems"),), y_log=True)
-STEPS = Chart("Steps", "step", "rate", (Series("rate", [0, 1, 2], [1.0, 0.5, 0.1], [0.1, 0.1, 0.1], "step"),))
+STEMS = Chart(
+    "Stems", "λ", "share", (Series("Ritz", [0.0, 2.0], [0.9, 0.1], style="stems"),), y_log=True
+)
+STEPS = Chart(
+    "Steps", "step", "rate", (Series("rate", [0, 1, 2], [1.0, 0.5, 0.1], [0.1, 0.1, 0.1], "step"),)
+)
 ALL = {
     "lines": LINES,
     "bars": BARS,
@@ -53,7 +66,9 @@ def test_a_figure_is_json_without_nan(chart):
 
 
 def traces(chart):
-    return {trace["name"]: trace for trace in figure_of(chart)["data"] if trace.get("showlegend", True)}
+    return {
+        trace["name"]: trace for trace in figure_of(chart)["data"] if trace.get("showlegend", True)
+    }
 
 
 def test_a_line_has_its_numbers_its_gaps_and_a_band_in_two_parts():
@@ -89,7 +104,11 @@ def test_errors_of_bars_and_names_of_cells():
     assert traces(BARS)["tanh"]["error_y"]["array"] == [0.1, 0.2]
     assert figure_of(BARS)["layout"]["xaxis"]["type"] == "category"
     (cells,) = figure_of(CELLS)["data"]
-    assert (cells["type"], cells["x"], cells["z"]) == ("heatmap", [0.1, 1, 10], [[1, 2, 3], [4, None, 6]])
+    assert (cells["type"], cells["x"], cells["z"]) == (
+        "heatmap",
+        [0.1, 1, 10],
+        [[1, 2, 3], [4, None, 6]],
+    )
     assert figure_of(CELLS)["layout"]["xaxis"]["type"] == "category"
 
 
@@ -108,7 +127,12 @@ def test_names_are_no_markup():
 
 @pytest.mark.parametrize("style", ["line", "points", "bars"])
 def test_no_two_of_many_series_look_alike(style):
-    many = Chart("", "x", "y", tuple(Series(f"s{i}", [1, 2], [i, i], style=style) for i in range(4 * COLOURS)))
+    many = Chart(
+        "",
+        "x",
+        "y",
+        tuple(Series(f"s{i}", [1, 2], [i, i], style=style) for i in range(4 * COLOURS)),
+    )
     looks = [json.dumps([trace["marker"], trace.get("line")]) for trace in traces(many).values()]
     assert len(set(looks)) == 4 * COLOURS
     marks = [json.dumps(trace["marker"]) for trace in traces(many).values()]
@@ -117,7 +141,10 @@ def test_no_two_of_many_series_look_alike(style):
 
 def test_what_is_published_of_many_series_has_their_marks():
     ours = [Series(f"series {i:02}", [1], [1.0], style="points") for i in range(COLOURS + 1)]
-    told = [Series(f"series {i:02}, paper", [1], [1.0], style="points", published=True) for i in (0, COLOURS)]
+    told = [
+        Series(f"series {i:02}, paper", [1], [1.0], style="points", published=True)
+        for i in (0, COLOURS)
+    ]
     found = traces(Chart("", "x", "y", (*ours, *told)))
     assert [found[one.name]["marker"] for one in told] == [
         {"color": "@s0", "size": 9, "symbol": "diamond-open"},
@@ -127,14 +154,22 @@ def test_what_is_published_of_many_series_has_their_marks():
 
 @pytest.mark.parametrize("style", ["line", "points"])
 def test_matplotlib_draws_no_two_of_many_alike(style):
-    many = Chart("", "x", "y", tuple(Series(f"s{i}", [1, 2], [i, i], style=style) for i in range(20)))
-    lines = [line for line in draw(many).get_lines() if line.get_marker() != "None" and len(line.get_xdata()) == 2]
+    many = Chart(
+        "", "x", "y", tuple(Series(f"s{i}", [1, 2], [i, i], style=style) for i in range(20))
+    )
+    lines = [
+        line
+        for line in draw(many).get_lines()
+        if line.get_marker() != "None" and len(line.get_xdata()) == 2
+    ]
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == 20
 
 
 def test_words_hold_the_numbers():
     words = describe_chart(LINES)
-    assert words.startswith("loss over epoch. SGD: 4 at 1 to 1 at 4, between 1 and 4; NGD: 3 at 1 to 1.5 at 2")
+    assert words.startswith(
+        "loss over epoch. SGD: 4 at 1 to 1 at 4, between 1 and 4; NGD: 3 at 1 to 1.5 at 2"
+    )
     assert words.endswith("a line at 2.3 marks chance.")
     assert describe_chart(CELLS) == "Map of λ̂ over α and ε: between 1 and 6."
     assert "no values" in describe_chart(Chart("", "x", "y", (Series("s", [1], [NAN]),)))
@@ -142,14 +177,20 @@ def test_words_hold_the_numbers():
 
 def test_an_unknown_style_is_refused():
     for what, name in (("style", "pie"), ("mark", "moon"), ("colour", "pink")):
-        with pytest.raises(ValueError, match=rf"the {what} of series 's' must be one of '.*got '{name}'"):
+        with pytest.raises(
+            ValueError, match=rf"the {what} of series 's' must be one of '.*got '{name}'"
+        ):
             Series("s", [1], [1.0], **{what: name})
 
 
 @pytest.mark.parametrize("chart", ALL.values(), ids=ALL)
 def test_matplotlib_draws_the_same(chart, tmp_path):
     axes = draw(chart)
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (chart.title, chart.x_label, chart.y_label)
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
+        chart.title,
+        chart.x_label,
+        chart.y_label,
+    )
     axes.figure.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 4000
 
@@ -168,10 +209,15 @@ def test_matplotlib_has_the_numbers():
 
 def test_names_below_an_axis_are_in_short_lines_and_stay_whole_in_the_data():
     names = ["FFNN 2 × 64 on Fashion-MNIST", "a<b", 3]
-    layout = figure_of(Chart("", "net", "loss", (Series("s", names, [1, 2, 3], style="bars"),)))["layout"]
+    layout = figure_of(Chart("", "net", "loss", (Series("s", names, [1, 2, 3], style="bars"),)))[
+        "layout"
+    ]
     assert layout["xaxis"]["tickvals"] == ["FFNN 2 × 64 on Fashion-MNIST", "a&lt;b", "3"]
     assert layout["xaxis"]["ticktext"] == ["FFNN 2 × 64 on<br>Fashion-MNIST", "a&lt;b", "3"]
-    assert figure_of(Chart("", "net", "", (Series("s", names, [1, 2, 3]),)))["data"][0]["x"][0] == names[0]
+    assert (
+        figure_of(Chart("", "net", "", (Series("s", names, [1, 2, 3]),)))["data"][0]["x"][0]
+        == names[0]
+    )
     heat = figure_of(CELLS)["layout"]
     assert "ticktext" not in heat["xaxis"]  # numbers
     assert "ticktext" not in heat["yaxis"]  # beside an axis two lines would be too many
@@ -180,12 +226,16 @@ def test_names_below_an_axis_are_in_short_lines_and_stay_whole_in_the_data():
 @pytest.mark.parametrize(("count", "size"), [(299, 6), (300, 3)])
 def test_marks_of_a_crowd_are_small(count, size):
     places = list(range(count))
-    (trace,) = figure_of(Chart("", "x", "y", (Series("s", places, places, style="points"),)))["data"]
+    (trace,) = figure_of(Chart("", "x", "y", (Series("s", places, places, style="points"),)))[
+        "data"
+    ]
     assert trace["marker"]["size"] == size
 
 
 def test_a_chart_without_a_name_across_is_described_without_it():
-    assert describe_chart(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith("Tr H. SGD: 1 at a")
+    assert describe_chart(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith(
+        "Tr H. SGD: 1 at a"
+    )
 
 
 def test_numbers_on_a_map_can_be_read_on_every_shade():
@@ -207,7 +257,11 @@ def test_numbers_on_a_map_can_be_read_on_every_shade():
 
 
 def test_tables_have_minus_signs():
-    page = grid("t", ("a", "b"), [("-1 of 3-5", '<a href="x-1">-0.5 ± 1e-05</a>'), ("<code>f -1</code>", "x-1")])
+    page = grid(
+        "t",
+        ("a", "b"),
+        [("-1 of 3-5", '<a href="x-1">-0.5 ± 1e-05</a>'), ("<code>f -1</code>", "x-1")],
+    )
     assert "−1 of 3-5" in page
     assert '<a href="x-1">−0.5 ± 1e-05</a>' in page
     assert "<code>f -1</code>" in page
@@ -232,7 +286,10 @@ def test_a_horizontal_chart_has_its_names_down_the_left_side():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("deviation, %", "")
     (line, _, (bars,)) = axes.containers[0]
     assert line.get_xydata().tolist() == [[1.0, 0.0], [-3.0, 2.0]]
-    assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[0.5, 1.5], [-3.25, -2.75]]
+    assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [
+        [0.5, 1.5],
+        [-3.25, -2.75],
+    ]
     (band,) = axes.patches
     assert (band.get_x(), band.get_width()) == (-2.0, 4.0)
     (trace,), layout = (figure_of(CASES)[part] for part in ("data", "layout"))
@@ -286,7 +343,11 @@ def test_a_map_with_logarithmic_colours_keeps_its_numbers():
     assert cells["customdata"] == [[0, 10], [1000, None]]
     assert cells["z"] == [[1, 1], [3, None]]  # zero has the colour of the least positive number
     assert cells["text"] == [["0", "10"], ["1e+03", ""]]
-    assert [text.get_text() for text in draw(Chart("", "x", "y", heat=heat)).texts] == ["0", "10", "1e+03"]
+    assert [text.get_text() for text in draw(Chart("", "x", "y", heat=heat)).texts] == [
+        "0",
+        "10",
+        "1e+03",
+    ]
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -302,7 +363,12 @@ def test_maps_of_a_single_value_are_drawn(log, side, fill):
 
 
 def test_bars_that_share_no_place_are_as_wide_as_if_alone():
-    apart = Chart("", "rank", "λ", (Series("a", [1, 2], [3, 2], style="bars"), Series("b", [3], [1], style="bars")))
+    apart = Chart(
+        "",
+        "rank",
+        "λ",
+        (Series("a", [1, 2], [3, 2], style="bars"), Series("b", [3], [1], style="bars")),
+    )
     assert figure_of(apart)["layout"]["barmode"] == "overlay"
     assert [bar.get_x() + bar.get_width() / 2 for bar in draw(apart).patches] == [1.0, 2.0, 3.0]
     assert figure_of(BARS)["layout"]["barmode"] == "group"
@@ -312,6 +378,10 @@ def test_a_list_is_a_table_in_both(tmp_path):
     chart = Chart("Numbers", rows=(("trace", "1.5 ± 0.1"), ("rank", "3")))
     cells = [cell.get_text().get_text() for cell in draw(chart).tables[0].get_celld().values()]
     assert cells == ["trace", "1.5 ± 0.1", "rank", "3"]
-    page = Reader(write_page([Section("s", charts=(chart,))], tmp_path / "p.html", "P").read_text(encoding="utf-8"))
+    page = Reader(
+        write_page([Section("s", charts=(chart,))], tmp_path / "p.html", "P").read_text(
+            encoding="utf-8"
+        )
+    )
     assert page.texts["td"] == ["1.5 ± 0.1".replace(" ± ", "\u00a0±\u00a0"), "3"]
     assert page.payload("s")["charts"] == []

@@ -43,20 +43,36 @@ def a_scaling(multiplicity=1, slope=1.5):
     log_volumes = -math.log(2) * np.arange(1.0, 21.0)
     noise = np.random.default_rng(0).normal(0.0, 0.05, (16, 20))
     log_levels = log_volumes / slope + noise
-    return VolumeScaling(Estimate(slope, 0.02, 10), log_volumes, log_levels, multiplicity, 1.0, 10, FINE)
+    return VolumeScaling(
+        Estimate(slope, 0.02, 10), log_volumes, log_levels, multiplicity, 1.0, 10, FINE
+    )
 
 
 def a_regression():
     betas = np.array([0.1, 0.2, 0.4])
     return TemperatureRegression(
-        Estimate(1.5, 0.1), Estimate(700.0, 0.5), betas, 700.0 + 1.5 / betas, np.array([0.3, 0.2, 0.1]), 0.8, 1.0
+        Estimate(1.5, 0.1),
+        Estimate(700.0, 0.5),
+        betas,
+        700.0 + 1.5 / betas,
+        np.array([0.3, 0.2, 0.1]),
+        0.8,
+        1.0,
     )
 
 
 def a_trajectory():
-    settings = {"dof": 15.0, "nbeta": 100.0, "temperature": "n/log n, n = 647", "localization": 10.0}
+    settings = {
+        "dof": 15.0,
+        "nbeta": 100.0,
+        "temperature": "n/log n, n = 647",
+        "localization": 10.0,
+    }
     statuses = (Status.NOT_A_MINIMUM, FINE, FINE)
-    results = [LearningCoefficient(v, 0.1, 10, s, **settings) for v, s in zip((-1.0, 2.0, 3.0), statuses, strict=True)]
+    results = [
+        LearningCoefficient(v, 0.1, 10, s, **settings)
+        for v, s in zip((-1.0, 2.0, 3.0), statuses, strict=True)
+    ]
     return Trajectory(np.array([0.0, 10.0, 20.0]), tuple(results))
 
 
@@ -65,7 +81,9 @@ def a_curve(axis="localization"):
     grid, unknown = np.array([1.0, 4.0, 16.0]), Estimate(math.nan, math.nan)
     slopes = (Estimate(-0.1, 0.01), unknown, Estimate(-0.5, 0.01))
     results = []
-    for place, value, slope, status in zip(grid, (3.0, 2.8, 2.0), slopes, (FINE, FINE, MIXING), strict=True):
+    for place, value, slope, status in zip(
+        grid, (3.0, 2.8, 2.0), slopes, (FINE, FINE, MIXING), strict=True
+    ):
         settings = {"nbeta": 100.0, "localization": 10.0, axis: float(place)}
         results.append(
             LearningCoefficient(
@@ -79,12 +97,16 @@ def a_curve(axis="localization"):
                 sensitivity=Sensitivity(slope, slope),
             )
         )
-    return CoefficientCurve(axis, grid, tuple(results), 100.0 if axis == "localization" else 10.0, 4.0)
+    return CoefficientCurve(
+        axis, grid, tuple(results), 100.0 if axis == "localization" else 10.0, 4.0
+    )
 
 
 def a_free_energy():
     nbetas = np.array([1.0, 10.0, 100.0])
-    return FreeEnergy(Estimate(210.0, 0.4), nbetas, np.array([0.5, 1.2, 1.5]), np.full(3, 0.05), 0.01, 500.0)
+    return FreeEnergy(
+        Estimate(210.0, 0.4), nbetas, np.array([0.5, 1.2, 1.5]), np.full(3, 0.05), 0.01, 500.0
+    )
 
 
 def row(name, error, truth=2.0, stderr=0.04, asymptotic=math.nan, truth_stderr=0.0):
@@ -144,7 +166,11 @@ def test_a_sweep_that_runs_over_decades_is_logarithmic():
     narrow = a_sweep()
     wide = dataclasses.replace(narrow, values=narrow.values * np.array([1.0, 10.0, 100.0]))
     negative = dataclasses.replace(wide, values=wide.values - 3)
-    assert [plot(each).axes[0].get_yscale() for each in (narrow, wide, negative)] == ["linear", "log", "linear"]
+    assert [plot(each).axes[0].get_yscale() for each in (narrow, wide, negative)] == [
+        "linear",
+        "log",
+        "linear",
+    ]
 
 
 @pytest.mark.parametrize("multiplicity", [1, 2])
@@ -153,7 +179,9 @@ def test_volumes_have_the_fitted_slope_over_the_lower_half(multiplicity):
     axes = plot(scaling)
     (line,) = [line for line in axes.lines if line.get_label().startswith("slope")]
     np.testing.assert_allclose(line.get_xdata(), scaling.levels[10:])
-    logs = np.log(line.get_ydata()) - (multiplicity - 1) * np.log(np.log(scaling.levels[0] / scaling.levels[10:]))
+    logs = np.log(line.get_ydata()) - (multiplicity - 1) * np.log(
+        np.log(scaling.levels[0] / scaling.levels[10:])
+    )
     np.testing.assert_allclose(np.diff(logs) / np.diff(np.log(line.get_xdata())), 1.5)
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert line.get_label() == "slope λ = 1.500 ± 0.02" + (", m = 2" if multiplicity == 2 else "")
@@ -181,14 +209,18 @@ def test_temperatures_lie_above_the_intercept_on_the_line():
     (line,) = [line for line in axes.lines if line.get_label().startswith("slope")]
     np.testing.assert_allclose(points.get_xdata(), [10.0, 5.0, 2.5])
     np.testing.assert_allclose(points.get_ydata(), [15.0, 7.5, 3.75])
-    np.testing.assert_allclose(np.interp([2.5, 10.0], line.get_xdata(), line.get_ydata()), [3.75, 15.0])
+    np.testing.assert_allclose(
+        np.interp([2.5, 10.0], line.get_xdata(), line.get_ydata()), [3.75, 15.0]
+    )
     assert caption(axes).startswith("Intercept 700.00 ± 0.5, χ² per degree of freedom 0.8. ")
 
 
 def test_a_trajectory_shows_every_checkpoint_and_what_is_wrong_with_it():
     axes = plot(a_trajectory())
     np.testing.assert_allclose(axes.lines[0].get_data(), [[0.0, 10.0, 20.0], [-1.0, 2.0, 3.0]])
-    assert tuple(axes.collections[0].get_segments()[1][:, 1]) == pytest.approx(a_trajectory().results[1].interval(0.95))
+    assert tuple(axes.collections[0].get_segments()[1][:, 1]) == pytest.approx(
+        a_trajectory().results[1].interval(0.95)
+    )
     assert labels(axes) == ["λ̂", "NOT_A_MINIMUM"]
     assert axes.get_title() == "λ̂ along training"
     assert caption(axes).startswith("At nβ = 100 (n/log n, n = 647), γ = 10. ")
@@ -197,7 +229,11 @@ def test_a_trajectory_shows_every_checkpoint_and_what_is_wrong_with_it():
 def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
     curve = a_curve()
     axes = plot(curve)
-    assert (axes.get_xscale(), axes.get_xlabel(), axes.get_ylabel()) == ("log", "localization γ", "λ̂")
+    assert (axes.get_xscale(), axes.get_xlabel(), axes.get_ylabel()) == (
+        "log",
+        "localization γ",
+        "λ̂",
+    )
     assert axes.get_title() == "λ̂ over γ"
     assert caption(axes) == "At nβ = 100 (n/log n, n = 647). Bands and bars: 95 % intervals."
     assert labels(axes) == ["λ̂", "slope dλ̂/d ln γ", "NOT_MIXED", "γ of the rule = 4"]
@@ -211,7 +247,9 @@ def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
     for piece, place, slope in zip((pieces[:2], pieces[3:]), (0, 2), (-0.1, -0.5), strict=True):
         x, y = np.log(piece[:, 0]), piece[:, 1]
         assert np.diff(y)[0] / np.diff(x)[0] == pytest.approx(slope)
-        assert (x.mean(), y.mean()) == pytest.approx((np.log(curve.grid[place]), curve.values[place]))
+        assert (x.mean(), y.mean()) == pytest.approx(
+            (np.log(curve.grid[place]), curve.values[place])
+        )
     hollow = named["NOT_MIXED"]
     assert (hollow.get_markerfacecolor(), list(hollow.get_xdata())) == ("white", [16.0])
     assert list(named["γ of the rule = 4"].get_xdata()) == [4.0, 4.0]
@@ -228,7 +266,9 @@ def test_a_curve_over_temperatures_says_which_gamma():
 
 def test_a_curve_of_one_point_is_drawn(tmp_path):
     curve = a_curve()
-    one = CoefficientCurve(curve.axis, curve.grid[:1], curve.results[:1], curve.fixed, curve.default)
+    one = CoefficientCurve(
+        curve.axis, curve.grid[:1], curve.results[:1], curve.fixed, curve.default
+    )
     plot(one).figure.savefig(tmp_path / "one.png")
 
 
@@ -241,14 +281,22 @@ def test_the_free_energy_is_the_area_under_the_coefficient():
 
 def test_a_verification_shows_relative_deviations_by_verdict():
     axes = plot(a_verification())
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["quadratic", "crossing", "rank", "sampled"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "quadratic",
+        "crossing",
+        "rank",
+        "sampled",
+    ]
     assert labels(axes) == ["agrees (2)", "near (1)", "fails (1)", "λ as n → ∞", "± 15 %"]
-    shown = {line.get_ydata()[0]: line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"}
+    shown = {
+        line.get_ydata()[0]: line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"
+    }
     assert shown[1] == pytest.approx(6.0)
     assert shown[2] == pytest.approx(-20.0)
     (hollow,) = [line for line in axes.lines if line.get_marker() == "D"]
     assert hollow.get_xdata()[0] == pytest.approx(5.0)
-    assert [text.get_text() for text in axes.texts][:2] == ["", "+100 %"]  # what lies beyond the axis is told
+    # what lies beyond the axis is told
+    assert [text.get_text() for text in axes.texts][:2] == ["", "+100 %"]
     told = "2 of 4 intervals of 95 % hold the truth; error 4.0% in the median, 20.0% at worst."
     assert caption(axes).endswith(told)
 
@@ -256,5 +304,6 @@ def test_a_verification_shows_relative_deviations_by_verdict():
 def test_the_bars_hold_the_errors_of_both():
     axes = plot(Verification((row("sampled", 0.02, stderr=0.03, truth_stderr=0.04),), 0, False))
     (segment,) = axes.collections[0].get_segments()
-    half = 100 * stats.t.ppf(0.975, 0.05**4 / (0.03**4 / 15)) * 0.05 / 2.0  # Welch: 116 degrees of freedom
+    # Welch: 116 degrees of freedom
+    half = 100 * stats.t.ppf(0.975, 0.05**4 / (0.03**4 / 15)) * 0.05 / 2.0
     assert tuple(segment[:, 0]) == pytest.approx((2.0 - half, 2.0 + half), rel=1e-3)

@@ -30,7 +30,10 @@ class Config:
 LINES = {
     "what is zero or empty is left out": (Config(3), "depth: 3"),
     "what is asked first comes first": (Config(3, held_out=2000), "held out: 2,000 · depth: 3"),
-    "parts are looked into": (Config(3, Part("MLP", 5)), "data: digits · network: MLP · epochs: 5 · depth: 3"),
+    "parts are looked into": (
+        Config(3, Part("MLP", 5)),
+        "data: digits · network: MLP · epochs: 5 · depth: 3",
+    ),
     "what differs has all values": (
         Config(3, parts=(Part("MLP", 0), Part("CNN", 0))),
         "data: digits · network: MLP / CNN · depth: 3",
@@ -54,5 +57,9 @@ def test_one_line(config, line):
 
 
 def test_in_full_it_has_every_field():
-    assert in_full(Part("MLP", 5)) == {"config: network": "MLP", "config: epochs": "5", "config: data": "digits"}
+    assert in_full(Part("MLP", 5)) == {
+        "config: network": "MLP",
+        "config: epochs": "5",
+        "config: data": "digits",
+    }
     assert in_full(None) == {}

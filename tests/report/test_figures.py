@@ -13,7 +13,17 @@ from lambdahat.measurements import Measurement
 from lambdahat.report.figures import plot
 from lambdahat.report.spectral_charts import pool_probes
 from lambdahat.report.style import new_figure
-from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Moments, Result, Spectrum, Status, Variance
+from lambdahat.results import (
+    Density,
+    Eigenpairs,
+    Estimate,
+    Landscape,
+    Moments,
+    Result,
+    Spectrum,
+    Status,
+    Variance,
+)
 from lambdahat.results.charts import value_text
 
 OFFSETS = np.linspace(-1, 1, 21)
@@ -23,7 +33,9 @@ ACROSS, UP = np.meshgrid(OFFSETS, OFFSETS, indexing="ij")
 def a_spectrum(probes=1):
     nodes = np.tile([-0.5, 0.0, 0.1, 4.0], (probes, 1))
     nodes[:, 2] += 0.05 * np.arange(probes)
-    return Spectrum(nodes, np.tile([0.01, 0.6, 0.38, 0.01], (probes, 1)), np.full_like(nodes, 1e-6), dim=100)
+    return Spectrum(
+        nodes, np.tile([0.01, 0.6, 0.38, 0.01], (probes, 1)), np.full_like(nodes, 1e-6), dim=100
+    )
 
 
 def a_density():
@@ -49,7 +61,9 @@ def a_line():
 
 
 def a_plane():
-    return Landscape(OFFSETS, 0.1 + 3 * ACROSS**2 + UP**2, 0.2 + 2 * ACROSS**2 + UP**2, ("v₁", "v₂"))
+    return Landscape(
+        OFFSETS, 0.1 + 3 * ACROSS**2 + UP**2, 0.2 + 2 * ACROSS**2 + UP**2, ("v₁", "v₂")
+    )
 
 
 def caption(axes):
@@ -64,7 +78,9 @@ RESULTS = {
     "eigenpairs": some_pairs(),
     "line": a_line(),
     "plane": a_plane(),
-    "moments": Moments(np.array([1.0, 0.5, 0.3]), np.array([0.0, 0.1, 0.1]), np.eye(3), "power", (0.0, 1.0), 5),
+    "moments": Moments(
+        np.array([1.0, 0.5, 0.3]), np.array([0.0, 0.1, 0.1]), np.eye(3), "power", (0.0, 1.0), 5
+    ),
     "scalar": Estimate(103.2, 1.3, 20, dof=9),
     "exact": Estimate(103.2),
     "elements": Estimate(torch.linspace(-1, 1, 50) ** 3, torch.full((50,), 0.1)),
@@ -113,11 +129,10 @@ def test_the_caption_is_below_the_label_where_the_figure_has_room_for_it():
 
 def test_figures_leave_global_state_alone():
     code = (
-        "import sys, matplotlib as mpl; before = mpl.rcParams.copy()\n"
-        "import torch; from lambdahat.report.figures import plot; from lambdahat.results import Estimate\n"
-        "plot(Estimate(1.0, 0.1)).figure.canvas.draw()\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "assert mpl.rcParams.copy() == before"
+        "import sys, matplotlib as mpl; before = mpl.rcParams.copy()\nimport torch; from"
+        " lambdahat.report.figures import plot; from lambdahat.results import"
+        " Estimate\nplot(Estimate(1.0, 0.1)).figure.canvas.draw()\nassert 'matplotlib.pyplot' not"
+        " in sys.modules\nassert mpl.rcParams.copy() == before"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -147,7 +162,8 @@ def test_probes_are_pooled_into_one_measure():
     nodes, weights = pool_probes(a_spectrum(3))
     assert weights.sum() == pytest.approx(1.0)
     assert (nodes @ weights) == pytest.approx(float(a_spectrum(3).mean))
-    np.testing.assert_allclose(nodes, [-0.5, 0.0, 0.1, 0.15, 0.2, 4.0])  # what every probe sees is one stem
+    # what every probe sees is one stem
+    np.testing.assert_allclose(nodes, [-0.5, 0.0, 0.1, 0.15, 0.2, 4.0])
     assert weights[-1] == pytest.approx(0.01)
 
 
@@ -163,7 +179,10 @@ def test_density_band_is_the_interval_and_every_peak_is_in_sight():
 def test_eigenvalues_are_bars_with_residuals_and_the_unconverged_show():
     axes = plot(some_pairs())
     assert sorted(bar.get_height() for bar in axes.patches) == [-1.0, 2.0, 3.0]
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"converged", "not converged"}
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {
+        "converged",
+        "not converged",
+    }
     assert "NOT_CONVERGED" in axes.get_title()
     whiskers = [segment for bars in axes.collections for segment in bars.get_segments()]
     assert whiskers[2][1][1] - whiskers[2][0][1] == pytest.approx(0.4, rel=1e-6)
@@ -263,14 +282,19 @@ def test_measurement_is_a_grid_of_panels_and_a_list_of_numbers(tmp_path):
     measurement.save(tmp_path)
     figure = plot(Measurement.load(tmp_path))
     assert len(figure.axes) == 3
-    assert [axes.get_title().split(":")[0] for axes in figure.axes[:2]] == ["spectrum", "eigenpairs"]
+    assert [axes.get_title().split(":")[0] for axes in figure.axes[:2]] == [
+        "spectrum",
+        "eigenpairs",
+    ]
     cells = [cell.get_text().get_text() for cell in figure.axes[2].tables[0].get_celld().values()]
     assert cells == ["trace", "103.2 ± 1.3", "parts.a", "2 (exact)"]
     figure.canvas.draw()
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(TypeError, match=r"result must be a result.*got 3.0; register a function .*charts_of"):
+    with pytest.raises(
+        TypeError, match=r"result must be a result.*got 3.0; register a function .*charts_of"
+    ):
         plot(3.0)
     with pytest.raises(ValueError, match="ax must be None for a Measurement"):
         plot(Measurement({"trace": Estimate(1.0)}), new_figure().add_subplot())

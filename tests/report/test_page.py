@@ -1,4 +1,6 @@
-"""The page as a file: its structure, its data, what it does with hostile names, and where its parts come from."""
+"""The page as a file: its structure, its data, what it does with hostile names, and where its
+parts come from.
+"""
 
 import dataclasses
 import itertools
@@ -26,7 +28,9 @@ from tests.report.test_figures import RESULTS
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return write_page(experiments(), tmp_path_factory.mktemp("page") / "deep" / "report.html", "A title")
+    return write_page(
+        experiments(), tmp_path_factory.mktemp("page") / "deep" / "report.html", "A title"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +67,25 @@ def test_headings_come_in_order(seen):
 
 
 def test_it_has_landmarks_labels_and_a_way_past_the_contents(seen):
-    assert all(len(seen.all(tag)) == 1 for tag in ("header", "nav", "main", "footer", "h1", "title"))
+    assert all(
+        len(seen.all(tag)) == 1 for tag in ("header", "nav", "main", "footer", "h1", "title")
+    )
     assert seen.all("html")[0]["lang"] == "en"
     assert next(attributes for tag, attributes in seen.elements if tag == "a")["href"] == "#main"
     assert seen.all("nav")[0]["aria-label"] == "Contents"
-    charts = [attributes for attributes in seen.all("div") if (attributes.get("class") or "").startswith("chart")]
+    charts = [
+        attributes
+        for attributes in seen.all("div")
+        if (attributes.get("class") or "").startswith("chart")
+    ]
     assert len(charts) == 6
     assert all(chart["role"] == "img" and len(chart["aria-label"]) > 20 for chart in charts)
     assert len([one for one in seen.all("details") if one.get("class") == "data"]) == 6
-    assert all(one["tabindex"] == "0" and one["aria-label"] for one in seen.all("div") if one.get("role") == "region")
+    assert all(
+        one["tabindex"] == "0" and one["aria-label"]
+        for one in seen.all("div")
+        if one.get("role") == "region"
+    )
 
 
 def test_every_table_has_headers_with_scopes(written, seen):
@@ -95,12 +109,9 @@ def test_the_overview_has_every_claim_with_its_paper_and_verdict(seen):
     ]
     assert [row["data-paper"] for row in rows[1:3]] == ["A paper", "Another paper"]
     assert seen.texts["strong"] == ["2", "1", "3", "0"]
-    assert [button["data-only"] for button in seen.all("button") if button.get("class") == "count"] == [
-        "holds",
-        "does not hold",
-        "undecided",
-        "not testable here",
-    ]
+    assert [
+        button["data-only"] for button in seen.all("button") if button.get("class") == "count"
+    ] == ["holds", "does not hold", "undecided", "not testable here"]
     assert [option["value"] for option in seen.all("option")] == [
         "",
         "A paper",
@@ -115,21 +126,25 @@ def test_the_overview_has_every_claim_with_its_paper_and_verdict(seen):
 def test_our_own_claims_count_apart_and_an_experiment_at_two_scales_once(tmp_path):
     text = write_page(with_own_claims(), tmp_path / "page.html", "").read_text(encoding="utf-8")
     seen = Reader(text)
-    # of the papers: those of the paper scale and of the other experiment; our own: those of the paper scale
+    # of the papers: those of the paper scale and of the other experiment; our own: those of the
+    # paper scale
     assert seen.texts["strong"] == ["1", "0", "2", "1", "1", "0", "0", "1"]
-    asked = [(one["data-only"], one["data-whose"]) for one in seen.all("button") if one.get("class") == "count"]
+    asked = [
+        (one["data-only"], one["data-whose"])
+        for one in seen.all("button")
+        if one.get("class") == "count"
+    ]
     assert asked[3] == ("not testable here", "of the papers")
     assert asked[4] == ("holds", "our own")
     rows = [row for row in seen.all("tr") if "data-verdict" in row]
-    assert [row["data-whose"] for row in rows] == ["of the papers"] * 2 + ["our own"] * 2 + ["of the papers"] * 2 + [
-        "our own",
-        "of the papers",
-        "of the papers",
-    ]
+    assert [row["data-whose"] for row in rows] == ["of the papers"] * 2 + ["our own"] * 2 + [
+        "of the papers"
+    ] * 2 + ["our own", "of the papers", "of the papers"]
     assert {row["data-run"] for row in rows[:4]} == {"largest of each experiment"}
     assert {row["data-run"] for row in rows[4:7]} == {"smaller ones"}
     assert text.count("counts once in the totals") == 1
-    assert text.count('Ours is faster <span class="own"') == 6  # in the overview and in the sections
+    # in the overview and in the sections
+    assert text.count('Ours is faster <span class="own"') == 6
     heading = re.findall(r"<h3>(A paper .*?)</h3>", text)[0]
     assert re.findall(r"</span> (\d+)<span class=\"hidden\"> ([\w ]+)<|(>ours<)", heading) == [
         ("1", "holds", ""),
@@ -152,22 +167,34 @@ def test_without_claims_of_our_own_nothing_is_said_of_them(written):
 def test_the_overview_and_the_contents_go_paper_by_paper(written):
     text = written.read_text(encoding="utf-8")
     overview = text[text.index('<section id="overview"') : text.index('id="claims"')]
-    places = [overview.index(f">{words}") for words in ("A paper ", "Experiment 1", "Another paper ", "Experiment 2")]
+    places = [
+        overview.index(f">{words}")
+        for words in ("A paper ", "Experiment 1", "Another paper ", "Experiment 2")
+    ]
     assert places == sorted(places)
     tables = re.findall(r"<h3>(.*?)</h3>", overview)
-    assert [re.findall(r"</span> (\d+)<span class=\"hidden\"> ([\w ]+)<", one) for one in tables] == [
+    assert [
+        re.findall(r"</span> (\d+)<span class=\"hidden\"> ([\w ]+)<", one) for one in tables
+    ] == [
         [("1", "holds"), ("1", "undecided")],
         [("1", "holds"), ("1", "does not hold"), ("2", "undecided")],
     ]
     assert overview.count(">§2<") == 3  # the part of the paper
     contents = text[text.index("<nav") : text.index("</nav>")]
     assert re.findall(r'class="group">(.*?)<', contents) == ["A paper", "Another paper"]
-    assert re.findall(r'href="#(.*?)"', contents) == ["overview", *(f"experiment-{i}-cpu" for i in (1, 2, 3))]
+    assert re.findall(r'href="#(.*?)"', contents) == [
+        "overview",
+        *(f"experiment-{i}-cpu" for i in (1, 2, 3)),
+    ]
 
 
 @pytest.mark.parametrize(("count", "shown"), [(4, True), (5, False)])
 def test_many_sections_are_closed_at_first(tmp_path, count, shown):
-    seen = Reader(write_page([an_experiment(i) for i in range(count)], tmp_path / "page.html", "").read_text("utf-8"))
+    seen = Reader(
+        write_page([an_experiment(i) for i in range(count)], tmp_path / "page.html", "").read_text(
+            "utf-8"
+        )
+    )
     parts = [one for one in seen.all("details") if one.get("class") == "part" and "id" not in one]
     assert len(parts) == count
     assert all(("open" in one) is shown for one in parts)
@@ -208,7 +235,17 @@ def test_hostile_names_are_only_names(tmp_path):
         bad,
         (Verdict(bad, bad, bad, bad, bad, True),),
         (Card(bad, bad, bad, bad),),
-        (Chart(bad, bad, bad, (Series(bad, [bad], [1.0]),), source=bad, caption=bad, lines=((bad, 1.0),)),),
+        (
+            Chart(
+                bad,
+                bad,
+                bad,
+                (Series(bad, [bad], [1.0]),),
+                source=bad,
+                caption=bad,
+                lines=((bad, 1.0),),
+            ),
+        ),
         (Table(bad, (bad, bad), ((bad, bad),)),),
         (bad,),
         (bad,),
@@ -224,11 +261,15 @@ def test_hostile_names_are_only_names(tmp_path):
     )
     assert all(getattr(section, field.name) for field in dataclasses.fields(section))
     seen = Reader(write_page([section], tmp_path / "page.html", bad).read_text(encoding="utf-8"))
-    good = Reader(write_page([an_experiment(1)], tmp_path / "good.html", "good").read_text(encoding="utf-8"))
+    good = Reader(
+        write_page([an_experiment(1)], tmp_path / "good.html", "good").read_text(encoding="utf-8")
+    )
     assert seen.open == []
     assert not seen.all("img")
     assert len(seen.all("script")) == len(good.all("script")) == 3
-    assert not [name for _, attributes in seen.elements for name in attributes if name.startswith("on")]
+    assert not [
+        name for _, attributes in seen.elements for name in attributes if name.startswith("on")
+    ]
     assert next(row["data-paper"] for row in seen.all("tr") if "data-paper" in row) == bad
     (name,) = [key for key in seen.scripts if key.startswith("data-")]
     assert seen.payload(name.removeprefix("data-"))["rows"] == {"columns": [bad], "values": [[bad]]}
@@ -239,7 +280,9 @@ def contrast(one, other):
 
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        red, green, blue = (
+            p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+        )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     low, high = sorted((luminance(one), luminance(other)))
@@ -271,8 +314,17 @@ def find(name):
 
 
 def test_the_page_of_stores_comes_from_the_stores_alone(tmp_path):
-    store = sweep(find("toy"), tmp_path / "runs", scale="smoke", command="lambdahat reproduce toy --scale smoke")
-    seen = Reader(page_of_stores(tmp_path / "runs", tmp_path / "p.html", find=find).read_text(encoding="utf-8"))
+    store = sweep(
+        find("toy"),
+        tmp_path / "runs",
+        scale="smoke",
+        command="lambdahat reproduce toy --scale smoke",
+    )
+    seen = Reader(
+        page_of_stores(tmp_path / "runs", tmp_path / "p.html", find=find).read_text(
+            encoding="utf-8"
+        )
+    )
     assert "no paper · Table 1 · smoke scale" in seen.texts["p"]
     assert seen.texts["code"] == ["lambdahat reproduce toy --scale smoke"]
     rows = seen.payload("toy-smoke")["rows"]
@@ -323,7 +375,9 @@ def test_any_results_make_a_page(tmp_path):
     folder = tmp_path / "saved"
     for name, result in RESULTS.items():
         result.save(folder / name)
-    measured = Measurement({"trace": Estimate(3.0, 0.1), "spectrum": RESULTS["spectrum"]}, {"samples": 10})
+    measured = Measurement(
+        {"trace": Estimate(3.0, 0.1), "spectrum": RESULTS["spectrum"]}, {"samples": 10}
+    )
     measured.save(folder / "run" / "measured")
     (folder / "other.json").write_text('{"not": "ours"}')
     (folder / "broken.json").write_text("{")
@@ -336,7 +390,11 @@ def test_any_results_make_a_page(tmp_path):
     path.write_text(path.read_text()[:60])
     with pytest.raises(ValueError, match=r"cut\.json is not a lambdahat result, or a damaged one"):
         list(saved_in(folder))
-    assert [column[0] for column in seen.payload("run-measured")["rows"]["values"]][:3] == ["trace", 3.0, 0.1]
+    assert [column[0] for column in seen.payload("run-measured")["rows"]["values"]][:3] == [
+        "trace",
+        3.0,
+        0.1,
+    ]
     assert any("spectrum: Ritz values" in text for text in seen.texts["h4"])
 
 
@@ -347,15 +405,39 @@ def test_results_are_named_by_the_caller_or_by_kind(tmp_path):
 
     assert titles({"here": Estimate(1.0)}) == ["here"]
     assert titles(Estimate(1.0)) == ["Estimate"]
-    assert titles([Estimate(1.0), RESULTS["line"], Estimate(math.nan)]) == ["Estimate 1", "Landscape", "Estimate 2"]
+    assert titles([Estimate(1.0), RESULTS["line"], Estimate(math.nan)]) == [
+        "Estimate 1",
+        "Landscape",
+        "Estimate 2",
+    ]
 
 
 MISUSES = {
-    "no such folder": (lambda at: page(at / "none", at / "p.html"), FileNotFoundError, "results must name a folder"),
-    "nothing to show": (lambda at: page([], at / "p.html"), ValueError, "the page must have something to show"),
-    "an empty folder": (lambda at: page(at, at / "p.html"), ValueError, "name a folder with saved results or with"),
-    "no results": (lambda at: page(3, at / "p.html"), TypeError, "results must be a result, several, or a folder"),
-    "no stores": (lambda at: page_of_stores([at], at / "p.html"), ValueError, "something to show, got no results"),
+    "no such folder": (
+        lambda at: page(at / "none", at / "p.html"),
+        FileNotFoundError,
+        "results must name a folder",
+    ),
+    "nothing to show": (
+        lambda at: page([], at / "p.html"),
+        ValueError,
+        "the page must have something to show",
+    ),
+    "an empty folder": (
+        lambda at: page(at, at / "p.html"),
+        ValueError,
+        "name a folder with saved results or with",
+    ),
+    "no results": (
+        lambda at: page(3, at / "p.html"),
+        TypeError,
+        "results must be a result, several, or a folder",
+    ),
+    "no stores": (
+        lambda at: page_of_stores([at], at / "p.html"),
+        ValueError,
+        "something to show, got no results",
+    ),
 }
 
 
@@ -375,18 +457,30 @@ ESTIMATE = {"type": "Estimate", "fields": {"value": 1.0}}
         {"result": {"type": "Estimate", "fields": {"value": "abc"}}},
         {"result": {"type": "Estimate", "fields": {"value": {"float": "abc"}}}},
         {"result": {"type": "Estimate", "fields": {"value": None}}},
-        {"result": {"type": "Estimate", "fields": {"value": 1.0, "stderr": "<script>alert(1)</script>"}}},
+        {
+            "result": {
+                "type": "Estimate",
+                "fields": {"value": 1.0, "stderr": "<script>alert(1)</script>"},
+            }
+        },
         {"result": {"type": "Estimate", "fields": {"value": 1.0, "status": [1]}}},
         {"result": {"type": "Estimate", "fields": [1]}},
         {"result": {"type": ["Estimate"], "fields": {}}},
-        {"result": {"type": "Spectrum", "fields": {"nodes": 1.0, "weights": 1.0, "residuals": 1.0, "dim": 2}}},
+        {
+            "result": {
+                "type": "Spectrum",
+                "fields": {"nodes": 1.0, "weights": 1.0, "residuals": 1.0, "dim": 2},
+            }
+        },
         {"result": [1, 2]},
         {"result": ESTIMATE, "arrays": {"file": "../other.npz", "sha256": ""}},
         {"result": ESTIMATE, "arrays": 3},
     ],
 )
 def test_a_crafted_result_is_named(tmp_path, document):
-    (tmp_path / "crafted.json").write_text(json.dumps({"format": "lambdahat", "version": 1, **document}))
+    (tmp_path / "crafted.json").write_text(
+        json.dumps({"format": "lambdahat", "version": 1, **document})
+    )
     with pytest.raises(ValueError, match=r"crafted\.json"):
         page(tmp_path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
@@ -394,7 +488,12 @@ def test_a_crafted_result_is_named(tmp_path, document):
 
 def test_saving_over_a_crafted_result_removes_no_file_but_its_own(tmp_path):
     (tmp_path / "precious.npz").write_bytes(b"precious")
-    document = {"format": "lambdahat", "version": 1, "result": {}, "arrays": {"file": "precious.npz", "sha256": ""}}
+    document = {
+        "format": "lambdahat",
+        "version": 1,
+        "result": {},
+        "arrays": {"file": "precious.npz", "sha256": ""},
+    }
     (tmp_path / "one.json").write_text(json.dumps(document))
     Estimate(torch.ones(3)).save(tmp_path / "one")
     Estimate(torch.zeros(3)).save(tmp_path / "one")

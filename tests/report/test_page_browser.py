@@ -1,4 +1,6 @@
-"""The page in a real browser, headless: it loads without complaint, its charts are drawn, its controls work."""
+"""The page in a real browser, headless: it loads without complaint, its charts are drawn, its
+controls work.
+"""
 
 import base64
 import csv
@@ -15,8 +17,13 @@ from tests.report.browser import CHROMIUM
 from tests.report.kinds import KINDS, made
 from tests.report.pages import HOSTILE, an_experiment, with_own_claims
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
-DRAWN = "[...document.querySelectorAll('.chart')].every((one) => one.querySelector('.main-svg, canvas'))"
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
+DRAWN = (
+    "[...document.querySelectorAll('.chart')].every((one) => one.querySelector('.main-svg,"
+    " canvas'))"
+)
 CAPTURE = """
 window.files = [];
 URL.createObjectURL = (blob) => (window.files.push(blob.arrayBuffer()), '#');
@@ -25,7 +32,9 @@ HTMLAnchorElement.prototype.click = function () { window.named = this.download; 
 
 
 def overflow(browser):
-    return browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return browser.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
 
 
 def draw_all(browser):
@@ -43,7 +52,9 @@ def test_it_loads_and_draws_without_complaint_and_fits(browser, written, width):
     draw_all(browser)
     assert overflow(browser) == 0
     assert browser.complaints() == []
-    assert browser.evaluate("document.querySelectorAll('.chart .scatterlayer .trace').length") >= 3 * 3
+    assert (
+        browser.evaluate("document.querySelectorAll('.chart .scatterlayer .trace').length") >= 3 * 3
+    )
 
 
 def test_charts_far_down_wait(browser, written):
@@ -58,7 +69,9 @@ def test_results_of_every_kind_are_drawn(browser, tmp_path):
     path = page({name: made(name) for name in KINDS}, tmp_path / "page.html")
     for width in (390, 1280):
         browser.open(path, width)
-        browser.evaluate("document.querySelectorAll('details.part').forEach((part) => { part.open = true })")
+        browser.evaluate(
+            "document.querySelectorAll('details.part').forEach((part) => { part.open = true })"
+        )
         draw_all(browser)
         assert overflow(browser) == 0
     assert browser.complaints() == []
@@ -80,11 +93,17 @@ def test_the_theme_follows_the_system_and_the_button(browser, written):
         looks[dark] = paper_and_ink(browser)
     assert looks[False] == ["rgb(255, 255, 255)", "rgb(27, 31, 36)"]
     assert looks[True] == ["rgb(20, 23, 27)", "rgb(230, 233, 237)"]
-    assert browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    assert (
+        browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    )
     browser.evaluate("document.getElementById('theme').click()")
-    browser.until("getComputedStyle(document.querySelector('.chart .xtick text')).fill === 'rgb(27, 31, 36)'")
+    browser.until(
+        "getComputedStyle(document.querySelector('.chart .xtick text')).fill === 'rgb(27, 31, 36)'"
+    )
     assert paper_and_ink(browser) == looks[False]
-    assert browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "false"
+    assert (
+        browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "false"
+    )
     browser.open(written, 1280, dark=True)  # it is remembered
     assert browser.evaluate("document.documentElement.dataset.theme") == "light"
     browser.evaluate("localStorage.clear()")
@@ -92,7 +111,9 @@ def test_the_theme_follows_the_system_and_the_button(browser, written):
 
 def shown(browser):
     rows = "[...document.querySelectorAll('#claims tbody tr')]"
-    return browser.evaluate(f"{rows}.filter((row) => row.offsetParent).map((row) => row.cells[0].textContent)")
+    return browser.evaluate(
+        f"{rows}.filter((row) => row.offsetParent).map((row) => row.cells[0].textContent)"
+    )
 
 
 def choose(browser, name, value):
@@ -106,7 +127,10 @@ def test_numbers_are_sorted_by_value(browser, tmp_path):
     values = [12.5, -3.0, 1.5, -20.0]
     results = {f"part {number}": Estimate(value, 0.5) for number, value in enumerate(values)}
     browser.open(page(results, tmp_path / "page.html"), 1280)
-    shown = "[...document.querySelectorAll('#overview tbody tr')].map((row) => row.cells[2].textContent)"
+    shown = (
+        "[...document.querySelectorAll('#overview tbody tr')].map((row) =>"
+        " row.cells[2].textContent)"
+    )
     assert len(browser.evaluate(shown)) == 4
     browser.evaluate("document.querySelectorAll('#overview .sort')[2].click()")
     order = [float(text.split()[0].replace("−", "-")) for text in browser.evaluate(shown)]
@@ -132,17 +156,26 @@ def test_claims_are_filtered_and_sorted(browser, written):
     for way, first in (("ascending", "A second claim"), ("descending", "Claim 3")):
         browser.evaluate("document.querySelector('#claims .sort').click()")
         assert shown(browser)[0] == first
-        assert browser.evaluate("document.querySelector('#claims th').getAttribute('aria-sort')") == way
+        assert (
+            browser.evaluate("document.querySelector('#claims th').getAttribute('aria-sort')")
+            == way
+        )
 
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
     """A page of five sections, which are closed."""
-    return write_page([an_experiment(i) for i in range(5)], tmp_path_factory.mktemp("long") / "report.html", "Long")
+    return write_page(
+        [an_experiment(i) for i in range(5)],
+        tmp_path_factory.mktemp("long") / "report.html",
+        "Long",
+    )
 
 
 def opened(browser):
-    return browser.evaluate("[...document.querySelectorAll('section > details')].map((one) => one.open)")
+    return browser.evaluate(
+        "[...document.querySelectorAll('section > details')].map((one) => one.open)"
+    )
 
 
 def test_sections_open_by_links_by_keys_and_all_at_once(browser, long):
@@ -151,15 +184,29 @@ def test_sections_open_by_links_by_keys_and_all_at_once(browser, long):
     browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3-cpu\\']').click()")
     browser.until("document.querySelector('#experiment-3-cpu .chart .main-svg')")
     assert opened(browser)[1:] == [False, False, False, True, False]
-    assert abs(browser.evaluate("document.getElementById('experiment-3-cpu').getBoundingClientRect().top") - 72) < 2
+    assert (
+        abs(
+            browser.evaluate(
+                "document.getElementById('experiment-3-cpu').getBoundingClientRect().top"
+            )
+            - 72
+        )
+        < 2
+    )
     browser.evaluate("document.querySelector('#experiment-3-cpu summary').focus()")
     for kind in ("keyDown", "keyUp"):
         browser.call(
-            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r"
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key="Enter",
+            code="Enter",
+            windowsVirtualKeyCode=13,
+            text="\r",
         )
     browser.until("!document.querySelector('#experiment-3-cpu details').open")
     browser.until("!document.querySelector('.chart.drawn')")  # its charts are let go
-    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3-cpu\\']').click()")  # the address is the same
+    # the address is the same
+    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3-cpu\\']').click()")
     browser.until("document.querySelector('#experiment-3-cpu .chart .main-svg')")
     for label, state in (("Close all sections", True), ("Open all sections", False)):
         browser.evaluate("document.getElementById('unfold').click()")
@@ -177,15 +224,20 @@ def test_an_address_opens_its_section(browser, long):
 
 def test_a_long_legend_is_whole(browser, tmp_path):
     names = [f"a rule of a rather long name, number {i}" for i in range(12)]
-    chart = Chart("Many", "x", "y", tuple(Series(name, [0, 1], [i, i]) for i, name in enumerate(names)))
-    path = write_page([dataclasses.replace(an_experiment(1), charts=(chart,))], tmp_path / "page.html", "Many")
+    chart = Chart(
+        "Many", "x", "y", tuple(Series(name, [0, 1], [i, i]) for i, name in enumerate(names))
+    )
+    path = write_page(
+        [dataclasses.replace(an_experiment(1), charts=(chart,))], tmp_path / "page.html", "Many"
+    )
     for width in (390, 1280):
         browser.open(path, width)
         draw_all(browser)
         inside = (
-            "(() => { const box = document.querySelector('.chart').getBoundingClientRect();"
-            " const texts = [...document.querySelectorAll('.legendtext')].map((one) => one.getBoundingClientRect());"
-            " return texts.length === 12 && texts.every((one) => one.top >= box.top && one.bottom <= box.bottom); })()"
+            "(() => { const box = document.querySelector('.chart').getBoundingClientRect(); const"
+            " texts = [...document.querySelectorAll('.legendtext')].map((one) =>"
+            " one.getBoundingClientRect()); return texts.length === 12 && texts.every((one) =>"
+            " one.top >= box.top && one.bottom <= box.bottom); })()"
         )
         browser.until(inside)
         browser.until("document.querySelector('.chart')._fullLayout._size.h > 150")
@@ -195,7 +247,9 @@ def downloaded(browser, kind):
     browser.evaluate(CAPTURE)
     browser.evaluate(f"document.querySelector('.download[data-kind={kind}]').click()")
     browser.until("window.files.length === 1 && window.named")
-    coded = browser.evaluate("window.files[0].then((bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes))))")
+    coded = browser.evaluate(
+        "window.files[0].then((bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes))))"
+    )
     return browser.evaluate("window.named"), base64.b64decode(coded).decode()
 
 
@@ -222,8 +276,9 @@ def test_a_name_in_the_legend_hides_its_curve_and_band(browser, written):
     seen = "document.querySelector('.chart')._fullData.map((trace) => [trace.name, trace.visible])"
     assert browser.evaluate(seen)[:2] == [["SGD", True], ["SGD", True]]
     x, y = browser.evaluate(
-        "(() => { const box = document.querySelector('.chart .legendtoggle').getBoundingClientRect();"
-        " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        "(() => { const box = document.querySelector('.chart"
+        " .legendtoggle').getBoundingClientRect(); return [box.x + box.width / 2, box.y +"
+        " box.height / 2]; })()"
     )
     for kind in ("mousePressed", "mouseReleased"):
         browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
@@ -247,32 +302,51 @@ def test_the_numbers_of_a_chart_are_a_table(browser, written):
         "loss",
         "±",
     ]
-    assert browser.evaluate(f"[...{table}.rows[1].cells].map((cell) => cell.textContent)") == ["SGD", "0", "1", "0.02"]
+    assert browser.evaluate(f"[...{table}.rows[1].cells].map((cell) => cell.textContent)") == [
+        "SGD",
+        "0",
+        "1",
+        "0.02",
+    ]
     assert browser.evaluate(f"{table}.rows.length") == 1 + 50 + 50 + 1
-    assert browser.evaluate(f"{table}.rows[0].cells[0].scope + {table}.rows[1].cells[0].scope") == "colrow"
+    assert (
+        browser.evaluate(f"{table}.rows[0].cells[0].scope + {table}.rows[1].cells[0].scope")
+        == "colrow"
+    )
     assert browser.evaluate(f"{table}.rows[101].cells[0].textContent") == "SGD, paper (published)"
     browser.evaluate("document.querySelectorAll('details.data')[1].open = true")
     browser.until("document.querySelectorAll('details.data')[1].querySelector('tbody tr')")
     table = "document.querySelectorAll('details.data')[1].querySelector('table')"
-    assert browser.evaluate(f"[...{table}.rows].slice(0, 2).map((row) => row.cells[0].textContent)") == ["y \\ x", "-1"]
+    assert browser.evaluate(
+        f"[...{table}.rows].slice(0, 2).map((row) => row.cells[0].textContent)"
+    ) == ["y \\ x", "-1"]
     assert browser.evaluate(f"{table}.rows[1].cells[1].textContent") == "2"  # x = y = −1
 
 
 def test_the_keyboard_reaches_the_content_first(browser, written):
     browser.open(written, 1280)
     for kind in ("rawKeyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        browser.call(
+            "Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9
+        )
     assert browser.evaluate("document.activeElement.className") == "skip"
     assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
     for kind in ("keyDown", "keyUp"):
         browser.call(
-            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r"
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key="Enter",
+            code="Enter",
+            windowsVirtualKeyCode=13,
+            text="\r",
         )
     browser.until("document.activeElement.id === 'main'")
 
 
 @pytest.mark.parametrize(("page_name", "count"), [("written", 6), ("long", 2)])
-def test_paper_has_every_chart_of_open_sections_in_light_colours(browser, page_name, count, request):
+def test_paper_has_every_chart_of_open_sections_in_light_colours(
+    browser, page_name, count, request
+):
     browser.open(request.getfixturevalue(page_name), 1280, dark=True)
     browser.evaluate("document.querySelector('section:not(#overview) details').open = true")
     before = opened(browser)
@@ -281,11 +355,14 @@ def test_paper_has_every_chart_of_open_sections_in_light_colours(browser, page_n
 
     drawn = "document.querySelectorAll('.chart .svg-container').length"
     browser.evaluate(
-        "addEventListener('beforeprint', () => { window.printed = [document.documentElement.dataset.theme,"
-        f" {drawn}, getComputedStyle(document.body).backgroundColor, document.getElementById('claims').open]; }})"
+        "addEventListener('beforeprint', () => { window.printed ="
+        f" [document.documentElement.dataset.theme, {drawn},"
+        " getComputedStyle(document.body).backgroundColor,"
+        " document.getElementById('claims').open]; })"
     )
     browser.evaluate(
-        "addEventListener('beforeprint', () => { window.told = document.querySelector('details[open] > .facts').open })"
+        "addEventListener('beforeprint', () => { window.told ="
+        " document.querySelector('details[open] > .facts').open })"
     )
     browser.evaluate("document.getElementById('claims').open = false")
     before[0] = False
@@ -304,7 +381,9 @@ def test_paper_says_that_closed_sections_are_not_printed(browser, long):
     assert browser.evaluate(said) == "none"
     browser.call("Emulation.setEmulatedMedia", media="print")
     assert browser.evaluate(said) == "block"
-    browser.evaluate("document.querySelectorAll('main > section > details').forEach((one) => (one.open = true))")
+    browser.evaluate(
+        "document.querySelectorAll('main > section > details').forEach((one) => (one.open = true))"
+    )
     assert browser.evaluate(said) == "none"
     browser.call("Emulation.setEmulatedMedia", media="")
 
@@ -315,13 +394,19 @@ def test_a_total_asks_for_the_claims_it_counts(browser, tmp_path):
     assert buttons == 8
     for number in range(buttons):
         browser.evaluate(f"document.querySelectorAll('.count')[{number}].click()")
-        count = browser.evaluate(f"document.querySelectorAll('.count strong')[{number}].textContent")
+        count = browser.evaluate(
+            f"document.querySelectorAll('.count strong')[{number}].textContent"
+        )
         assert len(shown(browser)) == int(count)
 
 
 def test_hostile_names_run_nothing(browser, tmp_path):
-    section = dataclasses.replace(an_experiment(1), title=HOSTILE, about=HOSTILE, command=HOSTILE, facts={"a": HOSTILE})
-    hostile = [dataclasses.replace(chart, title=HOSTILE, x_label=HOSTILE) for chart in section.charts]
+    section = dataclasses.replace(
+        an_experiment(1), title=HOSTILE, about=HOSTILE, command=HOSTILE, facts={"a": HOSTILE}
+    )
+    hostile = [
+        dataclasses.replace(chart, title=HOSTILE, x_label=HOSTILE) for chart in section.charts
+    ]
     section = dataclasses.replace(section, charts=tuple(hostile))
     browser.open(write_page([section], tmp_path / "page.html", HOSTILE), 390)
     draw_all(browser)

@@ -1,4 +1,6 @@
-"""The markup by which a reader finds the way: links within sections, settings beside titles, what a status means."""
+"""The markup by which a reader finds the way: links within sections, settings beside titles,
+what a status means.
+"""
 
 import dataclasses
 import re
@@ -13,7 +15,9 @@ from tests.report.test_figures import RESULTS
 def test_a_section_leads_to_its_parts_and_says_what_statuses_mean(tmp_path):
     told = Verdict("ours", "", UNTESTED, "1 ± 2; not testable: SGD is NOT_A_MINIMUM in 3 of 4")
     section = dataclasses.replace(an_experiment(1), verdicts=(told,))
-    text = write_page([section, an_experiment(2)], tmp_path / "page.html", "").read_text(encoding="utf-8")
+    text = write_page([section, an_experiment(2)], tmp_path / "page.html", "").read_text(
+        encoding="utf-8"
+    )
     jumps = re.findall(r'<p class="jumps">(.*?)</p>', text)[0]
     assert re.findall(r'href="#(.*?)">(.*?)<', jumps) == [
         ("experiment-1-cpu--claims", "Claims (1)"),
@@ -30,9 +34,14 @@ def test_a_section_leads_to_its_parts_and_says_what_statuses_mean(tmp_path):
 def test_sections_of_one_title_are_told_apart_by_their_setting(tmp_path):
     one = an_experiment(1)
     other = dataclasses.replace(one, setting="paper scale", name="experiment-1-paper")
-    text = write_page([one, other, an_experiment(2)], tmp_path / "page.html", "").read_text(encoding="utf-8")
+    text = write_page([one, other, an_experiment(2)], tmp_path / "page.html", "").read_text(
+        encoding="utf-8"
+    )
     assert re.findall(r'class="setting">(.*?)<', text) == ["cpu scale", "paper scale"]
-    assert re.findall(r'<section id="(.*?)"', text)[1:3] == ["experiment-1-cpu", "experiment-1-paper"]
+    assert re.findall(r'<section id="(.*?)"', text)[1:3] == [
+        "experiment-1-cpu",
+        "experiment-1-paper",
+    ]
 
 
 def test_the_overview_of_results_has_all_of_them_and_what_is_wrong(tmp_path):

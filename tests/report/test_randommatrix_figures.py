@@ -13,7 +13,9 @@ from tests.report.test_figures import caption
 @pytest.fixture
 def pairs():
     values = torch.tensor([3.0, -2.0], dtype=torch.float64)
-    return Eigenpairs(values, torch.eye(100, 2, dtype=torch.float64), torch.zeros(2), torch.tensor([True, True]))
+    return Eigenpairs(
+        values, torch.eye(100, 2, dtype=torch.float64), torch.zeros(2), torch.tensor([True, True])
+    )
 
 
 def measured(size, largest):
@@ -24,7 +26,9 @@ def measured(size, largest):
 @pytest.fixture
 def comparison(pairs):
     predictions = tuple(predict(pairs, 1e-3, size, 200) for size in (10, 40))
-    return BatchComparison(predictions, (measured(10, [3.0, 3.1, 9.0]), measured(40, [3.0, 3.0, 3.0])))
+    return BatchComparison(
+        predictions, (measured(10, [3.0, 3.1, 9.0]), measured(40, [3.0, 3.0, 3.0]))
+    )
 
 
 def test_a_comparison_shows_the_prediction_and_every_batch(comparison):
@@ -32,7 +36,14 @@ def test_a_comparison_shows_the_prediction_and_every_batch(comparison):
     line, points, full = axes.get_lines()
     assert list(line.get_xdata()) == [10, 40]
     assert list(line.get_ydata()) == [float(each.largest) for each in comparison.predictions]
-    assert points.get_xydata().tolist() == [[10, 3.0], [10, 3.1], [10, 9.0], [40, 3.0], [40, 3.0], [40, 3.0]]
+    assert points.get_xydata().tolist() == [
+        [10, 3.0],
+        [10, 3.1],
+        [10, 9.0],
+        [40, 3.0],
+        [40, 3.0],
+        [40, 3.0],
+    ]
     assert set(full.get_ydata()) == {3.0}
     share = f"additive: {float(comparison.within('additive')):.0%} within 1 sd"
     assert share in [text.get_text() for text in axes.get_legend().get_texts()]

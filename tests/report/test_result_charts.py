@@ -1,4 +1,6 @@
-"""The contract of every kind of result: charts, both drawings of them, and the result's own numbers in each."""
+"""The contract of every kind of result: charts, both drawings of them, and the result's own
+numbers in each.
+"""
 
 import json
 import math
@@ -29,7 +31,9 @@ def kinds_without_charts():
 
 
 def drawn_by_matplotlib(result):
-    """Every number in the figure: of lines, bars, error bars, maps and contours, and those that are written."""
+    """Every number in the figure: of lines, bars, error bars, maps and contours, and those that
+    are written.
+    """
     figure = plot(result).figure
     figure.canvas.draw()
     found, texts = [], [figure.get_suptitle()]
@@ -43,27 +47,45 @@ def drawn_by_matplotlib(result):
         found += [number for image in axes.images for number in np.ravel(image.get_array())]
         texts += [text.get_text() for text in (axes.title, *axes.texts)]
         texts += axes.get_legend_handles_labels()[1]
-        texts += [cell.get_text().get_text() for table in axes.tables for cell in table.get_celld().values()]
+        texts += [
+            cell.get_text().get_text()
+            for table in axes.tables
+            for cell in table.get_celld().values()
+        ]
     return found, " ".join(texts)
 
 
 def drawn_on_the_page(result):
-    """Every number in the figures of the section, and those that its cards, lists, titles and captions tell."""
+    """Every number in the figures of the section, and those that its cards, lists, titles and
+    captions tell.
+    """
     section = section_of_result("name", result)
     found = []
     for chart in section.charts:
         figure = json.loads(json.dumps(figure_of(chart), allow_nan=False))
-        parts = [trace.get(key, []) for trace in figure["data"] for key in ("x", "y", "customdata", "z")]
-        found += [number for part in parts for number in flat(part) if isinstance(number, int | float)]
-        found += [shape[key] for shape in figure["layout"].get("shapes", []) for key in ("x0", "y0")]
-    texts = [text for chart in section.charts for text in (chart.title, chart.caption, *sum(chart.rows, ()))]
+        parts = [
+            trace.get(key, []) for trace in figure["data"] for key in ("x", "y", "customdata", "z")
+        ]
+        found += [
+            number for part in parts for number in flat(part) if isinstance(number, int | float)
+        ]
+        found += [
+            shape[key] for shape in figure["layout"].get("shapes", []) for key in ("x0", "y0")
+        ]
+    texts = [
+        text
+        for chart in section.charts
+        for text in (chart.title, chart.caption, *sum(chart.rows, ()))
+    ]
     texts += [one.name for chart in section.charts for one in chart.series]
     texts += [text for chart in section.charts for one in chart.series for text in one.texts]
     return found, " ".join([*texts, *(card.value for card in section.cards)])
 
 
 def flat(part):
-    return [number for inner in part for number in flat(inner)] if isinstance(part, list) else [part]
+    return (
+        [number for inner in part for number in flat(inner)] if isinstance(part, list) else [part]
+    )
 
 
 def check_numbers(name, drawn):
@@ -72,7 +94,10 @@ def check_numbers(name, drawn):
     written, expected = np.array(numbers_in(text)), numbers_of(name)
     assert expected or name in ("Table", "Verdict")  # these two are texts
     for number in expected:
-        near = np.isclose(found, number, rtol=1e-6, atol=1e-12).any() or np.isclose(written, number, rtol=1e-5).any()
+        near = (
+            np.isclose(found, number, rtol=1e-6, atol=1e-12).any()
+            or np.isclose(written, number, rtol=1e-5).any()
+        )
         assert near, f"{number} is not in the figure of {name}"
 
 
@@ -114,7 +139,11 @@ def test_results_without_charts_of_their_own_show_their_numbers_all_the_same():
 def test_the_page_has_a_figure_of_every_kind_that_is_more_than_a_number(tmp_path):
     path = lh.page({name: made(name) for name in KINDS}, tmp_path / "page.html")
     reader = Reader(path.read_text(encoding="utf-8"))
-    places = [str(attributes["data-section"]) for attributes in reader.all("div") if "data-section" in attributes]
+    places = [
+        str(attributes["data-section"])
+        for attributes in reader.all("div")
+        if "data-section" in attributes
+    ]
     for name in KINDS:
         section = slug(name)
         assert places.count(section) == len(reader.payload(section)["charts"])
@@ -124,7 +153,9 @@ def test_the_page_has_a_figure_of_every_kind_that_is_more_than_a_number(tmp_path
 def test_every_registered_kind_has_an_example():
     kinds = {kind for kind in charts_of.registry if kind.__module__.startswith("lambdahat.")}
     assert kinds <= {parent for name in KINDS for parent in type(made(name)).__mro__}
-    assert {type(made(name)).__name__ for name in KINDS if isinstance(made(name), Result)} <= set(kinds_of_library())
+    assert {type(made(name)).__name__ for name in KINDS if isinstance(made(name), Result)} <= set(
+        kinds_of_library()
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +167,8 @@ class Trend(Result):
 
 def test_one_function_gives_a_type_of_ones_own_both_figures(tmp_path):
     trend = Trend(Estimate(0.5, 0.1), (2001, 2002), (1.25, 1.75))
-    assert [chart.title for chart in charts_of(trend)] == ["years", "values", "Trend"]  # before it is registered
+    # before it is registered
+    assert [chart.title for chart in charts_of(trend)] == ["years", "values", "Trend"]
 
     @charts_of.register
     def _(trend: Trend) -> list[Chart]:
@@ -204,7 +236,9 @@ def test_the_running_mean_ends_at_the_mean_and_lambda_stands_beside_it():
     assert found["chain 2"].y[-1] == pytest.approx(coefficient.chains.energies[1].mean())
     final = found["λ̂ = 1.90 ± 0.1"]
     assert (final.x, final.y) == ([200], [1.9])
-    assert final.error == pytest.approx([(coefficient.interval()[1] - coefficient.interval()[0]) / 2])
+    assert final.error == pytest.approx(
+        [(coefficient.interval()[1] - coefficient.interval()[0]) / 2]
+    )
 
 
 def test_what_diverged_is_a_gap_and_warnings_have_a_name():
@@ -234,7 +268,9 @@ def test_gamma_stands_beside_the_coefficient():
     (card,) = section_of_result("llc", a_coefficient()).cards
     assert card.detail.endswith("; nβ = 100, γ = 2")
     assert ("nβ, γ", "100, 2") in charts_of(a_coefficient())[-1].rows
-    assert charts_of(a_trajectory())[0].caption.startswith("At nβ = 100 (n/log n, n = 647), γ = 10. ")
+    assert charts_of(a_trajectory())[0].caption.startswith(
+        "At nβ = 100 (n/log n, n = 647), γ = 10. "
+    )
     assert "γ = 1, " in charts_of(a_sweep())[0].caption
 
 

@@ -1,4 +1,6 @@
-"""What trackers measured, drawn: which columns share a panel, and that the lines are the numbers."""
+"""What trackers measured, drawn: which columns share a panel, and that the lines are the
+numbers.
+"""
 
 import math
 
@@ -22,7 +24,10 @@ def run_of(columns, rows=3, **about):
             "step": i,
             "progress": float(i),
             "loss": 1.0,
-            **{name: values[i] if isinstance(values, list) else values for name, values in columns.items()},
+            **{
+                name: values[i] if isinstance(values, list) else values
+                for name, values in columns.items()
+            },
         }
         for i in range(rows)
     )
@@ -75,12 +80,16 @@ def panel(run, label):
 
 
 def test_lines_are_the_numbers_with_their_intervals():
-    run = run_of({"edge": [0.5, math.nan, 1.5], "edge_stderr": 0.1, "edge_threshold": 2.0}, progress="step")
+    run = run_of(
+        {"edge": [0.5, math.nan, 1.5], "edge_stderr": 0.1, "edge_threshold": 2.0}, progress="step"
+    )
     axes = panel(run, "learning rate × sharpness")
     (line, _, (bars,)) = axes.containers[0]
     assert line.get_xydata().tolist() == [[0.0, 0.5], [2.0, 1.5]]
     ends = np.array([segment[:, 1] for segment in bars.get_segments()])
-    assert ends == pytest.approx(np.array([[0.5 - 0.196, 0.5 + 0.196], [1.5 - 0.196, 1.5 + 0.196]]), rel=1e-4)
+    assert ends == pytest.approx(
+        np.array([[0.5 - 0.196, 0.5 + 0.196], [1.5 - 0.196, 1.5 + 0.196]]), rel=1e-4
+    )
     (threshold,) = [each for each in axes.get_lines() if each.get_linestyle() == "--"]
     assert threshold.get_ydata().tolist() == [2.0, 2.0, 2.0]
     assert axes.get_xlabel() == "step"
@@ -99,7 +108,9 @@ FAULT = "ValueError: max_gradients must be at least 1600"
 )
 def test_a_panel_says_why_nothing_was_measured(statuses, told):
     values = [math.nan if status == FAULT else 2.0 for status in statuses]
-    run = run_of({"llc": values, "wbic": values, "llc_localization": math.nan, "llc_status": statuses})
+    run = run_of(
+        {"llc": values, "wbic": values, "llc_localization": math.nan, "llc_status": statuses}
+    )
     axes = panel(run, "learning coefficient λ̂")
     assert told in " ".join(" ".join(text.get_text() for text in axes.texts).split())
     (chart,) = [each for each in charts_of(run) if each.y_label == "learning coefficient λ̂"]
@@ -109,7 +120,9 @@ def test_a_panel_says_why_nothing_was_measured(statuses, told):
 
 def test_the_page_has_the_panel_of_a_tracker_that_failed(tmp_path):
     run = run_of({"llc": math.nan, "llc_status": FAULT})
-    assert "Not measured: ValueError: max_gradients" in page(run, tmp_path / "page.html").read_text()
+    assert (
+        "Not measured: ValueError: max_gradients" in page(run, tmp_path / "page.html").read_text()
+    )
 
 
 @pytest.mark.parametrize(

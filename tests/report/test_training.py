@@ -63,11 +63,18 @@ def test_one_panel_on_given_axes_says_how_it_ended():
 def test_a_run_without_accuracy_or_epochs():
     nan = float("nan")
     rows = tuple({**row, "accuracy": nan, "validation_accuracy": nan} for row in run().history)
-    assert [axes.get_ylabel() for axes in plot(Run(rows)).axes] == ["loss, mean per sample", "norm", "trace"]
+    assert [axes.get_ylabel() for axes in plot(Run(rows)).axes] == [
+        "loss, mean per sample",
+        "norm",
+        "trace",
+    ]
     assert len(plot(Run(())).axes) == 1
 
 
 def test_measurements_of_a_loop_of_ones_own_are_drawn_over_its_steps():
-    rows = tuple({"kind": "step", "epoch": 0, "step": i, "progress": float(i), "edge": 0.1 * i} for i in range(4))
+    rows = tuple(
+        {"kind": "step", "epoch": 0, "step": i, "progress": float(i), "edge": 0.1 * i}
+        for i in range(4)
+    )
     (axes,) = plot(Run(rows, about={"progress": "step"})).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "learning rate × sharpness")

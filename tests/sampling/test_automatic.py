@@ -1,4 +1,6 @@
-"""Chains with nothing to tune: what the pilot chooses, what it leaves alone, and what is read off them."""
+"""Chains with nothing to tune: what the pilot chooses, what it leaves alone, and what is read
+off them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def bowl(eigenvalues: tuple[float, ...] = (1.0, 3.0)) -> Problem:
 
 
 def regression(noise: float = 1.0, samples: int = 4000, width: int = 4) -> Problem:
-    """Linear regression at its minimum; the loss of every sample has the same curvature on average, whatever noise."""
+    """Linear regression at its minimum; the loss of every sample has the same curvature on
+    average, whatever noise.
+    """
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(samples, width, generator=rng, dtype=torch.float64)
     y = x.sum(dim=1) + noise * torch.randn(samples, generator=rng, dtype=torch.float64)
@@ -37,7 +41,9 @@ def half_square(params: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tens
 
 def data_of(problem: Problem) -> tuple[Tensor, Tensor]:
     """All inputs and targets."""
-    x, y = (torch.cat(parts) for parts in zip(*(batch.data for batch in problem.batches), strict=True))
+    x, y = (
+        torch.cat(parts) for parts in zip(*(batch.data for batch in problem.batches), strict=True)
+    )
     return x, y
 
 
@@ -45,9 +51,19 @@ def data_of(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def test_the_value_comes_from_the_losses_that_were_asked_for():
-    settings: dict[str, Any] = {"batch_size": 50, "step_size": 2e-5, "localization": 20.0, "burn_in": 50, "draws": 200}
-    paired, full, both = (llc(regression(), baseline=name, **settings) for name in ("paired", "full", "both"))
-    assert paired.chains.losses == pytest.approx(full.chains.losses), "looking does not change the chains"
+    settings: dict[str, Any] = {
+        "batch_size": 50,
+        "step_size": 2e-5,
+        "localization": 20.0,
+        "burn_in": 50,
+        "draws": 200,
+    }
+    paired, full, both = (
+        llc(regression(), baseline=name, **settings) for name in ("paired", "full", "both")
+    )
+    assert paired.chains.losses == pytest.approx(full.chains.losses), (
+        "looking does not change the chains"
+    )
     energies = full.chains.full_energies
     assert full.value == full.raw == pytest.approx(energies.mean())
     assert full.per_chain == pytest.approx(energies.mean(axis=1))
@@ -77,10 +93,15 @@ def test_the_full_value_is_corrected_for_the_steps_too(tmp_path):
 
 @pytest.mark.parametrize(("noise", "sizes"), [(0.05, (512,)), (6.0, (2048, 4000))])
 def test_the_noise_of_batches_decides_their_size(noise, sizes):
-    """A batch of 512 adds nβσ²/512 to the temperature per relaxation, here 0.002 and 34 with nβ = 482."""
+    """A batch of 512 adds nβσ²/512 to the temperature per relaxation, here 0.002 and 34 with nβ
+    = 482.
+    """
     found = llc(regression(noise, width=20), kernel="sgld", max_gradients=2000)
     assert found.chains.batch_size in sizes
-    reasons = (f"{found.chains.batch_size}: {why}" for why in ("an effective draw is cheapest", "all of the data"))
+    reasons = (
+        f"{found.chains.batch_size}: {why}"
+        for why in ("an effective draw is cheapest", "all of the data")
+    )
     assert found.chains.reasons["batch_size"] in reasons
 
 
@@ -94,10 +115,14 @@ def test_a_batch_size_is_taken_as_given_and_all_data_where_there_are_few():
 
 
 @pytest.mark.parametrize(
-    ("mode", "settings"), [("sequential", {"kernel": "kinetic"}), ("processes", {"kernel": "sgld", "batch_size": 100})]
+    ("mode", "settings"),
+    [("sequential", {"kernel": "kinetic"}), ("processes", {"kernel": "sgld", "batch_size": 100})],
 )
 def test_the_choice_is_the_same_in_all_modes(mode, settings):
-    first, other = (llc(regression(), max_gradients=800, chains=2, mode=way, **settings) for way in ("batched", mode))
+    first, other = (
+        llc(regression(), max_gradients=800, chains=2, mode=way, **settings)
+        for way in ("batched", mode)
+    )
     assert other.chains.mode == mode
     assert other.cost == first.cost
     assert other.step_size == pytest.approx(first.step_size, rel=1e-6)
@@ -106,13 +131,17 @@ def test_the_choice_is_the_same_in_all_modes(mode, settings):
 
 
 def test_batches_of_another_size_are_drawn_in_processes_too():
-    found = llc(regression(6.0, width=20), kernel="sgld", max_gradients=800, chains=2, mode="processes")
+    found = llc(
+        regression(6.0, width=20), kernel="sgld", max_gradients=800, chains=2, mode="processes"
+    )
     assert found.chains.batch_size in (2048, 4000)
     assert found.cost <= 800
 
 
 def test_data_in_small_batches_are_the_same_data():
-    """The whole data is one batch however the problem holds it; a batch size that was given stays."""
+    """The whole data is one batch however the problem holds it; a batch size that was given
+    stays.
+    """
     whole = regression(samples=400)
     pieces = Problem.from_function(half_square, {"w": whole.vector}, data_of(whole), batch_size=7)
     assert len(pieces.batches) > 50
@@ -138,7 +167,10 @@ def test_what_the_user_observes_is_not_observed_in_pilots(make):
         return function
 
     found = llc(
-        make(), max_gradients=4000, observables={"one": counted("observable")}, averages={"mean": counted("average")}
+        make(),
+        max_gradients=4000,
+        observables={"one": counted("observable")},
+        averages={"mean": counted("average")},
     )
     draws = found.chains.losses.size
     assert seen == {"observable": draws, "average": draws}
@@ -146,9 +178,14 @@ def test_what_the_user_observes_is_not_observed_in_pilots(make):
     assert sum(found.chains.stretches) == found.chains.losses.shape[1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"step_size": 2e-5}, {"step_size": 2e-5, "localization": 3.0}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"step_size": 2e-5}, {"step_size": 2e-5, "localization": 3.0}]
+)
 def test_a_given_burn_in_follows_the_pilot_as_it_is(settings):
-    short, long = (llc(regression(), burn_in=count, draws=20, batch_size=100, **settings) for count in (30, 130))
+    short, long = (
+        llc(regression(), burn_in=count, draws=20, batch_size=100, **settings)
+        for count in (30, 130)
+    )
     assert long.chains.burn_in - short.chains.burn_in == 100
     assert long.cost - short.cost == 400
     if "localization" in settings:
@@ -166,11 +203,16 @@ def test_burn_in_counts_trajectories_of_hmc():
 def test_a_step_size_at_which_nothing_stays_is_refused():
     """A cliff at any distance: reducing the step does not help."""
     cliff = Problem.from_function(
-        lambda p: torch.where(p["w"].abs().sum() > 0, torch.tensor(math.inf).double(), p["w"].sum()),
+        lambda p: torch.where(
+            p["w"].abs().sum() > 0, torch.tensor(math.inf).double(), p["w"].sum()
+        ),
         {"w": torch.zeros(2, dtype=torch.float64)},
         num_samples=1000,
     )
-    with pytest.raises(ValueError, match=r"step_size must let the chains stay around the centre, got 1, at which they"):
+    with pytest.raises(
+        ValueError,
+        match=r"step_size must let the chains stay around the centre, got 1, at which they",
+    ):
         llc(cliff, step_size=1.0, localization=1.0)
     with pytest.raises(ValueError, match=r"step_size must let the chains stay"):
         llc(cliff, kernel=sgld(1.0, 10.0, 1.0), draws=10, burn_in=0)
@@ -196,7 +238,10 @@ def test_a_distance_that_still_grows_is_told():
     assert found.status is Status.NOT_MIXED
     calm = llc(bowl(), draws=400)
     assert "‖w" not in str(calm)
-    assert abs(float(calm.chains.diagnostics.distance_drift)) < 5 * calm.chains.diagnostics.distance_drift.stderr
+    assert (
+        abs(float(calm.chains.diagnostics.distance_drift))
+        < 5 * calm.chains.diagnostics.distance_drift.stderr
+    )
 
 
 # What is not for users
@@ -204,14 +249,20 @@ def test_a_distance_that_still_grows_is_told():
 
 def test_what_the_search_knows_is_no_option_of_llc():
     for name in ("step_hint", "step_bias", "search"):
-        with pytest.raises(TypeError, match=rf"options must be those of llc and sample, got {name}"):
+        with pytest.raises(
+            TypeError, match=rf"options must be those of llc and sample, got {name}"
+        ):
             llc(bowl(), **{name: 1.0})
 
 
 def test_words_of_other_libraries_are_told_ours():
-    with pytest.raises(TypeError, match=r"got lr, num_chains; write step_size for lr, chains for num_chains$"):
+    with pytest.raises(
+        TypeError, match=r"got lr, num_chains; write step_size for lr, chains for num_chains$"
+    ):
         llc(bowl(), lr=1e-3, num_chains=2)
-    with pytest.raises(TypeError, match=r"got step; there are baseline, burn_in, chains, .*; thin is sample's$"):
+    with pytest.raises(
+        TypeError, match=r"got step; there are baseline, burn_in, chains, .*; thin is sample's$"
+    ):
         llc(bowl(), step=1e-3)
 
 
@@ -220,5 +271,7 @@ def test_small_steps_of_many_draws_are_exact():
     problem = regression(0.7)
     found = llc(problem, seed=2, max_gradients=12_000)
     x, _ = data_of(problem)
-    truth = exact.quadratic(torch.linalg.eigvalsh(x.T @ x / len(x)).tolist(), found.nbeta, found.localization)
+    truth = exact.quadratic(
+        torch.linalg.eigvalsh(x.T @ x / len(x)).tolist(), found.nbeta, found.localization
+    )
     assert abs(found.value - truth) < 3 * found.stderr

@@ -13,14 +13,23 @@ from arviz_stats.base import array_stats
 from lambdahat.problem import Problem
 from lambdahat.results import Diagnostics, Estimate, Status
 from lambdahat.sampling import mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
-from lambdahat.sampling.diagnostics import PROBE_SAMPLES, AcceptanceProbe, diagnose, drift, standard_error, verdict
+from lambdahat.sampling.diagnostics import (
+    PROBE_SAMPLES,
+    AcceptanceProbe,
+    diagnose,
+    drift,
+    standard_error,
+    verdict,
+)
 from tests.cases import classifier
 
 AXES = {"chain_axis": 0, "draw_axis": 1}
 
 
 def autoregressive(rho: float, chains: int = 4, draws: int = 2000, seed: int = 0) -> np.ndarray:
-    """x ← ρx + √(1 − ρ²)·ξ from its stationary law: variance 1, ESS of the mean N(1 − ρ)/(1 + ρ)."""
+    """x ← ρx + √(1 − ρ²)·ξ from its stationary law: variance 1, ESS of the mean N(1 − ρ)/(1 +
+    ρ).
+    """
     noise = np.random.default_rng(seed).standard_normal((chains, draws))
     values = noise.copy()
     for i in range(1, draws):
@@ -76,7 +85,9 @@ def test_small_samples_have_an_answer():
     assert math.isnan(drift(np.ones((3, 5))).value)
     short = diagnosed(few)
     assert math.isnan(short.rhat)
-    assert diagnosed(autoregressive(0.5, chains=1)).rhat < 1.02, "the halves of a chain are compared"
+    assert diagnosed(autoregressive(0.5, chains=1)).rhat < 1.02, (
+        "the halves of a chain are compared"
+    )
 
 
 # Drift
@@ -108,10 +119,17 @@ def test_the_verdict_names_the_worst_first():
     lost, bounded = np.array([True] + 3 * [False]), np.array([0, 2, 0, 0])
     assert verdict(fine, moved=False) is Status.NOT_MOVING
     assert verdict(dataclasses.replace(fine, bounded=bounded), moved=True) is Status.BOUNDED
-    assert verdict(dataclasses.replace(fine, diverged=lost, bounded=bounded), moved=False) is Status.DIVERGED
+    assert (
+        verdict(dataclasses.replace(fine, diverged=lost, bounded=bounded), moved=False)
+        is Status.DIVERGED
+    )
     assert verdict(dataclasses.replace(fine, rhat=1.2), moved=True) is Status.NOT_MIXED
-    assert verdict(dataclasses.replace(fine, drift=Estimate(5.0, 1.0)), moved=True) is Status.NOT_MIXED
-    assert verdict(dataclasses.replace(fine, drift=Estimate(3.0, 1.0)), moved=True) is Status.CONVERGED
+    assert (
+        verdict(dataclasses.replace(fine, drift=Estimate(5.0, 1.0)), moved=True) is Status.NOT_MIXED
+    )
+    assert (
+        verdict(dataclasses.replace(fine, drift=Estimate(3.0, 1.0)), moved=True) is Status.CONVERGED
+    )
 
 
 def test_diverged_chains_are_left_out_of_the_rest():
@@ -122,7 +140,11 @@ def test_diverged_chains_are_left_out_of_the_rest():
         broken[4, 1500:] = bad
         found = diagnosed(broken)
         assert found.diverged.tolist() == 4 * [False] + [True]
-        assert (found.rhat, found.ess_bulk, float(found.drift)) == (clean.rhat, clean.ess_bulk, float(clean.drift))
+        assert (found.rhat, found.ess_bulk, float(found.drift)) == (
+            clean.rhat,
+            clean.ess_bulk,
+            float(clean.drift),
+        )
         assert verdict(found, moved=True) is Status.DIVERGED
     nothing = diagnosed(np.full((2, 50), math.nan))
     assert nothing.diverged.all()
@@ -134,7 +156,9 @@ def test_diverged_chains_are_left_out_of_the_rest():
 
 
 def line(h: float = 1.0) -> Problem:
-    return Problem.from_function(lambda p: 0.5 * h * p["w"].square().sum(), {"w": torch.zeros(1).double()})
+    return Problem.from_function(
+        lambda p: 0.5 * h * p["w"].square().sum(), {"w": torch.zeros(1).double()}
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 2.0])
@@ -166,14 +190,18 @@ def test_the_probe_of_a_run_agrees_with_mala_itself():
     assert itself.diagnostics.acceptance == itself.acceptances.mean()
     assert (probe.acceptances == 1).all(), "SGLD accepts all"
     alike = sample(problem, sghmc(0.1, 3.0, friction=1.0), chains=50, draws=100, burn_in=100)
-    assert alike.diagnostics.acceptance == probe.diagnostics.acceptance, "without memory of its velocity it is SGLD"
+    assert alike.diagnostics.acceptance == probe.diagnostics.acceptance, (
+        "without memory of its velocity it is SGLD"
+    )
 
 
 @pytest.mark.parametrize("kernel", [rmsprop_sgld(0.1, 3.0), sghmc(0.1, 3.0), sgnht(0.1, 3.0)])
 def test_kernels_that_take_other_steps_than_mala_have_no_acceptance(kernel):
     found = sample(line(2.0), kernel, chains=2, draws=20)
     assert math.isnan(found.diagnostics.acceptance)
-    assert found.reasons == {"acceptance": f"not known: {found.kernel} does not take the steps of MALA"}
+    assert found.reasons == {
+        "acceptance": f"not known: {found.kernel} does not take the steps of MALA"
+    }
 
 
 def test_the_probe_neither_moves_chains_nor_takes_their_noise():
@@ -184,7 +212,8 @@ def test_the_probe_neither_moves_chains_nor_takes_their_noise():
     momentum = math.sqrt(-8 * math.log(probe.acceptance))
     assert torch.equal(position, torch.zeros(1, 1).double())
     chain = sample(line(), sgld(1.0, 1.0), chains=1, draws=2, keep_parameters=True)
-    noise = abs(float(chain.parameters[0, 1, 0]))  # the first step from the centre is the first noise
+    # the first step from the centre is the first noise
+    noise = abs(float(chain.parameters[0, 1, 0]))
     assert 0 < momentum != pytest.approx(noise)
 
 
@@ -194,7 +223,9 @@ def test_the_probe_leaves_lost_chains_out_and_large_data_to_a_part():
     assert math.isnan(probe.acceptance)
     probe.look(torch.tensor([[math.inf], [0.0]]).double())
     assert 0 < probe.acceptance <= 1
-    few = AcceptanceProbe(classifier(samples=PROBE_SAMPLES + 5, batch_size=None), sgld(1.0, 1.0), seed=0)
+    few = AcceptanceProbe(
+        classifier(samples=PROBE_SAMPLES + 5, batch_size=None), sgld(1.0, 1.0), seed=0
+    )
     assert few._problem.num_samples == PROBE_SAMPLES
 
 

@@ -1,4 +1,6 @@
-"""The localization γ: decided by the problem and nβ before the first step, and what λ̂ is with it."""
+"""The localization γ: decided by the problem and nβ before the first step, and what λ̂ is with
+it.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +75,16 @@ def test_no_setting_of_the_chains_changes_the_localization(settings: dict[str, A
     assert found.chains.reasons["localization"] == reason
 
 
-@pytest.mark.parametrize("make", [regression, logistic, network], ids=["regression", "logistic", "network"])
+@pytest.mark.parametrize(
+    "make", [regression, logistic, network], ids=["regression", "logistic", "network"]
+)
 def test_single_precision_has_the_same_localization(make):
     """The factor is a power of two, so that only ‖w*‖² is rounded."""
     whole = make().subset(range(make().num_samples), make().num_samples)
     nbeta = at_defaults(whole)
-    data = tuple(part.float() if part.is_floating_point() else part for part in whole.batches.first().data)
+    data = tuple(
+        part.float() if part.is_floating_point() else part for part in whole.batches.first().data
+    )
     if make is network:
         single = Problem(mlp((4, 5, 3), "relu", 0).float(), "cross_entropy", data)
     else:
@@ -140,7 +146,9 @@ def test_a_loss_that_can_be_differentiated_once_keeps_the_scale():
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             return 2 * grad * ctx.saved_tensors[0]
 
-    problem = Problem.from_function(lambda p: Once.apply(p["w"]), {"w": torch.full((4,), 0.5).double()}, num_samples=99)
+    problem = Problem.from_function(
+        lambda p: Once.apply(p["w"]), {"w": torch.full((4,), 0.5).double()}, num_samples=99
+    )
     assert default_localization(problem, 10.0) == (4.0, "P/‖w*‖²")
 
 
@@ -160,7 +168,9 @@ def test_parameters_in_another_unit_have_another_localization(make, factor):
 
 
 def rescaled(problem: Problem, factor: float) -> Problem:
-    """The same problem with its parameters multiplied by ``factor``, and divided again where they are used."""
+    """The same problem with its parameters multiplied by ``factor``, and divided again where
+    they are used.
+    """
 
     whole = problem.subset(range(problem.num_samples), problem.num_samples)
     batch = whole.batches.first()
@@ -179,21 +189,27 @@ def test_parameters_in_another_unit_have_the_same_coefficient(kernel, factor):
 
     def made(unit: float) -> Problem:
         return Problem.from_function(
-            lambda p, b: 0.5 * (b[1] - b[0] @ p["w"] / unit).square().mean(), {"w": unit * best}, (x, y)
+            lambda p, b: 0.5 * (b[1] - b[0] @ p["w"] / unit).square().mean(),
+            {"w": unit * best},
+            (x, y),
         )
 
     plain, moved = (llc(made(unit), kernel=kernel, max_gradients=2400) for unit in (1.0, factor))
     assert moved.localization * factor**2 == pytest.approx(plain.localization)
     length = factor if kernel == "kinetic" else factor**2
     assert moved.step_size == pytest.approx(length * plain.step_size, rel=1e-3)
-    assert moved.value == pytest.approx(plain.value, rel=1e-3), "the same random numbers in another unit"
+    assert moved.value == pytest.approx(plain.value, rel=1e-3), (
+        "the same random numbers in another unit"
+    )
 
 
 # What it takes off λ̂
 
 
 def test_regular_models_have_half_their_parameters():
-    """λ̂ = ½Σ nβh/(nβh + γ) of a linear regression is exact, that of a logistic regression its Laplace approximation."""
+    """λ̂ = ½Σ nβh/(nβh + γ) of a linear regression is exact, that of a logistic regression its
+    Laplace approximation.
+    """
     for problem in (regression(width=11), logistic()):
         nbeta = at_defaults(problem)
         gamma = default_localization(problem, nbeta)[0]

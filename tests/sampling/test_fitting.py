@@ -1,4 +1,6 @@
-"""What chains take, by the plan and by counting live tensors; together or one by one, recorded or not, by the room."""
+"""What chains take, by the plan and by counting live tensors; together or one by one, recorded
+or not, by the room.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,24 @@ ROW = 4 * (WIDTH * (WIDTH + 1) + 2 * (WIDTH + 1))
 
 def wide(rows: float | None = None) -> lh.Problem:
     """160,000 parameters on 64 samples, with a budget of so many vectors."""
-    model = seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2))).float()
+    model = seeded(
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2))
+    ).float()
     x = torch.randn(64, WIDTH, generator=generator(0, "wide"))
     memory = None if rows is None else int(rows * ROW)
     return lh.Problem(model, "cross_entropy", (x, torch.arange(64) % 2), memory=memory)
 
 
-def demand(rows: float | None, kernel: Kernel | None = None, chains: int = CHAINS, **plan: object) -> Demand:
+def demand(
+    rows: float | None, kernel: Kernel | None = None, chains: int = CHAINS, **plan: object
+) -> Demand:
     return Demand(wide(rows), kernel or sgld(1e-6, 1.0), chains, 32, replace(Plan(), **plan))  # type: ignore[arg-type]
 
 
 def vectors_live(kernel: Kernel, size: int, forces: bool) -> float:
-    """Vectors of a chain that are live at once in its steps, its gradients in one buffer; without the centre."""
+    """Vectors of a chain that are live at once in its steps, its gradients in one buffer;
+    without the centre.
+    """
     theta = torch.zeros(size)
     with LiveBytes() as seen:
         state = kernel.init(theta.expand(1, -1), theta)
@@ -55,7 +63,8 @@ def vectors_live(kernel: Kernel, size: int, forces: bool) -> float:
 @pytest.mark.parametrize("make", [sgld, rmsprop_sgld, sghmc, sgnht, kinetic, mala, hmc])
 def test_a_step_takes_the_vectors_it_tells(monkeypatch, make, size, forces):
     """None more, and at most two less: copies to float64 are whole only of short vectors."""
-    monkeypatch.setattr(hamiltonian, "RUN", 1 << 14)  # a quarter of the long ones, as of a million in earnest
+    # a quarter of the long ones, as of a million in earnest
+    monkeypatch.setattr(hamiltonian, "RUN", 1 << 14)
     settings = [{}, {"localization": 1.0}, {"localization": torch.ones(size)}]
     if make not in (rmsprop_sgld, sgnht):
         settings.append({"scale": torch.full((size,), 0.5)})
@@ -79,20 +88,37 @@ RUNS = [
 @pytest.mark.parametrize(("kernel", "settings"), RUNS)
 @pytest.mark.parametrize("mode", ["sequential", "batched"])
 def test_runs_take_what_was_planned(kernel, settings, mode):
-    """At most, under a budget that holds them, and one by one not less than three quarters of it."""
+    """At most, under a budget that holds them, and one by one not less than three quarters of
+    it.
+    """
     plan = demand(80, kernel, **settings)
     planned = plan.one_by_one() if mode == "sequential" else plan.together()
     with LiveBytes() as seen:
-        lh.sample(plan.problem, kernel, CHAINS, 2, batch_size=None if kernel.exact else 32, mode=mode, **settings)
+        lh.sample(
+            plan.problem,
+            kernel,
+            CHAINS,
+            2,
+            batch_size=None if kernel.exact else 32,
+            mode=mode,
+            **settings,
+        )
     assert seen.peak <= planned + 0.5 * ROW  # the batches drawn
     if mode == "sequential" and not settings:
         assert seen.peak >= 0.75 * planned
 
 
 def test_the_room_decides_between_one_by_one_together_and_recorded():
-    """Four chains of SGLD: 12 vectors of their own, 5 in common, 13 of one that is probed, and their passes."""
+    """Four chains of SGLD: 12 vectors of their own, 5 in common, 13 of one that is probed, and
+    their passes.
+    """
     alone, together, recorded = (
-        take / ROW for take in (demand(36).one_by_one(), demand(36).together(), demand(36).together(recorded=True))
+        take / ROW
+        for take in (
+            demand(36).one_by_one(),
+            demand(36).together(),
+            demand(36).together(recorded=True),
+        )
     )
     assert 12 + 5 + 13 < alone < 36
     assert alone < together < 40
@@ -110,7 +136,9 @@ def test_without_a_budget_all_chains_are_probed_together():
     demand(None).require_one_by_one()  # refuses nothing
 
 
-@pytest.mark.parametrize(("rows", "mode"), [(36, {"sequential"}), (60, {"sequential", "batched", "processes"})])
+@pytest.mark.parametrize(
+    ("rows", "mode"), [(36, {"sequential"}), (60, {"sequential", "batched", "processes"})]
+)
 def test_sampling_takes_a_mode_that_fits(rows, mode):
     found = lh.sample(wide(rows), sgld(1e-6, 1.0), CHAINS, 2, batch_size=32)
     assert found.mode in mode  # the fastest, where several fit
@@ -118,6 +146,8 @@ def test_sampling_takes_a_mode_that_fits(rows, mode):
 
 def test_a_budget_changes_no_draw():
     problems = wide(36), wide()
-    bound, free = (lh.sample(p, sgld(1e-6, 1.0), 2, 3, batch_size=32, mode="sequential") for p in problems)
+    bound, free = (
+        lh.sample(p, sgld(1e-6, 1.0), 2, 3, batch_size=32, mode="sequential") for p in problems
+    )
     assert (bound.losses == free.losses).all()
     assert bound.diagnostics.acceptance == pytest.approx(free.diagnostics.acceptance, rel=1e-6)

@@ -42,8 +42,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator(seed, "test"), dtype=torch.float64)
 
 
-def flown(kernel: HMC, start: Tensor, momentum: Tensor, step: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The places of a trajectory, its momenta and the rise of H = nβL + ½γ‖w‖² + ½‖p‖² since the start.
+def flown(
+    kernel: HMC, start: Tensor, momentum: Tensor, step: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The places of a trajectory, its momenta and the rise of H = nβL + ½γ‖w‖² + ½‖p‖² since the
+    start.
 
     A momentum is read off two places: p_i = (w_i − w_{i−1})/δ − (δ/2)∇U(w_i).
     """
@@ -106,13 +109,17 @@ def test_the_acceptance_is_that_of_the_energy(forces):
         loss, slope = double_well(places)
         virial = (places * (1.5 * slope + 0.2 * places)).sum(-1)
         for seen, values in ((info.recycled, loss), (info.virial, virial)):
-            assert torch.allclose(seen, (accepted * values + (1 - accepted) * values[0])[1:].mean(0))
+            assert torch.allclose(
+                seen, (accepted * values + (1 - accepted) * values[0])[1:].mean(0)
+            )
 
 
 def test_the_proposal_of_mala_is_a_step_of_sgld():
     start, centre = normal(5, 3), normal(3, seed=2)
     moved = [
-        kernel.step(kernel.init(start, centre), double_well, Given(normal(5, 3, seed=1)))[0].position
+        kernel.step(kernel.init(start, centre), double_well, Given(normal(5, 3, seed=1)))[
+            0
+        ].position
         for kernel in (mala(0.01, 2.0, 0.3), sgld(0.01, 2.0, 0.3))
     ]
     assert torch.allclose(*moved, rtol=1e-13)
@@ -137,7 +144,10 @@ def test_trajectories_run_over_all_lengths_evenly():
 def test_the_law_of_a_quadratic_does_not_depend_on_the_step(epsilon, leapfrog):
     """SGLD of ε = 1.5 would have 1.6 times the variance along the steepest direction."""
     h, gamma = torch.tensor([1.0, 0.4]).double(), torch.tensor([0.0, 0.2]).double()
-    kernel, rng = hmc(epsilon, 1.0, gamma, leapfrog=leapfrog, jitter=1.0 if leapfrog == 1 else 0.3), Streams(0, [0])
+    kernel, rng = (
+        hmc(epsilon, 1.0, gamma, leapfrog=leapfrog, jitter=1.0 if leapfrog == 1 else 0.3),
+        Streams(0, [0]),
+    )
     state = kernel.init(torch.zeros(MANY, 2).double())
     for _ in range(60):
         state, _ = kernel.step(state, lambda w: (0.5 * (h * w * w).sum(-1), h * w), rng)
@@ -160,10 +170,14 @@ def from_law(count: int, nbeta: float) -> Tensor:
     """Independent draws of the double well's law by its inverse distribution function."""
     grid, weight = quartic_law(nbeta)
     uniform = torch.rand(count, generator=generator(3, "test"), dtype=torch.float64).numpy()
-    return torch.from_numpy(np.interp(uniform, np.cumsum(weight), grid + (grid[1] - grid[0]) / 2)).unsqueeze(1)
+    return torch.from_numpy(
+        np.interp(uniform, np.cumsum(weight), grid + (grid[1] - grid[0]) / 2)
+    ).unsqueeze(1)
 
 
-def one_step(kernel: HMC, start: Tensor, evaluate: Evaluate, step: int = 0) -> tuple[Tensor, Tensor]:
+def one_step(
+    kernel: HMC, start: Tensor, evaluate: Evaluate, step: int = 0
+) -> tuple[Tensor, Tensor]:
     state = kernel.init(start, torch.zeros(1).double())
     state.steps = step
     state, info = kernel.step(state, evaluate, Streams(8, [0]))
@@ -171,14 +185,21 @@ def one_step(kernel: HMC, start: Tensor, evaluate: Evaluate, step: int = 0) -> t
     return state.position, info.acceptance
 
 
-@pytest.mark.parametrize("kernel", [mala(0.8, 2.0), hmc(0.6, 2.0, leapfrog=4, jitter=0.5)], ids=["mala", "hmc"])
+@pytest.mark.parametrize(
+    "kernel", [mala(0.8, 2.0), hmc(0.6, 2.0, leapfrog=4, jitter=0.5)], ids=["mala", "hmc"]
+)
 @pytest.mark.parametrize("step", [0, 1])
 def test_detailed_balance(kernel, step):
     """From the law itself, a move and its reverse are as likely: E[f(w)g(w′)] = E[g(w)f(w′)]."""
     before = from_law(10 * MANY, 2.0)
     after, acceptance = one_step(kernel, before, double_well, step)
     assert 0.5 < float(acceptance.mean()) < 0.995
-    functions: list[Callable[[Tensor], Tensor]] = [lambda w: w, lambda w: w**2, torch.sign, torch.exp]
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda w: w,
+        lambda w: w**2,
+        torch.sign,
+        torch.exp,
+    ]
     for i, f in enumerate(functions):
         for g in functions[:i]:
             difference = f(before) * g(after) - g(before) * f(after)
@@ -209,7 +230,10 @@ def test_the_acceptance_of_mala_is_that_of_quadrature(epsilon):
     momenta = np.linspace(-6, 6, 1201)
     density = np.exp(-(momenta**2) / 2)
     w, p = grid[::4, None], momenta[None, :]
-    loss, slope = (lambda x: 2.0 * (x**4 / 4 - x**2 / 2 + 0.3 * x)), (lambda x: 2.0 * (x**3 - x + 0.3))
+    loss, slope = (
+        (lambda x: 2.0 * (x**4 / 4 - x**2 / 2 + 0.3 * x)),
+        (lambda x: 2.0 * (x**3 - x + 0.3)),
+    )
     half = p - math.sqrt(epsilon) / 2 * slope(w)
     there = w + math.sqrt(epsilon) * half
     last = half - math.sqrt(epsilon) / 2 * slope(there)

@@ -1,4 +1,6 @@
-"""Kernels against the exact laws of linear recursions: on a quadratic every step is linear in the state."""
+"""Kernels against the exact laws of linear recursions: on a quadratic every step is linear in
+the state.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def ellipse(matrix: Tensor) -> Evaluate:
 
 
 def walked(
-    kernel: Kernel, evaluate: Evaluate, start: Tensor, steps: int, after: Callable[[State], Any] = lambda state: None
+    kernel: Kernel,
+    evaluate: Evaluate,
+    start: Tensor,
+    steps: int,
+    after: Callable[[State], Any] = lambda state: None,
 ) -> tuple[State, Info]:
     """Chains after some steps, all of one stream."""
     state, rng = kernel.init(start), Streams(0, [0])
@@ -58,7 +64,9 @@ def z_of_square(samples: Tensor, exact: Any) -> Tensor:
 
 
 def underdamped(a: float, friction: float, diffusion: float, extra: float = 0.0) -> np.ndarray:
-    """The covariance of (w, v) under v ← (1 − α)v − (ε/2)(aw + noise of variance ``extra``) + √(dε)·ξ, w ← w + v."""
+    """The covariance of (w, v) under v ← (1 − α)v − (ε/2)(aw + noise of variance ``extra``) +
+    √(dε)·ξ, w ← w + v.
+    """
     pull = EPSILON / 2 * a
     step = np.array([[1 - pull, 1 - friction], [-pull, 1 - friction]])
     heat = diffusion * EPSILON + (EPSILON / 2) ** 2 * extra
@@ -66,7 +74,9 @@ def underdamped(a: float, friction: float, diffusion: float, extra: float = 0.0)
 
 
 def splitting(a: float, h: float, friction: float, extra: float = 0.0) -> np.ndarray:
-    """The covariance of (w, v) under BAOAB steps of length h; ``extra`` is the variance of the force's noise."""
+    """The covariance of (w, v) under BAOAB steps of length h; ``extra`` is the variance of the
+    force's noise.
+    """
     kept = math.exp(-friction * h)
     kick = np.array([[1.0, 0.0], [-h * a, 1.0]])
     drift, damp = np.array([[1.0, h / 2], [0.0, 1.0]]), np.diag([1.0, kept])
@@ -81,9 +91,13 @@ def splitting(a: float, h: float, friction: float, extra: float = 0.0) -> np.nda
 def test_an_sgld_step_is_the_equation():
     kernel, at, centre = sgld(EPSILON, NBETA, GAMMA), normal(3, 4), normal(4, seed=1)
     state, info = kernel.step(kernel.init(at, centre), bowl(CURVATURES), Streams(5, [0, 1, 2]))
-    noise = torch.stack([torch.empty(4).double().normal_(generator=generator(5, "chain", i)) for i in range(3)])
+    noise = torch.stack(
+        [torch.empty(4).double().normal_(generator=generator(5, "chain", i)) for i in range(3)]
+    )
     force = NBETA * CURVATURES * at + GAMMA * (at - centre)
-    assert torch.allclose(state.position, at - EPSILON / 2 * force + math.sqrt(EPSILON) * noise, rtol=1e-13)
+    assert torch.allclose(
+        state.position, at - EPSILON / 2 * force + math.sqrt(EPSILON) * noise, rtol=1e-13
+    )
     assert torch.allclose(info.loss, 0.5 * (CURVATURES * at * at).sum(1))
     assert torch.allclose(info.distance, (at - centre).norm(dim=1))
     assert torch.allclose(info.force_square, force.square().sum(1))
@@ -144,7 +158,9 @@ def test_a_kinetic_step_is_the_equation(friction):
 @pytest.mark.parametrize("gamma", [0.5, GAMMA], ids=["number", "vector"])
 @pytest.mark.parametrize(("step", "friction"), [(0.1, 1.0), (0.3, 4.0), (0.345, 30.0)])
 def test_kinetic_positions_have_the_exact_variance_at_any_stable_step(step, friction, gamma):
-    """E[w²] = 1/a for every h < 2/√a, here up to 0.96 of it; λ̂ = ½Σ nβh/a then has no bias of the step."""
+    """E[w²] = 1/a for every h < 2/√a, here up to 0.96 of it; λ̂ = ½Σ nβh/a then has no bias of
+    the step.
+    """
     a = NBETA * CURVATURES + gamma
     for value in a.tolist():
         assert splitting(value, step, friction)[0, 0] == pytest.approx(1 / value, rel=1e-10)
@@ -160,10 +176,14 @@ def test_kinetic_positions_have_the_exact_variance_at_any_stable_step(step, fric
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, GAMMA], ids=["none", "number", "vector"])
 def test_sgld_has_its_exact_law_at_a_finite_step(gamma):
-    """E[w²] = 1/[a(1 − εa/4)], and E[λ̂] = ½ Σ nβh/[a(1 − εa/4)], a = nβh + γ: up to 4.2 times the posterior's here."""
+    """E[w²] = 1/[a(1 − εa/4)], and E[λ̂] = ½ Σ nβh/[a(1 − εa/4)], a = nβh + γ: up to 4.2 times
+    the posterior's here.
+    """
     a = NBETA * CURVATURES + gamma
     exact = 1 / (a * (1 - EPSILON * a / 4))
-    state, info = walked(sgld(EPSILON, NBETA, gamma), bowl(CURVATURES), torch.zeros(MANY, 4).double(), 250)
+    state, info = walked(
+        sgld(EPSILON, NBETA, gamma), bowl(CURVATURES), torch.zeros(MANY, 4).double(), 250
+    )
     assert (1 - EPSILON * a.min() / 2) ** 500 < 1e-3, "the chains have forgotten their start"
     assert z_of_square(state.position, exact).abs().max() < 4
     estimate = NBETA * info.loss
@@ -181,13 +201,19 @@ def test_sghmc_has_the_law_of_its_recursion(friction):
         assert abs(z_of_square(state.position[:, i], exact[0, 0])) < 4
         assert abs(z_of_square(velocity[:, i], exact[1, 1])) < 4
         products = state.position[:, i] * velocity[:, i]
-        assert abs(float(products.mean()) - exact[0, 1]) < 4 * float(products.std()) / math.sqrt(MANY)
+        assert abs(float(products.mean()) - exact[0, 1]) < 4 * float(products.std()) / math.sqrt(
+            MANY
+        )
 
 
 def test_the_thermostat_takes_the_heat_of_noisy_gradients_away():
-    """With gradients of variance σ² the friction settles where positions have the exact variance 1/a."""
+    """With gradients of variance σ² the friction settles where positions have the exact variance
+    1/a.
+    """
     a, diffusion, extra, count = 4.0, 0.1, 8.0, 4000
-    friction = scipy.optimize.brentq(lambda x: underdamped(a, x, diffusion, extra)[0, 0] - 1 / a, 0.05, 1.0)
+    friction = scipy.optimize.brentq(
+        lambda x: underdamped(a, x, diffusion, extra)[0, 0] - 1 / a, 0.05, 1.0
+    )
     exact = underdamped(a, friction, diffusion, extra)
     stream = generator(1, "batches")
 
@@ -203,7 +229,11 @@ def test_the_thermostat_takes_the_heat_of_noisy_gradients_away():
         torch.zeros(2, count).double(),
         600,
         lambda state: seen.append(
-            (state.memory["friction"].mean(), state.position.square().mean(), state.memory["velocity"].square().mean())
+            (
+                state.memory["friction"].mean(),
+                state.position.square().mean(),
+                state.memory["velocity"].square().mean(),
+            )
         ),
     )
     means = [float(torch.stack(values[200:]).mean()) for values in zip(*seen, strict=True)]
@@ -223,14 +253,18 @@ def test_noise_of_the_gradient_heats_kinetic_chains_as_their_recursion_says():
         noise = torch.randn(w.shape, generator=stream, dtype=w.dtype)
         return 0.5 * w.square().sum(-1), w + math.sqrt(extra) / a * noise
 
-    state, _ = walked(kinetic(step, a, friction=friction), noisy, torch.zeros(1, 20_000).double(), 300)
+    state, _ = walked(
+        kinetic(step, a, friction=friction), noisy, torch.zeros(1, 20_000).double(), 300
+    )
     assert z_of_square(state.position.T, exact[0, 0]).abs().max() < 4
 
 
 # One kernel as another
 
 
-@pytest.mark.parametrize("scale", [None, torch.tensor([1.0, 2.0, 0.5, 1.5]).double()], ids=["plain", "scaled"])
+@pytest.mark.parametrize(
+    "scale", [None, torch.tensor([1.0, 2.0, 0.5, 1.5]).double()], ids=["plain", "scaled"]
+)
 def test_kinetic_dynamics_of_huge_friction_are_leimkuhler_and_matthews(scale):
     """w ← w − (ε/2)S²∇U + √ε·S(ξ_n + ξ_{n+1})/2 with ε = h², the first ξ of chains at rest 0."""
     kernels = [kinetic(0.2, NBETA, 0.5, scale, friction=friction) for friction in (1e6, math.inf)]
@@ -250,7 +284,10 @@ def test_sghmc_without_inertia_is_sgld():
     for scale in (None, torch.tensor([1.0, 2.0, 0.5, 1.5]).double()):
         runs = [
             walked(make, bowl(CURVATURES), normal(5, 4), 20)[0].position
-            for make in (sgld(EPSILON, 1.0, 0.5, scale), sghmc(EPSILON, 1.0, 0.5, scale, friction=1.0))
+            for make in (
+                sgld(EPSILON, 1.0, 0.5, scale),
+                sghmc(EPSILON, 1.0, 0.5, scale, friction=1.0),
+            )
         ]
         assert torch.allclose(*runs, rtol=1e-12)
 
@@ -259,8 +296,12 @@ def test_sgnht_of_a_held_friction_is_sghmc():
     def hold(state: State) -> None:
         state.memory["friction"].fill_(0.3)
 
-    thermostat, _ = walked(sgnht(EPSILON, NBETA, GAMMA, diffusion=0.3), bowl(CURVATURES), normal(5, 4), 20, hold)
-    plain, _ = walked(sghmc(EPSILON, NBETA, GAMMA, friction=0.3), bowl(CURVATURES), normal(5, 4), 20)
+    thermostat, _ = walked(
+        sgnht(EPSILON, NBETA, GAMMA, diffusion=0.3), bowl(CURVATURES), normal(5, 4), 20, hold
+    )
+    plain, _ = walked(
+        sghmc(EPSILON, NBETA, GAMMA, friction=0.3), bowl(CURVATURES), normal(5, 4), 20
+    )
     assert torch.allclose(thermostat.position, plain.position, rtol=1e-12)
 
 
@@ -273,7 +314,10 @@ def test_the_friction_of_a_thermostat_follows_the_heat():
 
 def test_rmsprop_that_never_learns_is_sgld_of_a_smaller_step():
     slow = rmsprop_sgld(EPSILON, NBETA, GAMMA, decay=1.0, epsilon=0.25)
-    runs = [walked(kernel, bowl(CURVATURES), normal(5, 4), 20) for kernel in (slow, sgld(EPSILON / 1.25, NBETA, GAMMA))]
+    runs = [
+        walked(kernel, bowl(CURVATURES), normal(5, 4), 20)
+        for kernel in (slow, sgld(EPSILON / 1.25, NBETA, GAMMA))
+    ]
     assert torch.allclose(runs[0][0].position, runs[1][0].position, rtol=1e-12)
     assert torch.allclose(runs[0][1].force_square * 1.25, runs[1][1].force_square)
 
@@ -292,7 +336,10 @@ KERNELS: dict[str, Kernel] = {
 @pytest.mark.parametrize("name", ["sgld", "kinetic", "sghmc", "mala", "hmc"])
 def test_a_preconditioned_chain_is_the_chain_of_the_transformed_quadratic(name):
     """With u = S⁻¹w the loss is ½uᵀ(SAS)u, and the noise is the same."""
-    matrix, dense = with_eigenvalues([0.5, 1.0, 2.0, 4.0]), with_eigenvalues([0.3, 0.6, 1.0, 1.2], seed=1)
+    matrix, dense = (
+        with_eigenvalues([0.5, 1.0, 2.0, 4.0]),
+        with_eigenvalues([0.3, 0.6, 1.0, 1.2], seed=1),
+    )
     diagonal, start = torch.tensor([0.5, 1.2, 0.8, 0.3]).double(), normal(6, 4)
     own = dataclasses.replace(KERNELS[name], nbeta=2.0)
     for scale in (diagonal, dense):
@@ -308,7 +355,8 @@ def test_a_preconditioned_chain_is_the_chain_of_the_transformed_quadratic(name):
 @pytest.mark.parametrize("name", KERNELS)
 def test_localization_as_a_number_and_as_a_vector(name):
     kinds = [
-        dataclasses.replace(KERNELS[name], localization=gamma) for gamma in (1.5, torch.full((4,), 1.5).double(), 0.0)
+        dataclasses.replace(KERNELS[name], localization=gamma)
+        for gamma in (1.5, torch.full((4,), 1.5).double(), 0.0)
     ]
     runs = [walked(kernel, bowl(CURVATURES), normal(3, 4), 8)[0].position for kernel in kinds]
     assert torch.allclose(runs[0], runs[1], rtol=1e-12)
@@ -341,7 +389,9 @@ def test_a_kernel_changes_neither_its_start_nor_the_global_random_state(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_no_step_size_no_move(name):
-    state, info = walked(dataclasses.replace(KERNELS[name], step_size=0.0), bowl(CURVATURES), normal(3, 4), 5)
+    state, info = walked(
+        dataclasses.replace(KERNELS[name], step_size=0.0), bowl(CURVATURES), normal(3, 4), 5
+    )
     assert torch.equal(state.position, normal(3, 4))
     assert torch.equal(info.loss, bowl(CURVATURES)(normal(3, 4))[0])
 
@@ -350,7 +400,9 @@ def test_settings_of_numpy_are_numbers():
     kernel = sgld(np.float32(0.5), np.int64(3), np.float64(2.0))
     assert (kernel.step_size, kernel.nbeta) == (0.5, 3.0)
     state, _ = walked(kernel, bowl(CURVATURES), normal(3, 4), 2)
-    assert torch.equal(state.position, walked(sgld(0.5, 3, 2.0), bowl(CURVATURES), normal(3, 4), 2)[0].position)
+    assert torch.equal(
+        state.position, walked(sgld(0.5, 3, 2.0), bowl(CURVATURES), normal(3, 4), 2)[0].position
+    )
 
 
 # The random numbers of chains
@@ -360,7 +412,11 @@ def test_a_chains_stream_does_not_depend_on_its_neighbours():
     together, alone, other = Streams(3, [0, 1, 2]), Streams(3, [2]), Streams(4, [2])
     for many, one in zip(
         *(
-            (rng.normal_(torch.empty(count, 20)), rng.uniform(count, torch.float64), rng.integers(10, count, 6))
+            (
+                rng.normal_(torch.empty(count, 20)),
+                rng.uniform(count, torch.float64),
+                rng.integers(10, count, 6),
+            )
             for rng, count in ((together, 3), (alone, 1))
         ),
         strict=True,

@@ -1,4 +1,6 @@
-"""A Kronecker mass: its algebra, what it is made of, and that chains with it are right and need fewer gradients."""
+"""A Kronecker mass: its algebra, what it is made of, and that chains with it are right and need
+fewer gradients.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,16 @@ def test_the_scale_is_one_matrix() -> None:
 
 
 def test_the_mass_is_the_kronecker_product_of_the_curvature() -> None:
-    """Forces drawn from N(0, A ⊗ B + γ) give a mass in whose coordinates that matrix is about the identity."""
+    """Forces drawn from N(0, A ⊗ B + γ) give a mass in whose coordinates that matrix is about
+    the identity.
+    """
     rng = torch.Generator().manual_seed(0)
     left = torch.linalg.qr(torch.randn(12, 12, generator=rng, dtype=torch.float64)).Q
     right = torch.linalg.qr(torch.randn(20, 20, generator=rng, dtype=torch.float64)).Q
-    rows, columns = torch.logspace(0, 3, 12, dtype=torch.float64), torch.logspace(-1, 2, 20, dtype=torch.float64)
+    rows, columns = (
+        torch.logspace(0, 3, 12, dtype=torch.float64),
+        torch.logspace(-1, 2, 20, dtype=torch.float64),
+    )
     hessian = torch.kron(left @ (rows[:, None] * left.T), right @ (columns[:, None] * right.T))
     gamma = 2.0
     curvature = hessian + gamma * torch.eye(240, dtype=torch.float64)
@@ -59,10 +66,16 @@ def test_the_mass_is_the_kronecker_product_of_the_curvature() -> None:
 TIE = 0.02
 
 
-def regression(samples: int = 1000, dtype: torch.dtype = torch.float64) -> tuple[lh.Problem, torch.Tensor]:
-    """Least squares with 12 outputs and inputs on scales from 1 to 0.01, trained; and the input covariance."""
+def regression(
+    samples: int = 1000, dtype: torch.dtype = torch.float64
+) -> tuple[lh.Problem, torch.Tensor]:
+    """Least squares with 12 outputs and inputs on scales from 1 to 0.01, trained; and the input
+    covariance.
+    """
     rng = torch.Generator().manual_seed(3)
-    x = torch.randn(samples, 20, generator=rng, dtype=torch.float64) * torch.logspace(0, -2, 20, dtype=torch.float64)
+    x = torch.randn(samples, 20, generator=rng, dtype=torch.float64) * torch.logspace(
+        0, -2, 20, dtype=torch.float64
+    )
     y = torch.randn(samples, 12, generator=rng, dtype=torch.float64)
     model = nn.Linear(20, 12, bias=False).double()
     with torch.no_grad():
@@ -74,7 +87,8 @@ def regression(samples: int = 1000, dtype: torch.dtype = torch.float64) -> tuple
 def test_chains_with_a_mass_give_the_exact_coefficient(batch_size: int | None) -> None:
     problem, covariance = regression()
     found = lh.llc(problem, kernel="kinetic", localization=TIE, seed=0, batch_size=batch_size)
-    stiff = found.nbeta * torch.linalg.eigvalsh(covariance).double() * 2 / 12  # the mean over 12 outputs
+    # the mean over 12 outputs
+    stiff = found.nbeta * torch.linalg.eigvalsh(covariance).double() * 2 / 12
     truth = 12 * float((stiff / (stiff + TIE)).sum()) / 2
     assert found.chains.reasons["mass"].startswith("Kronecker products, with")
     assert abs(float(found) - truth) < 3 * found.stderr
@@ -97,7 +111,10 @@ def test_no_mass_where_tensors_are_small_or_it_does_not_help() -> None:
     nn.init.zeros_(layer.weight)
     data = torch.randn(500, 4, generator=rng).double(), torch.randn(500, 3, generator=rng).double()
     small = lh.Problem(layer, "mse", data)
-    assert "mass" not in lh.llc(small, kernel="kinetic", localization=0.02, max_gradients=4000).chains.reasons
+    assert (
+        "mass"
+        not in lh.llc(small, kernel="kinetic", localization=0.02, max_gradients=4000).chains.reasons
+    )
     x = torch.linalg.qr(torch.randn(400, 20, generator=rng, dtype=torch.float64)).Q * math.sqrt(400)
     model = nn.Linear(20, 12, bias=False).double()
     nn.init.zeros_(model.weight)
@@ -139,17 +156,26 @@ def test_parameters_in_half_precision_have_a_mass_in_float32() -> None:
 def test_a_kernel_with_a_kronecker_scale_samples_the_same_posterior() -> None:
     """Variances of a Gaussian by BAOAB, which is exact at any stable step."""
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 4, generator=rng, dtype=torch.float64) * torch.tensor([3.0, 1.0, 0.3, 0.1]).double()
+    x = (
+        torch.randn(64, 4, generator=rng, dtype=torch.float64)
+        * torch.tensor([3.0, 1.0, 0.3, 0.1]).double()
+    )
     model = nn.Linear(4, 3, bias=False).double()
     nn.init.zeros_(model.weight)
     problem = lh.Problem(model, "mse", (x, torch.zeros(64, 3, dtype=torch.float64)))
     curvature = 100 * lh.hessian(problem).dense() + 2.0 * torch.eye(12, dtype=torch.float64)
     moments = CurvatureMoments([(3, 4)], problem.vector)
-    places = torch.linalg.solve(torch.linalg.cholesky(curvature).T, torch.randn(12, 200, generator=rng).double()).T
+    places = torch.linalg.solve(
+        torch.linalg.cholesky(curvature).T, torch.randn(12, 200, generator=rng).double()
+    ).T
     moments.add(places @ (curvature - 2.0 * torch.eye(12)), places @ curvature)
     kernel = Kinetic(0.5, 100.0, 2.0, scale=moments.scale(2.0), friction=2.0)
-    chains = lh.sample(problem, kernel, chains=8, draws=3000, burn_in=100, batch_size=64, keep_parameters=True)
+    chains = lh.sample(
+        problem, kernel, chains=8, draws=3000, burn_in=100, batch_size=64, keep_parameters=True
+    )
     assert chains.parameters is not None
     draws = chains.parameters.double().flatten(0, 1)
     whitened = draws @ torch.linalg.cholesky(curvature)
-    torch.testing.assert_close(whitened.T @ whitened / len(draws), torch.eye(12).double(), atol=0.12, rtol=0)
+    torch.testing.assert_close(
+        whitened.T @ whitened / len(draws), torch.eye(12).double(), atol=0.12, rtol=0
+    )

@@ -1,4 +1,6 @@
-"""Batches of chains: who is in them, the centre's loss on them, and what their noise does to a chain."""
+"""Batches of chains: who is in them, the centre's loss on them, and what their noise does to a
+chain.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def regression(samples: int = 40, width: int = 2) -> Problem:
     x = torch.randn(samples, width, generator=rng, dtype=torch.float64)
     y = x.sum(1) + torch.randn(samples, generator=rng, dtype=torch.float64)
     best = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
-    return Problem.from_function(lambda p, b: 0.5 * (b[0] @ p["w"] - b[1]).square().mean(), {"w": best}, (x, y))
+    return Problem.from_function(
+        lambda p, b: 0.5 * (b[0] @ p["w"] - b[1]).square().mean(), {"w": best}, (x, y)
+    )
 
 
 def language(count: int = 6, ignored: bool = True) -> Problem:
@@ -41,7 +45,9 @@ def language(count: int = 6, ignored: bool = True) -> Problem:
     return Problem(model, "cross_entropy", columns, batch_size=2)
 
 
-def source(problem: Problem, batch_size: int | None = None, shared: bool = False, seed: int = 0) -> Minibatches:
+def source(
+    problem: Problem, batch_size: int | None = None, shared: bool = False, seed: int = 0
+) -> Minibatches:
     return Minibatches(problem, batch_size, shared, seed)
 
 
@@ -72,8 +78,12 @@ def test_chains_have_batches_of_their_own_unless_shared():
     first, second = shared.draw(Streams(0, range(3)), 3), shared.draw(Streams(1, range(3)), 3)
     assert torch.equal(first[0], first[1])
     assert not torch.equal(first, second)
-    assert torch.equal(first, source(problem, 7, shared=True).draw(Streams(5, range(3)), 3)), "only its seed counts"
-    assert not torch.equal(first, source(problem, 7, shared=True, seed=1).draw(Streams(0, range(3)), 3))
+    assert torch.equal(first, source(problem, 7, shared=True).draw(Streams(5, range(3)), 3)), (
+        "only its seed counts"
+    )
+    assert not torch.equal(
+        first, source(problem, 7, shared=True, seed=1).draw(Streams(0, range(3)), 3)
+    )
 
 
 @pytest.mark.parametrize("batch_size", [None, N])
@@ -87,7 +97,9 @@ def test_a_batch_of_all_samples_is_the_whole_data(batch_size):
 
 
 def test_a_problem_without_data_has_one_batch():
-    problem = Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(3).double()}, num_samples=10**6)
+    problem = Problem.from_function(
+        lambda p: p["w"].square().sum(), {"w": torch.ones(3).double()}, num_samples=10**6
+    )
     data = source(problem, 512)
     index = data.draw(Streams(0, range(3)), 3)
     assert (data.size, index.shape) == (10**6, (3, 1))
@@ -100,7 +112,13 @@ OWN: dict[str, Any] = {
     "shapes that differ": lambda: Problem(
         nn.Sequential(nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(3, 1)).double(),
         "mse",
-        [(torch.rand(k, 1, 4 + k, generator=generator(k, "x")).double(), torch.ones(k, 1).double()) for k in (2, 3, 5)],
+        [
+            (
+                torch.rand(k, 1, 4 + k, generator=generator(k, "x")).double(),
+                torch.ones(k, 1).double(),
+            )
+            for k in (2, 3, 5)
+        ],
     ),
 }
 
@@ -114,10 +132,15 @@ def test_the_problems_own_batches_come_by_their_weight(name):
     assert index.shape == (1200, 1)
     expected = 1200 * torch.tensor(problem.weights).double()
     counts = index.flatten().bincount(minlength=len(expected))
-    assert float(((counts - expected) ** 2 / expected).sum()) < scipy.stats.chi2.ppf(0.999, len(expected) - 1)
+    assert float(((counts - expected) ** 2 / expected).sum()) < scipy.stats.chi2.ppf(
+        0.999, len(expected) - 1
+    )
     few = index[:6]
     assert data.centre(few).tolist() == pytest.approx(losses_on(problem, data, few), rel=1e-12)
-    with pytest.raises(ValueError, match="batch_size must be left out where batches cannot be drawn sample by sample"):
+    with pytest.raises(
+        ValueError,
+        match="batch_size must be left out where batches cannot be drawn sample by sample",
+    ):
         source(problem, 997)
 
 
@@ -157,7 +180,10 @@ def test_gradients_together_one_by_one_and_in_pieces(name, shared):
     problem = CASES[name]()
     data = source(problem, 5, shared)
     index = data.draw(Streams(0, range(3)), 3)
-    positions = problem.vector + 0.1 * torch.randn(3, problem.num_parameters, generator=generator(0, "p")).double()
+    positions = (
+        problem.vector
+        + 0.1 * torch.randn(3, problem.num_parameters, generator=generator(0, "p")).double()
+    )
     expected = []
     for theta, row in zip(positions, index, strict=True):
         leaf = theta.clone().requires_grad_()
@@ -178,10 +204,12 @@ def test_gradients_together_one_by_one_and_in_pieces(name, shared):
 
 
 def noisy_covariance(problem: Problem, kernel: Any, batch: int) -> np.ndarray:
-    """The stationary covariance V of SGLD on a linear regression at its minimum, noise of batches included.
+    """The stationary covariance V of SGLD on a linear regression at its minimum, noise of batches
+    included.
 
-    e ← M e − (εnβ/2)·r + √ε·ξ with M = I − (ε/2)(nβH_B + γ) and r the batch's gradient at the minimum, both random and
-    of the same batch, so that vec V = E[M⊗M] vec V + vec((εnβ/2)² Cov r + ε), the mean of e being 0.
+    e ← M e − (εnβ/2)·r + √ε·ξ with M = I − (ε/2)(nβH_B + γ) and r the batch's gradient at the
+    minimum, both random and of the same batch, so that vec V = E[M⊗M] vec V + vec((εnβ/2)² Cov r +
+    ε), the mean of e being 0.
     """
     x, y = (part.numpy() for part in problem.batches.first().data)
     width = x.shape[1]
@@ -190,14 +218,20 @@ def noisy_covariance(problem: Problem, kernel: Any, batch: int) -> np.ndarray:
     half = kernel.step_size * kernel.nbeta / 2
     mean = np.eye(width) * (1 - kernel.step_size * kernel.localization / 2) - half * squares.mean(0)
     spread = squares - squares.mean(0)
-    second = np.kron(mean, mean) + half**2 / batch * np.mean([np.kron(s, s) for s in spread], axis=0)
-    heat = half**2 / batch * np.einsum("ni,nj->ij", residual, residual) / len(x) + kernel.step_size * np.eye(width)
+    second = np.kron(mean, mean) + half**2 / batch * np.mean(
+        [np.kron(s, s) for s in spread], axis=0
+    )
+    heat = half**2 / batch * np.einsum("ni,nj->ij", residual, residual) / len(
+        x
+    ) + kernel.step_size * np.eye(width)
     return np.linalg.solve(np.eye(width**2) - second, heat.reshape(-1)).reshape(width, width)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_noise_of_batches_heats_a_chain_by_what_its_recursion_says(shared):
-    """The paired losses have the mean ½nβ·tr(HV); without the noise of batches it would be a third less."""
+    """The paired losses have the mean ½nβ·tr(HV); without the noise of batches it would be a
+    third less.
+    """
     problem, chains, draws, batch = regression(), 32, 1000, 5
     kernel = sgld(0.05, 12.0, 2.0)
     found = sample(
@@ -223,7 +257,9 @@ def test_the_noise_of_batches_heats_a_chain_by_what_its_recursion_says(shared):
 
 
 def check(values: np.ndarray, exact: float, shared: bool) -> None:
-    """The mean within four standard errors, over chains, or over stretches where the chains depend on each other."""
+    """The mean within four standard errors, over chains, or over stretches where the chains
+    depend on each other.
+    """
     parts = values.mean(0).reshape(40, -1).mean(1) if shared else values.mean(1)
     assert abs(parts.mean() - exact) < 4 * parts.std(ddof=1) / math.sqrt(len(parts))
     assert parts.std(ddof=1) / math.sqrt(len(parts)) < 0.06 * abs(exact) + 0.003

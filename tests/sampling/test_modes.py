@@ -74,7 +74,10 @@ CASES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "tied": (lambda: network("tied"), ("batched", "sequential")),
     "tokens": (lambda: language("cross_entropy"), ("batched", "sequential")),
     "a model's own loss": (lambda: language("model"), ("batched", "sequential")),
-    "ignored tokens": (lambda: language("cross_entropy", ignored=True), ("sequential", "processes")),
+    "ignored tokens": (
+        lambda: language("cross_entropy", ignored=True),
+        ("sequential", "processes"),
+    ),
     "function": (with_data, ("batched", "sequential")),
     "function without data": (without_data, ("batched", "sequential", "processes")),
     "not mappable": (branching, ("sequential",)),
@@ -82,20 +85,38 @@ CASES: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 def run(problem: Problem, mode: str, kernel: Kernel = STEP, **options: Any) -> Chains:
-    given = {"chains": 3, "draws": 6, "burn_in": 2, "mode": mode, "keep_parameters": True, "forces": True, **options}
+    given = {
+        "chains": 3,
+        "draws": 6,
+        "burn_in": 2,
+        "mode": mode,
+        "keep_parameters": True,
+        "forces": True,
+        **options,
+    }
     return sample(problem, kernel, **given)
 
 
 def same(first: Chains, second: Chains) -> None:
     recycled = ("recycled_losses",) if first.kernel == "HMC" else ()
-    for name in ("losses", "centre_losses", "distances", "forces", "virials", "acceptances", *recycled):
+    for name in (
+        "losses",
+        "centre_losses",
+        "distances",
+        "forces",
+        "virials",
+        "acceptances",
+        *recycled,
+    ):
         assert getattr(first, name) == pytest.approx(getattr(second, name), rel=1e-7, abs=1e-10)
     assert first.parameters is not None
     assert second.parameters is not None
     assert torch.allclose(first.parameters, second.parameters, rtol=1e-8, atol=1e-10)
     assert first.cost == second.cost
     assert first.batch_size == second.batch_size
-    assert first.diagnostics.acceptance == pytest.approx(second.diagnostics.acceptance, rel=1e-7, nan_ok=True)
+    assert first.diagnostics.acceptance == pytest.approx(
+        second.diagnostics.acceptance, rel=1e-7, nan_ok=True
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -130,7 +151,13 @@ def test_all_kernels_run_in_all_modes(kernel):
 
 def test_shared_batches_and_pieces_in_processes():
     """Five chains come back from two processes as 0, 2, 4, 1, 3."""
-    options: dict[str, Any] = {"chains": 5, "shared_batches": True, "batch_size": 6, "accumulate": 2, "thin": 2}
+    options: dict[str, Any] = {
+        "chains": 5,
+        "shared_batches": True,
+        "batch_size": 6,
+        "accumulate": 2,
+        "thin": 2,
+    }
     options["bound"] = 0.1
     first, second = (run(classifier(), mode, **options) for mode in ("sequential", "processes"))
     same(first, second)
@@ -139,7 +166,9 @@ def test_shared_batches_and_pieces_in_processes():
 
 
 def test_exact_kernels_run_batched_where_batches_cannot_be_mapped():
-    """On the whole data no batch is drawn: chains share a call even where samples cannot be told apart."""
+    """On the whole data no batch is drawn: chains share a call even where samples cannot be told
+    apart.
+    """
     problem = language("cross_entropy", ignored=True)
     found = run(problem, "auto", mala(1e-3, 5.0))
     assert found.mode == "batched"
@@ -182,8 +211,13 @@ class Slow:
 
 
 def test_the_fastest_mode_that_works_is_taken():
-    made = {name: Slow(seconds) for name, seconds in (("sequential", 0.03), ("batched", math.inf), ("processes", 0.0))}
-    runner, name = modes_._fastest({name: lambda runner=runner: runner for name, runner in made.items()})
+    made = {
+        name: Slow(seconds)
+        for name, seconds in (("sequential", 0.03), ("batched", math.inf), ("processes", 0.0))
+    }
+    runner, name = modes_._fastest(
+        {name: lambda runner=runner: runner for name, runner in made.items()}
+    )
     assert (runner, name) == (made["processes"], "processes")
     assert made["sequential"].closed
     with pytest.raises(RuntimeError, match="cannot be mapped"):
@@ -195,7 +229,9 @@ def test_chains_that_do_not_fit_together_run_one_by_one(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError) as told:
-        modes_._fastest({"sequential": lambda: type("Full", (), {"skip": full, "close": lambda _: None})()})
+        modes_._fastest(
+            {"sequential": lambda: type("Full", (), {"skip": full, "close": lambda _: None})()}
+        )
     assert "a larger accumulate or a smaller batch_size needs less" in told.value.__notes__[0]
     alone = run(classifier(), "sequential", batch_size=5)
     monkeypatch.setattr(Together, "own_batches", full)
@@ -238,7 +274,9 @@ def test_a_killed_process_is_told():
         child = multiprocessing.active_children()[0]
         child.kill()
         child.join()
-        with pytest.raises(RuntimeError, match=r"process ended \(exit code -9\).*\"sequential\" needs least"):
+        with pytest.raises(
+            RuntimeError, match=r"process ended \(exit code -9\).*\"sequential\" needs least"
+        ):
             runner.advance(1)
     finally:
         runner.close()
@@ -258,7 +296,9 @@ def test_a_runner_goes_on_with_another_step_and_starts_again(mode):
         runner.retune(dataclasses.replace(STEP, step_size=0.0))
         still = runner.advance(2)
         assert torch.equal(runner.positions, here)
-        assert torch.allclose(still["distance"], (here - problem.vector).norm(dim=1, keepdim=True).expand(-1, 2))
+        assert torch.allclose(
+            still["distance"], (here - problem.vector).norm(dim=1, keepdim=True).expand(-1, 2)
+        )
         runner.retune(STEP)
         runner.restart()
         assert torch.equal(runner.positions, problem.vector.repeat(2, 1))
@@ -289,6 +329,8 @@ def test_what_a_kernel_remembers_ends_with_its_posterior():
     other.advance(3)
     velocity = other.state.memory["velocity"].clone()
     other.retune(sghmc(1e-4, 50.0))
-    assert torch.allclose(other.state.memory["velocity"], velocity * math.sqrt(0.1)), "increments of variance ε/2"
+    assert torch.allclose(other.state.memory["velocity"], velocity * math.sqrt(0.1)), (
+        "increments of variance ε/2"
+    )
     other.retune(sgld(1e-4, 50.0))
     assert "velocity" not in other.state.memory

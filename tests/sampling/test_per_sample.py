@@ -19,9 +19,13 @@ from tests.cases import NETWORKS, Block, LanguageModel, network, sentences
 
 def one_by_one(problem: Problem, theta: Tensor) -> Tensor:
     parameters = problem.named(theta)
-    singles = [take(batch, torch.tensor([i])) for batch in problem.batches for i in range(batch.size)]
+    singles = [
+        take(batch, torch.tensor([i])) for batch in problem.batches for i in range(batch.size)
+    ]
     with torch.no_grad():
-        return torch.stack([problem.batch_loss(parameters, single).reshape(()) for single in singles])
+        return torch.stack(
+            [problem.batch_loss(parameters, single).reshape(()) for single in singles]
+        )
 
 
 def language(loss: str = "cross_entropy", columns: dict[str, Tensor] | None = None) -> Problem:
@@ -29,7 +33,9 @@ def language(loss: str = "cross_entropy", columns: dict[str, Tensor] | None = No
         torch.manual_seed(3)
         model = LanguageModel().double()
     whole = sentences()
-    return Problem(model, loss, columns or {**whole, "labels": whole["input_ids"].roll(-1, 1)}, batch_size=4)
+    return Problem(
+        model, loss, columns or {**whole, "labels": whole["input_ids"].roll(-1, 1)}, batch_size=4
+    )
 
 
 class Branching(nn.Module):
@@ -44,7 +50,9 @@ def attention() -> Problem:
         torch.manual_seed(3)
         model, x = Block().double().eval(), torch.randn(6, 3, 6).double()
     start = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    return Problem.from_function(lambda p, b: functional_call(model, p, (b,)).square().mean(), start, x, batch_size=4)
+    return Problem.from_function(
+        lambda p, b: functional_call(model, p, (b,)).square().mean(), start, x, batch_size=4
+    )
 
 
 def function(make: Any) -> Problem:
@@ -64,9 +72,13 @@ CASES: dict[str, Any] = {
     "tokens": language,
     "a model's own loss": lambda: language("model"),
     "function": lambda: function(lambda p, b: (b @ p["w"]).square().mean()),
-    "function that returns (1,)": lambda: function(lambda p, b: (b @ p["w"]).square().mean().reshape(1)),
+    "function that returns (1,)": lambda: function(
+        lambda p, b: (b @ p["w"]).square().mean().reshape(1)
+    ),
     "function with attention": attention,
-    "function that cannot be mapped": lambda: function(lambda p, b: Branching()(b @ p["w"]).square().mean()),
+    "function that cannot be mapped": lambda: function(
+        lambda p, b: Branching()(b @ p["w"]).square().mean()
+    ),
 }
 
 
@@ -123,11 +135,15 @@ REFUSED: dict[str, Any] = {
     "batch statistics": lambda: network("batch-norm", norm="train"),
     "ignored targets": lambda: language(columns=sentences()),
     "targets ignored in every batch": ignored_evenly,
-    "samples that depend on each other": lambda: function(lambda p, b: (b @ p["w"]).mean().square() + 1),
+    "samples that depend on each other": lambda: function(
+        lambda p, b: (b @ p["w"]).mean().square() + 1
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_losses_that_are_no_mean_over_samples_are_refused(name):
-    with pytest.raises(TypeError, match=r"loss must be a mean over the samples.*needs the loss of each sample"):
+    with pytest.raises(
+        TypeError, match=r"loss must be a mean over the samples.*needs the loss of each sample"
+    ):
         SampleLosses(REFUSED[name]())

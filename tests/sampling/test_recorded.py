@@ -20,7 +20,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def places(problem: lh.Problem, chains: int, seed: int) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
-    return problem.vector + 0.1 * torch.randn(chains, problem.num_parameters, generator=rng, dtype=problem.dtype)
+    return problem.vector + 0.1 * torch.randn(
+        chains, problem.num_parameters, generator=rng, dtype=problem.dtype
+    )
 
 
 def counted(calls: list[int]) -> Recorded:
@@ -36,7 +38,9 @@ def test_the_record_gives_the_same_bits_as_the_function() -> None:
     gradients = Together(problem)
     for seed in range(5):
         at = places(problem, 4, seed)
-        for ours, plain in zip(gradients.only_batch(at), gradients.one_batch(at, problem.batches.first()), strict=True):
+        for ours, plain in zip(
+            gradients.only_batch(at), gradients.one_batch(at, problem.batches.first()), strict=True
+        ):
             assert torch.equal(ours, plain)
     assert gradients.only_batch._record is not None
 

@@ -26,10 +26,18 @@ STEP = sgld(1e-3, 50.0, 1.0)
 
 def quadratic(h: float = 1.0, width: int = 2, samples: int = 100) -> Problem:
     start = {"w": torch.zeros(width).double()}
-    return Problem.from_function(lambda p: 0.5 * h * p["w"].square().sum(), start, num_samples=samples)
+    return Problem.from_function(
+        lambda p: 0.5 * h * p["w"].square().sum(), start, num_samples=samples
+    )
 
 
-def run(problem: Problem | None = None, kernel: Any = STEP, chains: int = 3, draws: int = 8, **options: Any) -> Chains:
+def run(
+    problem: Problem | None = None,
+    kernel: Any = STEP,
+    chains: int = 3,
+    draws: int = 8,
+    **options: Any,
+) -> Chains:
     return sample(classifier() if problem is None else problem, kernel, chains, draws, **options)
 
 
@@ -43,7 +51,12 @@ def equal(first: Chains, second: Chains) -> bool:
 
 @pytest.mark.parametrize("kernel", [STEP, mala(1e-3, 50.0, 1.0)], ids=["sgld", "mala"])
 def test_burn_in_is_thrown_away_and_thinning_keeps_every_other(kernel):
-    options: dict[str, Any] = {"kernel": kernel, "keep_parameters": True, "mode": "sequential", "forces": True}
+    options: dict[str, Any] = {
+        "kernel": kernel,
+        "keep_parameters": True,
+        "mode": "sequential",
+        "forces": True,
+    }
     whole = run(draws=20, **options)
     late = run(draws=8, burn_in=12, **options)
     thin = run(draws=4, burn_in=12, thin=2, **options)
@@ -58,16 +71,30 @@ def test_burn_in_is_thrown_away_and_thinning_keeps_every_other(kernel):
 
 def test_a_loss_belongs_to_its_parameters_and_its_batch():
     problem = classifier()
-    found = run(problem, draws=5, burn_in=3, batch_size=20, keep_parameters=True, baseline="both", forces=True)
+    found = run(
+        problem,
+        draws=5,
+        burn_in=3,
+        batch_size=20,
+        keep_parameters=True,
+        baseline="both",
+        forces=True,
+    )
     exact = run(problem, mala(1e-3, 50.0, 1.0), draws=5, keep_parameters=True, forces=True)
     for chains in (found, exact):
         losses = [[problem.loss(theta) for theta in chain] for chain in chains.parameters]
         assert chains.losses == pytest.approx(np.array(losses), rel=1e-10)
-        assert chains.distances == pytest.approx((chains.parameters - problem.vector).norm(dim=2).numpy())
+        assert chains.distances == pytest.approx(
+            (chains.parameters - problem.vector).norm(dim=2).numpy()
+        )
         assert chains.full_energies == pytest.approx(chains.energies, abs=1e-9)
-        assert chains.energies == pytest.approx(50.0 * (np.array(losses) - problem.loss()), abs=1e-9)
+        assert chains.energies == pytest.approx(
+            50.0 * (np.array(losses) - problem.loss()), abs=1e-9
+        )
         away = chains.parameters - problem.vector
-        slopes = torch.stack([torch.stack([problem.gradient(theta) for theta in row]) for row in chains.parameters])
+        slopes = torch.stack(
+            [torch.stack([problem.gradient(theta) for theta in row]) for row in chains.parameters]
+        )
         force = 50.0 * slopes + away
         assert chains.forces == pytest.approx(force.square().sum(2).numpy())
         if chains is found:
@@ -82,15 +109,21 @@ def test_losses_over_the_whole_data_come_beside_those_of_batches(baseline):
     found = run(problem, batch_size=4, baseline=baseline, keep_parameters=True)
     losses = [[problem.loss(theta) for theta in chain] for chain in found.parameters]
     assert found.full_losses == pytest.approx(np.array(losses), rel=1e-12)
-    assert found.full_energies == pytest.approx(50.0 * (np.array(losses) - problem.loss()), rel=1e-9, abs=1e-12)
+    assert found.full_energies == pytest.approx(
+        50.0 * (np.array(losses) - problem.loss()), rel=1e-9, abs=1e-12
+    )
     assert np.abs(found.losses - found.full_losses).max() > 1e-2
     assert equal(found, run(problem, batch_size=4)), "looking does not change the chain"
-    with pytest.raises(ValueError, match=r"full_energies must have losses over the whole data.*baseline=\"full\""):
+    with pytest.raises(
+        ValueError, match=r"full_energies must have losses over the whole data.*baseline=\"full\""
+    ):
         _ = run(problem, batch_size=4).full_energies
 
 
 def test_pieces_of_a_batch_are_the_batch():
-    """The same indices: the gradient of the whole is the mean of those of the pieces, weighted by their sizes."""
+    """The same indices: the gradient of the whole is the mean of those of the pieces, weighted
+    by their sizes.
+    """
     whole = run(batch_size=10)
     for pieces in (2, 3, 10, 30):
         parts = run(batch_size=10, accumulate=pieces)
@@ -116,26 +149,42 @@ BASELINES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kernel", [sgld(0.0, 1e3), sghmc(0.0, 1e3), mala(0.0, 1e3)], ids=["sgld", "sghmc", "mala"])
+@pytest.mark.parametrize(
+    "kernel", [sgld(0.0, 1e3), sghmc(0.0, 1e3), mala(0.0, 1e3)], ids=["sgld", "sghmc", "mala"]
+)
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_chain_that_cannot_move_reads_nothing(name, kernel):
-    """Every loss is paired with the loss at the centre on the same batch: 0, however small the batches."""
+    """Every loss is paired with the loss at the centre on the same batch: 0, however small the
+    batches.
+    """
     sizes = {"batch_size": 2} if name == "classifier" else {}
     found = run(BASELINES[name](), kernel, **sizes)
     assert np.abs(found.energies).max() < 1e-9
     assert np.array_equal(found.distances, np.zeros((3, 8)))
     assert found.status is Status.NOT_MOVING
-    assert found.diagnostics.acceptance == pytest.approx(math.nan if found.kernel == "SGHMC" else 1.0, nan_ok=True)
+    assert found.diagnostics.acceptance == pytest.approx(
+        math.nan if found.kernel == "SGHMC" else 1.0, nan_ok=True
+    )
 
 
 # What can be watched
 
 
 def test_observables_averages_and_parameters():
-    functions = {"first": lambda theta: theta[0], "pair": lambda theta: theta[:2].square(), "one": lambda theta: 1.0}
-    found = run(draws=40, observables=functions, averages=functions, keep_parameters=True, burn_in=3)
+    functions = {
+        "first": lambda theta: theta[0],
+        "pair": lambda theta: theta[:2].square(),
+        "one": lambda theta: 1.0,
+    }
+    found = run(
+        draws=40, observables=functions, averages=functions, keep_parameters=True, burn_in=3
+    )
     assert found.parameters.shape == (3, 40, classifier().num_parameters)
-    expected = {"first": found.parameters[..., 0], "pair": found.parameters[..., :2].square(), "one": torch.ones(3, 40)}
+    expected = {
+        "first": found.parameters[..., 0],
+        "pair": found.parameters[..., :2].square(),
+        "one": torch.ones(3, 40),
+    }
     for name, values in expected.items():
         assert found.observables[name] == pytest.approx(values.numpy())
         stretches = values.numpy().reshape(3, 20, 2, *values.shape[2:]).mean(axis=2)
@@ -151,7 +200,9 @@ def test_averages_do_not_grow_with_the_draws():
 
 
 def test_averages_of_many_rounds_stay_few():
-    """As HMC draws, round after round: stretches are joined, and their weighted mean is that of all draws."""
+    """As HMC draws, round after round: stretches are joined, and their weighted mean is that of
+    all draws.
+    """
     problem = classifier()
     plan = Plan(averages={"all": lambda theta: theta}, keep_parameters=True)
     runner, mode = make_runner(problem, STEP, 2, plan, "batched")
@@ -172,7 +223,10 @@ def test_averages_of_many_rounds_stay_few():
 def test_an_observable_may_differentiate():
     def slope(theta: Tensor) -> Tensor:
         leaf = theta.clone().requires_grad_()
-        return leaf.square().sum() + torch.autograd.grad(leaf.square().sum(), leaf, create_graph=True)[0].sum()
+        return (
+            leaf.square().sum()
+            + torch.autograd.grad(leaf.square().sum(), leaf, create_graph=True)[0].sum()
+        )
 
     found = run(draws=2, observables={"slope": slope}, keep_parameters=True)
     expected = found.parameters.square().sum(2) + 2 * found.parameters.sum(2)
@@ -214,8 +268,12 @@ def test_localization_by_name_layer_and_glob():
         assert torch.equal(localization_tensor({pattern: 3.0}, space, problem.vector), expected)
     name = space.layers()[last][0]
     expected[space.slices[name]] = 0.5
-    assert torch.equal(localization_tensor({first: 3.0, name: 0.5}, space, problem.vector), expected)
-    by_name, by_tensor = (run(problem, sgld(1e-3, 50.0, gamma)) for gamma in ({first: 3.0, name: 0.5}, expected))
+    assert torch.equal(
+        localization_tensor({first: 3.0, name: 0.5}, space, problem.vector), expected
+    )
+    by_name, by_tensor = (
+        run(problem, sgld(1e-3, 50.0, gamma)) for gamma in ({first: 3.0, name: 0.5}, expected)
+    )
     assert equal(by_name, by_tensor)
     assert torch.equal(by_name.localization, expected)
     assert not equal(by_name, run(problem, sgld(1e-3, 50.0, 3.0)))
@@ -234,7 +292,10 @@ def test_only_the_problems_parameters_move():
 
 
 def test_a_strong_localization_keeps_chains_close():
-    loose, tied = (run(kernel=sgld(1e-3, 50.0, gamma), draws=50).distances[:, 25:].mean() for gamma in (0.0, 900.0))
+    loose, tied = (
+        run(kernel=sgld(1e-3, 50.0, gamma), draws=50).distances[:, 25:].mean()
+        for gamma in (0.0, 900.0)
+    )
     assert tied < 0.5 * loose
 
 
@@ -255,7 +316,9 @@ def test_a_bound_holds_and_is_reported():
     exact = run(quadratic(), mala(2.5, 1.0), chains=4, draws=100, bound=1.0)
     assert exact.diagnostics.bounded.sum() > 0
     assert exact.diagnostics.acceptance < 0.9
-    assert exact.losses == pytest.approx(0.5 * exact.distances**2), "what a kernel remembers is forgotten at the bound"
+    assert exact.losses == pytest.approx(0.5 * exact.distances**2), (
+        "what a kernel remembers is forgotten at the bound"
+    )
 
 
 def test_divergence_is_told_of_the_chains_that_diverged():
@@ -305,7 +368,9 @@ def test_the_model_and_the_global_random_state_are_untouched(mode, norm):
     assert unchanged(before, state_of(model))
 
 
-@pytest.mark.parametrize("kernel", [STEP, rmsprop_sgld(1e-3, 50.0), hmc(1e-3, 50.0)], ids=["sgld", "rmsprop", "hmc"])
+@pytest.mark.parametrize(
+    "kernel", [STEP, rmsprop_sgld(1e-3, 50.0), hmc(1e-3, 50.0)], ids=["sgld", "rmsprop", "hmc"]
+)
 def test_the_seed_decides(kernel):
     torch.manual_seed(1)
     first = run(kernel=kernel, seed=5, batch_size=4)
@@ -316,7 +381,9 @@ def test_the_seed_decides(kernel):
 
 @pytest.mark.parametrize("kernel", [STEP, mala(1e-3, 50.0)], ids=["sgld", "mala"])
 def test_a_chain_does_not_depend_on_how_many_run_beside_it(kernel):
-    few, many = (run(kernel=kernel, chains=chains, batch_size=4, mode="sequential") for chains in (2, 5))
+    few, many = (
+        run(kernel=kernel, chains=chains, batch_size=4, mode="sequential") for chains in (2, 5)
+    )
     assert np.array_equal(many.losses[:2], few.losses)
     assert np.array_equal(many.distances[:2], few.distances)
     together = run(kernel=kernel, chains=5, batch_size=4, mode="batched")
@@ -369,10 +436,22 @@ def test_chains_survive_the_disk(tmp_path):
         assert np.array_equal(getattr(back, name), getattr(found, name))
     assert np.array_equal(back.observables["w"], found.observables["w"])
     assert np.array_equal(back.averages["w"], found.averages["w"])
-    for name in ("kernel", "step_size", "nbeta", "initial_loss", "num_samples", "batch_size", "mode", "cost", "status"):
+    for name in (
+        "kernel",
+        "step_size",
+        "nbeta",
+        "initial_loss",
+        "num_samples",
+        "batch_size",
+        "mode",
+        "cost",
+        "status",
+    ):
         assert getattr(back, name) == getattr(found, name)
     for name, value in vars(found.diagnostics).items():
-        assert np.array_equal(getattr(back.diagnostics, name), value, equal_nan=not isinstance(value, Result))
+        assert np.array_equal(
+            getattr(back.diagnostics, name), value, equal_nan=not isinstance(value, Result)
+        )
     assert back.diagnostics.diverged.dtype == bool
     assert len(back) == 3
 
@@ -380,7 +459,9 @@ def test_chains_survive_the_disk(tmp_path):
 def test_chains_for_arviz():
     from arviz_stats.base import array_stats
 
-    found = run(draws=50, observables={"pair": lambda theta: theta[:2], "one": lambda theta: theta[0]})
+    found = run(
+        draws=50, observables={"pair": lambda theta: theta[:2], "one": lambda theta: theta[0]}
+    )
     tree = found.to_arviz()
     assert np.array_equal(tree.posterior["learning_coefficient"].values, found.energies)
     assert tree.posterior["learning_coefficient"].dims == ("chain", "draw")
@@ -388,7 +469,9 @@ def test_chains_for_arviz():
     assert np.array_equal(tree.posterior["one"].values, found.observables["one"])
     assert np.array_equal(tree.sample_stats["loss"].values, found.losses)
     assert set(tree.sample_stats.data_vars) == {"energy", "loss", "distance", "acceptance_rate"}
-    bulk = array_stats.ess(tree.posterior["learning_coefficient"].values, chain_axis=0, draw_axis=1, method="bulk")
+    bulk = array_stats.ess(
+        tree.posterior["learning_coefficient"].values, chain_axis=0, draw_axis=1, method="bulk"
+    )
     assert float(bulk) == pytest.approx(found.diagnostics.ess_bulk)
     kept = run(draws=4, keep_parameters=True).to_arviz()
     assert kept.posterior["parameters"].dims == ("chain", "draw", "parameter")

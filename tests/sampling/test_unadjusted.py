@@ -1,4 +1,6 @@
-"""Kernels that never reject: the noise of batches, the bias of steps, their tuning and their limit on gradients."""
+"""Kernels that never reject: the noise of batches, the bias of steps, their tuning and their
+limit on gradients.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ def eigenvalues(problem: Problem) -> list[float]:
 # The noise of batches
 
 
-@pytest.mark.parametrize("scale", [None, torch.tensor([0.5, 1.0, 2.0]).double()], ids=["plain", "scaled"])
+@pytest.mark.parametrize(
+    "scale", [None, torch.tensor([0.5, 1.0, 2.0]).double()], ids=["plain", "scaled"]
+)
 def test_the_noise_of_batches_is_their_covariance(scale):
-    """Batches of B samples with replacement: V = nβ²·Cov(S∇ℓ)/B, and the energies vary by nβ²·Var(ℓ − ℓ*)/B."""
+    """Batches of B samples with replacement: V = nβ²·Cov(S∇ℓ)/B, and the energies vary by
+    nβ²·Var(ℓ − ℓ*)/B.
+    """
     problem, nbeta, size, looks, chains = regression(width=3), 50.0, 10, 40, 8
     kernel = kinetic(0.01, nbeta, 1.0, scale)
     runner, _ = make_runner(problem, kernel, chains, Plan(batch_size=size), "batched")
@@ -63,21 +69,36 @@ def test_the_noise_of_batches_is_their_covariance(scale):
     assert found["trace"].shape == found["energy"].shape == (chains,)
 
 
-@pytest.mark.parametrize("scale", [None, torch.tensor([0.5, 1.0, 2.0]).double()], ids=["plain", "scaled"])
-@pytest.mark.parametrize("gamma", [400.0, torch.tensor([100.0, 400.0, 1600.0]).double()], ids=["one γ", "several"])
+@pytest.mark.parametrize(
+    "scale", [None, torch.tensor([0.5, 1.0, 2.0]).double()], ids=["plain", "scaled"]
+)
+@pytest.mark.parametrize(
+    "gamma", [400.0, torch.tensor([100.0, 400.0, 1600.0]).double()], ids=["one γ", "several"]
+)
 def test_the_noise_that_heats_the_localization_is_its_share_of_the_trace(gamma, scale):
-    """At exact draws of the posterior of curvature A = nβH + Γ, "tied" is tr(V·S²ΓA⁻¹) in the mean."""
+    """At exact draws of the posterior of curvature A = nβH + Γ, "tied" is tr(V·S²ΓA⁻¹) in the
+    mean.
+    """
     problem, nbeta, size, chains, looks = regression(width=3), 50.0, 10, 2000, 8
-    runner, _ = make_runner(problem, kinetic(0.01, nbeta, gamma, scale), chains, Plan(batch_size=size), "batched")
+    runner, _ = make_runner(
+        problem, kinetic(0.01, nbeta, gamma, scale), chains, Plan(batch_size=size), "batched"
+    )
     x, y = data_of(problem)
     ties = torch.diag(gamma * torch.ones(3).double())
     inverse = torch.linalg.inv(nbeta * x.T @ x / len(x) + ties)
     rng = torch.Generator().manual_seed(0)
-    draws = torch.randn(chains, 3, generator=rng, dtype=torch.float64) @ torch.linalg.cholesky(inverse).T
+    draws = (
+        torch.randn(chains, 3, generator=rng, dtype=torch.float64)
+        @ torch.linalg.cholesky(inverse).T
+    )
     runner.state.position.copy_(problem.vector + draws)
     gradients = x * (x @ problem.vector - y).unsqueeze(1)
     squared = torch.diag(torch.ones(3).double() if scale is None else scale**2)
-    truth = nbeta**2 / size * float((torch.cov(gradients.T, correction=0) @ squared @ ties @ inverse).trace())
+    truth = (
+        nbeta**2
+        / size
+        * float((torch.cov(gradients.T, correction=0) @ squared @ ties @ inverse).trace())
+    )
     tied = runner.noise(looks)["tied"]
     assert float(tied.mean()) == pytest.approx(truth, abs=4 * float(tied.std()) / math.sqrt(chains))
     assert float(tied.std()) / math.sqrt(chains) < 0.1 * truth
@@ -87,7 +108,9 @@ def test_the_noise_that_heats_the_localization_is_its_share_of_the_trace(gamma, 
 def test_the_noise_is_the_same_in_all_modes(mode):
     runs = []
     for way in ("batched", mode):
-        runner, _ = make_runner(regression(width=3), kinetic(0.01, 50.0, 1.0), 2, Plan(batch_size=10), way)
+        runner, _ = make_runner(
+            regression(width=3), kinetic(0.01, 50.0, 1.0), 2, Plan(batch_size=10), way
+        )
         try:
             runner.skip(5)
             runs.append(runner.noise(3))
@@ -128,7 +151,9 @@ def test_a_time_step_is_kept_by_every_kernel(kernel):
 
 
 def energies_of(mean: float, error: float, seed: int) -> np.ndarray:
-    """White noise, so that the standard error of the mean is ``error``, shifted to have that mean exactly."""
+    """White noise, so that the standard error of the mean is ``error``, shifted to have that
+    mean exactly.
+    """
     values = np.random.default_rng(seed).normal(size=(4, 400))
     return mean + error * 40 * (values - values.mean())
 
@@ -139,21 +164,32 @@ def noise_of(trace: float, tied: float = 0.0) -> dict[str, float]:
 
 def coarse_of(kernel: Kernel, mean: float, error: float, seed: int, trace: float = 0.0) -> Coarse:
     """Draws of a quadratic loss at twice the step."""
-    return Coarse(kernel, energies_of(mean, error, seed), {"work": np.full((4, 400), 2 * mean)}, noise_of(trace))
+    return Coarse(
+        kernel,
+        energies_of(mean, error, seed),
+        {"work": np.full((4, 400), 2 * mean)},
+        noise_of(trace),
+    )
 
 
 @pytest.mark.parametrize(
-    ("kernel", "order"), [(KERNELS[0], 1), (KERNELS[2], 1), (KERNELS[4], 2)], ids=["Kinetic", "SGHMC", "RMSpropSGLD"]
+    ("kernel", "order"),
+    [(KERNELS[0], 1), (KERNELS[2], 1), (KERNELS[4], 2)],
+    ids=["Kinetic", "SGHMC", "RMSpropSGLD"],
 )
 def test_two_step_sizes_show_what_the_steps_add(kernel, order):
-    """λ̂(h) = 5 + b·h^r and b 10 % more than the formula says: without statistical error b is found exactly."""
+    """λ̂(h) = 5 + b·h^r and b 10 % more than the formula says: without statistical error b is
+    found exactly.
+    """
     truth, trace = 5.0, 40.0
     once, twice = (with_time_step(kernel, step, 2.0) for step in (0.05, 0.1))
     formula = noise_bias(once, trace, 1.0, 2.0, truth, 100)
     bias = 1.1 * formula if order == 1 else 0.2
     coarse = coarse_of(twice, truth + 2**order * bias, 1e-9, 1, trace)
     record = {"work": np.full((4, 400), 2 * (truth + bias))}
-    found = bias_of_steps(once, energies_of(truth + bias, 1e-9, 0), record, noise_of(trace), coarse, 100)
+    found = bias_of_steps(
+        once, energies_of(truth + bias, 1e-9, 0), record, noise_of(trace), coarse, 100
+    )
     assert 0.1 < bias < 1.0
     assert float(found) == pytest.approx(bias, rel=0.02)
     assert found.stderr < 0.02
@@ -173,12 +209,16 @@ def test_without_draws_at_twice_the_step_the_formula_is_all():
     found = bias_of_steps(kernel, energies_of(5.0, 0.01, 0), record, noise_of(8.0), None, 100)
     assert float(found) == pytest.approx(0.1 / (4 * 2.0) * 8.0)
     assert found.stderr == pytest.approx(0.25 * 0.1 + 0.01 * 5.0)
-    unknown = bias_of_steps(rmsprop_sgld(0.1, 10.0), energies_of(5.0, 0.01, 0), record, noise_of(8.0), None, 100)
+    unknown = bias_of_steps(
+        rmsprop_sgld(0.1, 10.0), energies_of(5.0, 0.01, 0), record, noise_of(8.0), None, 100
+    )
     assert (float(unknown), unknown.stderr) == (0.0, pytest.approx(0.15 * 5.0))
 
 
 def test_a_share_of_noise_that_is_known_between_bounds_is_in_the_error():
-    """With 60 % of the noise in the localization the loss has 40 to 100 % of it: 70 ± 30 % of the formula."""
+    """With 60 % of the noise in the localization the loss has 40 to 100 % of it: 70 ± 30 % of
+    the formula.
+    """
     kernel, record = kinetic(0.1, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 10.0)}
     found = bias_of_steps(kernel, energies_of(5.0, 0.01, 0), record, noise_of(8.0, 4.8), None, 100)
     whole = 0.1 / (4 * 2.0) * 8.0
@@ -187,19 +227,25 @@ def test_a_share_of_noise_that_is_known_between_bounds_is_in_the_error():
 
 
 def test_noise_that_heats_the_localization_is_not_taken_off_the_loss():
-    """A linear network at rank 0: its weights are small, γ rules most directions, and little of the noise is in L."""
+    """A linear network at rank 0: its weights are small, γ rules most directions, and little of
+    the noise is in L.
+    """
     case = next(case for case in suite() if case.name == "data-linear-1-1-1-r0-noisy")
     problem = case.make()
     scores = []
     for seed in range(4):
         found = llc(problem, batch_size=512, seed=seed, max_gradients=8000)
-        scores.append((found.value - float(case.truth(found.nbeta, found.localization))) / found.stderr)
+        scores.append(
+            (found.value - float(case.truth(found.nbeta, found.localization))) / found.stderr
+        )
     assert max(map(abs, scores)) < 3
     assert abs(np.mean(scores)) < 1.5
 
 
 def test_the_step_is_set_against_noise_where_chains_have_cooled():
-    """Batches of 512 heat the pilot to several times the posterior's energy; the draws have a few per cent too much."""
+    """Batches of 512 heat the pilot to several times the posterior's energy; the draws have a
+    few per cent too much.
+    """
     case = next(case for case in suite() if case.name == "data-linear-4-3-4-r1-noisy")
     found = llc(case.make(), batch_size=512, seed=0, max_gradients=16_000)
     truth = float(case.truth(found.nbeta, found.localization))
@@ -214,7 +260,9 @@ def test_batches_without_noise_take_the_largest_stable_step(kernel):
     model = torch.nn.Linear(4, 1, bias=False).double()
     torch.nn.init.ones_(model.weight)
     problem = Problem(model, "mse", (x, y))
-    found = llc(problem, kernel=kernel, batch_size=10, localization=1.0, nbeta=400.0, max_gradients=8000)
+    found = llc(
+        problem, kernel=kernel, batch_size=10, localization=1.0, nbeta=400.0, max_gradients=8000
+    )
     truth = exact.quadratic([0.5] * 4, found.nbeta, found.localization)
     assert found.chains.noise["trace"] == pytest.approx(0.0, abs=1e-12)
     assert abs(found.value - truth) < 4 * found.stderr
@@ -222,14 +270,19 @@ def test_batches_without_noise_take_the_largest_stable_step(kernel):
 
 @pytest.mark.parametrize(("fine", "rough"), [(0.01, 0.02), (0.05, 0.05), (0.1, 0.2)])
 def test_the_error_of_a_corrected_value_is_that_of_repetitions(fine, rough):
-    """Means at h and 2h with errors of their own, and a bias within its prior of 1 %: z has unit variance."""
+    """Means at h and 2h with errors of their own, and a bias within its prior of 1 %: z has unit
+    variance.
+    """
     truth, rng, scores = 5.0, np.random.default_rng(0), []
     kernel, record = kinetic(0.05, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 2 * truth)}
     for seed in range(400):
         bias = rng.normal(scale=0.01 * truth)
         energies = energies_of(truth + bias + fine * rng.normal(), fine, seed)
         coarse = coarse_of(
-            with_time_step(kernel, 0.1, 2.0), truth + 4 * bias + rough * rng.normal(), rough, 1000 + seed
+            with_time_step(kernel, 0.1, 2.0),
+            truth + 4 * bias + rough * rng.normal(),
+            rough,
+            1000 + seed,
         )
         found = bias_of_steps(kernel, energies, record, noise_of(0.0), coarse, 100)
         scores.append((energies.mean() - float(found) - truth) / math.hypot(fine, found.stderr))
@@ -238,7 +291,9 @@ def test_the_error_of_a_corrected_value_is_that_of_repetitions(fine, rough):
 
 @pytest.mark.parametrize("kernel", ["kinetic", "sgld", "sghmc"])
 def test_heat_of_small_batches_is_taken_off(kernel):
-    """Linear regression on batches of 128 of 20,000 samples: the heated mean is not the truth, the corrected one is."""
+    """Linear regression on batches of 128 of 20,000 samples: the heated mean is not the truth,
+    the corrected one is.
+    """
     problem = regression(samples=20_000, width=20)
     found = llc(problem, kernel=kernel, batch_size=128, seed=1, max_gradients=8000)
     truth = exact.quadratic(eigenvalues(problem), found.nbeta, found.localization)
@@ -262,7 +317,9 @@ def test_a_thermostat_absorbs_the_noise_of_small_batches():
 # Every kernel finds its settings
 
 
-@pytest.mark.parametrize("name", ["kinetic", "sgld", "sghmc", "sgnht", "rmsprop_sgld", "hmc", "mala"])
+@pytest.mark.parametrize(
+    "name", ["kinetic", "sgld", "sghmc", "sgnht", "rmsprop_sgld", "hmc", "mala"]
+)
 def test_every_kernel_tunes_itself_on_a_gaussian(name):
     """Twenty directions with curvatures from 0.01 to 1."""
     h = np.geomspace(0.01, 1.0, 20).tolist()
@@ -282,7 +339,8 @@ def test_every_kernel_tunes_itself_on_a_gaussian(name):
 def test_a_larger_tolerance_costs_less_and_a_missed_one_is_told():
     problem, small = regression(width=20), {"batch_size": 256, "kernel": "sgld"}
     loose, usual, tight = (
-        llc(problem, **small, **given) for given in ({"tol": 0.1}, {}, {"tol": 1e-5, "max_gradients": 6000})
+        llc(problem, **small, **given)
+        for given in ({"tol": 0.1}, {}, {"tol": 1e-5, "max_gradients": 6000})
     )
     assert loose.cost < usual.cost
     assert loose.status is usual.status is Status.CONVERGED
@@ -320,7 +378,12 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
-LIMITS = [*((800, settings) for settings in GIVEN), (1300, {"draws": 50}), (1300, {"kernel": "sgld"}), (3001, {})]
+LIMITS = [
+    *((800, settings) for settings in GIVEN),
+    (1300, {"draws": 50}),
+    (1300, {"kernel": "sgld"}),
+    (3001, {}),
+]
 
 
 @pytest.mark.parametrize(("limit", "settings"), LIMITS, ids=str)
@@ -332,9 +395,13 @@ def test_steps_keep_within_their_gradients(limit, settings):
 
 
 def test_chains_that_diverge_in_the_pilot_keep_within_their_gradients():
-    """Curvature that grows without bound: steps that are stable at w* are not where the chains go."""
+    """Curvature that grows without bound: steps that are stable at w* are not where the chains
+    go.
+    """
     problem = Problem.from_function(
-        lambda p: (p["w"] ** 2).sum() + 1e4 * (p["w"] ** 6).sum(), {"w": torch.zeros(20).double()}, num_samples=10_000
+        lambda p: (p["w"] ** 2).sum() + 1e4 * (p["w"] ** 6).sum(),
+        {"w": torch.zeros(20).double()},
+        num_samples=10_000,
     )
     for kernel in ("kinetic", "sgld"):
         found = llc(problem, kernel=kernel, max_gradients=3000, localization=0.01)
@@ -350,7 +417,9 @@ def twisted() -> Problem:
     )
 
 
-@pytest.mark.parametrize(("make", "budget"), [(bowl, 1600), (bowl, 3000), (twisted, 1600), (twisted, 12_000)])
+@pytest.mark.parametrize(
+    ("make", "budget"), [(bowl, 1600), (bowl, 3000), (twisted, 1600), (twisted, 12_000)]
+)
 def test_hmc_keeps_within_its_gradients(make, budget):
     """Warm-ups and trials of a mass count."""
     found = llc(make(), max_gradients=budget)
@@ -360,14 +429,20 @@ def test_hmc_keeps_within_its_gradients(make, budget):
     assert math.isfinite(found.value)
 
 
-@pytest.mark.parametrize("settings", [{"step_size": 1e-4}, {"step_size": 1e-4, "draws": 30}, {"draws": 5000}])
+@pytest.mark.parametrize(
+    "settings", [{"step_size": 1e-4}, {"step_size": 1e-4, "draws": 30}, {"draws": 5000}]
+)
 def test_hmc_of_given_steps_or_draws_keeps_within_its_gradients(settings):
     found = llc(bowl(), kernel="hmc", max_gradients=4000, **settings)
     assert found.cost <= 4000
-    assert found.status is (Status.GRADIENTS_SPENT if settings.get("draws") == 5000 else found.status)
+    assert found.status is (
+        Status.GRADIENTS_SPENT if settings.get("draws") == 5000 else found.status
+    )
 
 
-@pytest.mark.parametrize("settings", [{}, {"draws": 400}, {"draws": 100, "burn_in": 50}, {"kernel": "sgld"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"draws": 400}, {"draws": 100, "burn_in": 50}, {"kernel": "sgld"}], ids=str
+)
 def test_too_few_gradients_are_refused_by_name_and_the_least_suffice(settings):
     problem = regression(width=20)
     match = r"max_gradients must be at least (\d+) for 4 chains, got 396; pilot"
@@ -382,9 +457,14 @@ def test_too_few_gradients_are_refused_by_name_and_the_least_suffice(settings):
 
 
 def test_too_few_gradients_of_hmc_are_refused():
-    with pytest.raises(ValueError, match=r"max_gradients must be at least 1600 for 4 chains of HMC, got 1000"):
+    with pytest.raises(
+        ValueError, match=r"max_gradients must be at least 1600 for 4 chains of HMC, got 1000"
+    ):
         llc(bowl(), max_gradients=1000)
-    with pytest.raises(ValueError, match=r"burn_in must be \d+ trajectories at most with these max_gradients, got 500"):
+    with pytest.raises(
+        ValueError,
+        match=r"burn_in must be \d+ trajectories at most with these max_gradients, got 500",
+    ):
         llc(bowl(), max_gradients=4000, burn_in=500)
 
 

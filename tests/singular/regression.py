@@ -1,4 +1,5 @@
-"""Models whose posterior is known: linear regression with unit noise in closed form, and a coin by quadrature.
+"""Models whose posterior is known: linear regression with unit noise in closed form, and a coin by
+quadrature.
 
 The prior is that of the localization: N(w*, γ⁻¹) around the parameters w* of the problem.
 """
@@ -39,12 +40,16 @@ class Regression:
     @property
     def posterior(self) -> tuple[Tensor, Tensor]:
         """Mean and covariance at inverse temperature β."""
-        precision = self.beta * self.x.T @ self.x + self.gamma * torch.eye(self.x.shape[1], dtype=self.x.dtype)
+        precision = self.beta * self.x.T @ self.x + self.gamma * torch.eye(
+            self.x.shape[1], dtype=self.x.dtype
+        )
         covariance = torch.linalg.inv(precision)
         return covariance @ (self.beta * self.x.T @ self.y + self.gamma * self.centre), covariance
 
     def by_sample(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """−ln E[p], E[ℓ] and Var[ℓ] of each sample: y − xᵀw is normal with mean r and variance s."""
+        """−ln E[p], E[ℓ] and Var[ℓ] of each sample: y − xᵀw is normal with mean r and variance
+        s.
+        """
         mean, covariance = self.posterior
         r, s = y - x @ mean, ((x @ covariance) * x).sum(1)
         bayes = LOG_2PI / 2 + 0.5 * torch.log1p(s) + 0.5 * r**2 / (1 + s)
@@ -100,12 +105,17 @@ class Coin:
         def loss(parameters, batch):
             return torch.nn.functional.softplus((1 - 2 * batch[0]) * parameters["w"]).mean()
 
-        return Problem.from_function(loss, {"w": torch.tensor([self.centre]).double()}, (self.outcomes,))
+        return Problem.from_function(
+            loss, {"w": torch.tensor([self.centre]).double()}, (self.outcomes,)
+        )
 
     def mean(self, function, nbeta: float) -> float:
         """E[f(w)] at nβ."""
         w = np.linspace(self.centre - 12, self.centre + 12, 20_001)
-        density = np.exp(-nbeta * (self.loss(w) - self.loss(self.centre)) - self.gamma / 2 * (w - self.centre) ** 2)
+        density = np.exp(
+            -nbeta * (self.loss(w) - self.loss(self.centre))
+            - self.gamma / 2 * (w - self.centre) ** 2
+        )
         return float((function(w) * density).sum() / density.sum())
 
     def loss(self, w):

@@ -1,4 +1,6 @@
-"""``llc`` takes any model unchanged: regression, batch-norm in both modes, a language model, a bare function."""
+"""``llc`` takes any model unchanged: regression, batch-norm in both modes, a language model, a
+bare function.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from lambdahat.singular.coefficient import llc
 from tests.cases import LanguageModel, sentences
 
 SHORT = {"chains": 2, "max_gradients": 800, "localization": 10.0}
-AUTOMATIC = pytest.param(None, marks=pytest.mark.slow)  # HMC on the whole data, as problems so small have it
-SOUND = (Status.CONVERGED, Status.GRADIENTS_SPENT, Status.NOT_MIXED)  # as so short a run may end; not DIVERGED
+# HMC on the whole data, as problems so small have it
+AUTOMATIC = pytest.param(None, marks=pytest.mark.slow)
+# as so short a run may end; not DIVERGED
+SOUND = (Status.CONVERGED, Status.GRADIENTS_SPENT, Status.NOT_MIXED)
 
 
 def trained(problem_of, model, loss_of, steps=150, rate=0.02):
@@ -30,9 +34,13 @@ def trained(problem_of, model, loss_of, steps=150, rate=0.02):
     return problem_of(model)
 
 
-def measured(problem: Problem, model: nn.Module | None = None, **settings: object) -> LearningCoefficient:
+def measured(
+    problem: Problem, model: nn.Module | None = None, **settings: object
+) -> LearningCoefficient:
     """``llc``, after which the model and the global generator must be as they were."""
-    before = {} if model is None else {name: value.clone() for name, value in model.state_dict().items()}
+    before = (
+        {} if model is None else {name: value.clone() for name, value in model.state_dict().items()}
+    )
     mode = None if model is None else model.training
     state = torch.get_rng_state()
     found = llc(problem, seed=0, **{**SHORT, **settings})
@@ -47,7 +55,8 @@ def measured(problem: Problem, model: nn.Module | None = None, **settings: objec
 def assert_sound(found: LearningCoefficient, problem: Problem) -> None:
     assert math.isfinite(found.value)
     assert 0 < found.stderr < math.inf
-    assert 0 < found.value < problem.num_parameters / 2 + 4 * found.stderr  # no more than a regular model has
+    # no more than a regular model has
+    assert 0 < found.value < problem.num_parameters / 2 + 4 * found.stderr
     assert found.status in SOUND
     assert np.isfinite(found.chains.losses).all()
     assert found.initial_loss == pytest.approx(problem.loss(), rel=1e-5)
@@ -86,16 +95,22 @@ def test_image_classifier_with_batch_norm(norm, kernel):
     x = torch.randn(512, 1, 6, 6, generator=rng)
     y = (x[:, 0, :3].mean((1, 2)) > x[:, 0, 3:].mean((1, 2))).long()
     y = torch.where(torch.rand(512, generator=rng) < 0.1, 1 - y, y)  # so that no weights fit all
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)
+    )
     loss = nn.CrossEntropyLoss()
     options = {"norm": norm, "batch_size": 128}
     problem = trained(
-        lambda m: Problem(clean(m), "cross_entropy", (x, y), **options), model, lambda m: loss(m(x), y), 100
+        lambda m: Problem(clean(m), "cross_entropy", (x, y), **options),
+        model,
+        lambda m: loss(m(x), y),
+        100,
     )
     found = measured(problem, model, kernel=kernel)
     assert_sound(found, problem)
     if norm == "train" and kernel == "sgld":
-        assert found.chains.batch_size == 128  # a sample's loss depends on its batch: the problem's own are drawn
+        # a sample's loss depends on its batch: the problem's own are drawn
+        assert found.chains.batch_size == 128
 
 
 @pytest.mark.parametrize("kernel", [AUTOMATIC, "sgld"])
@@ -103,7 +118,10 @@ def test_image_classifier_with_batch_norm(norm, kernel):
 def test_language_model_with_token_losses_and_dict_batches(loss, kernel):
     columns, model = sentences(count=60), LanguageModel()
     problem = trained(
-        lambda m: Problem(clean(m), loss, columns, batch_size=10), model, lambda m: m(**columns).loss, 200
+        lambda m: Problem(clean(m), loss, columns, batch_size=10),
+        model,
+        lambda m: m(**columns).loss,
+        200,
     )
     assert_sound(measured(problem, model, kernel=kernel), problem)
 
@@ -121,12 +139,16 @@ def test_function_with_data(kernel):
 
     problem = Problem.from_function(loss, start, (x, y))
     found = measured(problem, kernel=kernel, localization=1.0)
-    assert {name: float(value) for name, value in start.items()} == pytest.approx({"a": 2.0, "k": 0.7})
+    assert {name: float(value) for name, value in start.items()} == pytest.approx(
+        {"a": 2.0, "k": 0.7}
+    )
     assert_sound(found, problem)
 
 
 def test_function_without_data():
-    problem = Problem.from_function(lambda p: p["w"].square().sum() / 2, {"w": torch.zeros(4)}, num_samples=1000)
+    problem = Problem.from_function(
+        lambda p: p["w"].square().sum() / 2, {"w": torch.zeros(4)}, num_samples=1000
+    )
     found = measured(problem, localization=None)
     assert found.chains.kernel == "HMC"
     assert_sound(found, problem)

@@ -21,7 +21,9 @@ def bowl(eigenvalues=(1.0, 2.0, 5.0), num_samples=10_000, at=None):
     """L = ½Σh_i w_i², at its minimum unless told."""
     h = torch.tensor(eigenvalues, dtype=torch.float64)
     theta = torch.zeros_like(h) if at is None else torch.tensor(at, dtype=torch.float64)
-    return Problem.from_function(lambda p: 0.5 * (h * p["w"] ** 2).sum(), {"w": theta}, num_samples=num_samples)
+    return Problem.from_function(
+        lambda p: 0.5 * (h * p["w"] ** 2).sum(), {"w": theta}, num_samples=num_samples
+    )
 
 
 def linear_regression():
@@ -37,15 +39,21 @@ def linear_regression():
 
 
 def relu_pair(scale=1.0, samples=60):
-    """A trained one-hidden-layer network, its first layer multiplied and its second divided by ``scale``."""
+    """A trained one-hidden-layer network, its first layer multiplied and its second divided by
+    ``scale``.
+    """
     rng = generator(0, "relu pair")
     x = torch.randn(samples, 2, generator=rng, dtype=torch.float64)
-    y = (x[:, :1] * x[:, 1:]).tanh() + 0.3 * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
+    y = (x[:, :1] * x[:, 1:]).tanh() + 0.3 * torch.randn(
+        samples, 1, generator=rng, dtype=torch.float64
+    )
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False)).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=rng, dtype=torch.float64))
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2000, tolerance_grad=1e-10, tolerance_change=1e-14)
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), max_iter=2000, tolerance_grad=1e-10, tolerance_change=1e-14
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -101,7 +109,9 @@ def test_a_larger_problem_is_sampled_by_kinetic_dynamics_on_the_whole_data():
     x, y = (torch.randn(500, width, generator=rng, dtype=torch.float64) for width in (40, 1))
     best = torch.linalg.lstsq(x, y).solution.squeeze(1)
     problem = Problem.from_function(
-        lambda p, batch: 0.5 * (batch[1].squeeze(1) - batch[0] @ p["w"]).square().mean(), {"w": best}, (x, y)
+        lambda p, batch: 0.5 * (batch[1].squeeze(1) - batch[0] @ p["w"]).square().mean(),
+        {"w": best},
+        (x, y),
     )
     found = llc(problem, max_gradients=8000)
     eigenvalues = torch.linalg.eigvalsh(x.T @ x / len(x))
@@ -136,7 +146,9 @@ def test_a_point_that_is_no_minimum_is_named_and_its_negative_value_shown():
 
 def test_a_saddle_is_no_minimum():
     problem = Problem.from_function(
-        lambda p: p["w"][0] ** 2 + (p["w"][1] ** 2 - 1.0) ** 2, {"w": torch.zeros(2).double()}, num_samples=10_000
+        lambda p: p["w"][0] ** 2 + (p["w"][1] ** 2 - 1.0) ** 2,
+        {"w": torch.zeros(2).double()},
+        num_samples=10_000,
     )
     found = llc(problem)
     assert found.status is Status.NOT_A_MINIMUM
@@ -178,7 +190,10 @@ def test_rescaling_a_relu_pair_leaves_the_value_if_the_localization_goes_along()
 
 def test_a_temperature_by_batches_of_several_sizes_is_refused_by_its_name():
     """No batch_size was given, so the error is about nbeta; batches of one size decide it."""
-    x, y = torch.randint(5, (9, 4), generator=generator(0, "ids")), torch.arange(36).reshape(9, 4) % 3
+    x, y = (
+        torch.randint(5, (9, 4), generator=generator(0, "ids")),
+        torch.arange(36).reshape(9, 4) % 3,
+    )
     y[0, 1:] = -100  # so that samples have different numbers of terms
     model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(0, 1), nn.Unflatten(0, (-1, 4)))
 
@@ -187,7 +202,9 @@ def test_a_temperature_by_batches_of_several_sizes_is_refused_by_its_name():
         return Problem(model, lambda out, target: nn.functional.cross_entropy(out.mT, target), data)
 
     settings = {"step_size": 1e-6, "localization": 1.0, "draws": 20, "burn_in": 0, "nbeta": "batch"}
-    with pytest.raises(ValueError, match=r"^nbeta must be a number.*got 'batch' with batches of 2 to 4 samples"):
+    with pytest.raises(
+        ValueError, match=r"^nbeta must be a number.*got 'batch' with batches of 2 to 4 samples"
+    ):
         llc(problem(2, 3, 4), **settings)
     assert llc(problem(4, 4, 1), **settings).temperature == "B/log B, B = 4"
 
@@ -207,7 +224,9 @@ def test_the_temperature_has_names():
 def test_the_same_seed_gives_the_same_value_and_another_seed_another():
     problem = linear_regression()[0]
     for settings in ({}, {"kernel": "sgld", "batch_size": 64}):
-        first, again, other = (llc(problem, seed=seed, max_gradients=1600, **settings).value for seed in (0, 0, 1))
+        first, again, other = (
+            llc(problem, seed=seed, max_gradients=1600, **settings).value for seed in (0, 0, 1)
+        )
         assert first == again != other
 
 
@@ -237,14 +256,19 @@ def test_the_sensitivity_is_that_of_a_quadratic(kernel, by_parameter):
 
 @pytest.mark.parametrize("kernel", ["kinetic", "sgld"])
 def test_the_noise_of_batches_is_taken_out_of_the_sensitivity(kernel):
-    """With batches of 256 the energies vary mostly by chance: the variance of that is known and taken off."""
+    """With batches of 256 the energies vary mostly by chance: the variance of that is known and
+    taken off.
+    """
     problem, eigenvalues = linear_regression()
     nbeta, gamma = 500.0, 200.0
     settings = {"batch_size": 256, "nbeta": nbeta, "localization": gamma}
     found = llc(problem, kernel=kernel, max_gradients=8000, **settings)
     slope = float((0.5 * nbeta * gamma * eigenvalues / (nbeta * eigenvalues + gamma) ** 2).sum())
     assert found.chains.noise["energy"] > slope
-    for part, wanted in ((found.sensitivity.localization, -slope), (found.sensitivity.nbeta, slope)):
+    for part, wanted in (
+        (found.sensitivity.localization, -slope),
+        (found.sensitivity.nbeta, slope),
+    ):
         assert abs(float(part) - wanted) < 4 * part.stderr + 0.05 * slope
 
 
@@ -261,9 +285,15 @@ def test_some_parameters_only():
 def test_a_kernel_with_its_own_settings():
     h, nbeta = [1.0, 2.0, 5.0], 500.0
     found = llc(bowl(h), kernel=hmc(2e-4, nbeta, 3.0, leapfrog=10), draws=1500, burn_in=50)
-    assert (found.nbeta, found.localization, found.temperature) == (nbeta, 3.0, "given by the kernel")
+    assert (found.nbeta, found.localization, found.temperature) == (
+        nbeta,
+        3.0,
+        "given by the kernel",
+    )
     assert within(found, exact.quadratic(h, nbeta, 3.0))
-    with pytest.raises(ValueError, match=r"kernel must be a name where the settings are given apart"):
+    with pytest.raises(
+        ValueError, match=r"kernel must be a name where the settings are given apart"
+    ):
         llc(bowl(), kernel=sgld(1e-3, 1.0), step_size=1e-3)
 
 
@@ -274,7 +304,14 @@ def test_watching_sees_the_value_come_and_can_stop():
         seen.append(energies.shape)
         return len(seen) == 3
 
-    found = llc(linear_regression()[0], step_size=1e-5, localization=10.0, draws=100, burn_in=10, watch=watch)
+    found = llc(
+        linear_regression()[0],
+        step_size=1e-5,
+        localization=10.0,
+        draws=100,
+        burn_in=10,
+        watch=watch,
+    )
     assert seen == [(4, 5), (4, 10), (4, 15)]
     assert found.chains.losses.shape == (4, 15)
 
@@ -286,7 +323,9 @@ def test_along_checkpoints_all_are_at_one_localization(tmp_path):
     assert found.labels.tolist() == [0, 10]
     assert found.results[0].status is Status.NOT_A_MINIMUM
     assert found.results[0].localization == found.results[1].localization
-    truth = exact.quadratic(eigenvalues.tolist(), found.results[1].nbeta, found.results[1].localization)
+    truth = exact.quadratic(
+        eigenvalues.tolist(), found.results[1].nbeta, found.results[1].localization
+    )
     assert within(found.results[1], truth)
     found.save(tmp_path / "along")
     assert lh.Result.load(tmp_path / "along").values.tolist() == found.values.tolist()
@@ -303,7 +342,9 @@ def test_a_checkpoint_is_taken_whole_buffers_and_held_parameters_too():
                 tensor.add_(0.3)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for part in (start, start.restrict("0.*")):
-        found = llc_along(part, [state], step_size=1e-5, localization=1.0, draws=8, burn_in=0, kernel="sgld")
+        found = llc_along(
+            part, [state], step_size=1e-5, localization=1.0, draws=8, burn_in=0, kernel="sgld"
+        )
         assert found.results[0].initial_loss == pytest.approx((model(x) - y).square().mean().item())
 
 
@@ -316,14 +357,18 @@ def test_a_result_comes_back_from_disk(tmp_path, default):
 
 
 def test_a_small_error_of_few_draws_is_not_converged():
-    """In 200 directions the loss hardly fluctuates, so that a few dozen draws have an error within the tolerance."""
+    """In 200 directions the loss hardly fluctuates, so that a few dozen draws have an error
+    within the tolerance.
+    """
     rng = generator(0, "few draws")
     x = torch.randn(2000, 200, generator=rng, dtype=torch.float64)
     y = x.sum(1, keepdim=True) + torch.randn(2000, 1, generator=rng, dtype=torch.float64)
     model = nn.Linear(200, 1, bias=False).double()
     model.weight.data = torch.linalg.lstsq(x, y).solution.T.contiguous()
     problem = Problem(model, "mse", (x, y))
-    cut, whole = (llc(problem, kernel="kinetic", batch_size=2000, max_gradients=most) for most in (1200, 6000))
+    cut, whole = (
+        llc(problem, kernel="kinetic", batch_size=2000, max_gradients=most) for most in (1200, 6000)
+    )
     assert cut.stderr < 0.03 * cut.value
     assert cut.chains.diagnostics.ess_mean < 200
     assert cut.status is Status.GRADIENTS_SPENT

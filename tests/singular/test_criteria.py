@@ -1,4 +1,6 @@
-"""WAIC, functional variance, Bayes and Gibbs losses, G_n and reweighting, against closed forms and quadrature."""
+"""WAIC, functional variance, Bayes and Gibbs losses, G_n and reweighting, against closed forms
+and quadrature.
+"""
 
 from __future__ import annotations
 
@@ -44,23 +46,35 @@ def exact(model: Regression, held_out) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def runs():
-    return [bayes_criteria(KNOWN.problem, HELD_OUT, seed=seed, draws=120, **SETTINGS) for seed in range(3)]
+    return [
+        bayes_criteria(KNOWN.problem, HELD_OUT, seed=seed, draws=120, **SETTINGS)
+        for seed in range(3)
+    ]
 
 
 def coin_chains(coin: Coin, nbeta: float, draws: int = 400, **options):
-    return sample(coin.problem, hmc(0.2, nbeta, coin.gamma, leapfrog=3), 4, draws, burn_in=20, **options)
+    return sample(
+        coin.problem, hmc(0.2, nbeta, coin.gamma, leapfrog=3), 4, draws, burn_in=20, **options
+    )
 
 
 def draws_error(result, name: str) -> float:
     """The part of the error that the draws have."""
-    return result.g_n_draws_error if name == "bayes_generalisation_loss" else float(getattr(result, name).stderr)
+    return (
+        result.g_n_draws_error
+        if name == "bayes_generalisation_loss"
+        else float(getattr(result, name).stderr)
+    )
 
 
 @pytest.mark.parametrize("name", READINGS[:-1])
 def test_readings_agree_with_closed_forms_within_their_errors(runs, name):
     errors = [draws_error(run, name) for run in runs]
     assert 0 < np.median(errors) < 0.1 * exact(KNOWN, HELD_OUT)[name]
-    z = [(float(getattr(run, name)) - exact(KNOWN, HELD_OUT)[name]) / e for run, e in zip(runs, errors, strict=True)]
+    z = [
+        (float(getattr(run, name)) - exact(KNOWN, HELD_OUT)[name]) / e
+        for run, e in zip(runs, errors, strict=True)
+    ]
     assert 0.1 < math.sqrt(np.mean(np.square(z))) < 2.2
 
 
@@ -77,7 +91,9 @@ def test_intervals_cover():
         run = bayes_criteria(KNOWN.problem, HELD_OUT, seed=100 + seed, draws=250, **SETTINGS)
         for name, seen in inside.items():
             seen.append(abs(float(getattr(run, name)) - wanted[name]) < 2 * draws_error(run, name))
-    assert all(np.mean(seen) >= 0.85 for seen in inside.values()), {k: np.mean(v) for k, v in inside.items()}
+    assert all(np.mean(seen) >= 0.85 for seen in inside.values()), {
+        k: np.mean(v) for k, v in inside.items()
+    }
 
 
 def test_nothing_need_be_given():
@@ -86,24 +102,36 @@ def test_nothing_need_be_given():
     assert run.chains.kernel == "HMC"
     assert run.ess > 50
     for name in READINGS[:-1]:
-        assert abs(float(getattr(run, name)) - wanted[name]) < 3.5 * draws_error(run, name) < 0.5 * wanted[name]
+        assert (
+            abs(float(getattr(run, name)) - wanted[name])
+            < 3.5 * draws_error(run, name)
+            < 0.5 * wanted[name]
+        )
 
 
 def test_fluctuation_is_half_the_variance(runs):
     for run in runs:
         assert float(run.singular_fluctuation) == float(run.functional_variance) / 2
         assert float(run.singular_fluctuation.stderr) == float(run.functional_variance.stderr) / 2
-        assert (run.how, run.g_n_from, run.status) == ("own chains", "held-out data", run.chains.status)
+        assert (run.how, run.g_n_from, run.status) == (
+            "own chains",
+            "held-out data",
+            run.chains.status,
+        )
         assert run.chains.nbeta == 30
         assert run.cost == run.chains.cost > 0
         assert not run.chains.averages
 
 
 def test_g_n_is_the_mean_rise_of_the_free_energy(runs):
-    """E[F_{n+1}] − F_n over the held-out samples, F by the closed form of the marginal likelihood."""
+    """E[F_{n+1}] − F_n over the held-out samples, F by the closed form of the marginal
+    likelihood.
+    """
     rises = []
     for x, y in zip(*HELD_OUT, strict=True):
-        more = dataclasses.replace(KNOWN, x=torch.vstack([KNOWN.x, x]), y=torch.cat([KNOWN.y, y.reshape(1)]))
+        more = dataclasses.replace(
+            KNOWN, x=torch.vstack([KNOWN.x, x]), y=torch.cat([KNOWN.y, y.reshape(1)])
+        )
         rises.append(more.free_energy() - KNOWN.free_energy())
     run = runs[0]
     assert abs(float(run.g_n) - np.mean(rises)) < 4 * run.g_n_draws_error
@@ -126,7 +154,9 @@ def test_without_held_out_data_g_n_is_the_waic():
 
 @pytest.mark.parametrize("source", ["WAIC", "held-out data"])
 def test_error_over_samples_covers_g_n(source):
-    """With the posterior exact, over data sets: the interval of ``_over_samples`` holds −E_x ln E[p(x|w)]."""
+    """With the posterior exact, over data sets: the interval of ``_over_samples`` holds −E_x ln
+    E[p(x|w)].
+    """
     inside = []
     for seed in range(200):
         model = regression(60, 3, gamma=0.01, seed=seed)
@@ -148,10 +178,18 @@ def test_chains_that_cannot_move_show_the_centre():
 
 def test_draws_with_parameters_give_what_streaming_gives(monkeypatch):
     def drawn(problem, nbeta, averages=None, **options):
-        return sample(problem, hmc(0.02, nbeta, KNOWN.gamma), 2, 40, averages=averages, keep_parameters=True)
+        return sample(
+            problem, hmc(0.02, nbeta, KNOWN.gamma), 2, 40, averages=averages, keep_parameters=True
+        )
 
-    monkeypatch.setattr(criteria, "tempered", lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options)))
-    given = bayes_criteria(KNOWN.problem, KNOWN.problem.on(HELD_OUT), chains=drawn(KNOWN.problem, 30.0))
+    monkeypatch.setattr(
+        criteria,
+        "tempered",
+        lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options)),
+    )
+    given = bayes_criteria(
+        KNOWN.problem, KNOWN.problem.on(HELD_OUT), chains=drawn(KNOWN.problem, 30.0)
+    )
     streamed = bayes_criteria(KNOWN.problem, HELD_OUT, chains=2)
     assert given.how == streamed.how == "own chains"
     for name in READINGS:
@@ -187,7 +225,9 @@ def test_reweighted_means_and_their_effective_draws():
     weighting = reweighted(chains, 14.0)
     assert weighting.weights.sum() == pytest.approx(1)
     assert weighting.ess == pytest.approx(1 / (weighting.weights**2).sum())
-    share = coin.mean(lambda w: np.exp(-7 * coin.loss(w)), 7) ** 2 / coin.mean(lambda w: np.exp(-14 * coin.loss(w)), 7)
+    share = coin.mean(lambda w: np.exp(-7 * coin.loss(w)), 7) ** 2 / coin.mean(
+        lambda w: np.exp(-14 * coin.loss(w)), 7
+    )
     assert weighting.ess / weighting.weights.size == pytest.approx(share, rel=0.1)
     mean = weighting.mean(chains.losses)
     assert abs(float(mean) - coin.mean(coin.loss, 14)) < 3.5 * float(mean.stderr)
@@ -203,7 +243,9 @@ def test_reweighting_to_the_same_temperature_changes_nothing():
 
 def test_few_draws_with_all_the_weight_are_reported():
     many = regression(100, 20)
-    chains = sample(many.problem, hmc(0.02, 100 / math.log(100), 1.0), 2, 60, burn_in=20, keep_parameters=True)
+    chains = sample(
+        many.problem, hmc(0.02, 100 / math.log(100), 1.0), 2, 60, burn_in=20, keep_parameters=True
+    )
     weighting = reweighted(chains, 100.0)
     assert weighting.ess < 20
     assert weighting.status is Status.FEW_WEIGHTS
@@ -211,9 +253,13 @@ def test_few_draws_with_all_the_weight_are_reported():
 
 
 def test_weights_need_losses_of_the_whole_data():
-    """SGLD on as many samples as there are draws them with replacement: its losses are not those of the data."""
+    """SGLD on as many samples as there are draws them with replacement: its losses are not those
+    of the data.
+    """
     chains = sample(KNOWN.problem, sgld(1e-3, 9.0, 1.0), 2, 10)
-    with pytest.raises(ValueError, match=r'full_energies must have losses over the whole data.*baseline="full"'):
+    with pytest.raises(
+        ValueError, match=r'full_energies must have losses over the whole data.*baseline="full"'
+    ):
         reweighted(chains, 30.0)
     full = sample(KNOWN.problem, sgld(1e-3, 9.0, 1.0), 2, 10, baseline="full")
     assert reweighted(full, 30.0).weights.sum() == pytest.approx(1)
@@ -240,7 +286,9 @@ def test_diverged_chains_are_left_out():
 
 def test_a_classifier_with_batches():
     problem = classifier((4, 3), samples=20)
-    run = bayes_criteria(problem, problem.subset(range(6)), chains=2, draws=40, **{**SETTINGS, "step_size": 0.05})
+    run = bayes_criteria(
+        problem, problem.subset(range(6)), chains=2, draws=40, **{**SETTINGS, "step_size": 0.05}
+    )
     assert float(run.gibbs_training_loss) > float(run.bayes_training_loss)
     assert float(run.gibbs_generalisation_loss) > float(run.bayes_generalisation_loss)
     assert float(run.waic) > float(run.bayes_training_loss)
@@ -264,20 +312,28 @@ def test_bad_input_is_refused_by_name():
     chains = sample(problem, hmc(0.02, 30.0, 1.0), 1, 2)
     with pytest.raises(ValueError, match=r"chains must hold the parameters .*keep_parameters=True"):
         bayes_criteria(problem, chains=chains)
-    with pytest.raises(ValueError, match="settings must be left out where chains are given, got draws"):
+    with pytest.raises(
+        ValueError, match="settings must be left out where chains are given, got draws"
+    ):
         bayes_criteria(problem, chains=chains, draws=5)
     kept = sample(problem, hmc(0.02, 30.0, 1.0), 1, 2, keep_parameters=True)
-    with pytest.raises(ValueError, match="chains must be of a problem with 3 parameters and 20 samples"):
+    with pytest.raises(
+        ValueError, match="chains must be of a problem with 3 parameters and 20 samples"
+    ):
         bayes_criteria(problem.subset(range(20)), chains=kept)
     with pytest.raises(TypeError, match="chains must be an integer"):
         bayes_criteria(problem, chains=2.5, **settings)
     with pytest.raises(TypeError, match=r"problem must be a lambdahat\.Problem"):
         bayes_criteria(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r'kernel must have nbeta = 30, got one at 9; give its name, such as "hmc"'):
+    with pytest.raises(
+        ValueError, match=r'kernel must have nbeta = 30, got one at 9; give its name, such as "hmc"'
+    ):
         bayes_criteria(problem, kernel=hmc(0.02, 9.0))
     with pytest.raises(ValueError, match="held_out must have the problem's parameters"):
         bayes_criteria(problem, regression(5, 2).problem, **settings)
-    population = Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.zeros(2)}, num_samples=100)
+    population = Problem.from_function(
+        lambda p: p["w"].square().sum(), {"w": torch.zeros(2)}, num_samples=100
+    )
     with pytest.raises(ValueError, match="problem must have data, got a loss without any"):
         bayes_criteria(population, **settings)
     with pytest.raises(ValueError, match="values must have shape"):
@@ -310,7 +366,9 @@ def test_jackknife_errors_hold_for_correlated_draws(correlation):
 
 def test_stretches_are_joined_by_their_lengths():
     lengths = [7] * 30 + [1] * 12 + [40]
-    draws = torch.randn(3, sum(lengths), 2, generator=generator(0, "joined"), dtype=torch.float64).numpy()
+    draws = torch.randn(
+        3, sum(lengths), 2, generator=generator(0, "joined"), dtype=torch.float64
+    ).numpy()
     cuts = np.cumsum(lengths)[:-1]
     means = np.stack([part.mean(axis=1) for part in np.split(draws, cuts, axis=1)], axis=1)
     weights, sums = joined([means], lengths)
@@ -323,10 +381,19 @@ def test_stretches_are_joined_by_their_lengths():
 
 
 def test_chains_tell_how_long_their_stretches_are():
-    chains = sample(KNOWN.problem, hmc(0.02, 30.0), 2, 45, averages={"w": lambda theta: theta}, keep_parameters=True)
+    chains = sample(
+        KNOWN.problem,
+        hmc(0.02, 30.0),
+        2,
+        45,
+        averages={"w": lambda theta: theta},
+        keep_parameters=True,
+    )
     weights, sums = joined([chains.averages["w"]], chains.stretches)
     assert sum(chains.stretches) == 45
-    assert sums.mean(axis=(0, 1)) / weights.mean() == pytest.approx(chains.parameters.mean(dim=(0, 1)).numpy())
+    assert sums.mean(axis=(0, 1)) / weights.mean() == pytest.approx(
+        chains.parameters.mean(dim=(0, 1)).numpy()
+    )
 
 
 def test_one_stretch_has_no_error():

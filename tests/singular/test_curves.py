@@ -48,7 +48,9 @@ def test_a_curve_over_gamma_has_the_exact_values_in_ascending_order(over_gamma):
     assert (over_gamma.axis, over_gamma.fixed) == ("localization", NBETA)
     assert over_gamma.grid.tolist() == [25.0, 400.0, 1600.0]
     assert [result.localization for result in over_gamma.results] == [25.0, 400.0, 1600.0]
-    for gamma, value, error in zip(over_gamma.grid, over_gamma.values, over_gamma.stderr, strict=True):
+    for gamma, value, error in zip(
+        over_gamma.grid, over_gamma.values, over_gamma.stderr, strict=True
+    ):
         assert abs(value - quadratic(EIGENVALUES.tolist(), NBETA, gamma)) < 4 * error
         assert error < 0.1 * value
     assert over_gamma.default == default_localization(bowl(), NBETA)[0]
@@ -60,7 +62,9 @@ def test_a_curve_over_nbeta_has_the_exact_values_at_one_gamma(over_nbeta):
     assert over_nbeta.grid.tolist() == [20.0, log_temperature(1000), 500.0]
     assert over_nbeta.default == log_temperature(1000)
     for nbeta, result in zip(over_nbeta.grid, over_nbeta.results, strict=True):
-        assert abs(float(result) - quadratic(EIGENVALUES.tolist(), nbeta, 100.0)) < 4 * result.stderr
+        assert (
+            abs(float(result) - quadratic(EIGENVALUES.tolist(), nbeta, 100.0)) < 4 * result.stderr
+        )
         assert result.localization == 100.0
 
 
@@ -168,25 +172,69 @@ def test_the_status_of_a_curve_is_its_first_warning(over_gamma):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"localizations": [1.0], "nbetas": [2.0]}, ValueError, "nbetas must be left out where localizations are"),
-        ({"localizations": []}, ValueError, "localizations must hold at least one number, got none"),
+        (
+            {"localizations": [1.0], "nbetas": [2.0]},
+            ValueError,
+            "nbetas must be left out where localizations are",
+        ),
+        (
+            {"localizations": []},
+            ValueError,
+            "localizations must hold at least one number, got none",
+        ),
         ({"nbetas": []}, ValueError, "nbetas must hold at least one number, got none"),
-        ({"localizations": [1.0, -2.0]}, ValueError, "localizations must be a finite number above 0, got -2"),
-        ({"localizations": [0.0]}, ValueError, "localizations must be a finite number above 0, got 0"),
-        ({"localizations": [math.inf]}, ValueError, "localizations must be a finite number above 0, got inf"),
-        ({"localizations": ["weak"]}, TypeError, "localizations must be a number above 0, got 'weak'"),
+        (
+            {"localizations": [1.0, -2.0]},
+            ValueError,
+            "localizations must be a finite number above 0, got -2",
+        ),
+        (
+            {"localizations": [0.0]},
+            ValueError,
+            "localizations must be a finite number above 0, got 0",
+        ),
+        (
+            {"localizations": [math.inf]},
+            ValueError,
+            "localizations must be a finite number above 0, got inf",
+        ),
+        (
+            {"localizations": ["weak"]},
+            TypeError,
+            "localizations must be a number above 0, got 'weak'",
+        ),
         ({"localizations": 3.0}, TypeError, "localizations must be a list of numbers, got 3.0"),
         ({"nbetas": "n/log n"}, TypeError, "nbetas must be a list of numbers, got 'n/log n'"),
         ({"localizations": [1.0, 2.0, 1]}, ValueError, "localizations must hold different values"),
         ({"nbetas": ["batch", "batch"]}, ValueError, "nbetas must hold different values"),
-        ({"nbetas": ["n/log n", log_temperature(1000)]}, ValueError, "nbetas must hold different values"),
-        ({"nbetas": ["n log n"]}, ValueError, "nbetas must be one of 'n/log n', 'batch', got 'n log n'"),
+        (
+            {"nbetas": ["n/log n", log_temperature(1000)]},
+            ValueError,
+            "nbetas must hold different values",
+        ),
+        (
+            {"nbetas": ["n log n"]},
+            ValueError,
+            "nbetas must be one of 'n/log n', 'batch', got 'n log n'",
+        ),
         ({"nbetas": [-1.0]}, ValueError, "nbetas must be a finite number above 0"),
         ({"nbetas": [True]}, TypeError, "nbetas must be a number above 0, got True"),
-        ({"nbetas": [1.0], "nbeta": 2.0}, ValueError, "nbeta must be left out where nbetas are given, got 2.0"),
-        ({"localizations": [1.0], "localization": 2.0}, ValueError, "localization must be left out where loc"),
+        (
+            {"nbetas": [1.0], "nbeta": 2.0},
+            ValueError,
+            "nbeta must be left out where nbetas are given, got 2.0",
+        ),
+        (
+            {"localizations": [1.0], "localization": 2.0},
+            ValueError,
+            "localization must be left out where loc",
+        ),
         ({"localization": {"w": 1.0}}, TypeError, "localization must be a number above 0.*centre"),
-        ({"kernel": hmc(0.1, 10.0)}, TypeError, "kernel must be a name, since a kernel has its own nbeta"),
+        (
+            {"kernel": hmc(0.1, 10.0)},
+            TypeError,
+            "kernel must be a name, since a kernel has its own nbeta",
+        ),
         ({"steps": 3}, TypeError, "options must be those of llc"),
     ],
 )
@@ -210,8 +258,14 @@ def result(localization=1.0, nbeta=10.0):
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"localization": 2.0}, r"localization must be the same for all results, got 1\.0, 2\.0; λ̂ depends on it"),
-        ({"localization": torch.tensor([1.0, 2.0])}, "localization must be the same for all .* got 1.0, by parameter"),
+        (
+            {"localization": 2.0},
+            r"localization must be the same for all results, got 1\.0, 2\.0; λ̂ depends on it",
+        ),
+        (
+            {"localization": torch.tensor([1.0, 2.0])},
+            "localization must be the same for all .* got 1.0, by parameter",
+        ),
         ({"nbeta": 11.0}, r"nbeta must be the same for all results, got 10\.0, 11\.0"),
     ],
 )
@@ -223,7 +277,14 @@ def test_a_trajectory_of_different_settings_is_refused(others, message):
 def test_a_trajectory_and_a_sweep_say_at_which_settings_they_are():
     path = Trajectory(np.array([0.0, 1.0]), (result(), result(1.0 + 1e-9)))
     assert (path.nbeta, path.localization) == (10.0, 1.0)
-    sgld = {"kernel": "sgld", "step_size": 1e-3, "localization": 5.0, "nbeta": 20.0, "draws": 8, "burn_in": 0}
+    sgld = {
+        "kernel": "sgld",
+        "step_size": 1e-3,
+        "localization": 5.0,
+        "nbeta": 20.0,
+        "draws": 8,
+        "burn_in": 0,
+    }
     found = sweep(bowl(), [1e-3], [50.0], draws=4, coefficient=lh.llc(bowl(), **sgld))
     assert (found.nbeta, found.localization) == (20.0, 5.0)
 
@@ -246,7 +307,8 @@ def test_a_bent_line_over_temperatures_is_a_misfit(monkeypatch):
     monkeypatch.setattr(tempered, "tempered", exact)
     monkeypatch.setattr(tempered, "reading_of", lambda run: Estimate(run.rise, 0.03, 10, dof=15.0))
     straight, bent = (
-        temperature_regression(quadratic_problem(FLAT, 1000), localization=gamma) for gamma in (0.1, 50.0)
+        temperature_regression(quadratic_problem(FLAT, 1000), localization=gamma)
+        for gamma in (0.1, 50.0)
     )
     assert float(straight.learning_coefficient) == pytest.approx(5.0, rel=0.01)
     assert straight.status is Status.CONVERGED
@@ -262,7 +324,9 @@ def test_chains_at_a_strong_localization_are_a_misfit():
     assert bent.status is Status.MISFIT
 
 
-@pytest.mark.parametrize(("misfit", "bent"), [(1.0, False), (5.4, False), (5.5, True), (math.nan, False)])
+@pytest.mark.parametrize(
+    ("misfit", "bent"), [(1.0, False), (5.4, False), (5.5, True), (math.nan, False)]
+)
 def test_a_misfit_is_improbable_by_the_chi_square_law(misfit, bent):
     assert tempered._is_misfit(misfit, 3) is bent  # P(χ²₃ > 16.27) = 0.001
     assert not tempered._is_misfit(misfit, 0)

@@ -25,7 +25,9 @@ READINGS = ("rank", "n_eff", "logdet", "negative")
 
 
 class Diagonal(LinearOperator):
-    """A diagonal matrix known by its products. Probes are uniform on the sphere, so that no basis is special."""
+    """A diagonal matrix known by its products. Probes are uniform on the sphere, so that no
+    basis is special.
+    """
 
     def __init__(self, values: Tensor) -> None:
         super().__init__(len(values), values.dtype, values.device)
@@ -47,7 +49,9 @@ def truth(values: Tensor, z: float, threshold: float) -> dict[str, float]:
 
 
 def many(size: int = 400) -> dict[str, Tensor]:
-    """Spectra of order ``size``: like a trained network's Hessian, of low rank, over many decades, and flat."""
+    """Spectra of order ``size``: like a trained network's Hessian, of low rank, over many
+    decades, and flat.
+    """
     rng = torch.Generator().manual_seed(0)
     normal = torch.randn(size, generator=rng, dtype=D)
     trained = 1e-4 * normal * normal.exp()
@@ -85,15 +89,21 @@ def test_a_regular_model_has_all_its_parameters():
 def test_the_slope_of_the_log_determinant_is_the_effective_dimension():
     A, step = operator(with_eigenvalues(INDEFINITE)), 1e-4
     ends = [effective_dimensions(A, z=0.3 * math.exp(sign * step)).logdet.value for sign in (-1, 1)]
-    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(effective_dimension(A, 0.3).value, rel=1e-7)
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(
+        effective_dimension(A, 0.3).value, rel=1e-7
+    )
 
 
 def test_dead_parameters_change_only_their_number():
     alive = effective_dimensions(operator(with_eigenvalues(INDEFINITE)), z=0.1)
-    dead = effective_dimensions(operator(with_eigenvalues([*INDEFINITE.tolist(), *[0.0] * 20])), z=0.1)
+    dead = effective_dimensions(
+        operator(with_eigenvalues([*INDEFINITE.tolist(), *[0.0] * 20])), z=0.1
+    )
     assert dead.parameters.value == alive.parameters.value + 20
     for name in READINGS:
-        assert getattr(dead, name).value == pytest.approx(getattr(alive, name).value, rel=1e-10), name
+        assert getattr(dead, name).value == pytest.approx(getattr(alive, name).value, rel=1e-10), (
+            name
+        )
 
 
 def test_a_problem_has_its_hessian_and_a_prior_of_unit_variance():
@@ -108,7 +118,9 @@ def test_a_problem_has_its_hessian_and_a_prior_of_unit_variance():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_threshold_tells_rounding_from_curvature(dtype):
-    """Two of six inputs are copies: a linear model of rank 4 + 1, its small curvature 10⁴ below the largest."""
+    """Two of six inputs are copies: a linear model of rank 4 + 1, its small curvature 10⁴ below
+    the largest.
+    """
     rng = torch.Generator().manual_seed(3)
     free = torch.randn(500, 4, generator=rng) * torch.tensor([1.0, 0.3, 0.1, 0.03])
     x = torch.cat([free, free[:, :2]], dim=1).to(dtype)
@@ -134,13 +146,18 @@ def test_the_quadrature_costs_what_was_asked():
     given = effective_dimensions(seen, z=0.1)
     assert given == found
     assert effective_dimension(seen, 0.1) == found.n_eff
-    assert effective_dimensions(A, z=0.1, probes=3, depth=20, seed=1).n_eff.value != found.n_eff.value
+    assert (
+        effective_dimensions(A, z=0.1, probes=3, depth=20, seed=1).n_eff.value != found.n_eff.value
+    )
 
 
 @pytest.mark.parametrize("name", many())
 def test_error_bars_are_true_where_the_quadrature_settles(name):
     values = many()[name]
-    runs = [effective_dimensions(Diagonal(values), z=0.3, probes=2, depth=30, seed=seed) for seed in range(40)]
+    runs = [
+        effective_dimensions(Diagonal(values), z=0.3, probes=2, depth=30, seed=seed)
+        for seed in range(40)
+    ]
     exact = truth(values, 0.3, 0.0)
     for reading in ("n_eff", "logdet"):
         found = [getattr(run, reading) for run in runs]
@@ -154,7 +171,9 @@ def test_error_bars_are_true_where_the_quadrature_settles(name):
 @pytest.mark.parametrize("name", many())
 @pytest.mark.parametrize("z", [1e-6, 1e-3])
 def test_what_the_depth_cannot_resolve_is_in_the_error(name, z):
-    """z far below the nodes next to 0: the probes alone would claim errors up to hundreds of times too small."""
+    """z far below the nodes next to 0: the probes alone would claim errors up to hundreds of
+    times too small.
+    """
     values = many()[name]
     exact = truth(values, z, 0.0)
     for seed in range(5):
@@ -171,7 +190,9 @@ def test_what_the_depth_cannot_resolve_is_in_the_error(name, z):
 def test_counts_hold_the_truth_at_their_threshold(name, threshold):
     values = many()[name]
     for seed in range(5):
-        found = effective_dimensions(Diagonal(values), z=0.1, threshold=threshold, probes=3, depth=40, seed=seed)
+        found = effective_dimensions(
+            Diagonal(values), z=0.1, threshold=threshold, probes=3, depth=40, seed=seed
+        )
         exact = truth(values, 0.1, found.threshold)
         for reading in ("rank", "negative"):
             estimate = getattr(found, reading)
@@ -211,7 +232,9 @@ def test_the_tail_of_a_geometric_error():
 
 
 def test_an_exact_quadrature_has_no_error():
-    found = effective_dimensions(Diagonal(torch.full((500,), 2.0, dtype=D)), z=2.0, probes=1, depth=5)
+    found = effective_dimensions(
+        Diagonal(torch.full((500,), 2.0, dtype=D)), z=2.0, probes=1, depth=5
+    )
     assert found.n_eff.value == pytest.approx(250.0, rel=1e-12)
     assert found.n_eff.stderr <= 1e-9
     assert found.status is Status.CONVERGED
@@ -234,18 +257,30 @@ def test_dimensions_survive_the_disk(tmp_path):
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda A: effective_dimension(A, 0.0), ValueError, "z must be a finite number above 0, got 0.0"),
+        (
+            lambda A: effective_dimension(A, 0.0),
+            ValueError,
+            "z must be a finite number above 0, got 0.0",
+        ),
         (lambda A: effective_dimension(A, -1.0), ValueError, "z must be"),
         (lambda A: effective_dimension(A, math.nan), ValueError, "z must be"),
         (lambda A: effective_dimension(A, "small"), TypeError, "z must be a number above 0"),
-        (lambda A: effective_dimension("eye", 1.0), TypeError, r"source must be a Problem, an operator.*lh\.Problem"),
+        (
+            lambda A: effective_dimension("eye", 1.0),
+            TypeError,
+            r"source must be a Problem, an operator.*lh\.Problem",
+        ),
         (lambda A: effective_dimensions(None), TypeError, "source must be a Problem"),
         (lambda A: effective_dimensions(A), ValueError, "z must be given for a Matrix.*1/n"),
         (lambda A: effective_dimensions(spectrum(A)), ValueError, "z must be given for a Spectrum"),
         (lambda A: effective_dimensions(A, z=1.0, threshold=0), ValueError, "threshold must be"),
         (lambda A: effective_dimensions(A, z=1.0, probes=0), ValueError, "probes must be"),
         (lambda A: effective_dimensions(A, z=1.0, depth=2.5), TypeError, "depth must be"),
-        (lambda A: effective_dimensions(operator(np.triu(np.ones((4, 4)))), z=1.0), ValueError, "be symmetric"),
+        (
+            lambda A: effective_dimensions(operator(np.triu(np.ones((4, 4)))), z=1.0),
+            ValueError,
+            "be symmetric",
+        ),
     ],
 )
 def test_misuse(call, error, text):
@@ -255,4 +290,7 @@ def test_misuse(call, error, text):
 
 def test_the_hessian_is_the_default_of_a_problem():
     problem = classifier(activation="tanh")
-    assert effective_dimensions(problem).n_eff.value == effective_dimension(hessian(problem), 1 / 20).value
+    assert (
+        effective_dimensions(problem).n_eff.value
+        == effective_dimension(hessian(problem), 1 / 20).value
+    )

@@ -22,11 +22,17 @@ D = torch.float64
 SIGMA, GAMMA = 0.7, 2.5
 
 
-def regression(theta: Tensor | None = None, samples: int = 40, size: int = 5) -> tuple[Problem, Tensor, Tensor]:
-    """Linear regression with Gaussian noise: a problem at ``theta`` whose loss is the whole negative log-likelihood."""
+def regression(
+    theta: Tensor | None = None, samples: int = 40, size: int = 5
+) -> tuple[Problem, Tensor, Tensor]:
+    """Linear regression with Gaussian noise: a problem at ``theta`` whose loss is the whole
+    negative log-likelihood.
+    """
     rng = torch.Generator().manual_seed(1)
     x = torch.randn(samples, size, generator=rng, dtype=D)
-    y = x @ torch.linspace(-1, 1, size, dtype=D) + SIGMA * torch.randn(samples, generator=rng, dtype=D)
+    y = x @ torch.linspace(-1, 1, size, dtype=D) + SIGMA * torch.randn(
+        samples, generator=rng, dtype=D
+    )
 
     def loss(params: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
         residual = batch[0] @ params["w"] - batch[1]
@@ -37,13 +43,19 @@ def regression(theta: Tensor | None = None, samples: int = 40, size: int = 5) ->
 
 
 def marginal(x: Tensor, y: Tensor, mean: Tensor) -> float:
-    """log p(y) of the regression under w ~ N(mean, I/γ): y is Gaussian with covariance σ²I + XXᵀ/γ."""
+    """log p(y) of the regression under w ~ N(mean, I/γ): y is Gaussian with covariance σ²I +
+    XXᵀ/γ.
+    """
     covariance = SIGMA**2 * torch.eye(len(y), dtype=D) + x @ x.T / GAMMA
-    return float(stats.multivariate_normal.logpdf(y.numpy(), (x @ mean).numpy(), covariance.numpy()))
+    return float(
+        stats.multivariate_normal.logpdf(y.numpy(), (x @ mean).numpy(), covariance.numpy())
+    )
 
 
 def logistic(samples: int, size: int = 2, precision: float = 1.0) -> tuple[Problem, Tensor, Tensor]:
-    """Logistic regression at the mode of its posterior under N(0, I/γ), found by Newton's method."""
+    """Logistic regression at the mode of its posterior under N(0, I/γ), found by Newton's
+    method.
+    """
     rng = torch.Generator().manual_seed(samples)
     x = torch.randn(samples, size, generator=rng, dtype=D)
     y = (torch.rand(samples, generator=rng, dtype=D) < (x.sum(1) * 0.8).sigmoid()).to(D)
@@ -51,27 +63,37 @@ def logistic(samples: int, size: int = 2, precision: float = 1.0) -> tuple[Probl
     for _ in range(30):
         p = (x @ w).sigmoid()
         slope = x.T @ (p - y) + precision * w
-        w = w - torch.linalg.solve((x.T * (p * (1 - p))) @ x + precision * torch.eye(size, dtype=D), slope)
+        w = w - torch.linalg.solve(
+            (x.T * (p * (1 - p))) @ x + precision * torch.eye(size, dtype=D), slope
+        )
     model = torch.nn.Linear(size, 1, bias=False).to(D)
     model.weight.data = w[None]
     return Problem(model, "bce_with_logits", (x, y[:, None])), x, y
 
 
 def integral(x: Tensor, y: Tensor) -> float:
-    """log ∫ p(y | w) N(w; 0, I) dw over a fine grid in the plane: the trapezoidal rule of a Gaussian tail is exact."""
+    """log ∫ p(y | w) N(w; 0, I) dw over a fine grid in the plane: the trapezoidal rule of a
+    Gaussian tail is exact.
+    """
     grid = torch.linspace(-6, 6, 301, dtype=D)
     w = torch.stack(torch.meshgrid(grid, grid, indexing="ij"), dim=-1).reshape(-1, 2)
     signs = 2 * y - 1
-    terms = sum(torch.nn.functional.logsigmoid(s * (w @ row)) for s, row in zip(signs, x, strict=True))
+    terms = sum(
+        torch.nn.functional.logsigmoid(s * (w @ row)) for s, row in zip(signs, x, strict=True)
+    )
     prior = -0.5 * w.square().sum(1) - math.log(2 * math.pi)
     return float(logsumexp((terms + prior).numpy())) + 2 * math.log(float(grid[1] - grid[0]))
 
 
 def test_linear_regression_is_exact_at_the_mode():
     _, x, y = regression()
-    mode = torch.linalg.solve(x.T @ x / SIGMA**2 + GAMMA * torch.eye(5, dtype=D), x.T @ y / SIGMA**2)
+    mode = torch.linalg.solve(
+        x.T @ x / SIGMA**2 + GAMMA * torch.eye(5, dtype=D), x.T @ y / SIGMA**2
+    )
     found = laplace_evidence(regression(mode)[0], GAMMA, centre="zero")
-    assert found.free_energy.value == pytest.approx(-marginal(x, y, torch.zeros(5, dtype=D)), rel=1e-11)
+    assert found.free_energy.value == pytest.approx(
+        -marginal(x, y, torch.zeros(5, dtype=D)), rel=1e-11
+    )
     assert found.free_energy.stderr == 0.0
     assert found.status is Status.CONVERGED
     assert found.decrement.value == pytest.approx(0.0, abs=1e-20)
@@ -98,7 +120,9 @@ def test_away_from_the_mode_the_decrement_makes_up_for_the_gradient(centre):
     found = laplace_evidence(problem, GAMMA, centre)
     assert found.status is found.free_energy.status is Status.NOT_STATIONARY
     assert found.decrement.value > 1
-    assert found.free_energy.value - found.decrement.value == pytest.approx(-marginal(x, y, mean), rel=1e-11)
+    assert found.free_energy.value - found.decrement.value == pytest.approx(
+        -marginal(x, y, mean), rel=1e-11
+    )
 
 
 def test_parts_sum_up():
@@ -149,10 +173,14 @@ def test_the_occam_factor_is_half_the_log_determinant_of_the_effective_dimension
 
 def test_dead_parameters_leave_the_evidence_alone():
     values = torch.linspace(0.1, 3, 6, dtype=D)
-    alive, dead = (quadratic(torch.diag(v)) for v in (values, torch.cat([values, torch.zeros(9, dtype=D)])))
+    alive, dead = (
+        quadratic(torch.diag(v)) for v in (values, torch.cat([values, torch.zeros(9, dtype=D)]))
+    )
     found, more = (laplace_evidence(problem, 0.2) for problem in (alive, dead))
     assert more.free_energy.value == pytest.approx(found.free_energy.value, rel=1e-12)
-    assert more.occam_factor.value == pytest.approx(-0.5 * float((1 + values / 0.2).log().sum()), rel=1e-12)
+    assert more.occam_factor.value == pytest.approx(
+        -0.5 * float((1 + values / 0.2).log().sum()), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("limits", [{}, {"probes": 1, "depth": 10}])
@@ -165,8 +193,12 @@ def test_truncation_leaves_the_rest_at_the_prior(limits):
     for top in (1, 7, 30, 60):
         found = laplace_evidence(problem, 0.5, top=top, **limits)
         energies.append(found.free_energy.value)
-        assert found.occam_factor.value == pytest.approx(-0.5 * float((values[:top] / 0.5 + 1).log().sum()), rel=1e-5)
-        assert found.logdet.value == pytest.approx(-2 * found.occam_factor.value + 60 * math.log(0.5), rel=1e-12)
+        assert found.occam_factor.value == pytest.approx(
+            -0.5 * float((values[:top] / 0.5 + 1).log().sum()), rel=1e-5
+        )
+        assert found.logdet.value == pytest.approx(
+            -2 * found.occam_factor.value + 60 * math.log(0.5), rel=1e-12
+        )
         assert found.top == top
         assert found.cutoff == pytest.approx(float(values[top - 1]), rel=1e-3)
         assert found.status is Status.CONVERGED
@@ -204,7 +236,9 @@ def test_error_bars_over_seeds_beyond_the_dense_limit():
     assert exact.cost == 500
     assert exact.logdet.value == pytest.approx(float((100 * values + 1).log().sum()), rel=1e-12)
     runs = [laplace_evidence(problem, 1.0, seed=seed, probes=2, depth=40) for seed in range(30)]
-    scores = np.array([(r.free_energy.value - exact.free_energy.value) / r.free_energy.stderr for r in runs])
+    scores = np.array(
+        [(r.free_energy.value - exact.free_energy.value) / r.free_energy.stderr for r in runs]
+    )
     assert 0.7 < math.sqrt((scores**2).mean()) < 1.35
     low, high = np.array([r.free_energy.interval() for r in runs]).T
     assert ((low <= exact.free_energy.value) & (exact.free_energy.value <= high)).mean() >= 0.86
@@ -221,7 +255,9 @@ def test_evidence_of_a_network_is_that_of_its_dense_hessian():
     matrix = 20 * dense_hessian(problem) + 500 * torch.eye(problem.num_parameters, dtype=D)
     slope = 20 * problem.gradient() + 500 * problem.vector
     assert found.logdet.value == pytest.approx(float(torch.logdet(matrix)), rel=1e-10)
-    assert found.decrement.value == pytest.approx(0.5 * float(slope @ torch.linalg.solve(matrix, slope)), rel=1e-8)
+    assert found.decrement.value == pytest.approx(
+        0.5 * float(slope @ torch.linalg.solve(matrix, slope)), rel=1e-8
+    )
 
 
 def test_evidence_survives_the_disk(tmp_path):
@@ -232,15 +268,35 @@ def test_evidence_survives_the_disk(tmp_path):
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda p: laplace_evidence(p, prior_precision=0.0), ValueError, "prior_precision must be a finite number"),
-        (lambda p: laplace_evidence(p, prior_precision="1"), TypeError, "prior_precision must be a number"),
-        (lambda p: laplace_evidence(p, centre="map"), ValueError, "centre must be one of 'theta', 'zero'"),
-        (lambda p: laplace_evidence(p, top=3), ValueError, r"top must be an integer in \[1, 2\], got 3"),
+        (
+            lambda p: laplace_evidence(p, prior_precision=0.0),
+            ValueError,
+            "prior_precision must be a finite number",
+        ),
+        (
+            lambda p: laplace_evidence(p, prior_precision="1"),
+            TypeError,
+            "prior_precision must be a number",
+        ),
+        (
+            lambda p: laplace_evidence(p, centre="map"),
+            ValueError,
+            "centre must be one of 'theta', 'zero'",
+        ),
+        (
+            lambda p: laplace_evidence(p, top=3),
+            ValueError,
+            r"top must be an integer in \[1, 2\], got 3",
+        ),
         (lambda p: laplace_evidence(p, top=0), ValueError, "top must be an integer"),
         (lambda p: laplace_evidence(p, top=1.5), TypeError, "top must be an integer"),
         (lambda p: laplace_evidence(p, probes=0), ValueError, "probes must be"),
         (lambda p: laplace_evidence(p, depth=0), ValueError, "depth must be"),
-        (lambda p: laplace_evidence(torch.eye(2)), TypeError, r"problem must be a lambdahat\.Problem"),
+        (
+            lambda p: laplace_evidence(torch.eye(2)),
+            TypeError,
+            r"problem must be a lambdahat\.Problem",
+        ),
         (lambda p: bic(p.model), TypeError, r"problem must be a lambdahat\.Problem"),
     ],
 )

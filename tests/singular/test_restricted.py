@@ -14,7 +14,9 @@ from tests.singular.regression import regression
 KNOWN = regression(12, 2)
 
 
-@pytest.mark.parametrize("indices", [[7, 2, 11], torch.tensor([2, 7, 11]), range(2, 12, 4), np.array([11, 2])])
+@pytest.mark.parametrize(
+    "indices", [[7, 2, 11], torch.tensor([2, 7, 11]), range(2, 12, 4), np.array([11, 2])]
+)
 def test_a_subset_is_the_problem_on_those_samples(indices):
     chosen = sorted(int(i) for i in indices)
     part = KNOWN.problem.subset(indices)
@@ -46,7 +48,9 @@ def test_a_chain_on_a_subset_samples_the_loss_of_the_subset():
 
 def test_losses_of_single_samples_along_a_chain():
     watch = {"some": sample_losses(KNOWN.problem, [5, 1]), "all": sample_losses(KNOWN.problem)}
-    chains = sample(KNOWN.problem, hmc(0.02, 12.0, 1.0), 2, 6, observables=watch, keep_parameters=True)
+    chains = sample(
+        KNOWN.problem, hmc(0.02, 12.0, 1.0), 2, 6, observables=watch, keep_parameters=True
+    )
     assert chains.observables["some"].shape == (2, 6, 2)
     assert chains.observables["all"].shape == (2, 6, 12)
     assert np.array_equal(chains.observables["some"], chains.observables["all"][:, :, [1, 5]])
@@ -65,7 +69,10 @@ def test_losses_of_single_samples_along_a_chain():
         ([[1]], "indices must be some integers"),
         ([12], r"indices must lie in \[0, 11\], got 12 … 12"),
         ([-1, 3], r"indices must lie in \[0, 11\], got -1 … 3"),
-        (torch.zeros(12, dtype=torch.bool), "indices must be some integers, or a mask with a True in it"),
+        (
+            torch.zeros(12, dtype=torch.bool),
+            "indices must be some integers, or a mask with a True in it",
+        ),
         (torch.ones(5, dtype=torch.bool), "indices must be a mask of 12 entries"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Singular regressions with data: their truths against quadrature, HMC on the data, and Hessians."""
+"""Singular regressions with data: their truths against quadrature, HMC on the data, and
+Hessians.
+"""
 
 import math
 
@@ -10,10 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from lambdahat.operators.curvature import hessian
 from lambdahat.singular import singular_regressions as module
 from lambdahat.singular.exact import crossing_expectation
-from lambdahat.singular.linear_networks import (
-    factorization_expectation,
-    linear_network_expectation,
-)
+from lambdahat.singular.linear_networks import factorization_expectation, linear_network_expectation
 from lambdahat.singular.singular_regressions import OneLayer, singular_regressions
 
 CASES = {case.name: case for case in singular_regressions()}
@@ -152,14 +151,20 @@ def test_block_gibbs_on_data_agrees_with_quadrature(name, gamma):
 
 
 def test_a_factorization_of_equal_shares_is_a_linear_network():
-    """Two Gibbs samplers of the same posterior that draw from their conditionals in different ways."""
+    """Two Gibbs samplers of the same posterior that draw from their conditionals in different
+    ways.
+    """
     rng = torch.Generator().manual_seed(1)
-    u, v, target = (torch.randn(*shape, generator=rng).double() for shape in ((5, 2), (4, 2), (5, 4)))
+    u, v, target = (
+        torch.randn(*shape, generator=rng).double() for shape in ((5, 2), (4, 2), (5, 4))
+    )
     shares = torch.full((5, 4), 1 / 20, dtype=torch.float64)
     scale = math.sqrt(1 / 20)
     white = scale * torch.eye(4, dtype=torch.float64)
     first = factorization_expectation((u, v), shares, target, 500.0, 2.0, sweeps=300)
-    second = linear_network_expectation([v.mT, u], white, scale * target, 500.0, 2.0, sweeps=300, seed=1)
+    second = linear_network_expectation(
+        [v.mT, u], white, scale * target, 500.0, 2.0, sweeps=300, seed=1
+    )
     error = math.hypot(float(first.stderr), float(second.stderr))
     assert abs(float(first) - float(second)) < 4 * error
     assert error < 0.01 * abs(float(first))

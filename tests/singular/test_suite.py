@@ -1,4 +1,6 @@
-"""The ground-truth suite: its truths against exact answers, its problems at their minima, and ``verify`` over it."""
+"""The ground-truth suite: its truths against exact answers, its problems at their minima, and
+``verify`` over it.
+"""
 
 import math
 
@@ -10,7 +12,12 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.results import Status
 from lambdahat.sampling.estimand import inverse_temperature
 from lambdahat.singular import suite as module
-from lambdahat.singular.exact import crossing_expectation, deep_linear_reference, quadratic, quadratic_problem
+from lambdahat.singular.exact import (
+    crossing_expectation,
+    deep_linear_reference,
+    quadratic,
+    quadratic_problem,
+)
 from lambdahat.singular.importance import logistic_expectation, logistic_minimum
 from lambdahat.singular.suite import MLP, QUICK, Reference, mala_reference, suite
 from lambdahat.singular.verification import verify
@@ -47,14 +54,18 @@ def test_every_problem_stands_at_a_minimum(name):
 
 
 def test_the_perceptron_stands_at_a_minimum_on_kinks_of_its_loss():
-    """The gradient on one side of a kink is not 0, but the loss rises along it, its opposite, and all else."""
+    """The gradient on one side of a kink is not 0, but the loss rises along it, its opposite,
+    and all else.
+    """
     problem = CASES[MLP].make()
     theta, gradient = problem.vector, problem.gradient()
     rng = torch.Generator().manual_seed(0)
     random = torch.randn(40, len(theta), generator=rng, dtype=torch.float64)
     for direction in (gradient, -gradient, *random):
         for length in (1e-4, 1e-3, 1e-2):
-            assert problem.loss(theta + length * direction / direction.norm()) > problem.loss() - 1e-9
+            assert (
+                problem.loss(theta + length * direction / direction.norm()) > problem.loss() - 1e-9
+            )
     assert nbeta_of(problem) * float(gradient.square().sum()) < 0.01
 
 
@@ -72,7 +83,9 @@ def test_importance_sampling_of_one_parameter_agrees_with_quadrature(nbeta, gamm
     coin = Coin(gamma=gamma)
     exact = nbeta * coin.mean(lambda w: coin.loss(w) - coin.loss(coin.centre), nbeta)
     centre = torch.tensor([coin.centre], dtype=torch.float64)
-    found = logistic_expectation(torch.ones(coin.tosses, 1).double(), coin.outcomes, centre, nbeta, gamma)
+    found = logistic_expectation(
+        torch.ones(coin.tosses, 1).double(), coin.outcomes, centre, nbeta, gamma
+    )
     assert abs(float(found) - exact) < 4 * float(found.stderr)
     assert 0 < float(found.stderr) < 0.003 * exact
     assert found.status.ok
@@ -98,7 +111,13 @@ def test_logistic_truth_tends_to_that_of_its_quadratic_form():
     eigenvalues = torch.linalg.eigvalsh(hessian(problem).dense()).tolist()
     near = float(case.truth(nbeta_of(problem), 1e4))
     assert near == pytest.approx(quadratic(eigenvalues, nbeta_of(problem), 1e4), rel=3e-3)
-    assert abs(float(case.truth(nbeta_of(problem), 1.0)) - quadratic(eigenvalues, nbeta_of(problem), 1.0)) > 0.01
+    assert (
+        abs(
+            float(case.truth(nbeta_of(problem), 1.0))
+            - quadratic(eigenvalues, nbeta_of(problem), 1.0)
+        )
+        > 0.01
+    )
 
 
 def test_block_gibbs_of_a_scalar_network_agrees_with_quadrature():
@@ -132,7 +151,9 @@ def test_a_reference_that_is_not_stored_is_computed():
     near = case.truth(nbeta, 1.0 + 1e-6)  # another run of the sampler, at what is nearly the same γ
     stored = case.truth.known(nbeta, 1.0)
     assert near.cost > 0
-    assert abs(float(near) - float(stored)) < 4 * math.hypot(float(near.stderr), float(stored.stderr))
+    assert abs(float(near) - float(stored)) < 4 * math.hypot(
+        float(near.stderr), float(stored.stderr)
+    )
 
 
 def test_a_stored_reference_of_other_data_is_not_used(monkeypatch):
@@ -146,7 +167,10 @@ def test_a_stored_reference_of_other_data_is_not_used(monkeypatch):
 
 
 def test_references_stay_small():
-    assert len(module.resources.files("lambdahat.singular").joinpath("references.json").read_bytes()) < 20_000
+    assert (
+        len(module.resources.files("lambdahat.singular").joinpath("references.json").read_bytes())
+        < 20_000
+    )
 
 
 def test_verify_agrees_on_some_cases():

@@ -23,7 +23,14 @@ def chosen(problem, step_size=2.5e-3, nbeta=200.0, batch_size=None):
     """As llc's answer: the sweep needs its settings."""
     chains = sample(problem, sgld(step_size, nbeta, GAMMA), 1, 4, batch_size=batch_size)
     return LearningCoefficient(
-        1.45, 0.02, 400, localization=GAMMA, step_size=step_size, nbeta=nbeta, temperature="given", chains=chains
+        1.45,
+        0.02,
+        400,
+        localization=GAMMA,
+        step_size=step_size,
+        nbeta=nbeta,
+        temperature="given",
+        chains=chains,
     )
 
 
@@ -35,7 +42,16 @@ def by_hmc():
 @pytest.fixture(scope="module")
 def swept():
     problem = quadratic_problem(EIGENVALUES, 1000)
-    return sweep(problem, STEPS, NBETAS, chains=6, draws=500, seed=3, burn_in=100, coefficient=chosen(problem))
+    return sweep(
+        problem,
+        STEPS,
+        NBETAS,
+        chains=6,
+        draws=500,
+        seed=3,
+        burn_in=100,
+        coefficient=chosen(problem),
+    )
 
 
 def test_every_cell_has_the_exact_value_of_its_finite_step(swept):
@@ -67,7 +83,11 @@ def test_acceptance_falls_with_the_step_size(swept):
 
 def test_the_choice_of_llc_is_marked(swept):
     assert swept.chosen == (2.5e-3, 200.0)
-    assert (float(swept.coefficient), swept.coefficient.cost, swept.localization) == (1.45, 400, GAMMA)
+    assert (float(swept.coefficient), swept.coefficient.cost, swept.localization) == (
+        1.45,
+        400,
+        GAMMA,
+    )
     assert swept.cost == 6 * 6 * 600
 
 
@@ -81,7 +101,8 @@ def test_it_comes_back_from_disk(swept, tmp_path):
 def test_a_sweep_depends_on_its_seed_alone():
     problem = quadratic_problem(EIGENVALUES, 1000)
     first, again, other = (
-        sweep(problem, [1e-3], [50.0], draws=20, seed=seed, coefficient=chosen(problem)) for seed in (0, 0, 1)
+        sweep(problem, [1e-3], [50.0], draws=20, seed=seed, coefficient=chosen(problem))
+        for seed in (0, 0, 1)
     )
     assert first.values == again.values
     assert first.values != other.values
@@ -106,7 +127,9 @@ def test_default_steps_are_a_ladder_around_the_choice():
 
 def test_default_temperatures_with_batches():
     problem = classifier(samples=40, batch_size=None)
-    found = sweep(problem, [1e-4], draws=4, burn_in=0, coefficient=chosen(problem, 1e-4, batch_size=10))
+    found = sweep(
+        problem, [1e-4], draws=4, burn_in=0, coefficient=chosen(problem, 1e-4, batch_size=10)
+    )
     hot, cold = 10 / math.log(10), 40 / math.log(40)
     np.testing.assert_allclose(found.nbetas, [hot, math.sqrt(hot * cold), cold])
     assert found.temperatures == ("B/log B, B = 10", "their geometric mean", "n/log n, n = 40")
@@ -130,7 +153,11 @@ def test_a_point_that_is_no_minimum_shows_its_negative_value():
         ({"chains": 0}, ValueError, "chains must be an integer"),
         ({"coefficient": by_hmc()}, ValueError, "coefficient must come from SGLD"),
         ({"coefficient": Estimate(1.0)}, TypeError, "coefficient must be what llc found"),
-        ({"coefficient": LearningCoefficient(1.0)}, TypeError, "coefficient must be what llc found"),
+        (
+            {"coefficient": LearningCoefficient(1.0)},
+            TypeError,
+            "coefficient must be what llc found",
+        ),
     ],
 )
 def test_bad_arguments_are_named(arguments, error, message):

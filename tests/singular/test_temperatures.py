@@ -1,4 +1,6 @@
-"""WBIC, local free energy, λ over temperatures and thermodynamic integration, against linear regression."""
+"""WBIC, local free energy, λ over temperatures and thermodynamic integration, against linear
+regression.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,24 @@ def test_wbic_is_the_mean_loss_at_the_log_temperature():
 
 
 def test_wbic_of_mini_batches_is_paired():
-    chains = sample(KNOWN.problem, sgld(0.01, log_temperature(30), KNOWN.gamma), 2, 40, batch_size=4)
+    chains = sample(
+        KNOWN.problem, sgld(0.01, log_temperature(30), KNOWN.gamma), 2, 40, batch_size=4
+    )
     found = wbic(chains)
     rise = (chains.losses - chains.centre_losses).mean()
     assert float(found) == pytest.approx(30 * (KNOWN.problem.loss() + rise), rel=1e-12)
-    still = wbic(sample(KNOWN.problem, sgld(0.0, log_temperature(30), KNOWN.gamma), 2, 40, batch_size=4))
+    still = wbic(
+        sample(KNOWN.problem, sgld(0.0, log_temperature(30), KNOWN.gamma), 2, 40, batch_size=4)
+    )
     assert float(still) == pytest.approx(30 * KNOWN.problem.loss(), rel=1e-12)
     assert float(still.stderr) < 1e-12
 
 
 def test_wbic_refuses_another_temperature():
     chains = sample(KNOWN.problem, hmc(0.02, 30.0, 5.0), 1, 4)
-    with pytest.raises(ValueError, match=r"chains must be at nβ = n/ln n = 8.82\d+, got chains at 30; sample at"):
+    with pytest.raises(
+        ValueError, match=r"chains must be at nβ = n/ln n = 8.82\d+, got chains at 30; sample at"
+    ):
         wbic(chains)
     with pytest.raises(TypeError, match=r"problem must be a lambdahat\.Problem"):
         wbic("chains")
@@ -74,20 +82,32 @@ def test_regression_over_temperatures():
     wanted = exact_points(found.betas)
     assert math.sqrt(np.mean(((found.losses - wanted) / found.errors) ** 2)) < 2.2
     slope, intercept = np.polyfit(1 / found.betas, wanted, 1, w=1 / found.errors)
-    assert abs(float(found.learning_coefficient) - slope) < 3 * float(found.learning_coefficient.stderr)
+    assert abs(float(found.learning_coefficient) - slope) < 3 * float(
+        found.learning_coefficient.stderr
+    )
     assert abs(float(found.intercept) - intercept) < 3 * float(found.intercept.stderr)
     assert float(found.learning_coefficient.stderr) < 0.2
     assert found.cost > 0
-    assert found.status is Status.MISFIT, "so strong a localization bends the line by several of these errors"
+    assert found.status is Status.MISFIT, (
+        "so strong a localization bends the line by several of these errors"
+    )
 
 
 def test_slope_does_not_need_a_minimum():
-    """From a centre where λ̂ would be negative: a regular model of one parameter has slope ½ all the same."""
+    """From a centre where λ̂ would be negative: a regular model of one parameter has slope ½ all
+    the same.
+    """
     problem = Problem.from_function(
         lambda p: 0.5 * p["w"].square().sum(), {"w": torch.tensor([0.2]).double()}, num_samples=1000
     )
-    found = temperature_regression(problem, draws=100, kernel="hmc", step_size=0.005, localization=0.01)
-    assert abs(float(found.learning_coefficient) - 0.5) < 3 * float(found.learning_coefficient.stderr) < 0.4
+    found = temperature_regression(
+        problem, draws=100, kernel="hmc", step_size=0.005, localization=0.01
+    )
+    assert (
+        abs(float(found.learning_coefficient) - 0.5)
+        < 3 * float(found.learning_coefficient.stderr)
+        < 0.4
+    )
     assert abs(float(found.intercept)) < 3 * float(found.intercept.stderr)
     assert (found.losses < 1000 * problem.loss()).all()
 
@@ -110,7 +130,9 @@ def test_line_through_points_with_errors():
     chi = (((y - np.polyval(fit, x)) / errors) ** 2).sum() / 2
     assert misfit == pytest.approx(chi)
     grown = math.sqrt(max(chi, 1.0))
-    assert [slope.stderr, intercept.stderr] == pytest.approx(list(np.sqrt(np.diag(covariance)) * grown))
+    assert [slope.stderr, intercept.stderr] == pytest.approx(
+        list(np.sqrt(np.diag(covariance)) * grown)
+    )
     bent = _line(x, y + x**2, errors, np.full(4, 15.0))
     assert bent[0].stderr == pytest.approx(math.sqrt(covariance[0, 0] * bent[2]))
     assert bent[0].dof == 2
@@ -118,14 +140,18 @@ def test_line_through_points_with_errors():
 
 def test_a_straight_line_has_the_degrees_of_freedom_of_its_points():
     """Two points: the slope is their difference, whose error is that of Welch's test."""
-    slope, intercept, _ = _line(np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([0.3, 0.4]), np.array([15.0, 7.0]))
+    slope, intercept, _ = _line(
+        np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([0.3, 0.4]), np.array([15.0, 7.0])
+    )
     assert slope.stderr == pytest.approx(0.5)
     assert slope.dof == pytest.approx(0.5**4 / (0.3**4 / 15 + 0.4**4 / 7))
     assert intercept.dof == pytest.approx(15)
 
 
 def test_chains_that_cannot_move_have_slope_zero():
-    found = temperature_regression(KNOWN.problem, draws=8, kernel="hmc", step_size=0.0, chains=2, burn_in=0)
+    found = temperature_regression(
+        KNOWN.problem, draws=8, kernel="hmc", step_size=0.0, chains=2, burn_in=0
+    )
     assert float(found.learning_coefficient) == float(found.learning_coefficient.stderr) == 0
     assert found.status is Status.NOT_MOVING
 
@@ -137,7 +163,9 @@ def test_free_energy_of_regression():
     assert 0.1 < math.sqrt(np.mean(np.square(z))) < 2.2
     assert all(float(f.value.stderr) < 0.25 and f.quadrature_error < 0.05 for f in found)
     assert all(f.nbetas[-1] == pytest.approx(30) and f.prior_ess >= 499 for f in found)
-    energies = [nbeta * (KNOWN.energy(nbeta / 30) / 30 - KNOWN.problem.loss()) for nbeta in found[0].nbetas]
+    energies = [
+        nbeta * (KNOWN.energy(nbeta / 30) / 30 - KNOWN.problem.loss()) for nbeta in found[0].nbetas
+    ]
     assert np.abs((found[0].energies - energies) / found[0].errors).max() < 4
 
 
@@ -158,13 +186,24 @@ def test_integral_of_energies_that_are_known():
     assert abs(plain - wanted) > 3e-3
     parabolas = _integral(means, errors, degrees, None, step)
     assert float(parabolas) == pytest.approx(wanted, abs=1.5e-3)
-    assert float(_integral(grid**2, errors, degrees, None, step)) == pytest.approx(6.0**3 / 3), "exact for a parabola"
+    assert float(_integral(grid**2, errors, degrees, None, step)) == pytest.approx(6.0**3 / 3), (
+        "exact for a parabola"
+    )
 
 
 def test_free_energy_from_batches_does_not_take_their_noise_for_the_energys_variance():
-    """Var[nβL] of paired batches holds the noise of the batches: at nβ = n that alone bent the result by some units."""
+    """Var[nβL] of paired batches holds the noise of the batches: at nβ = n that alone bent the
+    result by some units.
+    """
     known = regression(2000, 2, gamma=50.0)
-    settings = {"kernel": "sgld", "batch_size": 20, "draws": 300, "burn_in": 100, "chains": 2, "temperatures": 5}
+    settings = {
+        "kernel": "sgld",
+        "batch_size": 20,
+        "draws": 300,
+        "burn_in": 100,
+        "chains": 2,
+        "temperatures": 5,
+    }
     found = free_energy(known.problem, known.gamma, step_size=1e-4, **settings)
     assert abs(float(found.value) - known.free_energy()) < 4 * float(found.value.stderr)
     assert float(found.value.stderr) < 1.5
@@ -172,7 +211,9 @@ def test_free_energy_from_batches_does_not_take_their_noise_for_the_energys_vari
 
 
 def test_readings_of_sgld_chains_are_those_of_llc():
-    """What the steps add is taken off where the step size was found, and is in the error where it was given."""
+    """What the steps add is taken off where the step size was found, and is in the error where
+    it was given.
+    """
     known = regression(3000, 3, gamma=5.0)
     found = llc(known.problem, kernel="sgld", batch_size=256, max_gradients=4000)
     assert found.discretisation_bias > 0.03 * found.value
@@ -200,13 +241,19 @@ def test_prior_draws_reach_to_half_their_number():
 
 
 def test_bad_input_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"localization must be above 0 for every parameter, got 0\.0; without it"):
+    with pytest.raises(
+        ValueError, match=r"localization must be above 0 for every parameter, got 0\.0; without it"
+    ):
         free_energy(KNOWN.problem, 0.0, **FREE)
     with pytest.raises(ValueError, match="temperatures must be odd, got 4"):
         free_energy(KNOWN.problem, 5.0, temperatures=4, **FREE)
-    with pytest.raises(ValueError, match=r"kernel must have nbeta = 9, got one at 8; give its name"):
+    with pytest.raises(
+        ValueError, match=r"kernel must have nbeta = 9, got one at 8; give its name"
+    ):
         temperature_regression(KNOWN.problem, betas=(0.3, 0.4), kernel=hmc(0.02, 8.0))
-    with pytest.raises(ValueError, match="betas must hold two different inverse temperatures or more"):
+    with pytest.raises(
+        ValueError, match="betas must hold two different inverse temperatures or more"
+    ):
         temperature_regression(KNOWN.problem, betas=(0.3, 0.3), step_size=0.02)
     with pytest.raises(ValueError, match="betas must be a finite number above 0"):
         temperature_regression(KNOWN.problem, betas=(0.3, -1.0), step_size=0.02)

@@ -1,4 +1,6 @@
-"""Losses that lead samplers astray: each must give a true value or the status that says what is wrong."""
+"""Losses that lead samplers astray: each must give a true value or the status that says what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from lambdahat.results import Status
 BUDGET = 12_000
 
 
-def problem(loss: Callable[[Tensor], Tensor], centre: list[float], samples: int = 100_000) -> lh.Problem:
+def problem(
+    loss: Callable[[Tensor], Tensor], centre: list[float], samples: int = 100_000
+) -> lh.Problem:
     """A loss of one vector w, in float64."""
     start = torch.tensor(centre, dtype=torch.float64)
     return lh.Problem.from_function(lambda p: loss(p["w"]), {"w": start}, num_samples=samples)
@@ -44,7 +48,11 @@ def test_what_is_no_minimum_is_called_so(name):
 
 
 VALUES = {
-    "a minimum beside a logarithmic wall": (lambda w: w[0] - torch.log(w[0]) + w[1] ** 2, [1.0, 0.0], 1.0),
+    "a minimum beside a logarithmic wall": (
+        lambda w: w[0] - torch.log(w[0]) + w[1] ** 2,
+        [1.0, 0.0],
+        1.0,
+    ),
     "a constant": (lambda w: 0.0 * w.sum(), [0.0, 0.0, 1.0], 0.0),
     "a curved valley": (lambda w: (1 - w[0]) ** 2 + 100 * (w[1] - w[0] ** 2) ** 2, [1.0, 1.0], 1.0),
     "absolute values": (lambda w: w.abs().sum(), [0.0, 0.0], 2.0),

@@ -7,7 +7,12 @@ import pytest
 
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
 from lambdahat.singular import verification
-from lambdahat.singular.exact import crossing_expectation, crossing_problem, quadratic, quadratic_problem
+from lambdahat.singular.exact import (
+    crossing_expectation,
+    crossing_problem,
+    quadratic,
+    quadratic_problem,
+)
 from lambdahat.singular.verification import Case, Comparison, Verification, compare, verify
 
 QUADRATIC = Case(
@@ -40,7 +45,16 @@ def calls(monkeypatch):
 
 
 def a_row(value=1.0, stderr=0.05, truth=1.0, truth_stderr=0.0, dof=math.inf):
-    return Comparison("case", Estimate(value, stderr, dof=dof), Estimate(truth, truth_stderr), 1.0, 1.0, 1.0, 0.0, 0)
+    return Comparison(
+        "case",
+        Estimate(value, stderr, dof=dof),
+        Estimate(truth, truth_stderr),
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+        0,
+    )
 
 
 def test_the_truth_is_that_of_the_same_temperature_and_localization(calls):

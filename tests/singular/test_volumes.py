@@ -43,11 +43,14 @@ def test_the_slope_is_the_learning_coefficient(problem, truth, levels):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("widths", "rank"), [((3, 2, 3), 0), ((2, 2, 2), 1), ((2, 2, 2, 2), 0), ((3, 3, 3), 1), ((2, 3, 2), 0)]
+    ("widths", "rank"),
+    [((3, 2, 3), 0), ((2, 2, 2), 1), ((2, 2, 2, 2), 0), ((3, 3, 3), 1), ((2, 3, 2), 0)],
 )
 def test_the_slope_of_linear_networks(widths, rank):
     truth = exact.deep_linear(widths, rank)
-    found = volume_scaling(exact.deep_linear_problem(widths, rank, 1), multiplicity=truth.multiplicity, levels=80)
+    found = volume_scaling(
+        exact.deep_linear_problem(widths, rank, 1), multiplicity=truth.multiplicity, levels=80
+    )
     assert found.status is Status.CONVERGED
     assert _agrees(found, truth.value)
     assert found.coefficient.stderr < 0.025 * truth.value
@@ -56,7 +59,9 @@ def test_the_slope_of_linear_networks(widths, rank):
 @pytest.mark.slow
 def test_the_error_is_the_spread_over_seeds():
     problem = exact.quadratic_problem([1.0, 3.0, 0.2], 1)
-    runs = [volume_scaling(problem, samples=512, levels=24, seed=seed).coefficient for seed in range(40)]
+    runs = [
+        volume_scaling(problem, samples=512, levels=24, seed=seed).coefficient for seed in range(40)
+    ]
     values = np.array([run.value for run in runs])
     claimed = math.sqrt(np.mean([run.stderr**2 for run in runs]))
     assert 0.7 < values.std(ddof=1) / claimed < 1.4
@@ -79,7 +84,9 @@ def test_volumes_of_an_ellipsoid_at_every_level():
 
 
 def test_volumes_of_a_crossing_in_a_disc():
-    """|xy| < t in the unit disc: the corner |sin 2φ| > 2t, r² > 2t/|sin 2φ| is cut off, ∫ in closed form."""
+    """|xy| < t in the unit disc: the corner |sin 2φ| > 2t, r² > 2t/|sin 2φ| is cut off, ∫ in
+    closed form.
+    """
     found = volume_scaling(exact.crossing_problem([1, 1], 1), samples=1024, levels=20, radius=2.0)
     t = np.sqrt(found.levels[1:]) / 4  # |xy| = √ε in a disc of radius 2
     corner = np.pi / 2 - np.arcsin(2 * t)  # half-width of 2φ around π/2
@@ -115,13 +122,17 @@ def test_a_model_with_data_and_a_loss_above_zero():
 
 def test_rounding_ends_the_levels():
     problem = exact.quadratic_problem([1.0], 1)
-    raised = Problem.from_function(lambda p: 1.0 + 0.5 * p["w"].square().sum(), {"w": problem.vector})
+    raised = Problem.from_function(
+        lambda p: 1.0 + 0.5 * p["w"].square().sum(), {"w": problem.vector}
+    )
     found = volume_scaling(raised, samples=256, levels=60)
     assert 16 < len(found.log_volumes) < 40
     assert found.levels[-1] > 1e-15
     assert found.status is Status.CONVERGED
     assert _agrees(found, 0.5)
-    flat = volume_scaling(Problem.from_function(lambda p: 0 * p["w"].sum(), {"w": problem.vector}), samples=256)
+    flat = volume_scaling(
+        Problem.from_function(lambda p: 0 * p["w"].sum(), {"w": problem.vector}), samples=256
+    )
     assert flat.status is Status.PRECISION_LIMIT
     assert math.isnan(float(flat.coefficient))
 
@@ -135,7 +146,9 @@ def test_a_loss_that_cannot_be_mapped_gives_the_same(monkeypatch):
         return 0.5 * w[0] ** 2 + w[1] ** 2 if bool(w[0] > 0) else w[1] ** 2 + 0.5 * w[0] ** 2
 
     other = Problem.from_function(branching, {"w": smooth.vector})
-    mapped, looped = (volume_scaling(problem, samples=128, levels=16) for problem in (smooth, other))
+    mapped, looped = (
+        volume_scaling(problem, samples=128, levels=16) for problem in (smooth, other)
+    )
     assert float(looped.coefficient) == pytest.approx(float(mapped.coefficient), rel=1e-6)
     assert looped.cost == mapped.cost
 
@@ -149,7 +162,8 @@ def test_a_point_that_is_no_minimum_is_said():
 def test_a_slope_that_still_changes_is_said():
     """¼w⁴ + ½·10⁻⁷·w² scales as ε^{1/4} down to |w| ≈ 2⁻¹¹ and as ε^{1/2} below."""
     problem = Problem.from_function(
-        lambda p: 0.25 * p["w"].pow(4).sum() + 0.5e-7 * p["w"].square().sum(), {"w": torch.zeros(1).double()}
+        lambda p: 0.25 * p["w"].pow(4).sum() + 0.5e-7 * p["w"].square().sum(),
+        {"w": torch.zeros(1).double()},
     )
     assert volume_scaling(problem, samples=512, levels=16).status is Status.NOT_ASYMPTOTIC
     settled = volume_scaling(problem, samples=512, levels=40)

@@ -20,10 +20,14 @@ TEST = TEST[0][:100], TEST[1][:100]
 
 
 def network(seed: int = 0) -> nn.Sequential:
-    """A perceptron with batch norm and dropout, so that both statistics and random draws must survive."""
+    """A perceptron with batch norm and dropout, so that both statistics and random draws must
+    survive.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 10))
+        return nn.Sequential(
+            nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 10)
+        )
 
 
 def plain(seed: int = 0) -> nn.Sequential:
@@ -34,7 +38,9 @@ def plain(seed: int = 0) -> nn.Sequential:
 
 
 class Setup:
-    """One way to train: a fresh model, its problem, optimiser and everything else, made anew for each call."""
+    """One way to train: a fresh model, its problem, optimiser and everything else, made anew for
+    each call.
+    """
 
     def __init__(self, kind: str = "sgd", model: nn.Module | None = None) -> None:
         self.model = network() if model is None else model
@@ -81,7 +87,10 @@ def _gadam(model: nn.Module) -> tuple[Any, dict[str, Any]]:
 def _averaged(model: nn.Module) -> tuple[Any, dict[str, Any]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    return optimizer, {"averaging": optim.IterateAverage(model, "ema", unit="step", decay=0.9), "schedule": schedule}
+    return optimizer, {
+        "averaging": optim.IterateAverage(model, "ema", unit="step", decay=0.9),
+        "schedule": schedule,
+    }
 
 
 def _ngd(model: nn.Module) -> tuple[Any, dict[str, Any]]:
@@ -97,12 +106,16 @@ def _sampled_kfac(model: nn.Module) -> tuple[Any, dict[str, Any]]:
 
 
 def _exact(model: nn.Module) -> tuple[Any, dict[str, Any]]:
-    return optim.ExactNGD(model.parameters(), lr=0.1, alpha=10.0, every=3), {"curvature_samples": 30}
+    return optim.ExactNGD(model.parameters(), lr=0.1, alpha=10.0, every=3), {
+        "curvature_samples": 30
+    }
 
 
 def _newton(model: nn.Module) -> tuple[Any, dict[str, Any]]:
     rules = [optim.Metric(0.01), optim.L2(0.01, decoupled=True)]
-    return optim.LanczosNewton(model.parameters(), lr=0.1, damping=1.0, pairs=5, every=3), {"regularizers": rules}
+    return optim.LanczosNewton(model.parameters(), lr=0.1, damping=1.0, pairs=5, every=3), {
+        "regularizers": rules
+    }
 
 
 def _spectral(model: nn.Module) -> tuple[Any, dict[str, Any]]:
@@ -125,7 +138,9 @@ KINDS = {
 
 
 class StepCount:
-    """A tracker with a state: it counts its calls and looks at a random number, which must not disturb the run."""
+    """A tracker with a state: it counts its calls and looks at a random number, which must not
+    disturb the run.
+    """
 
     def __init__(self, every: int = 2, unit: str = "step") -> None:
         self.name, self.every, self.unit, self.calls = f"count_{unit}", every, unit, 0
@@ -133,7 +148,11 @@ class StepCount:
     def measure(self, problem: Problem, optimizer: Any, epoch: int, step: int) -> dict[str, float]:
         self.calls += 1
         torch.rand(3)
-        return {self.name: float(self.calls), f"{self.name}_loss": problem.loss(), f"{self.name}_nan": math.nan}
+        return {
+            self.name: float(self.calls),
+            f"{self.name}_loss": problem.loss(),
+            f"{self.name}_nan": math.nan,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self.calls}
@@ -145,7 +164,11 @@ class StepCount:
 def timeless(rows: Any) -> list[dict[str, Any]]:
     """Rows without what depends on the clock, NaN as text so that rows compare."""
     return [
-        {key: "nan" if value != value else value for key, value in row.items() if not key.endswith("seconds")}
+        {
+            key: "nan" if value != value else value
+            for key, value in row.items()
+            if not key.endswith("seconds")
+        }
         for row in rows
     ]
 
@@ -153,6 +176,10 @@ def timeless(rows: Any) -> list[dict[str, Any]]:
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     """Bit for bit, NaN and signed zeros too."""
     return list(first) == list(second) and all(
-        first[name].contiguous().view(-1).view(torch.uint8).equal(second[name].contiguous().view(-1).view(torch.uint8))
+        first[name]
+        .contiguous()
+        .view(-1)
+        .view(torch.uint8)
+        .equal(second[name].contiguous().view(-1).view(torch.uint8))
         for name in first
     )

@@ -1,4 +1,6 @@
-"""Checkpoints: what is packed comes back, and what goes wrong on disk is said and costs only the newest."""
+"""Checkpoints: what is packed comes back, and what goes wrong on disk is said and costs only the
+newest.
+"""
 
 import collections
 import errno
@@ -56,7 +58,9 @@ def assert_equal(first, second):
         assert first.dtype == second.dtype
         assert first.stride() == second.stride() or first.stride() == (2,)  # gaps are not kept
         assert (
-            torch.equal(first.nan_to_num(9), second.nan_to_num(9)) if first.is_floating_point() else first.equal(second)
+            torch.equal(first.nan_to_num(9), second.nan_to_num(9))
+            if first.is_floating_point()
+            else first.equal(second)
         )
     elif isinstance(first, dict):
         assert list(first) == list(second)
@@ -81,7 +85,9 @@ def test_shared_tensors_are_stored_once_and_views_whole(tmp_path):
     tensor = torch.arange(6.0)
     tensors, _ = pack({"first": tensor, "second": tensor})
     assert list(tensors) == ["first"]
-    back = through_disk({"all": tensor, "same": tensor, "part": tensor[2:4], "row": tensor.view(2, 3)[1]}, tmp_path)
+    back = through_disk(
+        {"all": tensor, "same": tensor, "part": tensor[2:4], "row": tensor.view(2, 3)[1]}, tmp_path
+    )
     assert back["part"].tolist() == [2.0, 3.0]
     assert back["row"].tolist() == [3.0, 4.0, 5.0]
     back["all"].zero_()
@@ -114,7 +120,9 @@ def damage_tensors(path):
 
 
 def truncate_tensors(path):
-    path.with_suffix(".safetensors").write_bytes(path.with_suffix(".safetensors").read_bytes()[:100])
+    path.with_suffix(".safetensors").write_bytes(
+        path.with_suffix(".safetensors").read_bytes()[:100]
+    )
 
 
 def empty_json(path):
@@ -174,7 +182,9 @@ def test_all_damaged_is_an_error_and_nothing_is_lost(tmp_path):
     for path in Checkpoints(tmp_path / "checkpoints").paths():
         damage_tensors(path)
     rows = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"folder must hold a whole checkpoint, got .*step-00000015.*step-00000010"):
+    with pytest.raises(
+        ValueError, match=r"folder must hold a whole checkpoint, got .*step-00000015.*step-00000010"
+    ):
         Setup("sgd").fit(3, tmp_path, resume=True)
     assert (tmp_path / "metrics.jsonl").read_bytes() == rows
 
@@ -200,7 +210,9 @@ def test_a_damaged_row_is_left_out_by_name(tmp_path):
     path.write_bytes(b"".join(lines))
     with pytest.raises(Damaged, match=r"metrics\.jsonl, line 1, is damaged"):
         read_rows(path)
-    with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl, line 1, is damaged.*these rows are left out"):
+    with pytest.warns(
+        RuntimeWarning, match=r"metrics\.jsonl, line 1, is damaged.*these rows are left out"
+    ):
         again = Setup("sgd").fit(4, tmp_path, resume=True)
     assert timeless(again.history)[:2] == timeless(run.history)[1:]
     assert timeless(read_rows(path)) == timeless(again.history)
@@ -220,7 +232,9 @@ def test_checkpoints_and_rows_of_earlier_versions_are_read(tmp_path):
     run = whole.fit(3, tmp_path / "whole")
     Setup("sgd").fit(2, tmp_path / "old")
     lengths = {}
-    rows = [json.loads(line) for line in (tmp_path / "old" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "old" / "metrics.jsonl").read_text().splitlines()
+    ]
     text = ""
     for row in rows:
         del row["digest"]
@@ -233,7 +247,9 @@ def test_checkpoints_and_rows_of_earlier_versions_are_read(tmp_path):
         for pair in document.get("state", {}).get("dict", []):
             if pair[0] == "metrics":
                 pair[1] = lengths[document["step"]]
-        path.write_text(json.dumps({**document, "version": 1} if "version" in document else document))
+        path.write_text(
+            json.dumps({**document, "version": 1} if "version" in document else document)
+        )
     setup = Setup("sgd")
     again = setup.fit(3, tmp_path / "old", resume=True)
     assert same(setup.tensors, whole.tensors)
@@ -255,7 +271,9 @@ def test_a_run_does_not_go_on_with_other_data(what, tmp_path):
     if what == "rounding":  # another machine may prepare the data a little differently
         assert len(setup.fit(2, tmp_path, resume=True)) == 2
     else:
-        with pytest.raises(ValueError, match="folder must hold a run on the same data, got one on other samples or"):
+        with pytest.raises(
+            ValueError, match="folder must hold a run on the same data, got one on other samples or"
+        ):
             setup.fit(2, tmp_path, resume=True)
 
 
@@ -265,17 +283,26 @@ def test_damaged_initial_parameters_are_named(lost, tmp_path):
     path = tmp_path / "checkpoints" / "initial.safetensors"
     path.unlink() if lost else path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(
-        ValueError, match=f"folder must hold the initial parameters.*{'missing' if lost else 'damaged'}"
+        ValueError,
+        match=f"folder must hold the initial parameters.*{'missing' if lost else 'damaged'}",
     ):
         Setup("sgd").fit(2, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("when", ["tensors", "json", "best.json"])
-def test_a_full_or_read_only_disk_is_an_error_and_the_run_goes_on_later(code, when, tmp_path, monkeypatch):
-    """The write of the third epoch fails half-way: the second's checkpoint is whole and the run resumes from it."""
+def test_a_full_or_read_only_disk_is_an_error_and_the_run_goes_on_later(
+    code, when, tmp_path, monkeypatch
+):
+    """The write of the third epoch fails half-way: the second's checkpoint is whole and the run
+    resumes from it.
+    """
     real_replace = os.replace
-    suffix = {"tensors": "step-00000015.safetensors", "json": "step-00000015.json", "best.json": "best.json"}[when]
+    suffix = {
+        "tensors": "step-00000015.safetensors",
+        "json": "step-00000015.json",
+        "best.json": "best.json",
+    }[when]
     full = []
 
     def replace(source, target):
@@ -289,7 +316,9 @@ def test_a_full_or_read_only_disk_is_an_error_and_the_run_goes_on_later(code, wh
     run = whole.fit(3, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
-        with pytest.raises(OSError, match=r"checkpoint of step 15 could not be written.*is whole.*make room") as caught:
+        with pytest.raises(
+            OSError, match=r"checkpoint of step 15 could not be written.*is whole.*make room"
+        ) as caught:
             Setup("sgd").fit(3, tmp_path / "parts")
     assert caught.value.errno == code
     assert not list((tmp_path / "parts" / "checkpoints").glob(".*"))
@@ -312,7 +341,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, m
         raise OSError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("tempfile.mkstemp", refuse)
-    with pytest.raises(OSError, match=r"folder must be one that can be written to.*\(Permission denied\)"):
+    with pytest.raises(
+        OSError, match=r"folder must be one that can be written to.*\(Permission denied\)"
+    ):
         setup.fit(1, tmp_path / "new")
     assert same(setup.tensors, before)
 
@@ -320,7 +351,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, m
 def test_a_best_that_was_not_yet_named_is_named_on_resuming(tmp_path):
     """Killed between the checkpoint and the word that it is the best."""
     Setup("sgd").fit(2, tmp_path)
-    (tmp_path / "checkpoints" / "best.json").write_text(json.dumps({"checkpoint": "step-00000005.json"}))
+    (tmp_path / "checkpoints" / "best.json").write_text(
+        json.dumps({"checkpoint": "step-00000005.json"})
+    )
     Setup("sgd").fit(2, tmp_path, resume=True)
     assert Checkpoints(tmp_path / "checkpoints").best().name == "step-00000010.json"
 
@@ -348,7 +381,9 @@ def test_one_run_at_a_time_in_a_folder(tmp_path):
         warnings.simplefilter("ignore", DeprecationWarning)
         child.start()
     os.read(hears, 1)
-    with pytest.raises(ValueError, match=r"folder must have one run at a time, got .*where another is running"):
+    with pytest.raises(
+        ValueError, match=r"folder must have one run at a time, got .*where another is running"
+    ):
         Setup("sgd").fit(1, tmp_path)
     child.kill()
     child.join()
@@ -372,7 +407,9 @@ def test_metrics_cut_and_gain_columns(tmp_path):
     first.add({"step": 1, "loss": 0.5})
     length = first.length
     first.add({"step": 2, "loss": math.inf, "trace": 1.0, "note": 'a, "b"'})
-    assert (tmp_path / "metrics.csv").read_text() == 'step,loss,trace,note\n1,0.5,,\n2,,1.0,"a, ""b"""\n'
+    assert (
+        tmp_path / "metrics.csv"
+    ).read_text() == 'step,loss,trace,note\n1,0.5,,\n2,,1.0,"a, ""b"""\n'
     with open(tmp_path / "metrics.jsonl", "ab") as stream:
         stream.write(b'{"step": 3, "lo')  # a writer that was killed
     second = Metrics(tmp_path)

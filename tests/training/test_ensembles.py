@@ -37,13 +37,18 @@ def alone(seed, kind, order_seed=None, **options):
     curves = []
     for epoch in range(EPOCHS):
         loss_sum, hits = 0.0, 0
-        for rows in epoch_order(seed if order_seed is None else order_seed, epoch, len(x)).split(BATCH):
+        for rows in epoch_order(seed if order_seed is None else order_seed, epoch, len(x)).split(
+            BATCH
+        ):
             optimizer.zero_grad()
             output = model(x[rows])
             loss = cross_entropy(output, y[rows])
             loss.backward()
             optimizer.step()
-            loss_sum, hits = loss_sum + loss.item() * len(rows), hits + int((output.argmax(1) == y[rows]).sum())
+            loss_sum, hits = (
+                loss_sum + loss.item() * len(rows),
+                hits + int((output.argmax(1) == y[rows]).sum()),
+            )
         curves.append((loss_sum / len(x), hits / len(x)))
     return model, np.array(curves).T
 
@@ -116,16 +121,30 @@ def test_held_out_curves_are_those_of_the_models():
         model.load_state_dict(ensemble.state_dict(member))
         with torch.no_grad():
             output = model(held_out[0])
-        assert ensemble.validation_loss[member, -1] == pytest.approx(cross_entropy(output, held_out[1]).item())
-        assert ensemble.validation_accuracy[member, -1] == (output.argmax(1) == held_out[1]).double().mean().item()
+        assert ensemble.validation_loss[member, -1] == pytest.approx(
+            cross_entropy(output, held_out[1]).item()
+        )
+        assert (
+            ensemble.validation_accuracy[member, -1]
+            == (output.argmax(1) == held_out[1]).double().mean().item()
+        )
     assert np.isnan(together(epochs=1).validation_loss).all()
 
 
 def test_convolutions_and_regression():
     rng = generator(0, "images")
-    images, y = torch.randn(12, 1, 28, 28, generator=rng), torch.randint(0, 10, (12,), generator=rng)
+    images, y = (
+        torch.randn(12, 1, 28, 28, generator=rng),
+        torch.randint(0, 10, (12,), generator=rng),
+    )
     ensemble = fit_many(
-        lambda seed: lenet5(seed=seed), (images, y), seeds=[0, 1], lr=0.05, epochs=2, batch_size=6, optimizer="ngd"
+        lambda seed: lenet5(seed=seed),
+        (images, y),
+        seeds=[0, 1],
+        lr=0.05,
+        epochs=2,
+        batch_size=6,
+        optimizer="ngd",
     )
     model = lenet5(seed=1)
     optimizer = NGD(model.parameters(), lr=0.05)
@@ -177,7 +196,9 @@ def uneven(seed):
 
 
 def with_layer(layer):
-    return lambda seed: nn.Sequential(mlp([6, 8], seed=seed).double(), layer, mlp([8, 3], seed=seed).double())
+    return lambda seed: nn.Sequential(
+        mlp([6, 8], seed=seed).double(), layer, mlp([8, 3], seed=seed).double()
+    )
 
 
 def fail(**options):
@@ -186,22 +207,78 @@ def fail(**options):
 
 
 ERRORS = {
-    "no seeds": (lambda: fail(seeds=[]), TypeError, "seeds must be a sequence of at least one seed"),
-    "a number of seeds": (lambda: fail(seeds=10), TypeError, r"seeds must be a sequence.*got 10; such as range\(10\)"),
-    "negative seed": (lambda: fail(seeds=[-1]), ValueError, "seeds must be an integer of at least 0"),
-    "too few values": (lambda: fail(seeds=range(3), lr=[0.1, 0.2]), ValueError, "lr must have one value or 3"),
+    "no seeds": (
+        lambda: fail(seeds=[]),
+        TypeError,
+        "seeds must be a sequence of at least one seed",
+    ),
+    "a number of seeds": (
+        lambda: fail(seeds=10),
+        TypeError,
+        r"seeds must be a sequence.*got 10; such as range\(10\)",
+    ),
+    "negative seed": (
+        lambda: fail(seeds=[-1]),
+        ValueError,
+        "seeds must be an integer of at least 0",
+    ),
+    "too few values": (
+        lambda: fail(seeds=range(3), lr=[0.1, 0.2]),
+        ValueError,
+        "lr must have one value or 3",
+    ),
     "too few seeds": (lambda: fail(lr=[0.1] * 3), ValueError, "seeds must be one or 3"),
-    "a bad value": (lambda: fail(lr=[0.1, -0.1]), ValueError, "lr must be a finite number of at least 0, got -0.1"),
-    "a text value": (lambda: fail(lr="0.1"), TypeError, "lr must be a number, or one for each member, got '0.1'"),
-    "unknown optimiser": (lambda: fail(optimizer="adam"), ValueError, "optimizer must be one of 'sgd', 'ngd'"),
-    "alpha of SGD": (lambda: fail(alpha=1.0), ValueError, "settings of 'sgd' must be among lr, momentum.*got alpha"),
-    "unknown order": (lambda: fail(order="random"), ValueError, "order must be one of 'own', 'shared'"),
+    "a bad value": (
+        lambda: fail(lr=[0.1, -0.1]),
+        ValueError,
+        "lr must be a finite number of at least 0, got -0.1",
+    ),
+    "a text value": (
+        lambda: fail(lr="0.1"),
+        TypeError,
+        "lr must be a number, or one for each member, got '0.1'",
+    ),
+    "unknown optimiser": (
+        lambda: fail(optimizer="adam"),
+        ValueError,
+        "optimizer must be one of 'sgd', 'ngd'",
+    ),
+    "alpha of SGD": (
+        lambda: fail(alpha=1.0),
+        ValueError,
+        "settings of 'sgd' must be among lr, momentum.*got alpha",
+    ),
+    "unknown order": (
+        lambda: fail(order="random"),
+        ValueError,
+        "order must be one of 'own', 'shared'",
+    ),
     "no epochs": (lambda: fail(epochs=0), ValueError, "epochs must be an integer of at least 1"),
-    "a model": (lambda: fail(make_model=make(0)), TypeError, "make_model must be a function of a seed"),
-    "no model": (lambda: fail(make_model=lambda seed: None), TypeError, "make_model must return a torch.nn.Module"),
-    "uneven models": (lambda: fail(make_model=uneven), ValueError, "make_model must give the same tensors for every"),
-    "dropout": (lambda: fail(make_model=with_layer(nn.Dropout())), ValueError, "draw nothing in training, got Dropout"),
-    "batch norm": (lambda: fail(make_model=with_layer(nn.BatchNorm1d(8).double())), ValueError, "without batch norm"),
+    "a model": (
+        lambda: fail(make_model=make(0)),
+        TypeError,
+        "make_model must be a function of a seed",
+    ),
+    "no model": (
+        lambda: fail(make_model=lambda seed: None),
+        TypeError,
+        "make_model must return a torch.nn.Module",
+    ),
+    "uneven models": (
+        lambda: fail(make_model=uneven),
+        ValueError,
+        "make_model must give the same tensors for every",
+    ),
+    "dropout": (
+        lambda: fail(make_model=with_layer(nn.Dropout())),
+        ValueError,
+        "draw nothing in training, got Dropout",
+    ),
+    "batch norm": (
+        lambda: fail(make_model=with_layer(nn.BatchNorm1d(8).double())),
+        ValueError,
+        "without batch norm",
+    ),
 }
 
 

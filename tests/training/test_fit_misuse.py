@@ -16,7 +16,9 @@ from tests.training.small_runs import TEST, TRAIN, plain
 
 def call(epochs=1, optimizer=None, problem=None, **options):
     model = plain()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer(model)
+    optimizer = (
+        torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer(model)
+    )
     return fit((problem or digits)(model), optimizer, epochs, **options)
 
 
@@ -30,9 +32,16 @@ def elsewhere(model):
 
 def on_odd_batches(**options):
     """Sequences of different lengths, which no one tensor holds."""
-    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(4), torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    model = torch.nn.Sequential(
+        torch.nn.AdaptiveAvgPool1d(4), torch.nn.Flatten(), torch.nn.Linear(4, 2)
+    )
     data = [(torch.ones(3, 1, length), torch.zeros(3, dtype=torch.long)) for length in (5, 6)]
-    return fit(Problem(model, "cross_entropy", data), torch.optim.SGD(model.parameters(), lr=0.1), 2, **options)
+    return fit(
+        Problem(model, "cross_entropy", data),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        2,
+        **options,
+    )
 
 
 def other(kind):
@@ -41,21 +50,35 @@ def other(kind):
 
 MISUSES = {
     "a model as problem": (lambda: fit(plain(), None, 1), TypeError, r"make one with lh\.Problem"),
-    "an optimiser's class": (lambda: call(optimizer=lambda m: torch.optim.SGD), TypeError, "optimizer must be a torch"),
+    "an optimiser's class": (
+        lambda: call(optimizer=lambda m: torch.optim.SGD),
+        TypeError,
+        "optimizer must be a torch",
+    ),
     "an optimiser of another model": (
         lambda: call(optimizer=other(torch.optim.SGD)),
         ValueError,
         r"optimizer must hold parameters of the problem's own model.*4 others",
     ),
-    "a closure": (lambda: call(optimizer=lambda m: torch.optim.LBFGS(m.parameters())), ValueError, "without a closure"),
+    "a closure": (
+        lambda: call(optimizer=lambda m: torch.optim.LBFGS(m.parameters())),
+        ValueError,
+        "without a closure",
+    ),
     "parameters without gradients": (
         lambda: call(
-            optimizer=lambda m: torch.optim.SGD([p.requires_grad_(i > 1) for i, p in enumerate(m.parameters())])
+            optimizer=lambda m: torch.optim.SGD(
+                [p.requires_grad_(i > 1) for i, p in enumerate(m.parameters())]
+            )
         ),
         ValueError,
         "that require gradients",
     ),
-    "a problem elsewhere": (lambda: call(problem=elsewhere), ValueError, "problem must follow its model.*at()"),
+    "a problem elsewhere": (
+        lambda: call(problem=elsewhere),
+        ValueError,
+        "problem must follow its model.*at()",
+    ),
     "a problem in another dtype": (
         lambda: call(problem=partial(digits, dtype=torch.float64)),
         ValueError,
@@ -63,38 +86,90 @@ MISUSES = {
     ),
     "no epochs": (lambda: call(0), ValueError, "epochs must be an integer of at least 1, got 0"),
     "half an epoch": (lambda: call(0.5), TypeError, "epochs must be an integer"),
-    "an empty batch": (lambda: call(batch_size=0), ValueError, "batch_size must be an integer of at least 1"),
-    "no accumulation": (lambda: call(accumulate=0), ValueError, "accumulate must be an integer of at least 1"),
-    "an unknown precision": (lambda: call(precision="float8"), ValueError, "precision must be one of 'float32'"),
+    "an empty batch": (
+        lambda: call(batch_size=0),
+        ValueError,
+        "batch_size must be an integer of at least 1",
+    ),
+    "no accumulation": (
+        lambda: call(accumulate=0),
+        ValueError,
+        "accumulate must be an integer of at least 1",
+    ),
+    "an unknown precision": (
+        lambda: call(precision="float8"),
+        ValueError,
+        "precision must be one of 'float32'",
+    ),
     "a clip of 0": (lambda: call(clip=0.0), ValueError, "clip must be a finite number above 0"),
     "a negative seed": (lambda: call(seed=-1), ValueError, "seed must be an integer of at least 0"),
     "keeping none": (lambda: call(keep=0), ValueError, "keep must be an integer of at least 1"),
-    "an unknown unit": (lambda: call(schedule_unit="batch"), ValueError, "schedule_unit must be one of"),
-    "a schedule's name": (lambda: call(schedule="cosine"), TypeError, r"be a scheduler.*schedules\.cosine"),
+    "an unknown unit": (
+        lambda: call(schedule_unit="batch"),
+        ValueError,
+        "schedule_unit must be one of",
+    ),
+    "a schedule's name": (
+        lambda: call(schedule="cosine"),
+        TypeError,
+        r"be a scheduler.*schedules\.cosine",
+    ),
     "a schedule of another": (
         lambda: call(schedule=schedules.flat(other(torch.optim.SGD)(None), 1)),
         ValueError,
         "schedule must be of this optimizer",
     ),
-    "a regularizer alone": (lambda: call(regularizers=L2(0.1)), TypeError, "regularizers must be a list"),
-    "a number as regularizer": (lambda: call(regularizers=[0.1]), TypeError, "regularizers must have add_to"),
+    "a regularizer alone": (
+        lambda: call(regularizers=L2(0.1)),
+        TypeError,
+        "regularizers must be a list",
+    ),
+    "a number as regularizer": (
+        lambda: call(regularizers=[0.1]),
+        TypeError,
+        "regularizers must have add_to",
+    ),
     "a tracker's name": (lambda: call(trackers=["trace"]), TypeError, "trackers must have measure"),
     "trackers as text": (lambda: call(trackers="trace"), TypeError, "trackers must be a list"),
-    "averaging by name": (lambda: call(averaging="ema"), TypeError, "averaging must be an IterateAverage"),
-    "an unknown logger": (lambda: call(loggers=["mlflow"]), ValueError, "loggers must be among tensorboard, wandb"),
+    "averaging by name": (
+        lambda: call(averaging="ema"),
+        TypeError,
+        "averaging must be an IterateAverage",
+    ),
+    "an unknown logger": (
+        lambda: call(loggers=["mlflow"]),
+        ValueError,
+        "loggers must be among tensorboard, wandb",
+    ),
     "loggers as text": (lambda: call(loggers="wandb"), TypeError, "loggers must be a list"),
     "augmentation by name": (lambda: call(augment="crop"), TypeError, "augment must be a function"),
     "accuracy by name": (lambda: call(accuracy="top5"), TypeError, "accuracy must be a function"),
     "resuming nothing": (lambda: call(resume=True), ValueError, "resume must come with the folder"),
-    "checkpoints nowhere": (lambda: call(checkpoint_steps=5), ValueError, "checkpoint_steps must come with a folder"),
-    "watching nothing": (lambda: call(early_stopping=3), ValueError, "validation must be given for early stopping"),
+    "checkpoints nowhere": (
+        lambda: call(checkpoint_steps=5),
+        ValueError,
+        "checkpoint_steps must come with a folder",
+    ),
+    "watching nothing": (
+        lambda: call(early_stopping=3),
+        ValueError,
+        "validation must be given for early stopping",
+    ),
     "watching the unknown": (
         lambda: call(validation=TEST, early_stopping=EarlyStopping(3, "f1")),
         ValueError,
         "metric of early stopping must be one of kind, epoch.*got 'f1'",
     ),
-    "no patience": (lambda: call(validation=TEST, early_stopping=0), ValueError, "early_stopping must be an integer"),
-    "a negative margin": (lambda: EarlyStopping(3, least=-1.0), ValueError, "least must be at least 0"),
+    "no patience": (
+        lambda: call(validation=TEST, early_stopping=0),
+        ValueError,
+        "early_stopping must be an integer",
+    ),
+    "a negative margin": (
+        lambda: EarlyStopping(3, least=-1.0),
+        ValueError,
+        "least must be at least 0",
+    ),
     "patience without validation": (
         lambda: call(optimizer=lambda m: make_optimizer("gadam-auto", m)),
         ValueError,
@@ -115,7 +190,11 @@ MISUSES = {
         ValueError,
         "batch_size must be None where samples cannot be drawn one by one",
     ),
-    "an unknown optimiser": (lambda: make_optimizer("sdg", plain()), ValueError, "name must be one of 'sgd'"),
+    "an unknown optimiser": (
+        lambda: make_optimizer("sdg", plain()),
+        ValueError,
+        "name must be one of 'sgd'",
+    ),
     "an unknown option": (
         lambda: make_optimizer("sgd", plain(), alpha=1),
         ValueError,
@@ -126,7 +205,11 @@ MISUSES = {
         ValueError,
         "options of 'lanczos-newton' must include damping, got lr",
     ),
-    "a missing rate": (lambda: make_regularizer("l2"), ValueError, "options of 'l2' must include rate, got none"),
+    "a missing rate": (
+        lambda: make_regularizer("l2"),
+        ValueError,
+        "options of 'l2' must include rate, got none",
+    ),
 }
 
 
@@ -144,27 +227,45 @@ def test_batches_of_their_own_are_taken_as_they_are():
 
 
 def test_products_beside_a_sampled_fisher():
-    run = call(3, optimizer=lambda m: KFAC(m, lr=0.1, fisher="monte_carlo"), regularizers=[Metric(1e-3)])
+    run = call(
+        3, optimizer=lambda m: KFAC(m, lr=0.1, fisher="monte_carlo"), regularizers=[Metric(1e-3)]
+    )
     assert run.last["loss"] < run.epochs[0]["loss"]
 
 
 SGD = torch.optim.SGD
 CHANGES = {
-    "lr": ({"optimizer": lambda m: SGD(m.parameters(), lr=0.5)}, r"lr = \['0.5'\], got one with lr = \['0.1'\]"),
+    "lr": (
+        {"optimizer": lambda m: SGD(m.parameters(), lr=0.5)},
+        r"lr = \['0.5'\], got one with lr = \['0.1'\]",
+    ),
     "momentum": ({"optimizer": lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9)}, "momentum = "),
     "weight decay": (
         {"optimizer": lambda m: SGD([{"params": m.parameters(), "weight_decay": 0.1}], lr=0.1)},
         "weight_decay = ",
     ),
     "regularizers": ({"regularizers": [L2(0.2)]}, r"regularizers = \['L2\(rate=0.2"),
-    "early stopping": ({"early_stopping": EarlyStopping(4, "loss")}, "early stopping = .*'patience': 4"),
-    "data": ({"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0] + 5, TRAIN[1]))}, "data = torch.float32"),
-    "labels": ({"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0], TRAIN[1].flip(0)))}, "data = .*int64"),
+    "early stopping": (
+        {"early_stopping": EarlyStopping(4, "loss")},
+        "early stopping = .*'patience': 4",
+    ),
+    "data": (
+        {"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0] + 5, TRAIN[1]))},
+        "data = torch.float32",
+    ),
+    "labels": (
+        {"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0], TRAIN[1].flip(0)))},
+        "data = .*int64",
+    ),
 }
 
 
 def test_what_differs_from_the_run_in_the_folder_is_named(tmp_path):
-    common = {"folder": tmp_path, "regularizers": [L2(0.1)], "early_stopping": EarlyStopping(3, "loss")}
+    common = {
+        "folder": tmp_path,
+        "regularizers": [L2(0.1)],
+        "early_stopping": EarlyStopping(3, "loss"),
+    }
     call(**common)
     for changed, text in CHANGES.values():
         with pytest.raises(ValueError, match=f"folder must hold a run with {text}"):
@@ -187,13 +288,22 @@ def test_folders_in_use_and_of_other_runs(tmp_path):
     call(folder=tmp_path)
     with pytest.raises(ValueError, match=r"folder must be new or empty.*pass resume=True"):
         call(folder=tmp_path)
-    with pytest.raises(ValueError, match=r"folder must hold a run with batch_size = 32, got one with batch_size = 128"):
+    with pytest.raises(
+        ValueError,
+        match=r"folder must hold a run with batch_size = 32, got one with batch_size = 128",
+    ):
         call(folder=tmp_path, resume=True, batch_size=32)
-    with pytest.raises(ValueError, match=r"hold a run with optimizer = Adam, got one with optimizer = SGD"):
+    with pytest.raises(
+        ValueError, match=r"hold a run with optimizer = Adam, got one with optimizer = SGD"
+    ):
         call(folder=tmp_path, resume=True, optimizer=lambda m: torch.optim.Adam(m.parameters()))
-    with pytest.raises(ValueError, match=r"folder must hold a run of the same parts, got one without averaging"):
+    with pytest.raises(
+        ValueError, match=r"folder must hold a run of the same parts, got one without averaging"
+    ):
         call(2, folder=tmp_path, resume=True, averaging=IterateAverage(plain()))
-    with pytest.raises(FileNotFoundError, match=r"folder must hold config.json.*--checkpoint FOLDER"):
+    with pytest.raises(
+        FileNotFoundError, match=r"folder must hold config.json.*--checkpoint FOLDER"
+    ):
         load_run(tmp_path)
     with pytest.raises(ValueError, match="folder must hold a checkpoint"):
         weights(tmp_path / "nothing")

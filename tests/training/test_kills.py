@@ -1,4 +1,6 @@
-"""``kill -9`` at random moments: the run goes on to the same bits, and no row is lost or doubled."""
+"""``kill -9`` at random moments: the run goes on to the same bits, and no row is lost or
+doubled.
+"""
 
 import multiprocessing
 import os
@@ -24,14 +26,19 @@ STEPS_AN_EPOCH = 6
 
 
 def train(folder, epochs, told):
-    """A tracked run on digits with all that has a state; one byte goes to ``told`` for every step."""
+    """A tracked run on digits with all that has a state; one byte goes to ``told`` for every
+    step.
+    """
     torch.set_num_threads(1)
     (x, y), (x_test, y_test) = digits_split(seed=0)
     model: nn.Module = network()
     optimizer = optim.Lookahead(torch.optim.AdamW(model.parameters(), lr=0.01), k=4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     average = optim.IterateAverage(model, "ema", unit="step", decay=0.9)
-    trackers = [*make_trackers("trace", samples=50, every=2), *make_trackers("norms", samples=50, every=4, unit="step")]
+    trackers = [
+        *make_trackers("trace", samples=50, every=2),
+        *make_trackers("norms", samples=50, every=4, unit="step"),
+    ]
     with progress(lambda task, *_: os.write(told, b".") if task == "training" else None):
         fit(
             Problem(model, "cross_entropy", (x[:300], y[:300])),
@@ -75,7 +82,8 @@ def kill_at_random(folder, epochs, rng):
     for _ in range(rng.randint(0, 7)):
         if not os.read(hears, 1):
             break
-    time.sleep(rng.random() * 0.02)  # anywhere in a step, a measurement or the writing of a checkpoint
+    # anywhere in a step, a measurement or the writing of a checkpoint
+    time.sleep(rng.random() * 0.02)
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     os.close(hears)
@@ -83,19 +91,27 @@ def kill_at_random(folder, epochs, rng):
 
 
 def assert_same_after_kills(tmp_path, kills, epochs, seed):
-    with open(os.devnull, "wb") as nobody:  # what torch imports late is imported once, here, and not by every child
+    # what torch imports late is imported once, here, and not by every child
+    with open(os.devnull, "wb") as nobody:
         train(tmp_path / "warm", 1, nobody.fileno())
     rng = random.Random(seed)
     done = sum(kill_at_random(tmp_path / "killed", epochs, rng) for _ in range(kills))
     finish(tmp_path / "killed", epochs)
     finish(tmp_path / "whole", epochs)
-    states = [read(Checkpoints(tmp_path / name / "checkpoints").paths()[-1])[1] for name in ("killed", "whole")]
+    states = [
+        read(Checkpoints(tmp_path / name / "checkpoints").paths()[-1])[1]
+        for name in ("killed", "whole")
+    ]
     assert [state["step"] for state in states] == [STEPS_AN_EPOCH * epochs] * 2
     assert same(states[0]["model"], states[1]["model"])
-    first, second = (timeless(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("killed", "whole"))
+    first, second = (
+        timeless(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("killed", "whole")
+    )
     assert first == second
     assert [row["epoch"] for row in first if row["kind"] == "epoch"] == list(range(1, epochs + 1))
-    lines = [(tmp_path / name / "metrics.csv").read_text().splitlines() for name in ("killed", "whole")]
+    lines = [
+        (tmp_path / name / "metrics.csv").read_text().splitlines() for name in ("killed", "whole")
+    ]
     assert len(lines[0]) == len(lines[1]) == len(first) + 1
     return done
 

@@ -36,7 +36,8 @@ def tensorboard(monkeypatch):
 def wandb(monkeypatch):
     module, calls = types.ModuleType("wandb"), []
     run = types.SimpleNamespace(
-        log=lambda row, step: calls.append(("log", row, step)), finish=lambda: calls.append(("finish",))
+        log=lambda row, step: calls.append(("log", row, step)),
+        finish=lambda: calls.append(("finish",)),
     )
     module.init = lambda **options: calls.append(("init", options)) or run
     monkeypatch.setitem(sys.modules, "wandb", module)
@@ -54,7 +55,9 @@ def test_tensorboard(tensorboard, tmp_path):
     ]
     assert [step for name, _, step in writer.scalars if name == "count_step"] == [3, 6, 9]
     assert not any(name in ("kind", "count_step_nan") for name, _, _ in writer.scalars)
-    Setup("sgd").fit(3, tmp_path, loggers=["tensorboard"], trackers=[StepCount(3, "step")], resume=True)
+    Setup("sgd").fit(
+        3, tmp_path, loggers=["tensorboard"], trackers=[StepCount(3, "step")], resume=True
+    )
     assert tensorboard[1].purge_step == 11
 
 

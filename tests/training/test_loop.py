@@ -70,7 +70,8 @@ def test_rows_say_what_happened():
     assert last["distance"] == pytest.approx(float((end - start).norm()), rel=1e-5)
     assert first["learning_rate"] == 0.1
     assert last["learning_rate"] == pytest.approx(0.1 * (1 + math.cos(math.pi / 3)) / 2)
-    before = Problem(plain(), "cross_entropy", TRAIN)  # one batch: the loss and gradient of the first epoch
+    # one batch: the loss and gradient of the first epoch
+    before = Problem(plain(), "cross_entropy", TRAIN)
     assert first["loss"] == pytest.approx(before.loss(), rel=1e-6)
     assert first["gradient_norm"] == pytest.approx(float(before.gradient().norm()), rel=1e-5)
     assert first["update_norm"] == first["gradient_norm"]
@@ -108,13 +109,20 @@ def test_the_form_of_the_data_does_not_matter(form):
         "list": [(X[:100], Y[:100]), (X[100:], Y[100:])],
         "dict": {"x": X, "labels": Y},
         "own batches": [
-            (X[order], Y[order]) for order in torch.randperm(300, generator=generator(3, "epoch 0")).split(64)
+            (X[order], Y[order])
+            for order in torch.randperm(300, generator=generator(3, "epoch 0")).split(64)
         ],
     }[form]
     model, reference = Named(), Setup("sgd", plain())
     reference.fit(1)
     options = {"batch_size": None} if form == "own batches" else {"batch_size": 64}
-    fit(Problem(model, "cross_entropy", data), torch.optim.SGD(model.parameters(), 0.1, 0.9), 1, seed=3, **options)
+    fit(
+        Problem(model, "cross_entropy", data),
+        torch.optim.SGD(model.parameters(), 0.1, 0.9),
+        1,
+        seed=3,
+        **options,
+    )
     if form == "own batches":  # in another order: only near
         for a, b in zip(model.inner.parameters(), reference.model.parameters(), strict=True):
             assert torch.allclose(a, b, atol=0.1)
@@ -153,7 +161,9 @@ def test_models_with_their_own_loss_and_ignored_labels():
     kept = data["labels"] != -100
     with torch.no_grad():
         right = model(data["input_ids"], data["attention_mask"]).logits.argmax(-1) == data["labels"]
-    accuracy = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-12), 1, batch_size=8).last["accuracy"]
+    accuracy = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-12), 1, batch_size=8).last[
+        "accuracy"
+    ]
     assert accuracy == pytest.approx(float(right[kept].double().mean()))
 
 
@@ -165,7 +175,9 @@ def test_a_class_that_is_ignored_is_never_met():
     problem = Problem(model, torch.nn.CrossEntropyLoss(ignore_index=2), (x, y))
     with torch.no_grad():
         expected = (model(x).argmax(1) == y)[y != 2].double().mean()
-    found = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-12), 1, batch_size=40).last["accuracy"]
+    found = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-12), 1, batch_size=40).last[
+        "accuracy"
+    ]
     assert found == pytest.approx(float(expected))
 
 
@@ -185,7 +197,9 @@ def test_a_problem_made_of_a_function():
     assert torch.equal(weights["w"].detach(), torch.tensor([0.25, -0.125]))  # w ← w − 0.25·2w
     assert run.last["loss"] == 0.5**2 + 0.25**2
     slope = {"w": torch.zeros(64, requires_grad=True)}
-    problem = Problem.from_function(lambda p, batch: (batch[0] @ p["w"] - batch[1]).square().mean(), slope, TRAIN)
+    problem = Problem.from_function(
+        lambda p, batch: (batch[0] @ p["w"] - batch[1]).square().mean(), slope, TRAIN
+    )
     run = fit(problem, torch.optim.SGD([slope["w"]], lr=0.01), 5, validation=TEST)
     assert run.last["validation_loss"] < run.epochs[0]["validation_loss"]
 
@@ -196,7 +210,8 @@ def test_accumulation_equals_one_large_batch(pieces):
     for model, options in zip(
         models, ({"batch_size": 40 * pieces}, {"batch_size": 40, "accumulate": pieces}), strict=True
     ):
-        problem = Problem(model, "cross_entropy", (X.double(), Y))  # 300 samples: the last step is a short one
+        # 300 samples: the last step is a short one
+        problem = Problem(model, "cross_entropy", (X.double(), Y))
         run = fit(problem, torch.optim.SGD(model.parameters(), 0.1, 0.9), 2, **options)
         assert run.last["step"] == 2 * math.ceil(300 / (40 * pieces))
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -233,7 +248,12 @@ def test_steps_that_a_scaled_loss_skips_are_no_divergence(tmp_path):
         model = plain()
         problem = Problem(model, "cross_entropy", (50 * X, Y))
         run = fit(
-            problem, torch.optim.SGD(model.parameters(), lr=1e-4), 2, batch_size=64, precision="float16", **options
+            problem,
+            torch.optim.SGD(model.parameters(), lr=1e-4),
+            2,
+            batch_size=64,
+            precision="float16",
+            **options,
         )
         return model, run
 
@@ -241,7 +261,9 @@ def test_steps_that_a_scaled_loss_skips_are_no_divergence(tmp_path):
     assert again.last["step"] == 10
     assert same(kept.state_dict(), model.state_dict())
     assert timeless(again.history) == timeless(run.history)
-    assert all(math.isfinite(row[name]) for row in run.epochs for name in ("update_norm", "gradient_norm"))
+    assert all(
+        math.isfinite(row[name]) for row in run.epochs for name in ("update_norm", "gradient_norm")
+    )
 
 
 def test_decoupled_regularizers_rest_on_skipped_steps():
@@ -283,12 +305,18 @@ def test_a_metric_that_comes_late_is_not_judged_before():
         )
 
     run = train("average_validation_loss")
-    seen = {row["epoch"]: row["average_validation_loss"] for row in run.epochs if "average_validation_loss" in row}
+    seen = {
+        row["epoch"]: row["average_validation_loss"]
+        for row in run.epochs
+        if "average_validation_loss" in row
+    }
     assert min(seen) == 3
     assert run.best["epoch"] == min(seen, key=seen.get)
-    run = train("count_epoch", trackers=[StepCount(2, "epoch")])  # which rises: the first is the best
+    # which rises: the first is the best
+    run = train("count_epoch", trackers=[StepCount(2, "epoch")])
     assert run.best["epoch"] == 2
-    assert (run.ended, len(run)) == ("early stopping", 6)  # after two that were judged and no better
+    # after two that were judged and no better
+    assert (run.ended, len(run)) == ("early stopping", 6)
     with pytest.raises(ValueError, match="metric of early stopping must be one of"):
         train("f1", trackers=[StepCount(2, "epoch")])
 
@@ -298,7 +326,13 @@ def test_early_stopping_and_the_best_epoch():
         model = plain()
         problem = Problem(model, "cross_entropy", TRAIN)
         watch = EarlyStopping(2, "validation_accuracy", **options)
-        run = fit(problem, torch.optim.SGD(model.parameters(), lr=0.5), 200, validation=TEST, early_stopping=watch)
+        run = fit(
+            problem,
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            200,
+            validation=TEST,
+            early_stopping=watch,
+        )
         return model, run
 
     model, run = train()
@@ -333,7 +367,8 @@ def test_an_optimiser_with_patience_averages_and_stops():
 def test_the_average_of_asgd_is_judged(t0, there):
     model = plain()
     optimizer = optim.ASGD(model.parameters(), lr=0.1, t0=t0)
-    run = fit(Problem(model, "cross_entropy", TRAIN), optimizer, 2, batch_size=64, validation=TEST)  # 10 steps
+    # 10 steps
+    run = fit(Problem(model, "cross_entropy", TRAIN), optimizer, 2, batch_size=64, validation=TEST)
     assert optimizer.averaging is there
     assert ("average_validation_loss" in run.averaged) is there
     if there:
@@ -354,7 +389,12 @@ def test_the_average_has_batch_norm_statistics_of_its_own():
 
 def test_a_loss_that_is_not_finite_ends_the_run():
     model = plain()
-    run = fit(Problem(model, "cross_entropy", TRAIN), torch.optim.SGD(model.parameters(), lr=1e30), 5, batch_size=32)
+    run = fit(
+        Problem(model, "cross_entropy", TRAIN),
+        torch.optim.SGD(model.parameters(), lr=1e30),
+        5,
+        batch_size=32,
+    )
     assert run.status is Status.TRAINING_DIVERGED
     assert run.ended == "diverged"
     assert len(run) < 5
@@ -442,7 +482,9 @@ def test_regularizers_get_the_product_of_the_step():
 
         def add_to(self, parameters, product, step):
             self.steps.append(step)
-            for parameter, part in zip(parameters, product([p.detach() for p in parameters]), strict=True):
+            for parameter, part in zip(
+                parameters, product([p.detach() for p in parameters]), strict=True
+            ):
                 parameter.grad += self.strength * part
 
     model, hand = plain().double(), plain().double()
@@ -499,8 +541,14 @@ def test_augmentation_sees_each_batch_once_with_its_own_stream():
     assert [shape for shape, _ in seen] == [(300, 64)]
     shifted = Problem(plain(), "cross_entropy", (X + 1.0, Y))
     assert run.last["loss"] == pytest.approx(shifted.loss(), rel=1e-5)
-    fit(Problem(model, "cross_entropy", TRAIN), torch.optim.SGD(model.parameters(), lr=1e-9), 2, augment=shift)
-    assert len({draw for _, draw in seen}) == len(seen) - 1  # the first batch of the first epoch, twice
+    fit(
+        Problem(model, "cross_entropy", TRAIN),
+        torch.optim.SGD(model.parameters(), lr=1e-9),
+        2,
+        augment=shift,
+    )
+    # the first batch of the first epoch, twice
+    assert len({draw for _, draw in seen}) == len(seen) - 1
 
 
 def test_accuracy_by_the_users_rule():
@@ -514,14 +562,18 @@ def test_accuracy_by_the_users_rule():
         accuracy=lambda output, target: output.argmax(1) == target.argmax(1),
     )
     with torch.no_grad():
-        assert run.last["accuracy"] == pytest.approx(float((model(X).argmax(1) == Y).double().mean()))
+        assert run.last["accuracy"] == pytest.approx(
+            float((model(X).argmax(1) == Y).double().mean())
+        )
 
 
 def test_progress_counts_every_step():
     seen = []
     with progress(lambda task, done, total: seen.append((task, done, total))):
         Setup("sgd").fit(2)
-    assert [entry for entry in seen if entry[0] == "training"] == [("training", step, 10) for step in range(1, 11)]
+    assert [entry for entry in seen if entry[0] == "training"] == [
+        ("training", step, 10) for step in range(1, 11)
+    ]
 
 
 def test_a_run_saves_and_loads(tmp_path):

@@ -1,4 +1,6 @@
-"""Steps from fixed places, as a CUDA graph replays them: the same bits as plain ones; what changes is not recorded."""
+"""Steps from fixed places, as a CUDA graph replays them: the same bits as plain ones; what
+changes is not recorded.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ OPTIMIZERS = {
 }
 
 
-def stepper(model: nn.Module, kind: str, recorded: bool, accumulate: int = 1, loss="cross_entropy") -> Stepper:
+def stepper(
+    model: nn.Module, kind: str, recorded: bool, accumulate: int = 1, loss="cross_entropy"
+) -> Stepper:
     problem, optimizer = Problem(model, loss, TRAIN), OPTIMIZERS[kind](model)
     rules = [optim.L2(0.01)]
     found = Stepper(
@@ -48,7 +52,9 @@ def stepper(model: nn.Module, kind: str, recorded: bool, accumulate: int = 1, lo
 
 
 def epochs(run: Stepper, count: int = 3) -> Tally:
-    """Three epochs of 300 samples in batches of 64, the last of 44, at a learning rate that falls."""
+    """Three epochs of 300 samples in batches of 64, the last of 44, at a learning rate that
+    falls.
+    """
     tally, step = Tally(torch.device("cpu")), 0
     schedule = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.9)
     run.subject.model.train()
@@ -142,7 +148,9 @@ def test_what_a_replay_would_not_repeat_is_not_recorded(kind):
     assert run.recorded._forms == {}
 
 
-@pytest.mark.parametrize("name", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+@pytest.mark.parametrize(
+    "name", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
 def test_hooks_on_all_modules_stop_the_recording(name):
     run = stepper(plain(), "sgd", True)
     groups = list(run.feed.epoch(0))
@@ -155,7 +163,12 @@ def test_hooks_on_all_modules_stop_the_recording(name):
 
 
 def test_a_loss_of_the_users_own_is_not_recorded():
-    run = stepper(plain(), "sgd", True, loss=lambda output, target: nn.functional.cross_entropy(output, target))
+    run = stepper(
+        plain(),
+        "sgd",
+        True,
+        loss=lambda output, target: nn.functional.cross_entropy(output, target),
+    )
     assert run.recorded(next(iter(run.feed.epoch(0)))) is None
 
 
@@ -169,13 +182,18 @@ def test_tensors_that_moved_are_seen():
     run.recorded(groups[1])
     assert len(run.recorded._forms) == 2
     expected = Problem(run.subject.model, "cross_entropy", TRAIN).on(groups[1][0].data).gradient()
-    assert torch.allclose(torch.cat([p.grad.reshape(-1) for p in run.parameters]), expected, atol=1e-6)
+    assert torch.allclose(
+        torch.cat([p.grad.reshape(-1) for p in run.parameters]), expected, atol=1e-6
+    )
 
 
 def test_batches_of_many_shapes_are_not_recorded():
     run = stepper(plain(), "sgd", True)
     data = [batch.data for group in run.feed.epoch(0) for batch in group]
     sizes = [5, 6, 7, 8]
-    batches = [type(next(iter(run.feed.epoch(0)))[0])(tuple(part[:size] for part in data[0]), size) for size in sizes]
+    batches = [
+        type(next(iter(run.feed.epoch(0)))[0])(tuple(part[:size] for part in data[0]), size)
+        for size in sizes
+    ]
     assert all(run.recorded([batch]) is not None for batch in batches)
     assert run.recorded(next(iter(run.feed.epoch(0)))) is None

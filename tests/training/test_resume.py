@@ -1,4 +1,6 @@
-"""A run that stops and goes on ends at the same bits, with the same rows, as one that never stopped."""
+"""A run that stops and goes on ends at the same bits, with the same rows, as one that never
+stopped.
+"""
 
 import json
 import os
@@ -31,7 +33,9 @@ def whole_run(kind, folder, **options):
 
 
 def copy_up_to(folder, target, step):
-    """The folder as it was when the checkpoint of ``step`` had just been written, and a little later."""
+    """The folder as it was when the checkpoint of ``step`` had just been written, and a little
+    later.
+    """
     shutil.copytree(folder, target)
     (target / "training.json").unlink()
     for path in (target / "checkpoints").glob("step-*"):
@@ -40,7 +44,10 @@ def copy_up_to(folder, target, step):
 
 
 def steps_of(folder):
-    return sorted(int(path.stem.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*.json"))
+    return sorted(
+        int(path.stem.removeprefix("step-"))
+        for path in (folder / "checkpoints").glob("step-*.json")
+    )
 
 
 EVERY = [2, 4, 5, 6, 8, 10, 12, 14, 15]  # five steps an epoch: in the middle and at the end
@@ -114,7 +121,9 @@ def test_a_finished_run_is_read_and_can_be_prolonged(tmp_path):
     prolonged = more.fit(4, tmp_path / "short", resume=True)
     assert same(more.tensors, long.tensors)
     assert timeless(prolonged.history) == timeless(run.history)
-    assert timeless(Result.load(tmp_path / "short" / "training.json").history) == timeless(run.history)
+    assert timeless(Result.load(tmp_path / "short" / "training.json").history) == timeless(
+        run.history
+    )
 
 
 def test_early_stopping_resumes_with_its_patience_and_restores_the_best(tmp_path):
@@ -123,7 +132,15 @@ def test_early_stopping_resumes_with_its_patience_and_restores_the_best(tmp_path
         problem = Problem(model, "cross_entropy", TRAIN)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         stopping = EarlyStopping(2, "validation_accuracy", restore=True)
-        run = fit(problem, optimizer, epochs, validation=TEST, early_stopping=stopping, folder=folder, resume=resume)
+        run = fit(
+            problem,
+            optimizer,
+            epochs,
+            validation=TEST,
+            early_stopping=stopping,
+            folder=folder,
+            resume=resume,
+        )
         return model, run
 
     model, run = train(tmp_path / "whole", 200)
@@ -180,7 +197,16 @@ def test_only_the_last_and_the_best_stay(tmp_path):
     problem = Problem(model, "cross_entropy", TRAIN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     watch = EarlyStopping(6, "validation_accuracy")
-    run = fit(problem, optimizer, 200, batch_size=300, validation=TEST, early_stopping=watch, folder=tmp_path, keep=2)
+    run = fit(
+        problem,
+        optimizer,
+        200,
+        batch_size=300,
+        validation=TEST,
+        early_stopping=watch,
+        folder=tmp_path,
+        keep=2,
+    )
     last, best = run.last["step"], run.best["step"]
     assert steps_of(tmp_path) == sorted({best, last - 1, last})
     assert last - best == 6
@@ -188,7 +214,11 @@ def test_only_the_last_and_the_best_stay(tmp_path):
     assert names == {
         "best.json",
         "initial.safetensors",
-        *(f"step-{step:08d}.{kind}" for step in {best, last - 1, last} for kind in ("json", "safetensors")),
+        *(
+            f"step-{step:08d}.{kind}"
+            for step in {best, last - 1, last}
+            for kind in ("json", "safetensors")
+        ),
     }
 
 
@@ -196,7 +226,9 @@ def test_a_diverged_run_keeps_what_was_good(tmp_path):
     model = plain()
     problem = Problem(model, "cross_entropy", TRAIN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 if epoch < 2 else 1e35)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda epoch: 1.0 if epoch < 2 else 1e35
+    )
     run = fit(problem, optimizer, 5, schedule=schedule, folder=tmp_path)
     assert run.ended == "diverged"
     last_good = json.loads((tmp_path / "checkpoints" / "best.json").read_text())["checkpoint"]

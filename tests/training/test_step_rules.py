@@ -1,4 +1,6 @@
-"""The linearised steps of optimisers: rates against the steps they take, thresholds against runs that blow up."""
+"""The linearised steps of optimisers: rates against the steps they take, thresholds against runs
+that blow up.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from tests.oracles import dense_hessian
 
 
 def trained(make, steps=7):
-    """A small network after some steps: its problem, its optimiser and the last step's change of every parameter."""
+    """A small network after some steps: its problem, its optimiser and the last step's change of
+    every parameter.
+    """
     problem = classifier()
     model = problem.model
     optimizer = make(model.parameters())
@@ -21,7 +25,9 @@ def trained(make, steps=7):
     for _ in range(steps):
         before = problem.vector
         optimizer.zero_grad()
-        sum(w * problem.batch_loss(dict(model.named_parameters()), b) for w, b in problem.weighted()).backward()
+        sum(
+            w * problem.batch_loss(dict(model.named_parameters()), b) for w, b in problem.weighted()
+        ).backward()
         optimizer.step()
     return problem, optimizer, problem.vector - before
 
@@ -47,21 +53,29 @@ def test_rates_times_the_averaged_gradient_are_the_step_just_taken(name):
     """Δθ = −(α/d)·m, with d as the preconditioner and m the optimiser's own first moment."""
     problem, optimizer, step = trained(AVERAGING[name])
     rates = step_rule(problem, optimizer).rates
-    assert torch.allclose(-rates * state_vector(problem, optimizer, "exp_avg"), step, rtol=1e-8, atol=1e-15)
+    assert torch.allclose(
+        -rates * state_vector(problem, optimizer, "exp_avg"), step, rtol=1e-8, atol=1e-15
+    )
 
 
 def test_printed_padam_has_its_correction_in_the_moment():
     """There m already has 1/(1 − β₁ᵗ) in it, which the linearised step then has instead."""
-    problem, optimizer, step = trained(lambda p: Padam(p, lr=0.01, p=0.2, eps=1e-3, form="printed"), steps=7)
+    problem, optimizer, step = trained(
+        lambda p: Padam(p, lr=0.01, p=0.2, eps=1e-3, form="printed"), steps=7
+    )
     rates = step_rule(problem, optimizer).rates * (1 - 0.9**7)
-    assert torch.allclose(-rates * state_vector(problem, optimizer, "exp_avg"), step, rtol=1e-8, atol=1e-15)
+    assert torch.allclose(
+        -rates * state_vector(problem, optimizer, "exp_avg"), step, rtol=1e-8, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("centered", [False, True])
 def test_rates_of_rmsprop_times_the_gradient_are_the_step_just_taken(centered):
     problem, optimizer, step = trained(lambda p: RMSprop(p, lr=0.01, centered=centered, alpha=0.9))
     gradient = torch.cat([p.grad.reshape(-1) for p in problem.model.parameters()])
-    assert torch.allclose(-step_rule(problem, optimizer).rates * gradient, step, rtol=1e-8, atol=1e-15)
+    assert torch.allclose(
+        -step_rule(problem, optimizer).rates * gradient, step, rtol=1e-8, atol=1e-15
+    )
 
 
 def test_the_operator_against_dense_matrices_from_a_history_of_gradients():
@@ -89,7 +103,10 @@ def test_groups_have_their_own_rate_and_decay_and_what_no_group_holds_does_not_m
     rule = step_rule(problem, SGD(groups, lr=0.02))
     sizes = [p.numel() for p in problem.model.parameters()]
     for found, values in ((rule.rates, [0.02, 0.02, 0.5, 0.0]), (rule.decay, [0.0, 0.0, 0.1, 0.0])):
-        parts = [torch.full((n,), value, dtype=torch.float64) for n, value in zip(sizes, values, strict=True)]
+        parts = [
+            torch.full((n,), value, dtype=torch.float64)
+            for n, value in zip(sizes, values, strict=True)
+        ]
         assert torch.equal(found, torch.cat(parts))
     root = rule.rates.sqrt()
     dense = root[:, None] * (dense_hessian(problem) + torch.diag(rule.decay)) * root
@@ -99,12 +116,16 @@ def test_groups_have_their_own_rate_and_decay_and_what_no_group_holds_does_not_m
 def test_a_function_of_tensors_matches_by_order_and_shape():
     theta = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
     problem = lh.Problem.from_function(lambda p: (p["theta"] ** 2).sum(), {"theta": theta})
-    assert torch.equal(step_rule(problem, SGD([theta], lr=0.25)).rates, torch.full((2,), 0.25, dtype=torch.float64))
+    assert torch.equal(
+        step_rule(problem, SGD([theta], lr=0.25)).rates, torch.full((2,), 0.25, dtype=torch.float64)
+    )
 
 
 def test_a_wrapper_has_the_rule_of_its_base():
     problem, optimizer, _ = trained(lambda p: Lookahead(Adam(p, lr=0.01), k=100))
-    assert torch.equal(step_rule(problem, optimizer).rates, step_rule(problem, optimizer.base).rates)
+    assert torch.equal(
+        step_rule(problem, optimizer).rates, step_rule(problem, optimizer.base).rates
+    )
 
 
 def test_spectral_sgd_has_the_rate_that_it_measured():
@@ -123,7 +144,10 @@ UNSTABLE = {
     "nesterov": (lambda p, lr: SGD(p, lr=lr, momentum=0.8, nesterov=True), 3.6 / 2.6),
     "weight decay": (lambda p, lr: SGD(p, lr=lr, weight_decay=0.5), 2.0),
     "averaged": (lambda p, lr: Adam(p, lr=1e12 * lr, eps=1e12), 38.0),
-    "averaged, coupled decay": (lambda p, lr: Adam(p, lr=1e12 * lr, eps=1e12, weight_decay=0.5), 38.0),
+    "averaged, coupled decay": (
+        lambda p, lr: Adam(p, lr=1e12 * lr, eps=1e12, weight_decay=0.5),
+        38.0,
+    ),
     "rmsprop, momentum": (lambda p, lr: RMSprop(p, lr=1e12 * lr, eps=1e12, momentum=0.8), 3.6),
 }
 
@@ -136,11 +160,14 @@ def test_steps_shrink_just_below_the_threshold_and_grow_just_above(name):
 
     def after(factor):
         theta = nn.Parameter(torch.ones(2, dtype=torch.float64))
-        problem = lh.Problem.from_function(lambda p: 0.5 * (curvature * p["theta"] ** 2).sum(), {"theta": theta})
+        problem = lh.Problem.from_function(
+            lambda p: 0.5 * (curvature * p["theta"] ** 2).sum(), {"theta": theta}
+        )
         decay = 0.5 if "decay" in name else 0.0
         optimizer = make([theta], factor * threshold / (3.0 + decay))
         rate, size = optimizer.param_groups[0]["lr"], 1.0
-        for step in range(3300):  # the first 300 stand still, so that Adam's corrections of its start are over
+        # the first 300 stand still, so that Adam's corrections of its start are over
+        for step in range(3300):
             optimizer.param_groups[0]["lr"] = rate if step >= 300 else 0.0
             theta.grad = curvature * theta.detach()
             optimizer.step()
@@ -156,7 +183,8 @@ def test_steps_shrink_just_below_the_threshold_and_grow_just_above(name):
     large, above = after(1.02)
     assert small <= 1e-5
     assert large >= 1e5
-    assert below == pytest.approx(0.98 * threshold, rel=1e-3)  # Adam's v is not quite nothing beside eps
+    # Adam's v is not quite nothing beside eps
+    assert below == pytest.approx(0.98 * threshold, rel=1e-3)
     assert above == pytest.approx(1.02 * threshold, rel=1e-3)
 
 
@@ -166,9 +194,21 @@ class Strange(torch.optim.Optimizer):
 
 
 MISUSES = {
-    "no optimiser": (lambda p: None, TypeError, "optimizer must be a torch.optim.Optimizer, got None"),
-    "unknown optimiser": (lambda p: Strange(p), TypeError, "optimizer must be SGD, .*got Strange; for others no diag"),
-    "no step yet": (lambda p: Adam(p), ValueError, "optimizer must have taken a step.*not known yet"),
+    "no optimiser": (
+        lambda p: None,
+        TypeError,
+        "optimizer must be a torch.optim.Optimizer, got None",
+    ),
+    "unknown optimiser": (
+        lambda p: Strange(p),
+        TypeError,
+        "optimizer must be SGD, .*got Strange; for others no diag",
+    ),
+    "no step yet": (
+        lambda p: Adam(p),
+        ValueError,
+        "optimizer must have taken a step.*not known yet",
+    ),
     "maximise": (lambda p: SGD(p, lr=0.1, maximize=True), ValueError, "optimizer must minimise"),
     "another model": (
         lambda p: SGD([nn.Parameter(torch.ones(3))], lr=0.1),
@@ -188,5 +228,7 @@ def test_misuse(name):
 
 def test_a_function_whose_optimiser_holds_other_shapes():
     problem = lh.Problem.from_function(lambda p: (p["theta"] ** 2).sum(), {"theta": torch.ones(2)})
-    with pytest.raises(ValueError, match="optimizer must hold the problem's parameters, in their order"):
+    with pytest.raises(
+        ValueError, match="optimizer must hold the problem's parameters, in their order"
+    ):
         step_rule(problem, SGD([nn.Parameter(torch.ones(3))], lr=0.1))

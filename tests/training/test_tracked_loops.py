@@ -29,7 +29,9 @@ def trained(problem, optimizer, steps):
     for _ in range(steps):
         optimizer.zero_grad()
         named = dict(problem.model.named_parameters())
-        sum(weight * problem.batch_loss(named, batch) for weight, batch in problem.weighted()).backward()
+        sum(
+            weight * problem.batch_loss(named, batch) for weight, batch in problem.weighted()
+        ).backward()
         optimizer.step()
         yield
 
@@ -82,7 +84,9 @@ def test_rows_follow_the_training_and_are_on_disk(tmp_path):
 
 def test_full_results_are_kept_beside_the_rows(tmp_path):
     problem, optimizer = small()
-    with tracking(problem, [make_tracker("spectrum", keep=True, unit="step")], optimizer, tmp_path / "run") as track:
+    with tracking(
+        problem, [make_tracker("spectrum", keep=True, unit="step")], optimizer, tmp_path / "run"
+    ) as track:
         for _ in trained(problem, optimizer, 2):
             track.step()
     kept = sorted(path.name for path in (tmp_path / "run" / "measurements").glob("*.json"))
@@ -91,11 +95,15 @@ def test_full_results_are_kept_beside_the_rows(tmp_path):
 
 
 def without_seconds(rows):
-    return [{k: v if v == v else None for k, v in row.items() if "seconds" not in k} for row in rows]
+    return [
+        {k: v if v == v else None for k, v in row.items() if "seconds" not in k} for row in rows
+    ]
 
 
 def test_a_loaded_state_goes_on_to_the_same_rows(tmp_path):
-    """Saved after two steps, lost after three: rows later than the state are written again, with the same numbers."""
+    """Saved after two steps, lost after three: rows later than the state are written again, with
+    the same numbers.
+    """
     problem, optimizer = small()
     names = [make_tracker(name, unit="step") for name in ("top", "edge", "trace")]
     with tracking(problem, names, optimizer, tmp_path / "whole") as whole:
@@ -117,7 +125,9 @@ def test_a_loaded_state_goes_on_to_the_same_rows(tmp_path):
         for _ in trained(problem, optimizer, 2):
             track.step()
     assert without_seconds(track.rows) == without_seconds(whole.rows)
-    assert without_seconds(read_rows(tmp_path / "broken" / "metrics.jsonl")) == without_seconds(whole.rows)
+    assert without_seconds(read_rows(tmp_path / "broken" / "metrics.jsonl")) == without_seconds(
+        whole.rows
+    )
 
 
 def test_resuming_without_a_state_counts_on_from_the_last_row(tmp_path):
@@ -189,11 +199,19 @@ def test_an_optimizer_is_needed_only_by_those_that_ask_for_it():
 def test_fit_with_trackers_is_fit_without(tmp_path):
     """The library's own loop: the same parameters to the last bit, and the columns in its rows."""
     found = []
-    for trackers in ([], [make_tracker("edge"), make_tracker("top", every=2, unit="step", keep=True)]):
+    for trackers in (
+        [],
+        [make_tracker("edge"), make_tracker("top", every=2, unit="step", keep=True)],
+    ):
         problem = classifier(samples=40, batch_size=None)
         optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1, momentum=0.9)
         run = lh.training.fit(
-            problem, optimizer, 2, batch_size=10, trackers=trackers, folder=tmp_path / f"run{len(trackers)}"
+            problem,
+            optimizer,
+            2,
+            batch_size=10,
+            trackers=trackers,
+            folder=tmp_path / f"run{len(trackers)}",
         )
         found.append(problem.vector)
     assert torch.equal(*found)
@@ -203,17 +221,33 @@ def test_fit_with_trackers_is_fit_without(tmp_path):
 
 
 MISUSES = {
-    "a model": (lambda p: tracking(p.model, "trace"), TypeError, "problem must be a lambdahat.Problem"),
+    "a model": (
+        lambda p: tracking(p.model, "trace"),
+        TypeError,
+        "problem must be a lambdahat.Problem",
+    ),
     "no trackers": (lambda p: tracking(p, []), ValueError, "trackers must hold at least one"),
     "an unknown name": (lambda p: tracking(p, "trace,lambda"), ValueError, "name must be one of"),
-    "what is no tracker": (lambda p: tracking(p, [3]), TypeError, "trackers must have name, every, unit and measure"),
-    "a number": (lambda p: tracking(p, 3), TypeError, "trackers must be a list of trackers or names"),
+    "what is no tracker": (
+        lambda p: tracking(p, [3]),
+        TypeError,
+        "trackers must have name, every, unit and measure",
+    ),
+    "a number": (
+        lambda p: tracking(p, 3),
+        TypeError,
+        "trackers must be a list of trackers or names",
+    ),
     "a tracker twice": (
         lambda p: tracking(p, ["trace", make_tracker("trace")]),
         ValueError,
         "trackers must be one of a kind.*got trace",
     ),
-    "epochs of no steps": (lambda p: tracking(p, "trace", steps_per_epoch=0), ValueError, "steps_per_epoch must be"),
+    "epochs of no steps": (
+        lambda p: tracking(p, "trace", steps_per_epoch=0),
+        ValueError,
+        "steps_per_epoch must be",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""The trackers as callbacks of Lightning and of Hugging Face: the real ones where they are installed."""
+"""The trackers as callbacks of Lightning and of Hugging Face: the real ones where they are
+installed.
+"""
 
 import importlib.util
 import sys
@@ -79,10 +81,19 @@ def test_lightning_hooks_measure_at_steps_and_epochs(tmp_path):
     trainer.fit(2)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     seen = [(row["kind"], row["epoch"], row["step"]) for row in rows]
-    assert seen == [("start", 0, 0), ("step", 0, 2), ("epoch", 1, 3), ("step", 1, 4), ("step", 1, 6), ("epoch", 2, 6)]
+    assert seen == [
+        ("start", 0, 0),
+        ("step", 0, 2),
+        ("epoch", 1, 3),
+        ("step", 1, 4),
+        ("step", 1, 6),
+        ("epoch", 2, 6),
+    ]
     assert [step for step, _ in trainer.logged] == [0, 2, 3, 4, 6, 6]
     assert trainer.logged[1][1]["edge"] == rows[1]["edge"] > 0
-    assert all(isinstance(value, int | float) for _, row in trainer.logged for value in row.values())
+    assert all(
+        isinstance(value, int | float) for _, row in trainer.logged for value in row.values()
+    )
 
 
 @pytest.mark.usefixtures("fake_lightning")
@@ -126,7 +137,9 @@ def test_a_problem_in_place_of_a_function_is_refused():
         LightningTracker("norms", problem_of(network()))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("lightning") is None, reason="lightning is not installed"
+)
 @pytest.mark.filterwarnings("ignore")
 def test_a_lightning_trainer_with_trackers_is_one_without(tmp_path):
     import lightning.pytorch as pl
@@ -146,8 +159,15 @@ def test_a_lightning_trainer_with_trackers_is_one_without(tmp_path):
     def parameters(callbacks):
         module = Lit()
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=8)
-        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-        trainer = pl.Trainer(max_epochs=2, callbacks=callbacks, enable_model_summary=False, **options)
+        options = {
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "accelerator": "cpu",
+        }
+        trainer = pl.Trainer(
+            max_epochs=2, callbacks=callbacks, enable_model_summary=False, **options
+        )
         trainer.fit(module, loader)
         return torch.nn.utils.parameters_to_vector(module.parameters())
 
@@ -186,7 +206,14 @@ def test_hugging_face_callbacks_are_called_by_their_own_handler(tmp_path):
         handler.on_epoch_end(None, state, control)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     seen = [(row["kind"], row["epoch"], row["step"]) for row in rows]
-    assert seen == [("start", 0, 0), ("step", 0, 2), ("epoch", 1, 3), ("step", 1, 4), ("step", 1, 6), ("epoch", 2, 6)]
+    assert seen == [
+        ("start", 0, 0),
+        ("step", 0, 2),
+        ("epoch", 1, 3),
+        ("step", 1, 4),
+        ("step", 1, 6),
+        ("epoch", 2, 6),
+    ]
     assert rows[-1]["norms_l2"] == pytest.approx(float(problem_of(model).vector.norm()), rel=1e-6)
     assert rows[1]["edge_threshold"] == 2.0
     assert [entry["step"] for entry in state.log_history] == [0, 2, 3, 4, 6, 6]

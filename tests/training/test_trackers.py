@@ -1,4 +1,6 @@
-"""What trackers measure along training against dense float64 answers, and that they change nothing."""
+"""What trackers measure along training against dense float64 answers, and that they change
+nothing.
+"""
 
 import math
 
@@ -23,7 +25,9 @@ def steps_of(problem, optimizer, count):
     for step in range(1, count + 1):
         optimizer.zero_grad()
         named = dict(problem.model.named_parameters())
-        sum(weight * problem.batch_loss(named, batch) for weight, batch in problem.weighted()).backward()
+        sum(
+            weight * problem.batch_loss(named, batch) for weight, batch in problem.weighted()
+        ).backward()
         optimizer.step()
         yield step
 
@@ -36,7 +40,8 @@ def small(activation="tanh"):
 def test_curvature_along_training_is_that_of_the_dense_hessian():
     problem, optimizer = small()
     trace, spectrum, top, edge = (
-        make_tracker(name, samples=None, **SETTINGS.get(name, {})) for name in ("trace", "spectrum", "top", "edge")
+        make_tracker(name, samples=None, **SETTINGS.get(name, {}))
+        for name in ("trace", "spectrum", "top", "edge")
     )
     before = None
     for step in steps_of(problem, optimizer, 4):
@@ -48,8 +53,12 @@ def test_curvature_along_training_is_that_of_the_dense_hessian():
             for tracker in (trace, spectrum, top, edge)
             for key, value in tracker.measure(problem, optimizer, 0, step).items()
         }
-        assert {row[f"{name}_status"] for name in ("trace", "spectrum", "top", "edge")} == {"CONVERGED"}
-        assert row["trace"] == pytest.approx(float(values.sum()), abs=5 * row["trace_stderr"] + 1e-9)
+        assert {row[f"{name}_status"] for name in ("trace", "spectrum", "top", "edge")} == {
+            "CONVERGED"
+        }
+        assert row["trace"] == pytest.approx(
+            float(values.sum()), abs=5 * row["trace_stderr"] + 1e-9
+        )
         assert row["spectrum_largest"] == pytest.approx(float(values[-1]), abs=3e-3 * scale)
         assert row["spectrum_smallest"] == pytest.approx(float(values[0]), abs=3e-3 * scale)
         assert row["edge"] == pytest.approx(0.5 * float(values[-1]), rel=3e-3)
@@ -61,7 +70,9 @@ def test_curvature_along_training_is_that_of_the_dense_hessian():
         if before is None:
             assert math.isnan(row["top_drift"])
         else:
-            assert row["top_drift"] == pytest.approx(1 - float((before.T @ span).square().sum()) / 3, abs=0.02)
+            assert row["top_drift"] == pytest.approx(
+                1 - float((before.T @ span).square().sum()) / 3, abs=0.02
+            )
         before = span
 
 
@@ -69,14 +80,18 @@ def test_degeneracy_is_the_share_of_eigenvalues_at_zero():
     values = torch.cat([torch.zeros(60), torch.linspace(1, 4, 40)])
     problem = quadratic(with_eigenvalues(values), theta=torch.ones(100, dtype=torch.float64))
     row = make_tracker("degeneracy", depth=60).measure(problem)
-    assert row["spectrum_degeneracy"] == pytest.approx(0.6, abs=4 * row["spectrum_degeneracy_stderr"])
+    assert row["spectrum_degeneracy"] == pytest.approx(
+        0.6, abs=4 * row["spectrum_degeneracy_stderr"]
+    )
     assert row["spectrum_degeneracy_stderr"] < 0.15
 
 
 def test_the_edge_of_a_quadratic_is_rate_times_largest_eigenvalue():
     theta = nn.Parameter(torch.ones(6, dtype=torch.float64))
     matrix = with_eigenvalues([7.0, 3.0, 1.0, 0.0, -1.0, -2.0])
-    problem = lh.Problem.from_function(lambda p: 0.5 * p["theta"] @ matrix @ p["theta"], {"theta": theta})
+    problem = lh.Problem.from_function(
+        lambda p: 0.5 * p["theta"] @ matrix @ p["theta"], {"theta": theta}
+    )
     optimizer = torch.optim.SGD([theta], lr=0.3, momentum=0.9)
     row = make_tracker("edge").measure(problem, optimizer)
     assert row["edge"] == pytest.approx(2.1, rel=1e-9)
@@ -91,7 +106,8 @@ def test_drift_of_a_known_rotation():
     now = torch.tensor(turned, dtype=torch.float64).T
     expected = 1 - (math.cos(a) ** 2 + math.cos(b) ** 2) / 2
     assert subspace_drift(before, now) == pytest.approx(expected, rel=1e-12)
-    mixed = now @ torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)  # the same plane in another basis
+    # the same plane in another basis
+    mixed = now @ torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
     assert subspace_drift(before, mixed) == pytest.approx(expected, rel=1e-12)
     assert subspace_drift(before, before) == 0.0
     assert subspace_drift(before, torch.eye(4, dtype=torch.float64)[:, 2:]) == 1.0
@@ -104,7 +120,11 @@ def test_the_top_tracker_sees_a_rotation_of_its_problem():
     def loss(p):
         c, s = math.cos(angle["now"]), math.sin(angle["now"])
         x, y, *_ = p["theta"]
-        return 5.0 * (c * x + s * y) ** 2 + 0.5 * (s * x - c * y) ** 2 + 0.1 * (p["theta"][2:] ** 2).sum()
+        return (
+            5.0 * (c * x + s * y) ** 2
+            + 0.5 * (s * x - c * y) ** 2
+            + 0.1 * (p["theta"][2:] ** 2).sum()
+        )
 
     theta = torch.ones(8, dtype=torch.float64)
     tracker = make_tracker("drift", k=1, tol=1e-10)
@@ -127,7 +147,9 @@ def test_sizes_are_what_they_are_called():
     exact = lh.variance(problem, probes=problem.num_parameters)
     row = make_tracker("variance", samples=None, probes=problem.num_parameters).measure(problem)
     for name in ("gradient", "hessian", "ggn"):
-        assert row[f"variance_{name}"] == pytest.approx(float(getattr(exact, f"{name}_variance")), rel=1e-9)
+        assert row[f"variance_{name}"] == pytest.approx(
+            float(getattr(exact, f"{name}_variance")), rel=1e-9
+        )
 
 
 def test_the_learning_coefficient_is_that_along_checkpoints():
@@ -152,13 +174,17 @@ def test_all_measure_on_one_fixed_sample():
     expected = problem.subsample(12, 3).batches.first().data
     for sample in samples:
         assert sample.num_samples == 12
-        assert all(torch.equal(a, b) for a, b in zip(sample.batches.first().data, expected, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(sample.batches.first().data, expected, strict=True)
+        )
     tracker = make_tracker("norms", samples=12, seed=3)
     first = tracker.sample_of(problem)
     for _ in steps_of(problem, optimizer, 2):
         row = tracker.measure(problem)
         assert tracker.sample_of(problem) is first
-        assert row["norms_gradient"] == pytest.approx(float(problem.subsample(12, 3).gradient().norm()))
+        assert row["norms_gradient"] == pytest.approx(
+            float(problem.subsample(12, 3).gradient().norm())
+        )
     other = make_tracker("norms", samples=12, seed=4).sample_of(problem).batches.first().data
     assert not torch.equal(other[0], expected[0])
 
@@ -190,12 +216,16 @@ def test_the_second_measurement_takes_fewer_products_than_a_cold_one(name):
 
 
 class BatchNormNet(nn.Module):
-    """Batch norm, dropout and a generator shared with everybody: what careless measuring would disturb."""
+    """Batch norm, dropout and a generator shared with everybody: what careless measuring would
+    disturb.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -215,7 +245,11 @@ def run(trackers, context):
         nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
         optimizer.step()
         with context():
-            rows += [tracker.measure(problem, optimizer, 0, step) for tracker in trackers if step % tracker.every == 0]
+            rows += [
+                tracker.measure(problem, optimizer, 0, step)
+                for tracker in trackers
+                if step % tracker.every == 0
+            ]
     grads = [parameter.grad.clone() for parameter in model.parameters()]
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -232,7 +266,9 @@ CONTEXTS = {
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_tracked_run_is_the_run_without_bit_for_bit(context):
     everything = [make_tracker(name, samples=40, **SETTINGS.get(name, {})) for name in KINDS]
-    everything += [make_tracker("llc", every=2, samples=40, **SETTINGS["llc"])] if context == "plain" else []
+    everything += (
+        [make_tracker("llc", every=2, samples=40, **SETTINGS["llc"])] if context == "plain" else []
+    )
     tracked, plain = run(everything, CONTEXTS[context]), run([], CONTEXTS[context])
     assert all(torch.equal(tracked[0][key], plain[0][key]) for key in plain[0])
     assert all(map(torch.equal, tracked[1], plain[1]))
@@ -241,12 +277,17 @@ def test_a_tracked_run_is_the_run_without_bit_for_bit(context):
     for mine, other in zip(tracked[4]["state"].values(), plain[4]["state"].values(), strict=True):
         assert all(torch.equal(mine[key], other[key]) for key in other)
     for row in tracked[5]:
-        assert all(math.isfinite(v) for k, v in row.items() if isinstance(v, float) and k != "top_drift"), row
+        assert all(
+            math.isfinite(v) for k, v in row.items() if isinstance(v, float) and k != "top_drift"
+        ), row
 
 
 def test_autocast_and_no_grad_around_a_measurement_do_not_change_it():
     model = lh.models.mlp([4, 6, 3])  # float32, which autocast would make bfloat16
-    problem, optimizer = lh.Problem(model, "cross_entropy", (torch.ones(5, 4).cumsum(0), torch.arange(5) % 3)), None
+    problem, optimizer = (
+        lh.Problem(model, "cross_entropy", (torch.ones(5, 4).cumsum(0), torch.arange(5) % 3)),
+        None,
+    )
     rows = []
     for context in CONTEXTS.values():
         with context():
@@ -278,7 +319,10 @@ def test_what_goes_wrong_is_a_status_and_ends_nothing():
     nn.init.constant_(problem.model[0].weight, math.nan)  # a run that diverged
     for name in (*KINDS, "llc"):
         tracker = make_tracker(name, samples=None)
-        with pytest.warns(RuntimeWarning, match=rf"the tracker '{name}' could not measure at step 7 \(.*; its columns"):
+        with pytest.warns(
+            RuntimeWarning,
+            match=rf"the tracker '{name}' could not measure at step 7 \(.*; its columns",
+        ):
             row = tracker.measure(problem, optimizer, step=7)
         tracker.measure(problem, optimizer, step=8)  # warns once
         assert row[f"{name}_status"] != "CONVERGED", row
@@ -336,11 +380,9 @@ def test_batch_statistics_keep_the_problem_s_batches():
 
 
 def test_names():
-    assert [tracker.name for tracker in make_trackers("llc, wbic,top,drift,overlap,spectrum,degeneracy")] == [
-        "llc",
-        "top",
-        "spectrum",
-    ]
+    assert [
+        tracker.name for tracker in make_trackers("llc, wbic,top,drift,overlap,spectrum,degeneracy")
+    ] == ["llc", "top", "spectrum"]
     for name in TRACKERS:
         tracker = make_tracker(name, every=2, unit="step", samples=50, seed=1)
         assert isinstance(tracker, Tracker)
@@ -348,28 +390,72 @@ def test_names():
 
 
 MISUSES = {
-    "unknown name": (lambda: make_tracker("traces"), ValueError, "name must be one of 'trace', 'spectrum'"),
+    "unknown name": (
+        lambda: make_tracker("traces"),
+        ValueError,
+        "name must be one of 'trace', 'spectrum'",
+    ),
     "no names": (lambda: make_trackers([]), ValueError, "names must name at least one tracker"),
-    "every 0": (lambda: make_tracker("trace", every=0), ValueError, "every must be an integer of at least 1"),
-    "unknown unit": (lambda: make_tracker("trace", unit="batch"), ValueError, "unit must be one of 'step', 'epoch'"),
-    "one sample": (lambda: make_tracker("trace", samples=1), ValueError, "samples must be an integer of at least 2"),
-    "a share": (lambda: make_tracker("trace", samples=0.1), TypeError, "samples must be an integer"),
-    "negative seed": (lambda: make_tracker("trace", seed=-1), ValueError, "seed must be an integer of at least 0"),
-    "a path to keep": (lambda: make_tracker("trace", keep="here"), TypeError, "keep must be True or False"),
-    "tol 0": (lambda: make_tracker("trace", tol=0.0), ValueError, "tol must be a finite number above 0"),
-    "depth 0": (lambda: make_tracker("spectrum", depth=0), ValueError, "depth must be an integer of at least 1"),
+    "every 0": (
+        lambda: make_tracker("trace", every=0),
+        ValueError,
+        "every must be an integer of at least 1",
+    ),
+    "unknown unit": (
+        lambda: make_tracker("trace", unit="batch"),
+        ValueError,
+        "unit must be one of 'step', 'epoch'",
+    ),
+    "one sample": (
+        lambda: make_tracker("trace", samples=1),
+        ValueError,
+        "samples must be an integer of at least 2",
+    ),
+    "a share": (
+        lambda: make_tracker("trace", samples=0.1),
+        TypeError,
+        "samples must be an integer",
+    ),
+    "negative seed": (
+        lambda: make_tracker("trace", seed=-1),
+        ValueError,
+        "seed must be an integer of at least 0",
+    ),
+    "a path to keep": (
+        lambda: make_tracker("trace", keep="here"),
+        TypeError,
+        "keep must be True or False",
+    ),
+    "tol 0": (
+        lambda: make_tracker("trace", tol=0.0),
+        ValueError,
+        "tol must be a finite number above 0",
+    ),
+    "depth 0": (
+        lambda: make_tracker("spectrum", depth=0),
+        ValueError,
+        "depth must be an integer of at least 1",
+    ),
     "more pairs than products": (
         lambda: make_tracker("top", k=10, max_matvecs=5),
         ValueError,
         "k must be an integer in .*raise max_matvecs",
     ),
-    "one probe": (lambda: make_tracker("variance", probes=1), ValueError, "probes must be an integer of at least 2"),
+    "one probe": (
+        lambda: make_tracker("variance", probes=1),
+        ValueError,
+        "probes must be an integer of at least 2",
+    ),
     "chains apart": (
         lambda: make_tracker("llc", settings={"chains": 2}),
         ValueError,
         "settings must hold none of the tracker's own, got chains",
     ),
-    "few gradients": (lambda: make_tracker("llc", max_gradients=10), ValueError, "max_gradients must be an integer"),
+    "few gradients": (
+        lambda: make_tracker("llc", max_gradients=10),
+        ValueError,
+        "max_gradients must be an integer",
+    ),
     "no room for a pilot": (
         lambda: make_tracker("llc", max_gradients=400),
         ValueError,
@@ -380,12 +466,36 @@ MISUSES = {
         ValueError,
         "max_gradients must be at least .* for 4 chains, got 400",
     ),
-    "settings that are no dict": (lambda: make_tracker("llc", settings=3), TypeError, "settings must be a dict"),
-    "no setting of llc": (lambda: make_tracker("llc", settings={"drawz": 300}), TypeError, "options must be those"),
-    "a setting out of range": (lambda: make_tracker("llc", settings={"draws": 1}), ValueError, "draws must be"),
-    "no temperature": (lambda: make_tracker("llc", settings={"nbeta": "hot"}), ValueError, "nbeta must be"),
-    "no kernel": (lambda: make_tracker("llc", settings={"kernel": "slgd"}), ValueError, "kernel must be one of"),
-    "no mode": (lambda: make_tracker("llc", settings={"mode": "quick"}), ValueError, "mode must be one of"),
+    "settings that are no dict": (
+        lambda: make_tracker("llc", settings=3),
+        TypeError,
+        "settings must be a dict",
+    ),
+    "no setting of llc": (
+        lambda: make_tracker("llc", settings={"drawz": 300}),
+        TypeError,
+        "options must be those",
+    ),
+    "a setting out of range": (
+        lambda: make_tracker("llc", settings={"draws": 1}),
+        ValueError,
+        "draws must be",
+    ),
+    "no temperature": (
+        lambda: make_tracker("llc", settings={"nbeta": "hot"}),
+        ValueError,
+        "nbeta must be",
+    ),
+    "no kernel": (
+        lambda: make_tracker("llc", settings={"kernel": "slgd"}),
+        ValueError,
+        "kernel must be one of",
+    ),
+    "no mode": (
+        lambda: make_tracker("llc", settings={"mode": "quick"}),
+        ValueError,
+        "mode must be one of",
+    ),
     "another's setting": (
         lambda: make_tracker("trace", k=3),
         TypeError,

@@ -15,15 +15,19 @@ def extremes(matrix, k, which):
     values = torch.linalg.eigvalsh(matrix).flip(0)
     if which == "both":
         return torch.cat([values[:k], values[-k:]])
-    return {"largest": values, "smallest": values.flip(0), "magnitude": values[values.abs().argsort(descending=True)]}[
-        which
-    ][:k]
+    return {
+        "largest": values,
+        "smallest": values.flip(0),
+        "magnitude": values[values.abs().argsort(descending=True)],
+    }[which][:k]
 
 
 def turned(matrix, angle, seed=0):
     """The matrix in a basis turned by a small random rotation."""
     size = len(matrix)
-    draw = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    draw = torch.randn(
+        size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     turn = torch.linalg.matrix_exp(angle * (draw - draw.T) / (2 * size) ** 0.5)
     return turn @ matrix @ turn.T
 
@@ -35,7 +39,9 @@ def test_cold_values_are_those_of_the_dense_matrix(kind, which):
     found = leading_pairs(lh.operator(matrix), 2, which, tol=TOL)
     exact = extremes(matrix, 2, which)
     assert found.status.ok
-    assert float((found.values - exact).abs().max()) <= 3 * TOL * float(torch.linalg.matrix_norm(matrix, 2))
+    assert float((found.values - exact).abs().max()) <= 3 * TOL * float(
+        torch.linalg.matrix_norm(matrix, 2)
+    )
     eye = torch.eye(len(found), dtype=torch.float64)
     assert torch.allclose(found.vectors.T @ found.vectors, eye, atol=1e-8)
 
@@ -62,7 +68,8 @@ def test_a_warm_start_takes_fewer_products_and_is_as_accurate(k, which):
         exact = extremes(after, k, which)
         assert float((found.values - exact).abs().max()) <= 3 * TOL * float(exact.abs().max())
         cold_cost, warm_cost = cold_cost + cold.cost, warm_cost + found.cost
-    assert warm_cost < (0.85 if k == 1 else 0.95) * cold_cost  # several pairs are checked for copies at each call
+    # several pairs are checked for copies at each call
+    assert warm_cost < (0.85 if k == 1 else 0.95) * cold_cost
 
 
 def test_a_new_leading_direction_is_found_though_the_warm_start_is_another_eigenvector():
@@ -79,7 +86,9 @@ def test_repeated_eigenvalues_alone_end_a_krylov_space_and_are_found():
     found = leading_pairs(lh.operator(3.0 * torch.eye(20, dtype=torch.float64)), 3)
     assert found.status.ok
     assert torch.allclose(found.values, torch.full((3,), 3.0, dtype=torch.float64))
-    assert torch.allclose(found.vectors.T @ found.vectors, torch.eye(3, dtype=torch.float64), atol=1e-10)
+    assert torch.allclose(
+        found.vectors.T @ found.vectors, torch.eye(3, dtype=torch.float64), atol=1e-10
+    )
 
 
 def test_of_zero_everything_is_zero():
@@ -104,7 +113,9 @@ def test_a_basis_that_is_full_is_restarted(which, monkeypatch):
     assert found.status.ok
     assert 20 < found.cost == operator.matvecs <= 400
     exact = extremes(matrix, 2, which)
-    assert float((found.values - exact).abs().max()) <= 3e-5 * float(torch.linalg.matrix_norm(matrix, 2))
+    assert float((found.values - exact).abs().max()) <= 3e-5 * float(
+        torch.linalg.matrix_norm(matrix, 2)
+    )
     true = (matrix @ found.vectors - found.vectors * found.values).norm(dim=0)
     assert torch.allclose(true, found.residuals, rtol=1e-3, atol=1e-9)
 
@@ -151,13 +162,20 @@ def test_copies_of_repeated_eigenvalues_are_found(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_copy_that_is_new_is_found_beside_vectors_that_have_not_changed(seed):
-    """Last time's vectors still are eigenvectors, and a second copy of a larger eigenvalue has come up."""
+    """Last time's vectors still are eigenvectors, and a second copy of a larger eigenvalue has
+    come up.
+    """
     basis, bulk = spectra(300)["flat"], torch.linspace(-1, 1, 295, dtype=torch.float64)
     vectors = torch.linalg.eigh(basis).eigenvectors
     before, now = (
-        torch.cat([torch.tensor(top, dtype=torch.float64), bulk]) for top in ([5, 4, 3, 0, 0], [5, 4, 3, 5, 4])
+        torch.cat([torch.tensor(top, dtype=torch.float64), bulk])
+        for top in ([5, 4, 3, 0, 0], [5, 4, 3, 5, 4])
     )
     warm = leading_pairs(lh.operator((vectors * before) @ vectors.T), 3, tol=TOL).vectors
-    found = leading_pairs(lh.operator((vectors * now) @ vectors.T), 3, warm=warm, tol=TOL, seed=seed)
-    assert torch.allclose(found.values, torch.tensor([5.0, 5.0, 4.0], dtype=torch.float64), atol=5 * TOL)
+    found = leading_pairs(
+        lh.operator((vectors * now) @ vectors.T), 3, warm=warm, tol=TOL, seed=seed
+    )
+    assert torch.allclose(
+        found.values, torch.tensor([5.0, 5.0, 4.0], dtype=torch.float64), atol=5 * TOL
+    )
     assert found.status is lh.Status.CONVERGED

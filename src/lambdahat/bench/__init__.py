@@ -1,4 +1,6 @@
-"""The benchmark: ours and the installed peers on the same model, data, precision and accuracy, in one process."""
+"""The benchmark: ours and the installed peers on the same model, data, precision and accuracy,
+in one process.
+"""
 
 from lambdahat.bench.plans import Plan
 from lambdahat.bench.records import BenchResult, BenchRow

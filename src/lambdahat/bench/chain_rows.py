@@ -32,8 +32,10 @@ from lambdahat.singular.verification import Case as KnownCase
 STEP_SIZE, LOCALIZATION, BATCH = 1e-5, 1000.0, 512
 DRAWS = {"quick": 20, "gpu": 200, "mlp": 200, "lenet5": 40}
 KNOWN, ACCURACY = "regression-n50000-d30", 0.05
-SMALLER = (4, 8)  # the step that is found is corrected for its bias; a plain mean needs a smaller one
-LADDER = (400, 800, 1600, 3200)  # draws of each of devinterp's chains: the fewest that are accurate are timed
+# the step that is found is corrected for its bias; a plain mean needs a smaller one
+SMALLER = (4, 8)
+# draws of each of devinterp's chains: the fewest that are accurate are timed
+LADDER = (400, 800, 1600, 3200)
 SEEDS = 3  # one may be near the truth by chance
 
 
@@ -47,12 +49,16 @@ def chain_rows(plan: Plan) -> Iterator[list[BenchRow]]:
 
 
 def _step_rows(plan: Plan, case: Case, chains: int, work: str = "chain-step") -> list[BenchRow]:
-    """A step of SGLD beside devinterp's, or of kinetic Langevin dynamics: the median while the chains run.
+    """A step of SGLD beside devinterp's, or of kinetic Langevin dynamics: the median while the
+    chains run.
 
     The unit is one gradient on one batch of a chain.
     """
     n = case.num_samples
-    batch, draws = min(BATCH, n // 2), DRAWS["quick" if plan.quick else "gpu" if plan.gpu else case.name]
+    batch, draws = (
+        min(BATCH, n // 2),
+        DRAWS["quick" if plan.quick else "gpu" if plan.gpu else case.name],
+    )
     settings = Settings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
     one, label = case.one_batch(batch), f"{case.name}, {chains} chains"
     problem, make = case.problem(), kinetic if work == "kinetic step" else sgld
@@ -70,7 +76,9 @@ def _step_rows(plan: Plan, case: Case, chains: int, work: str = "chain-step") ->
     return rows(work, label, timed, least=least, unit="gradient of a batch")
 
 
-def our_steps(problem: Problem, settings: Settings, mode: str = "auto", make: type[Kernel] = sgld) -> Clocked:
+def our_steps(
+    problem: Problem, settings: Settings, mode: str = "auto", make: type[Kernel] = sgld
+) -> Clocked:
     """A chain-step, timed between the calls of ``watch``, which come some twenty times in a run."""
     marks: list[tuple[float, int]] = []
 
@@ -78,8 +86,20 @@ def our_steps(problem: Problem, settings: Settings, mode: str = "auto", make: ty
         marks.append((time.perf_counter(), energies.shape[1]))
 
     kernel = make(settings.step_size, settings.nbeta, settings.localization)
-    sample(problem, kernel, settings.chains, settings.draws, 0, batch_size=settings.batch_size, mode=mode, watch=watch)
-    steps = [(end - start) / ((after - before) * settings.chains) for (start, before), (end, after) in pairwise(marks)]
+    sample(
+        problem,
+        kernel,
+        settings.chains,
+        settings.draws,
+        0,
+        batch_size=settings.batch_size,
+        mode=mode,
+        watch=watch,
+    )
+    steps = [
+        (end - start) / ((after - before) * settings.chains)
+        for (start, before), (end, after) in pairwise(marks)
+    ]
     return Clocked(statistics.median(steps))
 
 
@@ -100,9 +120,9 @@ def _peer_steps(case: Case, settings: Settings) -> Clocked:
 def _coefficient_rows(plan: Plan) -> list[BenchRow]:
     """λ̂ of least squares in 30 dimensions, whose value at nβ and γ is known in closed form.
 
-    Ours finds everything by itself. devinterp is told nβ, γ and the baseline over all data, and given steps of two
-    sizes, both from our SGLD, and more and more of them until its answer is near enough to the truth. Errors are the
-    root of the mean square over three seeds; one run is timed.
+    Ours finds everything by itself. devinterp is told nβ, γ and the baseline over all data, and
+    given steps of two sizes, both from our SGLD, and more and more of them until its answer is near
+    enough to the truth. Errors are the root of the mean square over three seeds; one run is timed.
     """
     known = next(case for case in suite() if case.name == KNOWN)
     problem = _on_device(known, plan.device)
@@ -188,8 +208,9 @@ class _Asked(NamedTuple):
 
 
 def _peer_coefficient(asked: _Asked) -> tuple[Run, list[_Answer], str]:
-    """A run of the fewest steps that are accurate over the seeds, else of what came nearest; the answers of the other
-    seeds; and what was given."""
+    """A run of the fewest steps that are accurate over the seeds, else of what came nearest; the
+    answers of the other seeds; and what was given.
+    """
     found = llc(asked.problem, kernel="sgld", tol=asked.accuracy, max_gradients=asked.most)
     nbeta, localization = found.nbeta, float(found.localization)
     assert isinstance(asked.problem.source, nn.Module)
@@ -199,7 +220,9 @@ def _peer_coefficient(asked: _Asked) -> tuple[Run, list[_Answer], str]:
         return mse_loss(output, target, reduction="none").squeeze(1)
 
     def run(smaller: int, draws: int, seed: int) -> _Answer:
-        settings = Settings(found.step_size / smaller, nbeta, localization, draws=draws, seed=10 * seed)
+        settings = Settings(
+            found.step_size / smaller, nbeta, localization, draws=draws, seed=10 * seed
+        )
         chains = sampled(model, losses, data, settings)
         return _Answer(float(chains.above_whole.mean()), nbeta, localization)
 

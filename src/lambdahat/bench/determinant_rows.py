@@ -1,7 +1,8 @@
-"""Rows: the log-determinant of a sparse matrix, beside SuperLU and linear_operator's stochastic quadrature.
+"""Rows: the log-determinant of a sparse matrix, beside SuperLU and linear_operator's stochastic
+quadrature.
 
-Neither stochastic method is told an accuracy: both are given the fewest probes and steps of a ladder that come near
-enough to the truth, which only who has it can choose.
+Neither stochastic method is told an accuracy: both are given the fewest probes and steps of a
+ladder that come near enough to the truth, which only who has it can choose.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Effort(NamedTuple):
 
 @dataclass(frozen=True)
 class Cube:
-    """The Laplacian of a cube of points, an accuracy, and the efforts that are tried for it, the least first."""
+    """The Laplacian of a cube of points, an accuracy, and the efforts that are tried for it, the
+    least first.
+    """
 
     side: int
     accuracy: float
@@ -50,7 +53,9 @@ LARGE = Cube(100, 2e-4, (Effort(3, 30),))  # beyond n = 10⁵ a factorisation ta
 
 
 def determinant_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """log det of a cube's Laplacian plus 0.05: one that the peers can take, and one of a million rows."""
+    """log det of a cube's Laplacian plus 0.05: one that the peers can take, and one of a million
+    rows.
+    """
     yield _cube_rows(plan, replace(SMALL, side=8) if plan.quick else SMALL, plan.peers)
     yield _cube_rows(plan, replace(LARGE, side=10) if plan.quick else LARGE, False)
 
@@ -86,7 +91,8 @@ def _cube_rows(plan: Plan, cube: Cube, peers: bool) -> list[BenchRow]:
     effort = cube.ladder[0]  # the least that could do
     least = Limit() if plan.quick else Limit(effort.depth * effort.probes, "its products")
     work = f"log-determinant to {100 * cube.accuracy:g} %"
-    accuracy = max(cube.accuracy, 0.01) if plan.quick else cube.accuracy  # few probes of a small matrix vary by more
+    # few probes of a small matrix vary by more
+    accuracy = max(cube.accuracy, 0.01) if plan.quick else cube.accuracy
     return rows(
         work,
         f"Laplacian, n = {cube.side**3:,}",
@@ -110,7 +116,10 @@ def _quadrature(matrix: Any) -> Callable[[Effort], float]:
     linear = import_module("linear_operator")
     settings = linear.settings
     sparse = torch.sparse_csr_tensor(
-        torch.as_tensor(matrix.indptr), torch.as_tensor(matrix.indices), torch.as_tensor(matrix.data), matrix.shape
+        torch.as_tensor(matrix.indptr),
+        torch.as_tensor(matrix.indices),
+        torch.as_tensor(matrix.data),
+        matrix.shape,
     )
 
     class Sparse(linear.LinearOperator):  # type: ignore[misc,name-defined]
@@ -125,7 +134,10 @@ def _quadrature(matrix: Any) -> Callable[[Effort], float]:
 
     def estimate(effort: Effort) -> float:
         torch.manual_seed(0)
-        steps = settings.max_lanczos_quadrature_iterations(effort.depth), settings.max_cg_iterations(effort.depth)
+        steps = (
+            settings.max_lanczos_quadrature_iterations(effort.depth),
+            settings.max_cg_iterations(effort.depth),
+        )
         with settings.num_trace_samples(effort.probes), steps[0], steps[1]:
             return float(Sparse(torch.empty(0, dtype=torch.float64)).logdet())
 

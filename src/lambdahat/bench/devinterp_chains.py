@@ -1,13 +1,13 @@
 """devinterp's SGLD behind one call, on any model and loss.
 
-devinterp 2 is written for language models: a batch is ``input_ids`` and a loss is one number per token. Its inner loop
-``sample_single_chain`` takes any ``evaluate``, so ``input_ids`` here holds sample numbers and ``evaluate`` looks the
-samples up. Step, noise, order of batches and chains are devinterp's own. ``official`` is its whole ``llc()``, which
-needs datasets, zarr and xarray besides.
+devinterp 2 is written for language models: a batch is ``input_ids`` and a loss is one number per
+token. Its inner loop ``sample_single_chain`` takes any ``evaluate``, so ``input_ids`` here holds
+sample numbers and ``evaluate`` looks the samples up. Step, noise, order of batches and chains are
+devinterp's own. ``official`` is its whole ``llc()``, which needs datasets, zarr and xarray besides.
 
-Its step is w ← w − (ε/2)(nβ·∇L_b(w) + γ(w − w*)) + √ε·N(0, I), all chains on the same batches, drawn without
-replacement, the first pass over the data repeated. Its λ̂ is nβ(mean of all losses, burn-in and the first one at w*
-included, − L₀), L₀ the loss at w* on the first 32 of these batches.
+Its step is w ← w − (ε/2)(nβ·∇L_b(w) + γ(w − w*)) + √ε·N(0, I), all chains on the same batches,
+drawn without replacement, the first pass over the data repeated. Its λ̂ is nβ(mean of all losses,
+burn-in and the first one at w* included, − L₀), L₀ the loss at w* on the first 32 of these batches.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Settings:
 class PeerRun:
     """``losses`` and ``centre_losses``, (chains, draws), are of the same batches, at w_t and at w*.
 
-    ``baseline`` is devinterp's L₀, ``whole`` the same over all data, which its users can ask for. ``step_s`` is the
-    median time of a chain-step once it runs; ``total_s`` is of the call, with copying the model and collecting garbage
-    at each end of a chain.
+    ``baseline`` is devinterp's L₀, ``whole`` the same over all data, which its users can ask for.
+    ``step_s`` is the median time of a chain-step once it runs; ``total_s`` is of the call, with
+    copying the model and collecting garbage at each end of a chain.
     """
 
     losses: Tensor
@@ -113,7 +113,9 @@ def devinterp(module: str) -> Any:
     return import_module(f"devinterp.{module}")
 
 
-def token_loss(losses: Losses, data: tuple[Tensor, Tensor]) -> Callable[[nn.Module, Tensor], Tensor]:
+def token_loss(
+    losses: Losses, data: tuple[Tensor, Tensor]
+) -> Callable[[nn.Module, Tensor], Tensor]:
     """``losses`` as devinterp's loss (model, input_ids) -> (…, batch, 1)."""
     inputs, targets = data
 
@@ -133,19 +135,26 @@ def losses_at(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor]) -> 
 
 
 def sampled(
-    model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings, replacement: bool = False
+    model: nn.Module,
+    losses: Losses,
+    data: tuple[Tensor, Tensor],
+    settings: Settings,
+    replacement: bool = False,
 ) -> PeerRun:
     """devinterp's chains, one after the other as it runs them, on the device where ``data`` is.
 
-    It walks through the data once, so that the loss of a step is of samples that the chain has not been pulled by; then
-    again in the same order. ``replacement`` gives it a data set drawn with replacement, long enough for all steps.
+    It walks through the data once, so that the loss of a step is of samples that the chain has not
+    been pulled by; then again in the same order. ``replacement`` gives it a data set drawn with
+    replacement, long enough for all steps.
     """
     sampler = devinterp("slt.sampler")
     inputs, targets = data
     numbers = torch.arange(len(targets))
     if replacement:
         rng = generator(settings.seed, "devinterp batches")
-        numbers = torch.randint(len(targets), (settings.draws * settings.batch_size,), generator=rng)
+        numbers = torch.randint(
+            len(targets), (settings.draws * settings.batch_size,), generator=rng
+        )
     loss = token_loss(losses, data)
     seen: list[tuple[Tensor, Tensor]] = []
     clock: list[list[float]] = [[] for _ in range(settings.chains)]
@@ -156,7 +165,11 @@ def sampled(
     def on_step(chain: int, *_: Any) -> None:
         clock[chain].append(time.perf_counter())
 
-    options = {"lr": settings.step_size, "nbeta": settings.nbeta, "localization": settings.localization}
+    options = {
+        "lr": settings.step_size,
+        "nbeta": settings.nbeta,
+        "localization": settings.localization,
+    }
     synchronize()
     start = time.perf_counter()
     for chain in range(settings.chains):
@@ -183,22 +196,39 @@ def sampled(
 
 
 def _as_run(
-    seen: list[tuple[Tensor, Tensor]], clock: list[list[float]], centre: Tensor, settings: Settings, total: float
+    seen: list[tuple[Tensor, Tensor]],
+    clock: list[list[float]],
+    centre: Tensor,
+    settings: Settings,
+    total: float,
 ) -> PeerRun:
     shape = settings.chains, settings.draws
     if len(seen) != settings.chains * settings.draws:
-        raise RuntimeError(f"devinterp stopped a chain: {len(seen)} of {settings.chains * settings.draws} steps done")
+        raise RuntimeError(
+            f"devinterp stopped a chain: {len(seen)} of {settings.chains * settings.draws} steps"
+            " done"
+        )
     traces = torch.stack([loss for loss, _ in seen]).double().cpu().view(shape)
     centres = torch.stack([centre[numbers.cpu()].mean() for _, numbers in seen]).view(shape)
     steps = torch.tensor([times[SKIPPED:] for times in clock], dtype=torch.float64).diff(dim=1)
     first = float(centres[:, :INIT_BATCHES].mean())
-    return PeerRun(traces, centres, first, float(centre.mean()), settings.nbeta, float(steps.median()), total)
+    return PeerRun(
+        traces, centres, first, float(centre.mean()), settings.nbeta, float(steps.median()), total
+    )
 
 
-def official(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings) -> tuple[Tensor, float]:
-    """λ̂ of each chain and the baseline from devinterp's own ``llc()``, which stores all losses on disk."""
+def official(
+    model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings
+) -> tuple[Tensor, float]:
+    """λ̂ of each chain and the baseline from devinterp's own ``llc()``, which stores all losses
+    on disk.
+    """
     dataset = Numbers(torch.arange(len(data[1])), whole=False)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         found = (
             devinterp("slt.llc")

@@ -1,4 +1,6 @@
-"""Rows: the trace to one per cent, the ten largest eigenvalues, and a density, each from a fresh start."""
+"""Rows: the trace to one per cent, the ten largest eigenvalues, and a density, each from a fresh
+start.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ from lambdahat.operators.curvature import hessian
 
 TOP, ACCURACY = 10, 0.01
 PROBES = 16  # of a trace whose error falls as 1/√probes: its time is scaled to the accuracy
-LADDER = (8, 16, 32, 64, 128)  # products of a trace whose error falls faster: the first that is accurate is timed
-STEPS, NEAR = (2, 3, 4, 6, 8), 1e-5  # Lanczos steps for each eigenvalue, likewise, and what is accurate in float32
+# products of a trace whose error falls faster: the first that is accurate is timed
+LADDER = (8, 16, 32, 64, 128)
+# Lanczos steps for each eigenvalue, likewise, and what is accurate in float32
+STEPS, NEAR = (2, 3, 4, 6, 8), 1e-5
 
 
 def estimate_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """Traces, eigenvalues and densities; those of LeNet-5 without peers, which take minutes there on a CPU."""
+    """Traces, eigenvalues and densities; those of LeNet-5 without peers, which take minutes
+    there on a CPU.
+    """
     for name in ("mlp", "lenet5", "tanh"):
         yield trace_rows(plan, plan.case(name))
     for name in ("mlp",) if plan.quick else ("mlp", "lenet5"):
@@ -42,32 +48,48 @@ def estimate_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     if plan.gpu and not plan.quick:
         yield _density_rows(plan, plan.case("vgg16"), math.nan, alone=True)
         with _tf32():
-            found = _density_rows(plan, replace(plan.case("vgg16"), name="vgg16, TF32"), math.nan, alone=True)
+            found = _density_rows(
+                plan, replace(plan.case("vgg16"), name="vgg16, TF32"), math.nan, alone=True
+            )
         yield found
 
 
 def trace_rows(plan: Plan, case: Case) -> list[BenchRow]:
-    """tr H with a standard error of one per cent, which is a 95 % interval of 1.96 per cent either side.
+    """tr H with a standard error of one per cent, which is a 95 % interval of 1.96 per cent either
+    side.
 
-    A peer does not know when to stop. Where it samples, its time of a few probes is scaled to a standard error of one
-    per cent. Else it is given 8, 16, 32, … products until the answer is within one per cent of the truth, and only
-    the last run counts: nobody without the truth would be as quick.
+    A peer does not know when to stop. Where it samples, its time of a few probes is scaled to a
+    standard error of one per cent. Else it is given 8, 16, 32, … products until the answer is
+    within one per cent of the truth, and only the last run counts: nobody without the truth would
+    be as quick.
     """
     truth = exact.trace(case)
     makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
-    makers[OURS] = lambda: lambda: Traced(float(trace(hessian(case.problem()), tol=1.96 * ACCURACY)))
+    makers[OURS] = lambda: (
+        lambda: Traced(float(trace(hessian(case.problem()), tol=1.96 * ACCURACY)))
+    )
     notes: dict[str, str] = {}
     for peer in plan.able("trace"):
         makers[peer.name] = partial(_peer_trace, peer, case, truth, notes, plan.quick)
     timed = plan.timed(makers)
-    timed |= {name: _scaled(name, one, truth, notes) for name, one in timed.items() if _sampled(one)}
+    timed |= {
+        name: _scaled(name, one, truth, notes) for name, one in timed.items() if _sampled(one)
+    }
 
     def error(found: Traced) -> float:
         return ACCURACY if found.stderr else abs(found.value / truth - 1)
 
     work = f"trace to {ACCURACY * 100:.0f} %"
     # an answer three standard errors off would be a fault, one would not
-    return rows(work, case.name, timed, least=plan.limit(work, case), error=error, accuracy=3 * ACCURACY, notes=notes)
+    return rows(
+        work,
+        case.name,
+        timed,
+        least=plan.limit(work, case),
+        error=error,
+        accuracy=3 * ACCURACY,
+        notes=notes,
+    )
 
 
 def _sampled(one: Timed) -> bool:
@@ -81,7 +103,9 @@ def _scaled(name: str, one: Timed, truth: float, notes: dict[str, str]) -> Timed
     return replace(one, seconds=one.seconds * factor, cost=one.cost * factor)
 
 
-def _peer_trace(peer: Peer, case: Case, truth: float, notes: dict[str, str], quick: bool) -> Callable[[], Traced]:
+def _peer_trace(
+    peer: Peer, case: Case, truth: float, notes: dict[str, str], quick: bool
+) -> Callable[[], Traced]:
     if peer.exact_trace:
         return partial(peer.trace, case, 0)
     for products in LADDER[:3] if quick else LADDER:
@@ -110,7 +134,9 @@ def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list
     notes: dict[str, str] = {}
 
     def peers_own(peer: Peer) -> Callable[[], Tensor]:
-        """A peer that does not know when to stop is given few steps, then more, until it is near the truth."""
+        """A peer that does not know when to stop is given few steps, then more, until it is near
+        the truth.
+        """
         if not peer.steps_given:
             return partial(peer.top_eigenvalues, case, top)
         for steps in STEPS:
@@ -122,11 +148,21 @@ def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list
 
     timed = _against(plan, case, "top_eigenvalues", ours, alone, peers_own)
     work = f"top-{top} eigenvalues"
-    return rows(work, case.name, timed, least=plan.limit(work, case), error=error, accuracy=1e-4, notes=notes)
+    return rows(
+        work,
+        case.name,
+        timed,
+        least=plan.limit(work, case),
+        error=error,
+        accuracy=1e-4,
+        notes=notes,
+    )
 
 
 def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[BenchRow]:
-    """One probe. The error is that of the upper end, against λ₁: what else the probe shows is chance."""
+    """One probe. The error is that of the upper end, against λ₁: what else the probe shows is
+    chance.
+    """
     depth = 20 if plan.quick else 100
 
     def ours() -> tuple[Tensor, Tensor]:
@@ -137,7 +173,9 @@ def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[Ben
         points, masses = (part.cpu().double() for part in found)
         return abs(float(points[masses > 0].max()) / truth - 1)
 
-    timed = _against(plan, case, "density", ours, alone, lambda peer: partial(peer.density, case, depth))
+    timed = _against(
+        plan, case, "density", ours, alone, lambda peer: partial(peer.density, case, depth)
+    )
     work = f"density, depth {depth}"
     least = plan.limit(work, case, depth, "HVP")
     if torch.backends.cudnn.allow_tf32:  # the rates of the machine are those of float32
@@ -147,7 +185,9 @@ def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[Ben
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """Products of matrices and convolutions inside may round to TF32; outside, in the benchmark, none does."""
+    """Products of matrices and convolutions inside may round to TF32; outside, in the benchmark,
+    none does.
+    """
     flags: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     for flag in flags:
         flag.allow_tf32 = True

@@ -16,21 +16,30 @@ from lambdahat.bench.problems import LOSS, Case
 
 def double(case: Case) -> Case:
     """The case in float64."""
-    return Case(case.name, copy.deepcopy(case.model).double(), [(x.double(), y) for x, y in case.batches])
+    return Case(
+        case.name, copy.deepcopy(case.model).double(), [(x.double(), y) for x, y in case.batches]
+    )
 
 
 def trace(case: Case) -> float:
-    """tr H: of a perceptron by the recursion over its layers, of another ReLU network through tr H = tr GGN."""
-    flat = all(isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU | nn.Tanh) for layer in case.model.children())
+    """tr H: of a perceptron by the recursion over its layers, of another ReLU network through tr
+    H = tr GGN.
+    """
+    flat = all(
+        isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU | nn.Tanh)
+        for layer in case.model.children()
+    )
     return perceptron_trace(case) if flat else piecewise_trace(case)
 
 
 def perceptron_trace(case: Case) -> float:
-    """tr H of a perceptron of at most two hidden layers, z = Wa + b, a' = φ(z), by hand: without autograd.
+    """tr H of a perceptron of at most two hidden layers, z = Wa + b, a' = φ(z), by hand: without
+    autograd.
 
-    ∂²ℓ/∂W_ij² = a_j²·∂²ℓ/∂z_i², so a layer adds (‖a‖² + 1)·tr ∂²ℓ/∂z² for each sample. With S = ∂²ℓ/∂z² of the next
-    layer and g = ∂ℓ/∂a', that of this one is diag(φ')·WᵀSW·diag(φ') + diag(φ''·g). It is kept as FFᵀ + diag(d); of
-    WᵀDW only the diagonal is carried on, which is all that the traces of two hidden layers need.
+    ∂²ℓ/∂W_ij² = a_j²·∂²ℓ/∂z_i², so a layer adds (‖a‖² + 1)·tr ∂²ℓ/∂z² for each sample. With S =
+    ∂²ℓ/∂z² of the next layer and g = ∂ℓ/∂a', that of this one is diag(φ')·WᵀSW·diag(φ') +
+    diag(φ''·g). It is kept as FFᵀ + diag(d); of WᵀDW only the diagonal is carried on, which is all
+    that the traces of two hidden layers need.
     """
     case = double(case)
     layers = [layer for layer in case.model.children() if isinstance(layer, nn.Linear)]
@@ -55,7 +64,9 @@ def _batch_trace(layers: list[nn.Linear], inputs: Tensor, labels: Tensor, smooth
     total = 0.0
     for number in reversed(range(len(layers))):
         a = seen[number]
-        total += float(((a.square().sum(1) + 1) * (factor.square().sum((1, 2)) + diagonal.sum(1))).sum())
+        total += float(
+            ((a.square().sum(1) + 1) * (factor.square().sum((1, 2)) + diagonal.sum(1))).sum()
+        )
         if number:
             slope = 1 - a.square() if smooth else (a > 0).to(a)
             bend = -2 * a * slope if smooth else torch.zeros_like(a)
@@ -68,9 +79,11 @@ def _batch_trace(layers: list[nn.Linear], inputs: Tensor, labels: Tensor, smooth
 
 
 def piecewise_trace(case: Case, chunk: int = 16) -> float:
-    """tr H of a ReLU network, which is tr GGN = (1/n) Σ_samples Σ_ij (diag p − p pᵀ)_ij ⟨∂f_i, ∂f_j⟩.
+    """tr H of a ReLU network, which is tr GGN = (1/n) Σ_samples Σ_ij (diag p − p pᵀ)_ij ⟨∂f_i,
+    ∂f_j⟩.
 
-    The identity holds because such a network is linear in each single weight wherever it is differentiable.
+    The identity holds because such a network is linear in each single weight wherever it is
+    differentiable.
     """
     case = double(case)
     params = {name: p.detach() for name, p in case.model.named_parameters()}
@@ -100,7 +113,10 @@ def product(case: Case, v: Tensor) -> Tensor:
 def gauss_newton_product(case: Case, v: Tensor) -> Tensor:
     """GGN @ v (P,): Jᵀ·(diag p − p pᵀ)·J v, J v by the double-backward trick."""
     total, params = torch.zeros_like(v), case.parameters
-    pieces = [piece.view_as(p) for piece, p in zip(v.split([p.numel() for p in params]), params, strict=True)]
+    pieces = [
+        piece.view_as(p)
+        for piece, p in zip(v.split([p.numel() for p in params]), params, strict=True)
+    ]
     for x, _ in case.batches:
         output = case.model(x)
         dummy = torch.zeros_like(output, requires_grad=True)
@@ -113,21 +129,29 @@ def gauss_newton_product(case: Case, v: Tensor) -> Tensor:
 
 
 def top_eigenvalues(case: Case, k: int) -> Tensor:
-    """The k largest (k,), largest first, by ARPACK to machine precision on a plain double-backward product."""
+    """The k largest (k,), largest first, by ARPACK to machine precision on a plain
+    double-backward product.
+    """
     case = double(case)
 
     def apply(v: np.ndarray) -> np.ndarray:
         return product(case, torch.as_tensor(np.ravel(v), device=case.device)).cpu().numpy()
 
     size = case.num_parameters
-    values = eigsh(LinearOperator((size, size), apply, dtype=np.float64), k=k, which="LA", return_eigenvectors=False)
+    values = eigsh(
+        LinearOperator((size, size), apply, dtype=np.float64),
+        k=k,
+        which="LA",
+        return_eigenvectors=False,
+    )
     return torch.as_tensor(np.sort(values)[::-1].copy())
 
 
 def kronecker_solution(case: Case, gradient: Tensor, damping: float) -> Tensor:
     """(K + δI)⁻¹ times a gradient (P,), K the exact KFAC of a perceptron's Fisher, in float64.
 
-    A layer's block is G ⊗ A on [W | b]: A = E[aaᵀ] with a 1 appended, G = E[Σ_c s_c s_cᵀ], s_c = √p_c·∂(e_c − p)ᵀz/∂z.
+    A layer's block is G ⊗ A on [W | b]: A = E[aaᵀ] with a 1 appended, G = E[Σ_c s_c s_cᵀ], s_c =
+    √p_c·∂(e_c − p)ᵀz/∂z.
     """
     case = double(case)
     layers = [layer for layer in case.model.children() if isinstance(layer, nn.Linear)]
@@ -146,7 +170,9 @@ def kronecker_solution(case: Case, gradient: Tensor, damping: float) -> Tensor:
 def _layer_factors(case: Case, layer: nn.Linear) -> tuple[Tensor, Tensor]:
     seen: list[tuple[Tensor, Tensor]] = []
     handle = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    A = torch.zeros(layer.in_features + 1, layer.in_features + 1, dtype=torch.float64, device=case.device)
+    A = torch.zeros(
+        layer.in_features + 1, layer.in_features + 1, dtype=torch.float64, device=case.device
+    )
     G = torch.zeros(layer.out_features, layer.out_features, dtype=torch.float64, device=case.device)
     for x, _ in case.batches:
         output = case.model(x)

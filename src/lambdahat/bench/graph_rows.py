@@ -1,4 +1,6 @@
-"""Rows: Chebyshev moments and cluster counts of graphs, beside SciPy's products and eigenvalues and networkx's."""
+"""Rows: Chebyshev moments and cluster counts of graphs, beside SciPy's products and eigenvalues
+and networkx's.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,29 @@ from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.results import Array
 
 MOMENTS, PROBES, DENSE = 100, 96, 3000
-CLUSTER_MOMENTS, BEYOND = 80, 10  # eigenvalues that a peer computes beyond the clusters, to see the gap
+# eigenvalues that a peer computes beyond the clusters, to see the gap
+CLUSTER_MOMENTS, BEYOND = 80, 10
 
 
 def graph_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """Moments of a small torus, where all eigenvalues can be had, and a large one; a count of clusters; on the CPU."""
+    """Moments of a small torus, where all eigenvalues can be had, and a large one; a count of
+    clusters; on the CPU.
+    """
     for side in (12, 16) if plan.quick else (45, 200):
         yield _torus_rows(plan, side)
     yield _cluster_rows(plan, 9 if plan.quick else 240)
 
 
 def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
-    """The error is the largest of all moments', against those of the known spectrum; a moment is at most 1."""
+    """The error is the largest of all moments', against those of the known spectrum; a moment is
+    at most 1.
+    """
     one = graph(torus(side))
     exact = torus_moments(side, MOMENTS)
     matrix = csr_tensor(one.normalized(), torch.float64)
-    block = torch.randn(len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64)
+    block = torch.randn(
+        len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64
+    )
     makers: dict[str, Maker] = {UNIT: lambda: lambda: matrix @ block}
     makers[OURS] = lambda: lambda: probed_moments(one, MOMENTS, PROBES, 0, components(one)).values
     if plan.peers:
@@ -68,7 +77,9 @@ def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
     """How many clusters a graph of ``count`` planted ones has (Table 3.2, spectral thesis)."""
     one = planted(count, 0.1, 0)
     matrix = csr_tensor(one.normalized(), torch.float64)
-    block = torch.randn(len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64)
+    block = torch.randn(
+        len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64
+    )
     makers: dict[str, Maker] = {UNIT: lambda: lambda: matrix @ block}
     makers[OURS] = lambda: lambda: float(clusters(one, CLUSTER_MOMENTS))
     if plan.peers:
@@ -90,16 +101,25 @@ def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
 
 
 def _largest_gap(one: Graph, many: int) -> float:
-    """The number of the smallest eigenvalues λ of the Laplacian below the largest gap in arccos(1 − λ)."""
+    """The number of the smallest eigenvalues λ of the Laplacian below the largest gap in
+    arccos(1 − λ).
+    """
     start = generator(0, "bench vector")
-    values = eigsh(one.normalized(), many, which="LA", v0=torch.randn(len(one), generator=start).double().numpy())[0]
+    values = eigsh(
+        one.normalized(),
+        many,
+        which="LA",
+        v0=torch.randn(len(one), generator=start).double().numpy(),
+    )[0]
     return float(np.argmax(np.diff(np.arccos(np.clip(np.sort(values)[::-1], -1, 1)))) + 1)
 
 
 def torus(side: int) -> Array:
     """The edges (2·side², 2) of a square grid that closes on itself."""
     numbers = np.arange(side * side).reshape(side, side)
-    pairs = [np.stack([numbers.ravel(), np.roll(numbers, -1, axis).ravel()], axis=1) for axis in (0, 1)]
+    pairs = [
+        np.stack([numbers.ravel(), np.roll(numbers, -1, axis).ravel()], axis=1) for axis in (0, 1)
+    ]
     return np.concatenate(pairs)
 
 
@@ -111,7 +131,9 @@ def torus_moments(side: int, count: int) -> Array:
 
 
 def _recurrence(one: Graph) -> Array:
-    """T_{k+1} = 2BT_k − T_{k−1} on a block of random signs, B = −D^{−½}WD^{−½}, in SciPy and numpy."""
+    """T_{k+1} = 2BT_k − T_{k−1} on a block of random signs, B = −D^{−½}WD^{−½}, in SciPy and
+    numpy.
+    """
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (len(one), PROBES))
     matrix = -one.normalized()
     before, now = signs, matrix @ signs

@@ -1,4 +1,6 @@
-"""What a task must cost at least: in gradients, and in arithmetic and traffic at the rates of this machine."""
+"""What a task must cost at least: in gradients, and in arithmetic and traffic at the rates of
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 from lambdahat.bench.problems import Case
 from lambdahat.bench.timing import seconds
 
-# DESIGN §5, "what is possible", the lower end of a range, in gradients: on the CPU, then on a GPU where it differs
+# DESIGN §5, "what is possible", the lower end of a range, in gradients: on the CPU, then on a GPU
+# where it differs
 DESIGN: dict[tuple[str, str], float] = {
     ("HVP", "mlp"): 1.1,
     ("HVP", "lenet5"): 2.35,
@@ -31,7 +34,9 @@ DESIGN_GPU_SECONDS: dict[tuple[str, str], float] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """The least cost in units with its source, and the least seconds of arithmetic and of traffic; NaN is unknown."""
+    """The least cost in units with its source, and the least seconds of arithmetic and of
+    traffic; NaN is unknown.
+    """
 
     units: float = float("nan")
     why: str = ""
@@ -41,7 +46,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does in a second: float32 operations of a large product, and bytes of a large copy."""
+    """What the machine does in a second: float32 operations of a large product, and bytes of a
+    large copy.
+    """
 
     flops: float
     bytes: float
@@ -65,7 +72,9 @@ class Work:
 
 def measured_rates(device: str, quick: bool) -> Rates:
     """By a product of square matrices and by a copy, float32."""
-    size, length = (256, 2**18) if quick else (8192, 2**28) if device.startswith("cuda") else (2048, 2**25)
+    size, length = (
+        (256, 2**18) if quick else (8192, 2**28) if device.startswith("cuda") else (2048, 2**25)
+    )
     a, source = torch.ones(size, size, device=device), torch.ones(length, device=device)
     target = torch.empty_like(source)
     out = torch.empty_like(a)
@@ -75,7 +84,9 @@ def measured_rates(device: str, quick: bool) -> Rates:
 
 
 def layer_work(case: Case) -> tuple[list[float], float]:
-    """Operations of each layer's forward pass over all the data, and the elements of all layers' outputs."""
+    """Operations of each layer's forward pass over all the data, and the elements of all layers'
+    outputs.
+    """
     flops: list[float] = []
     elements = 0.0
 
@@ -97,13 +108,15 @@ def layer_work(case: Case) -> tuple[list[float], float]:
 
 
 def passes(case: Case) -> dict[str, Work]:
-    """The least work of a gradient, an HVP and a GGN product over the data, with what can be kept being kept.
+    """The least work of a gradient, an HVP and a GGN product over the data, with what can be kept
+    being kept.
 
-    A layer's forward pass is one product of matrices. A gradient adds two (for weights and inputs), one in the first
-    layer. With the graph kept, an HVP is two a layer for the tangents, two for the tangents of the weights' gradients
-    and two for those of the inputs'; in the first layer, whose inputs do not move, two in all. A GGN product is two
-    forwards and two backwards; in the first layer one and one. Traffic counts the data, parameters and vectors, and
-    the layers' outputs as often as they must be written and read.
+    A layer's forward pass is one product of matrices. A gradient adds two (for weights and inputs),
+    one in the first layer. With the graph kept, an HVP is two a layer for the tangents, two for the
+    tangents of the weights' gradients and two for those of the inputs'; in the first layer, whose
+    inputs do not move, two in all. A GGN product is two forwards and two backwards; in the first
+    layer one and one. Traffic counts the data, parameters and vectors, and the layers' outputs as
+    often as they must be written and read.
     """
     (first, *rest), outputs = layer_work(case)
     others, P = sum(rest), case.num_parameters
@@ -115,8 +128,11 @@ def passes(case: Case) -> dict[str, Work]:
     }
 
 
-def limit(work: str, case: Case, rates: Rates, count: float = 1.0, kind: str = "", label: str = "") -> Limit:
-    """The limit of ``work`` on a case: DESIGN §5 where it states one, else ``count`` passes of ``kind`` by arithmetic.
+def limit(
+    work: str, case: Case, rates: Rates, count: float = 1.0, kind: str = "", label: str = ""
+) -> Limit:
+    """The limit of ``work`` on a case: DESIGN §5 where it states one, else ``count`` passes of
+    ``kind`` by arithmetic.
 
     ``label`` names the case in the table where that is not the network alone.
     """

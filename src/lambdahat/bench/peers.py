@@ -1,9 +1,9 @@
 """The peers, each in its fastest supported use, behind the same calls as ours.
 
-``hvp``, ``ggn`` and ``block`` build an operator and return its product, of a flat vector (P,) or a block (P, k);
-``trace``, ``top_eigenvalues`` and ``density`` do the whole computation, set-up included. A density is (points, masses)
-with masses that sum to one. What a peer lacks is None. A peer is imported when it is used: one that is missing
-or broken raises there, and its row says so.
+``hvp``, ``ggn`` and ``block`` build an operator and return its product, of a flat vector (P,) or a
+block (P, k); ``trace``, ``top_eigenvalues`` and ``density`` do the whole computation, set-up
+included. A density is (points, masses) with masses that sum to one. What a peer lacks is None. A
+peer is imported when it is used: one that is missing or broken raises there, and its row says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Traced(NamedTuple):
 class Peer:
     """A library that does some of the work.
 
-    ``exact_trace`` says that its trace needs no products, ``steps_given`` that its eigenvalues take a number of steps.
+    ``exact_trace`` says that its trace needs no products, ``steps_given`` that its eigenvalues take
+    a number of steps.
     """
 
     name: ClassVar[str] = ""
@@ -63,14 +64,18 @@ class Peer:
 
 
 class Curvlinops(Peer):
-    """Its density is smoothed, from Lanczos without reorthogonalisation after an eigsh for the boundaries."""
+    """Its density is smoothed, from Lanczos without reorthogonalisation after an eigsh for the
+    boundaries.
+    """
 
     name = module = "curvlinops"
     package = "curvlinops-for-pytorch"
 
     def _operator(self, kind: str, case: Case, **options: Any) -> Any:
         make = getattr(self.load(), kind)
-        return make(case.model, LOSS, case.parameters, case.batches, check_deterministic=False, **options)
+        return make(
+            case.model, LOSS, case.parameters, case.batches, check_deterministic=False, **options
+        )
 
     def hvp(self, case: Case) -> Product:
         return self._operator("HessianLinearOperator", case).__matmul__  # type: ignore[no-any-return]
@@ -83,7 +88,9 @@ class Curvlinops(Peer):
     def trace(self, case: Case, products: int) -> Traced:
         """Its XTrace, the best of its estimators at a given number of products."""
         torch.manual_seed(0)
-        return Traced(float(self.load().xtrace(self._operator("HessianLinearOperator", case), products)))
+        return Traced(
+            float(self.load().xtrace(self._operator("HessianLinearOperator", case), products))
+        )
 
     def top_eigenvalues(self, case: Case, k: int) -> Tensor:
         operator = self._operator("HessianLinearOperator", case).to_scipy()
@@ -91,18 +98,27 @@ class Curvlinops(Peer):
 
     def density(self, case: Case, depth: int) -> tuple[Tensor, Tensor]:
         operator = self._operator("HessianLinearOperator", case)
-        grid, density = self.load().lanczos_approximate_spectrum(operator, depth, margin=0.0)  # of the plot
+        # of the plot
+        grid, density = self.load().lanczos_approximate_spectrum(operator, depth, margin=0.0)
         return grid, density / density.sum()
 
     def kfac(self, case: Case, gradient: Tensor, damping: float) -> Tensor:
-        """Exact Fisher, weight and bias in one block, (K + δI)⁻¹ by eigendecompositions, as ours."""
-        operator = self._operator("KFACLinearOperator", case, fisher_type="type-2", separate_weight_and_bias=False)
-        inverse = self.load().KFACInverseLinearOperator(operator, damping=damping, use_exact_damping=True)
+        """Exact Fisher, weight and bias in one block, (K + δI)⁻¹ by eigendecompositions, as
+        ours.
+        """
+        operator = self._operator(
+            "KFACLinearOperator", case, fisher_type="type-2", separate_weight_and_bias=False
+        )
+        inverse = self.load().KFACInverseLinearOperator(
+            operator, damping=damping, use_exact_damping=True
+        )
         return torch.as_tensor(inverse @ gradient)
 
 
 class HessianEigenthings(Peer):
-    """It weighs batches equally, so the cases have batches of one size. Lanczos runs a set number of ``steps``."""
+    """It weighs batches equally, so the cases have batches of one size. Lanczos runs a set
+    number of ``steps``.
+    """
 
     steps_given = True
     name = package = "hessian-eigenthings"
@@ -122,22 +138,33 @@ class HessianEigenthings(Peer):
 
     def trace(self, case: Case, products: int) -> Traced:
         """Its Hutch++."""
-        return Traced(self.load().trace(self._operator(case), num_matvecs=products, seed=0).estimate)
+        return Traced(
+            self.load().trace(self._operator(case), num_matvecs=products, seed=0).estimate
+        )
 
     def top_eigenvalues(self, case: Case, k: int, steps: int) -> Tensor:
-        settings = {"k": k, "max_iter": steps, "tol": 1e-6, "which": "LA", "reorthogonalize": True, "seed": 0}
+        settings = {
+            "k": k,
+            "max_iter": steps,
+            "tol": 1e-6,
+            "which": "LA",
+            "reorthogonalize": True,
+            "seed": 0,
+        }
         return torch.as_tensor(self.load().lanczos(self._operator(case), **settings).eigenvalues)
 
     def density(self, case: Case, depth: int) -> tuple[Tensor, Tensor]:
-        result = self.load().spectral_density(self._operator(case), num_runs=1, lanczos_steps=depth, seed=0)
+        result = self.load().spectral_density(
+            self._operator(case), num_runs=1, lanczos_steps=depth, seed=0
+        )
         return result.raw_eigenvalues[0], result.raw_weights[0]
 
 
 class PyHessian(Peer):
     """With one batch it keeps the gradient's graph between products; with several it recomputes.
 
-    Its eigenvalues are the largest in magnitude. Its density calls torch.eig, which torch has removed, so that one
-    function is supplied here.
+    Its eigenvalues are the largest in magnitude. Its density calls torch.eig, which torch has
+    removed, so that one function is supplied here.
     """
 
     name = package = "PyHessian"
@@ -156,13 +183,19 @@ class PyHessian(Peer):
             pieces = v.split([p.numel() for p in hessian.params])
             parts = [piece.view_as(p) for piece, p in zip(pieces, hessian.params, strict=True)]
             one = len(case.batches) == 1
-            parts = product(hessian.gradsH, hessian.params, parts) if one else hessian.dataloader_hv_product(parts)[1]
+            parts = (
+                product(hessian.gradsH, hessian.params, parts)
+                if one
+                else hessian.dataloader_hv_product(parts)[1]
+            )
             return torch.cat([part.reshape(-1) for part in parts])
 
         return run
 
     def trace(self, case: Case, products: int) -> Traced:
-        """Hutchinson's, told never to stop early: its own rule compares successive running means."""
+        """Hutchinson's, told never to stop early: its own rule compares successive running
+        means.
+        """
         torch.manual_seed(0)
         samples = torch.tensor(self._hessian(case).trace(maxIter=products, tol=0.0))
         return Traced(float(samples.mean()), float(samples.std()) / products**0.5)
@@ -183,22 +216,34 @@ class PyHessian(Peer):
 
 
 class Backpack(Peer):
-    """The exact diagonal of the Hessian, layer by layer, from one extended backward pass a batch."""
+    """The exact diagonal of the Hessian, layer by layer, from one extended backward pass a
+    batch.
+    """
 
     name, module, package = "BackPACK", "backpack", "backpack-for-pytorch"
     exact_trace = True
 
     def trace(self, case: Case, products: int) -> Traced:
         backpack, extension = self.load(), self.load("extensions").DiagHessian()
-        model, loss = backpack.extend(copy.deepcopy(case.model)), backpack.extend(copy.deepcopy(LOSS))
+        model, loss = (
+            backpack.extend(copy.deepcopy(case.model)),
+            backpack.extend(copy.deepcopy(LOSS)),
+        )
         total = 0.0
         for x, y in case.batches:
             model.zero_grad()
             with backpack.backpack(extension):
                 loss(model(x), y).backward()
-            total += sum(float(p.diag_h.sum()) for p in model.parameters()) * len(y) / case.num_samples
+            total += (
+                sum(float(p.diag_h.sum()) for p in model.parameters()) * len(y) / case.num_samples
+            )
         return Traced(total, 0.0)
 
 
 PEERS: tuple[Peer, ...] = (Curvlinops(), HessianEigenthings(), PyHessian(), Backpack())
-VERSIONS = {"devinterp": "devinterp", "linear_operator": "linear-operator", "SciPy": "scipy", "networkx": "networkx"}
+VERSIONS = {
+    "devinterp": "devinterp",
+    "linear_operator": "linear-operator",
+    "SciPy": "scipy",
+    "networkx": "networkx",
+}

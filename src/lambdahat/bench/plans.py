@@ -1,4 +1,6 @@
-"""What a run of the benchmark measures: sizes, rounds, device, whether peers run; and rows from what was timed."""
+"""What a run of the benchmark measures: sizes, rounds, device, whether peers run; and rows from
+what was timed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from lambdahat.bench.timing import Maker, Timed, compare
 
 @dataclass(frozen=True)
 class Plan:
-    """The choices of a run; ``quick`` has tiny sizes that show that it runs, and its times mean nothing."""
+    """The choices of a run; ``quick`` has tiny sizes that show that it runs, and its times mean
+    nothing.
+    """
 
     device: str = "cpu"
     peers: bool = True
@@ -44,7 +48,9 @@ class Plan:
         """Of the perceptrons' hidden layers."""
         return 8 if self.quick else 256
 
-    def timed(self, makers: Mapping[str, Maker], unit: str = UNIT, long: bool = True) -> dict[str, Timed]:
+    def timed(
+        self, makers: Mapping[str, Maker], unit: str = UNIT, long: bool = True
+    ) -> dict[str, Timed]:
         """See ``compare``; what takes ``long`` is timed in three rounds at most."""
         if self.quick:
             return compare(makers, unit, rounds=1, sample_s=0.0)
@@ -71,7 +77,9 @@ class Plan:
         """The peers that have a method of this name, if peers are to run at all."""
         return [peer for peer in PEERS if self.peers and getattr(peer, work) is not None]
 
-    def limit(self, work: str, case: Case, count: float = 1.0, kind: str = "", label: str = "") -> Limit:
+    def limit(
+        self, work: str, case: Case, count: float = 1.0, kind: str = "", label: str = ""
+    ) -> Limit:
         """See ``limits.limit``; there is none for tiny sizes."""
         return Limit() if self.quick else limit(work, case, self.rates, count, kind, label)
 

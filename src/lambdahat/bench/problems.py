@@ -1,8 +1,9 @@
-"""The trained networks that every row is measured on, made here from the digits of the package, from fixed seeds.
+"""The trained networks that every row is measured on, made here from the digits of the package,
+from fixed seeds.
 
-The digits (8 × 8) are enlarged to 28 × 28, or to 3 × 32 × 32 in random colours for VGG-16, shifted at random and with
-pixel noise, so that any number of samples can be drawn. Each network is trained for a few epochs on them, so that its
-Hessian has a trained network's outliers.
+The digits (8 × 8) are enlarged to 28 × 28, or to 3 × 32 × 32 in random colours for VGG-16, shifted
+at random and with pixel noise, so that any number of samples can be drawn. Each network is trained
+for a few epochs on them, so that its Hessian has a trained network's outliers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ RATES = {"vgg16": 2e-4}
 
 @dataclass(frozen=True)
 class Case:
-    """A trained network with the one list of batches that ours, the peers and the gradient all read."""
+    """A trained network with the one list of batches that ours, the peers and the gradient all
+    read.
+    """
 
     name: str
     model: nn.Module
@@ -75,15 +78,21 @@ class Case:
 
     def describe(self) -> str:
         """Sizes in words."""
-        return f"P = {self.num_parameters:,}, n = {self.num_samples:,} in {len(self.batches)} batches"
+        return (
+            f"P = {self.num_parameters:,}, n = {self.num_samples:,} in {len(self.batches)} batches"
+        )
 
 
-def images(samples: int, side: int, *, colour: bool = False, seed: int = 0) -> tuple[Tensor, Tensor]:
+def images(
+    samples: int, side: int, *, colour: bool = False, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Images (samples, 1 or 3, side, side) and labels (samples,)."""
     rng = generator(seed, "bench images")
     pixels, labels = digits()
     pick = torch.randint(len(labels), (samples,), generator=rng)
-    large = interpolate(pixels[pick].view(-1, 1, 8, 8), size=side - 4, mode="bilinear", align_corners=False)
+    large = interpolate(
+        pixels[pick].view(-1, 1, 8, 8), size=side - 4, mode="bilinear", align_corners=False
+    )
     shifts = torch.randint(5, (samples, 2), generator=rng)
     out = torch.zeros(samples, 1, side, side)
     for image, digit, (i, j) in zip(out, large, shifts.tolist(), strict=True):
@@ -101,10 +110,14 @@ def network(name: str, width: int) -> nn.Module:
         return lenet5()
     if name == "vgg16":
         return vgg16(dropout=0.0)
-    return nn.Sequential(nn.Flatten(), *mlp([784, width, width, 10], "tanh" if name == "tanh" else "relu"))
+    return nn.Sequential(
+        nn.Flatten(), *mlp([784, width, width, 10], "tanh" if name == "tanh" else "relu")
+    )
 
 
-def load(name: str, samples: int, *, batch_size: int, device: str = "cpu", width: int = 256) -> Case:
+def load(
+    name: str, samples: int, *, batch_size: int, device: str = "cpu", width: int = 256
+) -> Case:
     """The trained case "mlp", "tanh", "lenet5" or "vgg16"."""
     large = name == "vgg16"
     x, y = (t.to(device) for t in images(samples, 32 if large else 28, colour=large))
@@ -117,4 +130,6 @@ def load(name: str, samples: int, *, batch_size: int, device: str = "cpu", width
             cross_entropy(model(x[rows.to(device)]), y[rows.to(device)]).backward()
             optimizer.step()
     model.zero_grad()
-    return Case(name, model.eval(), list(zip(x.split(batch_size), y.split(batch_size), strict=True)))
+    return Case(
+        name, model.eval(), list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+    )

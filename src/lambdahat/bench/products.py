@@ -50,7 +50,9 @@ def _applied(make: Callable[[Case], Callable[[Tensor], Tensor]], case: Case, v: 
 
 
 def _error(case: Case, work: str, v: Tensor) -> Callable[[Tensor], float]:
-    """The relative error of a product, or of a block's first column, against double backward in float64."""
+    """The relative error of a product, or of a block's first column, against double backward in
+    float64.
+    """
     reference = exact.gauss_newton_product if work == "ggn" else exact.product
     truth = reference(exact.double(case), v.double())
 

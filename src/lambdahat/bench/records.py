@@ -17,11 +17,12 @@ UNKNOWN = math.nan
 class BenchRow(Result):
     """One task on one case by one library; NaN is what is not known or does not apply.
 
-    ``cost`` is the time in ``unit``\\ s (one gradient over the same data, where nothing else is said), the median over
-    interleaved rounds of the ratio within a round. ``error`` is relative, against the exact answer. ``memory`` is the
-    MiB by which the peak rose. ``limit`` is what the task must cost at least, in units, and ``limit_why`` where that
-    comes from; ``flop_seconds`` and ``byte_seconds`` are its least arithmetic and traffic at the rates of this machine.
-    ``note`` says why a task has no time, or what its time means.
+    ``cost`` is the time in ``unit``\\ s (one gradient over the same data, where nothing else is
+    said), the median over interleaved rounds of the ratio within a round. ``error`` is relative,
+    against the exact answer. ``memory`` is the MiB by which the peak rose. ``limit`` is what the
+    task must cost at least, in units, and ``limit_why`` where that comes from; ``flop_seconds`` and
+    ``byte_seconds`` are its least arithmetic and traffic at the rates of this machine. ``note``
+    says why a task has no time, or what its time means.
     """
 
     work: str
@@ -46,7 +47,9 @@ class BenchRow(Result):
 
     @property
     def over_machine(self) -> float:
-        """The time over what arithmetic or traffic, whichever is more, takes at the machine's own rates."""
+        """The time over what arithmetic or traffic, whichever is more, takes at the machine's
+        own rates.
+        """
         least = [part for part in (self.flop_seconds, self.byte_seconds) if part > 0]
         return self.seconds / max(least) if least else UNKNOWN
 
@@ -85,8 +88,14 @@ class BenchResult(Result):
         return UNKNOWN if ours is None else ours.cost / row.cost
 
     def faster_peers(self) -> list[BenchRow]:
-        """The rows of peers that took less time than ours for an answer as accurate as was asked for."""
-        return [row for row in self.rows if row.by not in (OURS, UNIT) and row.accurate and self.ratio(row) > 1]
+        """The rows of peers that took less time than ours for an answer as accurate as was asked
+        for.
+        """
+        return [
+            row
+            for row in self.rows
+            if row.by not in (OURS, UNIT) and row.accurate and self.ratio(row) > 1
+        ]
 
     def far_from_limit(self, factor: float = 1.3) -> list[BenchRow]:
         """Our rows that cost more than ``factor`` times their limit."""

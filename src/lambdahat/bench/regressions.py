@@ -10,12 +10,14 @@ from lambdahat._check import require, require_positive
 from lambdahat.bench.records import OURS, UNIT, BenchResult, BenchRow
 
 TOLERANCE = 0.15
-ALIKE = ("device", "quick", "samples", "batch size", "hidden width")  # of two runs that can be compared
+# of two runs that can be compared
+ALIKE = ("device", "quick", "samples", "batch size", "hidden width")
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A task that takes ``growth`` times what is on record, or, where ``growth`` is 0, whose error is too large.
+    """A task that takes ``growth`` times what is on record, or, where ``growth`` is 0, whose error
+    is too large.
 
     ``failed`` says why there is no answer at all.
     """
@@ -35,12 +37,15 @@ class Regression:
         return f"{where}: the error is {self.error:.2g}, more than was asked for"
 
 
-def regressions(now: BenchResult, record: BenchResult, tolerance: float = TOLERANCE) -> list[Regression]:
+def regressions(
+    now: BenchResult, record: BenchResult, tolerance: float = TOLERANCE
+) -> list[Regression]:
     """The tasks of ours that are slower than on record by more than ``tolerance``, or not accurate.
 
-    A time says nothing on another day, so only ratios are compared: ours to one unit of work and ours to every peer
-    that both runs timed. A real loss shows in all of them, noise of one reference does not: the smallest growth counts.
-    Tasks that are in one run only are passed over, but some must be in both. A task of ours that raised counts.
+    A time says nothing on another day, so only ratios are compared: ours to one unit of work and
+    ours to every peer that both runs timed. A real loss shows in all of them, noise of one
+    reference does not: the smallest growth counts. Tasks that are in one run only are passed over,
+    but some must be in both. A task of ours that raised counts.
     """
     require_positive(tolerance, "tolerance")
     require_alike(now.about, record)
@@ -83,7 +88,9 @@ def require_alike(about: Mapping[str, Any], record: BenchResult) -> None:
 
 
 def smallest_growth(new: dict[str, BenchRow], old: dict[str, BenchRow]) -> float:
-    """The least of the growths of ours over the unit and over each peer; 0 where there is nothing to compare."""
+    """The least of the growths of ours over the unit and over each peer; 0 where there is
+    nothing to compare.
+    """
     growths = []
     for by in (UNIT, *new):
         if by == OURS or by not in new or by not in old or OURS not in old:
@@ -99,6 +106,8 @@ def merged(first: BenchResult, again: BenchResult) -> BenchResult:
     rows: list[BenchRow] = []
     for work, case in first.tasks():
         old, new = first.of(work, case), again.of(work, case)
-        better = OURS in new and OURS in old and (_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
+        better = (
+            OURS in new and OURS in old and (_failed(old[OURS]) or new[OURS].cost < old[OURS].cost)
+        )
         rows += (new if better else old).values()
     return BenchResult(tuple(rows), first.about)

@@ -41,10 +41,14 @@ FAMILIES: dict[str, Family] = {
 ON_CPU = ("determinants", "graphs")
 
 
-def run(plan: Plan, only: str = "*", watch: Callable[[BenchResult], None] | None = None) -> BenchResult:
-    """All rows of the families that the glob ``only`` matches; ``watch`` sees the result after each task.
+def run(
+    plan: Plan, only: str = "*", watch: Callable[[BenchResult], None] | None = None
+) -> BenchResult:
+    """All rows of the families that the glob ``only`` matches; ``watch`` sees the result after each
+    task.
 
-    Peers draw from the global generator and warn; both are confined to this call, and TF32 is off inside it.
+    Peers draw from the global generator and warn; both are confined to this call, and TF32 is off
+    inside it.
     """
     chosen = {name: family for name, family in FAMILIES.items() if fnmatch(name, only)}
     if plan.gpu:  # where these have nothing to do
@@ -68,7 +72,9 @@ def run(plan: Plan, only: str = "*", watch: Callable[[BenchResult], None] | None
 def described(plan: Plan) -> dict[str, Any]:
     """The machine, the versions and the sizes."""
     chip = torch.cuda.get_device_name() if plan.gpu else platform.processor() or platform.machine()
-    versions = {peer.name: peer.version() for peer in PEERS} | {name: _version(of) for name, of in VERSIONS.items()}
+    versions = {peer.name: peer.version() for peer in PEERS} | {
+        name: _version(of) for name, of in VERSIONS.items()
+    }
     sizes = {"samples": plan.samples, "batch size": plan.batch_size, "hidden width": plan.width}
     return {
         **asdict(plan),
@@ -83,7 +89,9 @@ def described(plan: Plan) -> dict[str, Any]:
 
 
 def _load_peers() -> None:
-    """Before anything is measured, so that no import is in a task's memory or time; what is missing says so there."""
+    """Before anything is measured, so that no import is in a task's memory or time; what is
+    missing says so there.
+    """
     loads = [peer.load for peer in PEERS] + [
         partial(devinterp, "slt.sampler"),
         partial(import_module, "linear_operator"),

@@ -1,4 +1,6 @@
-"""Timing: one process, interleaved rounds, medians of the ratios to one unit of work, and peak memory."""
+"""Timing: one process, interleaved rounds, medians of the ratios to one unit of work, and peak
+memory.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,19 @@ from typing import Any
 
 import torch
 
-PATIENCE, ENDURANCE = 4.0, 20.0  # seconds; a longer first call is repeated once, one longer still is the only one
-SETTLE = 0.1  # seconds before a sample: so long the threads of another task's BLAS spin on, and take its cores
+# seconds; a longer first call is repeated once, one longer still is the only one
+PATIENCE, ENDURANCE = 4.0, 20.0
+# seconds before a sample: so long the threads of another task's BLAS spin on, and take its cores
+SETTLE = 0.1
 Run = Callable[[], Any]
 Maker = Callable[[], Run]  # set-up, which is not timed; what it returns is
 
 
 @dataclass(frozen=True)
 class Clocked:
-    """What a task returns that times itself: its seconds, those of one unit of its own, and its answer."""
+    """What a task returns that times itself: its seconds, those of one unit of its own, and its
+    answer.
+    """
 
     seconds: float
     value: Any = None
@@ -32,7 +38,9 @@ class Clocked:
 
 @dataclass(frozen=True)
 class Timed:
-    """Median seconds of a call, its cost in units, the MiB of its peak, its last answer; or why there is none."""
+    """Median seconds of a call, its cost in units, the MiB of its peak, its last answer; or why
+    there is none.
+    """
 
     seconds: float = math.nan
     cost: float = math.nan
@@ -59,13 +67,17 @@ def seconds(run: Run, number: int = 1) -> tuple[float, Any]:
     return (time.perf_counter() - start) / number, value
 
 
-def compare(makers: Mapping[str, Maker], unit: str, rounds: int, sample_s: float = 0.05) -> dict[str, Timed]:
-    """Every task timed, in rounds that run each once, so that drift of the machine falls on all alike.
+def compare(
+    makers: Mapping[str, Maker], unit: str, rounds: int, sample_s: float = 0.05
+) -> dict[str, Timed]:
+    """Every task timed, in rounds that run each once, so that drift of the machine falls on all
+    alike.
 
-    The first call, set-up included, shows the memory and warms up; short tasks fill a sample of ``sample_s`` with
-    several calls. A pause is before each sample, so that no one pays for the threads of the one before. The cost is the
-    median over rounds of the ratio to ``unit``, one of the tasks; what takes longer than some seconds has no rounds but
-    a second call, for a first may load libraries or search for kernels. A task that raises has a note instead.
+    The first call, set-up included, shows the memory and warms up; short tasks fill a sample of
+    ``sample_s`` with several calls. A pause is before each sample, so that no one pays for the
+    threads of the one before. The cost is the median over rounds of the ratio to ``unit``, one of
+    the tasks; what takes longer than some seconds has no rounds but a second call, for a first may
+    load libraries or search for kernels. A task that raises has a note instead.
     """
     runs: dict[str, tuple[Run, int]] = {}
     single: dict[str, tuple[float, Any]] = {}
@@ -75,7 +87,9 @@ def compare(makers: Mapping[str, Maker], unit: str, rounds: int, sample_s: float
         try:
             run, memory[name], first = _prepared(make)
             if first[0] > PATIENCE and name != unit:
-                single[name] = first if first[0] > ENDURANCE else min(first, seconds(run), key=itemgetter(0))
+                single[name] = (
+                    first if first[0] > ENDURANCE else min(first, seconds(run), key=itemgetter(0))
+                )
             else:
                 runs[name] = run, _number(run, first, sample_s)
         except Exception as error:  # a peer may break in any way
@@ -87,7 +101,9 @@ def compare(makers: Mapping[str, Maker], unit: str, rounds: int, sample_s: float
     for name, (spent, value) in single.items():
         found[name], values[name] = (spent, spent / found[unit][0]), value
     return {
-        name: Timed(*found[name], memory[name], values[name]) if name in found else Timed(note=notes[name])
+        name: Timed(*found[name], memory[name], values[name])
+        if name in found
+        else Timed(note=notes[name])
         for name in makers
     }
 
@@ -105,7 +121,11 @@ def _number(run: Run, first: tuple[float, Any], sample_s: float) -> int:
     if first[0] > 1.0 or sample_s == 0:
         return 1
     again = run()
-    return 1 if isinstance(again, Clocked) else max(1, math.ceil(sample_s / max(seconds(run)[0], 1e-7)))
+    return (
+        1
+        if isinstance(again, Clocked)
+        else max(1, math.ceil(sample_s / max(seconds(run)[0], 1e-7)))
+    )
 
 
 def _rounds(
@@ -123,11 +143,14 @@ def _rounds(
 
 def _summary(times: list[float], units: list[float]) -> tuple[float, float]:
     """The median time, and the median ratio to the unit of the same round."""
-    return statistics.median(times), statistics.median(t / u for t, u in zip(times, units, strict=True))
+    return statistics.median(times), statistics.median(
+        t / u for t, u in zip(times, units, strict=True)
+    )
 
 
 class Peak:
-    """By how many MiB memory rose at most inside the block: of CUDA's allocator in use, else of the process (Linux).
+    """By how many MiB memory rose at most inside the block: of CUDA's allocator in use, else of the
+    process (Linux).
 
     NaN where neither can be known.
     """
@@ -142,8 +165,10 @@ class Peak:
             self.before = torch.cuda.memory_allocated() / 2**20
         else:
             with suppress(OSError, AttributeError):
-                ctypes.CDLL(None).malloc_trim(0)  # what was freed before goes back, so that its use anew shows
-                Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is held now
+                # what was freed before goes back, so that its use anew shows
+                ctypes.CDLL(None).malloc_trim(0)
+                # the high-water mark falls to what is held now
+                Path("/proc/self/clear_refs").write_text("5")
             self.before = _resident("VmRSS")
         return self
 

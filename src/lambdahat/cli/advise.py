@@ -23,9 +23,16 @@ ADVISED = ("advice", "batch", "value ± error", "95 % interval")
 
 
 def run_advise(
-    factory: str, choices: Choices, question: dict[str, Any], out: Path | None, as_json: bool, quiet: bool
+    factory: str,
+    choices: Choices,
+    question: dict[str, Any],
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
-    """Measure, advise, print and write; the exit code. ``question`` are the arguments of ``advise``."""
+    """Measure, advise, print and write; the exit code. ``question`` are the arguments of
+    ``advise``.
+    """
     require_writable(out)
     problem = load_problem(factory, choices)
     with bars(quiet), foreign_output():
@@ -50,7 +57,9 @@ def run_advise(
 
 
 def mind_samples(found: Advice) -> list[str]:
-    """Where batches are not far smaller than the samples that --samples drew, which all formulas take for all data."""
+    """Where batches are not far smaller than the samples that --samples drew, which all formulas
+    take for all data.
+    """
     total, cautions = found.levels.population, []
     for size in (view.batch_size for view in found.levels.views if view.batch_size > NEAR * total):
         less = (
@@ -59,8 +68,9 @@ def mind_samples(found: Advice) -> list[str]:
             else "noise, and none is seen here"
         )
         cautions.append(
-            f"a batch of {size:,} is {size / total:.0%} of the {total:,} samples taken, which count as all data in "
-            f"b = B/(1 − B/N): with far more data it has {less}; take more --samples"
+            f"a batch of {size:,} is {size / total:.0%} of the {total:,} samples taken, which count"
+            f" as all data in b = B/(1 − B/N): with far more data it has {less}; take more"
+            " --samples"
         )
     return cautions
 
@@ -83,15 +93,22 @@ def measured(found: Advice) -> list[tuple[str, str, str]]:
         ]
     for view in levels.views:
         size = f"batches of {view.batch_size:,}"
-        rows.append(("λ₁", value_text(view.measured), f"{size}, standard deviation {view.spread:.2g}"))
+        rows.append(
+            ("λ₁", value_text(view.measured), f"{size}, standard deviation {view.spread:.2g}")
+        )
         if isinstance(levels, NoiseLevels):
             rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), f"{size}, with all data"))
-        rows += [("λ₁", value_text(each), f"{size}, predicted, {model}") for model, each in view.predicted.items()]
+        rows += [
+            ("λ₁", value_text(each), f"{size}, predicted, {model}")
+            for model, each in view.predicted.items()
+        ]
     return rows
 
 
 def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
-    """λ_P; of a Gauss–Newton matrix, which has no eigenvalue below 0, the mean of all eigenvalues."""
+    """λ_P; of a Gauss–Newton matrix, which has no eigenvalue below 0, the mean of all
+    eigenvalues.
+    """
     if levels.operator != "ggn":
         return "λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"
     order = levels.parameters
@@ -102,7 +119,12 @@ def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
 def advised(found: Advice) -> list[tuple[str, ...]]:
     """One row for each recommendation."""
     return [
-        (each.name, f"{each.batch_size:,}" if each.batch_size else "any", _told(each.value), _interval(each.value))
+        (
+            each.name,
+            f"{each.batch_size:,}" if each.batch_size else "any",
+            _told(each.value),
+            _interval(each.value),
+        )
         for each in found.recommendations
     ]
 
@@ -132,7 +154,12 @@ def document(found: Advice) -> dict[str, Any]:
     numbers = (
         {}
         if isinstance(levels, BatchLevels)
-        else {"largest": levels.largest, "smallest": levels.smallest, "variance": levels.variance, "tau2": levels.tau2}
+        else {
+            "largest": levels.largest,
+            "smallest": levels.smallest,
+            "variance": levels.variance,
+            "tau2": levels.tau2,
+        }
     )
     views = [
         {
@@ -173,7 +200,12 @@ def _write(found: Advice, folder: Path) -> None:
     """``advice.json``, ``table.txt``, ``table.md`` and ``advice.png``."""
     found.save(folder / "advice.json")
     title, why = headline(found), reasons(found)
-    plain = [found.headline, text_table(MEASURED, measured(found), title), text_table(ADVISED, advised(found)), why]
+    plain = [
+        found.headline,
+        text_table(MEASURED, measured(found), title),
+        text_table(ADVISED, advised(found)),
+        why,
+    ]
     marked = [
         f"{found.headline}\n",
         f"{title}\n",

@@ -18,18 +18,39 @@ from lambdahat.cli.tables import markdown_table, print_json, print_table, text_t
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 
-HEADER = ("work", "case", "by", "ms", "cost", "ours / it", "error", "MiB", "over limit", "over machine", "note")
+HEADER = (
+    "work",
+    "case",
+    "by",
+    "ms",
+    "cost",
+    "ours / it",
+    "error",
+    "MiB",
+    "over limit",
+    "over machine",
+    "note",
+)
 NOTE = (
-    "cost: in the unit of the task, its first row. ours / it: our cost over this one's; below 1 we are faster.\n"
-    "error: relative, against the exact answer. MiB: rise of the peak. over limit: cost over the least that DESIGN §5\n"
-    "or the count of arithmetic allows. over machine: time over the least arithmetic or traffic at the machine's rates."
+    "cost: in the unit of the task, its first row. ours / it: our cost over this one's; below 1 we"
+    " are faster.\nerror: relative, against the exact answer. MiB: rise of the peak. over limit:"
+    " cost over the least that DESIGN §5\nor the count of arithmetic allows. over machine: time"
+    " over the least arithmetic or traffic at the machine's rates."
 )
 
 
 def run_bench(
-    plan: Plan, only: str, out: Path | None, against: Path | None, tolerance: float, as_json: bool, quiet: bool
+    plan: Plan,
+    only: str,
+    out: Path | None,
+    against: Path | None,
+    tolerance: float,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
-    """Measure, print and write; the exit code. With ``against``, tasks that seem slower are measured once more."""
+    """Measure, print and write; the exit code. With ``against``, tasks that seem slower are
+    measured once more.
+    """
     _require_device(plan.device)
     record = None if against is None else BenchResult.load(against)
     if record is not None:
@@ -66,7 +87,9 @@ def show(found: BenchResult, slower: Sequence[Regression], as_json: bool, quiet:
 def headline(found: BenchResult) -> str:
     """The machine in a line."""
     about = found.about
-    return f"{about['device']} ({about['chip']}), {about['threads']} threads, torch {about['torch']}"
+    return (
+        f"{about['device']} ({about['chip']}), {about['threads']} threads, torch {about['torch']}"
+    )
 
 
 def as_row(found: BenchResult, row: BenchRow) -> tuple[str, ...]:
@@ -95,14 +118,17 @@ def number(value: float) -> str:
 
 
 def findings(found: BenchResult) -> list[str]:
-    """What is to be explained: every peer that is faster, and what of ours is far from its limit."""
+    """What is to be explained: every peer that is faster, and what of ours is far from its
+    limit.
+    """
     lines = [
-        f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(found.ratio(row))} times as long"
+        f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(found.ratio(row))}"
+        " times as long"
         for row in found.faster_peers()
     ]
     return lines + [
-        f"{row.work} ({row.case}) costs {number(row.over_limit)} times the limit, {number(row.limit)} × one {row.unit} "
-        f"({row.limit_why})"
+        f"{row.work} ({row.case}) costs {number(row.over_limit)} times the limit,"
+        f" {number(row.limit)} × one {row.unit} ({row.limit_why})"
         for row in found.far_from_limit()
     ]
 
@@ -123,7 +149,11 @@ def _save(found: BenchResult, folder: Path) -> None:
 
 
 def _document(found: BenchResult, row: BenchRow) -> dict[str, Any]:
-    extra = {"ours_over_it": found.ratio(row), "over_limit": row.over_limit, "over_machine": row.over_machine}
+    extra = {
+        "ours_over_it": found.ratio(row),
+        "over_limit": row.over_limit,
+        "over_machine": row.over_machine,
+    }
     return asdict(replace(row, by=row.label)) | extra
 
 
@@ -136,4 +166,6 @@ def _require_device(device: str) -> None:
     if known == "cpu" and device != "cpu":
         raise InputError(f"--device must be cpu or cuda, got {device!r}; there is one cpu")
     if known == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device must be one that is there, got cuda, and torch sees no CUDA device")
+        raise InputError(
+            "--device must be one that is there, got cuda, and torch sees no CUDA device"
+        )

@@ -10,8 +10,12 @@ import typer
 from lambdahat.cli.exits import EXIT_CODES, exit_codes, output_path
 from lambdahat.cli.options import Json, Quiet
 
-data_commands = typer.Typer(help="The data sets: what there is, fetching it, checking it.", no_args_is_help=True)
-Names = Annotated[list[str] | None, typer.Argument(help="Data sets.", show_default="all that are here")]
+data_commands = typer.Typer(
+    help="The data sets: what there is, fetching it, checking it.", no_args_is_help=True
+)
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Data sets.", show_default="all that are here")
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
@@ -35,12 +39,18 @@ def list_data(as_json: Json = False) -> None:
 
 @data_commands.command("fetch", epilog=EXIT_CODES)
 def fetch_data(
-    names: Annotated[list[str], typer.Argument(help="Data sets; a name that is not known lists them all.")],
+    names: Annotated[
+        list[str], typer.Argument(help="Data sets; a name that is not known lists them all.")
+    ],
     folder: DataFolder = None,
-    mirror: Annotated[str | None, typer.Option(help="An address below which the files are.")] = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="An address below which the files are.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Bring data sets from the usual mirrors, verified; a broken download continues where it stopped."""
+    """Bring data sets from the usual mirrors, verified; a broken download continues where it
+    stopped.
+    """
     from lambdahat.cli.datasets import run_fetch
 
     with exit_codes("what has come is kept; the same command continues"):
@@ -49,8 +59,12 @@ def fetch_data(
 
 
 @data_commands.command("check", epilog=EXIT_CODES)
-def check_data(names: Names = None, folder: DataFolder = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Compare the files with their published checksums; where there is none, say so and compare the size if known."""
+def check_data(
+    names: Names = None, folder: DataFolder = None, as_json: Json = False, quiet: Quiet = False
+) -> None:
+    """Compare the files with their published checksums; where there is none, say so and compare
+    the size if known.
+    """
     from lambdahat.cli.datasets import run_check
 
     with exit_codes():

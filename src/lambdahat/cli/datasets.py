@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lambdahat._check import require_choice
-from lambdahat.cli.exits import NAMELESS, NOT_CONVERGED, OK, InputError, one_line, require_writable, say
+from lambdahat.cli.exits import (
+    NAMELESS,
+    NOT_CONVERGED,
+    OK,
+    InputError,
+    one_line,
+    require_writable,
+    say,
+)
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.data.catalogue import CATALOGUE
@@ -31,7 +39,9 @@ def run_list(as_json: bool) -> int:
         keys = "name", "counts", "description", "where"
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
-        print_table(LISTED, [(name, f"{n:,}", f"{m:,}", what, where) for name, (n, m), what, where in rows])
+        print_table(
+            LISTED, [(name, f"{n:,}", f"{m:,}", what, where) for name, (n, m), what, where in rows]
+        )
     return OK
 
 
@@ -57,11 +67,14 @@ def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, qui
 def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: bool) -> int:
     """Compare files with their published checksums: those of the names, or of all that are here.
 
-    Where nobody published one, that is said and is no failure: only the size, if known, was compared.
+    Where nobody published one, that is said and is no failure: only the size, if known, was
+    compared.
     """
     for name in names:
         require_choice(name, "data set", CATALOGUE)
-    wanted = names or [name for name, entry in CATALOGUE.items() if not entry.bundled and locate(name, folder)]
+    wanted = names or [
+        name for name, entry in CATALOGUE.items() if not entry.bundled and locate(name, folder)
+    ]
     rows, wrong, notes = [], [], []
     for name in wanted:
         if CATALOGUE[name].bundled:
@@ -88,5 +101,9 @@ def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: b
 def _untold(files: Sequence[File]) -> str:
     """What could not be checked of files without a published checksum, and what was."""
     names = files[0].name if len(files) == 1 else f"{files[0].name} … {files[-1].name}"
-    compared = "their sizes are right" if all(file.size is not None for file in files) else "they are there, not empty"
+    compared = (
+        "their sizes are right"
+        if all(file.size is not None for file in files)
+        else "they are there, not empty"
+    )
     return f"{UNPUBLISHED} of {names}; {compared}, other contents would not be noticed"

@@ -1,4 +1,6 @@
-"""``lambdahat demo``: the NGD paper in miniature, from untrained networks to a table of claims and the page."""
+"""``lambdahat demo``: the NGD paper in miniature, from untrained networks to a table of claims
+and the page.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,17 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     from joblib import cpu_count
 
     experiment = seeded(EXPERIMENT, seed)
-    jobs = min(cpu_count(), len(experiment.grid(SCALE)))  # a cell gives the same numbers in any process
+    # a cell gives the same numbers in any process
+    jobs = min(cpu_count(), len(experiment.grid(SCALE)))
     with bars(quiet), one_thread():
-        store = sweep(experiment, out, scale=SCALE, jobs=jobs, resume=False, command=f"lambdahat demo --seed {seed}")
+        store = sweep(
+            experiment,
+            out,
+            scale=SCALE,
+            jobs=jobs,
+            resume=False,
+            command=f"lambdahat demo --seed {seed}",
+        )
     code = say_errors(store)
     if len(store.rows()) == 0:
         return code

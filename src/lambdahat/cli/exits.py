@@ -21,11 +21,11 @@ from lambdahat.results import Status
 OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141
 
 EXIT_CODES = (
-    "Exit codes: 0 all went well; 1 measured, but some status is not CONVERGED (the output states the remedy), or a "
-    "case of verify, a file of data check, a cell of reproduce or a task of bench fails, or is slower than on record; "
-    "2 bad usage or input; 3 an error inside, with its traceback; "
-    "130 interrupted (what had been finished is kept in --out); "
-    "141 whoever read the output stopped reading, as in a pipe to head."
+    "Exit codes: 0 all went well; 1 measured, but some status is not CONVERGED (the output states"
+    " the remedy), or a case of verify, a file of data check, a cell of reproduce or a task of"
+    " bench fails, or is slower than on record; 2 bad usage or input; 3 an error inside, with its"
+    " traceback; 130 interrupted (what had been finished is kept in --out); 141 whoever read the"
+    " output stopped reading, as in a pipe to head."
 )
 
 
@@ -50,15 +50,18 @@ class InputError(Exception):
 
 
 def output_path(given: str | Path) -> Path:
-    """An --out as it was given, or its default; pathlib would take an empty name for the current folder."""
+    """An --out as it was given, or its default; pathlib would take an empty name for the current
+    folder.
+    """
     return Path(given) if str(given).strip() else NAMELESS
 
 
 def require_writable(out: Path | None, option: str = "--out", file: bool = False) -> None:
-    """Refuse, before any work, a folder (or with ``file`` the place of a file) that cannot be written to.
+    """Refuse, before any work, a folder (or with ``file`` the place of a file) that cannot be
+    written to.
 
-    A small file is written there and removed, and so are folders that this takes: permissions tell less, to root
-    nothing, and of a full disk they know nothing at all.
+    A small file is written there and removed, and so are folders that this takes: permissions tell
+    less, to root nothing, and of a full disk they know nothing at all.
     """
     if out is None:
         return
@@ -71,9 +74,13 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
         if file and out.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         folder = out.parent if file else out
-        made = list(itertools.takewhile(lambda path: not os.path.lexists(path), (folder, *folder.parents)))
+        made = list(
+            itertools.takewhile(lambda path: not os.path.lexists(path), (folder, *folder.parents))
+        )
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{out.name}." if file else ".lambdahat.") as stream:
+        with tempfile.NamedTemporaryFile(
+            dir=folder, prefix=f".{out.name}." if file else ".lambdahat."
+        ) as stream:
             stream.write(bytes(ROOM))
             stream.flush()
             os.fsync(stream.fileno())
@@ -81,7 +88,9 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
         why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
         what = "a file" if file else "a folder"
         given = "''" if out == NAMELESS else describe(str(out))
-        raise InputError(f"{option} must be {what} that can be written to, got {given} ({why})") from None
+        raise InputError(
+            f"{option} must be {what} that can be written to, got {given} ({why})"
+        ) from None
     finally:
         for path in made:  # the innermost first
             with suppress(OSError):
@@ -89,13 +98,17 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
 
 
 def _is_text(name: str) -> bool:
-    """Whether results, which say what command made them, can hold a name: bytes that are no UTF-8 cannot be written."""
+    """Whether results, which say what command made them, can hold a name: bytes that are no
+    UTF-8 cannot be written.
+    """
     return "\0" not in name and name == name.encode(errors="replace").decode()
 
 
 @contextmanager
 def foreign_output() -> Iterator[None]:
-    """Send to standard error what a caller's code prints meanwhile, from Python or below: standard output is ours."""
+    """Send to standard error what a caller's code prints meanwhile, from Python or below:
+    standard output is ours.
+    """
     sys.stdout.flush()
     try:
         kept = os.dup(1) if sys.stdout.fileno() == 1 else None
@@ -115,10 +128,11 @@ def foreign_output() -> Iterator[None]:
 
 @contextmanager
 def exit_codes(kept: str = "") -> Iterator[None]:
-    """Turn what is raised inside into an exit code and, where the input is to blame, one line on standard error.
+    """Turn what is raised inside into an exit code and, where the input is to blame, one line on
+    standard error.
 
-    ``ValueError`` and ``TypeError`` are what the library raises for arguments (``_check.require``). A disk that is full
-    or read-only is no error inside either.
+    ``ValueError`` and ``TypeError`` are what the library raises for arguments (``_check.require``).
+    A disk that is full or read-only is no error inside either.
     """
     try:
         yield
@@ -131,7 +145,10 @@ def exit_codes(kept: str = "") -> Iterator[None]:
     except typer.Exit:
         raise
     except SystemExit as error:  # the library never raises it
-        say(f"error: the model, its loss or its data called sys.exit({error.code!r}); let them raise an error instead")
+        say(
+            f"error: the model, its loss or its data called sys.exit({error.code!r}); let them"
+            " raise an error instead"
+        )
         raise typer.Exit(BAD_INPUT) from None
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _unread():
@@ -139,7 +156,10 @@ def exit_codes(kept: str = "") -> Iterator[None]:
         if _of_the_disk(error):
             if _output_is_full():
                 raise typer.Exit(BAD_INPUT) from None
-            say(f"error: {one_line(error)}" + (f"; make room or choose another place; {kept}" if kept else ""))
+            say(
+                f"error: {one_line(error)}"
+                + (f"; make room or choose another place; {kept}" if kept else "")
+            )
             raise typer.Exit(BAD_INPUT) from None
         traceback.print_exc()
         raise typer.Exit(FAILED) from None
@@ -147,7 +167,8 @@ def exit_codes(kept: str = "") -> Iterator[None]:
 
 @contextmanager
 def unread_output() -> Iterator[None]:
-    """End without a traceback where nobody reads standard output any more, also when only its last lines meet that.
+    """End without a traceback where nobody reads standard output any more, also when only its last
+    lines meet that.
 
     A disk that is full where standard output goes is one line and exit code 2.
     """
@@ -157,7 +178,8 @@ def unread_output() -> Iterator[None]:
         finally:
             if _output_is_full():
                 raise SystemExit(BAD_INPUT) from None
-            with suppress(OSError, ValueError):  # what other code prints as Python ends is no part of the output
+            # what other code prints as Python ends is no part of the output
+            with suppress(OSError, ValueError):
                 if sys.stdout.fileno() == 1:
                     os.dup2(2, 1)
     except BrokenPipeError:
@@ -167,14 +189,20 @@ def unread_output() -> Iterator[None]:
 
 
 def _of_the_disk(error: Exception) -> bool:
-    """Whether a place to write to is full, read-only or no such place at all: not a fault of the program."""
+    """Whether a place to write to is full, read-only or no such place at all: not a fault of the
+    program.
+    """
     if isinstance(error, sqlite3.OperationalError):
-        return any(text in str(error) for text in ("is full", "readonly", "unable to open", "disk I/O"))
+        return any(
+            text in str(error) for text in ("is full", "readonly", "unable to open", "disk I/O")
+        )
     return isinstance(error, OSError) and error.errno in DISK
 
 
 def _output_is_full() -> bool:
-    """Whether standard output goes to a disk that takes no more; says so, and lets the rest go nowhere."""
+    """Whether standard output goes to a disk that takes no more; says so, and lets the rest go
+    nowhere.
+    """
     try:
         print(end="", flush=True)
     except BrokenPipeError:
@@ -187,7 +215,9 @@ def _output_is_full() -> bool:
 
 
 def _unread() -> bool:
-    """Whether standard output is the pipe that broke. It takes a write: one that failed leaves nothing to flush."""
+    """Whether standard output is the pipe that broke. It takes a write: one that failed leaves
+    nothing to flush.
+    """
     try:
         print(flush=True)
     except BrokenPipeError:

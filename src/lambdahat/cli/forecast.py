@@ -1,4 +1,6 @@
-"""What a measurement would cost, from one measured product and, for chains, one measured gradient."""
+"""What a measurement would cost, from one measured product and, for chains, one measured
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
 from lambdahat.problem import Problem
-from lambdahat.sampling.automatic import CHECKS, LEAST_EFFORT, TRAJECTORIES, default_kernel, whole_is_cheap
+from lambdahat.sampling.automatic import (
+    CHECKS,
+    LEAST_EFFORT,
+    TRAJECTORIES,
+    default_kernel,
+    whole_is_cheap,
+)
 from lambdahat.sampling.hamiltonian import HMC
 from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP, Effort
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
@@ -32,9 +40,11 @@ from lambdahat.singular.temperatures import FACTORS
 from lambdahat.singular.volumes import TRIALS, TRIALS_PER_PARAMETER
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
-CHAIN_VECTORS = 6  # of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
+# of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
+CHAIN_VECTORS = 6
 CHAINS = ("llc", "llc_curve", "bayes_criteria", "temperature_regression", "free_energy", "sweep")
-STEEPEST = 5.0  # the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
+# the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
+STEEPEST = 5.0
 SWEEP = {"chains": 2, "draws": 500}  # of each point, where they are not given
 VOLUME = 60 * 3 * 2048  # levels, kinds of moves and points of a volume scaling
 ROUND = 8  # trajectories that are drawn at once at the least
@@ -42,7 +52,8 @@ ROUND = 8  # trajectories that are drawn at once at the least
 
 @dataclass(frozen=True)
 class Forecast:
-    """Products, seconds and bytes that one quantity takes, between ``fewest`` and ``most`` products.
+    """Products, seconds and bytes that one quantity takes, between ``fewest`` and ``most``
+    products.
 
     Of chains it is gradients, over all of them, and ``unit`` says so.
     """
@@ -59,19 +70,32 @@ class Forecast:
         """In words."""
         if self.most == 0:
             return self.quantity, "0, closed form", "a few gradients", size(self.vectors_bytes)
-        products = f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        products = (
+            f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        )
         products += "" if self.unit == "products" else f" {self.unit}"
         low, high = duration(self.seconds_fewest), duration(self.seconds_most)
-        return self.quantity, products, low if low == high else f"{low} to {high}", size(self.vectors_bytes)
+        return (
+            self.quantity,
+            products,
+            low if low == high else f"{low} to {high}",
+            size(self.vectors_bytes),
+        )
 
 
 Plan = Callable[[LinearOperator, Settings], tuple[int, int, int]]
-"""(operator, settings) -> the fewest and the most products, and how many vectors are held at once."""
+"""(operator, settings) -> the fewest and the most products, and how many vectors are held at
+once.
+"""
 
 
 def _sampled(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
     """A pilot at least, and then until the tolerance or the default limit."""
-    return min(MINIMUM, operator.dim), min(2 * operator.dim, LARGEST_DEFAULT), min(operator.dim, 256)
+    return (
+        min(MINIMUM, operator.dim),
+        min(2 * operator.dim, LARGEST_DEFAULT),
+        min(operator.dim, 256),
+    )
 
 
 def _closed_form(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
@@ -82,7 +106,9 @@ def _closed_form(operator: LinearOperator, settings: Settings) -> tuple[int, int
 
 
 def _trace(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
-    """Rounds of random signals, each about a product, where the closed form takes too many; else the closed form."""
+    """Rounds of random signals, each about a product, where the closed form takes too many; else
+    the closed form.
+    """
     if isinstance(operator, Hessian | GaussNewton) and operator.trace_by == "rounds":
         return MIN_ROUNDS, MAX_ROUNDS, 2
     return _closed_form(operator, settings)
@@ -104,7 +130,9 @@ def _lanczos(operator: LinearOperator, settings: Settings) -> tuple[int, int, in
 
 
 def _variance(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
-    """Passes over the data: two of gradients, and each probe's Hessian and Gauss–Newton products."""
+    """Passes over the data: two of gradients, and each probe's Hessian and Gauss–Newton
+    products.
+    """
     assert isinstance(operator, Curvature)
     rounds = min(PROBES, operator.dim)
     passes = 2 + rounds * (1 if operator.problem.loss_function is None else 2)
@@ -119,7 +147,9 @@ def _sharpness(operator: LinearOperator, settings: Settings) -> tuple[int, int, 
 
 def _by_weight(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
     """Two traces of each weight."""
-    weights = 1 if operator.space is None else sum(len(shape) > 1 for shape in operator.space.shapes)
+    weights = (
+        1 if operator.space is None else sum(len(shape) > 1 for shape in operator.space.shapes)
+    )
     _, most, vectors = _sampled(operator, settings)
     return 0, 2 * weights * most, vectors
 
@@ -151,7 +181,9 @@ PLANS: dict[str, Plan] = {
 
 @dataclass(frozen=True)
 class OneProduct:
-    """What setting up an operator and making one product took; ``graph_bytes`` stay in use between products."""
+    """What setting up an operator and making one product took; ``graph_bytes`` stay in use
+    between products.
+    """
 
     setup_seconds: float
     seconds: float
@@ -159,8 +191,8 @@ class OneProduct:
 
     def __str__(self) -> str:
         return (
-            f"one product took {duration(self.seconds)}, setting up {duration(self.setup_seconds)}; "
-            f"graphs kept between products: {size(self.graph_bytes)}"
+            f"one product took {duration(self.seconds)}, setting up {duration(self.setup_seconds)};"
+            f" graphs kept between products: {size(self.graph_bytes)}"
         )
 
 
@@ -176,7 +208,9 @@ def one_product(operator: LinearOperator, seed: int = 0) -> OneProduct:
     return OneProduct(ready - start, time.perf_counter() - ready, graphs)
 
 
-def forecast(problem: Problem, what: Sequence[str], settings: Settings) -> tuple[OneProduct, list[Forecast]]:
+def forecast(
+    problem: Problem, what: Sequence[str], settings: Settings
+) -> tuple[OneProduct, list[Forecast]]:
     """One product of the operator, and what each quantity would take at that price."""
     operator = CURVATURES[settings.curvature](problem)
     first = one_product(operator, settings.seed)
@@ -196,16 +230,26 @@ def forecast(problem: Problem, what: Sequence[str], settings: Settings) -> tuple
 
 
 def chains_forecast(problem: Problem, name: str, settings: Settings) -> Forecast:
-    """The gradients of ``llc`` and its kin, each on a batch, or on all data where that is cheap or asked for."""
+    """The gradients of ``llc`` and its kin, each on a batch, or on all data where that is cheap
+    or asked for.
+    """
     given = {**settings.sampling, "kernel": "sgld"} if name == "sweep" else settings.sampling
     chains, grid = int(given.get("chains", 4)), _grid(given) if name == "sweep" else 0
-    kernel = given.get("kernel") or default_kernel(problem, given.get("step_size"), given.get("batch_size"))
+    kernel = given.get("kernel") or default_kernel(
+        problem, given.get("step_size"), given.get("batch_size")
+    )
     runs, most_runs = _runs(name, problem)
     adjusted = kernel in ("hmc", "mala")
     fewest, most = _trajectories(given, problem.num_parameters) if adjusted else _steps(given)
-    free = kernel == "kinetic" and given.get("step_size") is None and given.get("batch_size") is None
+    free = (
+        kernel == "kinetic" and given.get("step_size") is None and given.get("batch_size") is None
+    )
     whole = adjusted or (free and whole_is_cheap(problem))
-    batch = problem.num_samples if whole else min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
+    batch = (
+        problem.num_samples
+        if whole
+        else min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
+    )
     fewest, most = runs * chains * fewest + grid, most_runs * chains * most + grid
     seconds = _one_gradient(problem, batch, settings.seed)
     held = CHAIN_VECTORS * chains * problem.num_parameters * problem.vector.element_size()
@@ -230,17 +274,23 @@ def _grid(given: Mapping[str, Any]) -> int:
 
 
 def _volumes(problem: Problem) -> Forecast:
-    """Losses over the whole data of a volume scaling, if rounding cuts off no level and no point leaves the ball."""
+    """Losses over the whole data of a volume scaling, if rounding cuts off no level and no point
+    leaves the ball.
+    """
     most = VOLUME * (TRIALS + TRIALS_PER_PARAMETER * problem.num_parameters)
     start = time.perf_counter()
     problem.loss()
     seconds = time.perf_counter() - start
     held = 2 * 2048 * problem.num_parameters * 8
-    return Forecast("volume_scaling", most // 4, most, seconds * most / 4, seconds * most, held, "losses")
+    return Forecast(
+        "volume_scaling", most // 4, most, seconds * most / 4, seconds * most, held, "losses"
+    )
 
 
 def _trajectories(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
-    """Gradients of a chain of HMC: warm-ups, one or two, and then trajectories until the error is small enough."""
+    """Gradients of a chain of HMC: warm-ups, one or two, and then trajectories until the error
+    is small enough.
+    """
     limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
     effort = Effort() if limit is None else Effort.within(limit, parameters)
     rescue, gate = effort.gradients(RESCUE[0]), effort.gradients(GATE[0])
@@ -249,25 +299,38 @@ def _trajectories(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
     longest = HMC.leapfrog if "step_size" in given else effort.longest
     burn_in = given.get("burn_in", TRAJECTORIES if "step_size" in given else 0)
     if "draws" in given:
-        fewest, most = warm[0] + given["draws"] + burn_in, warm[1] + (longest + 1) * (given["draws"] + burn_in)
+        fewest, most = (
+            warm[0] + given["draws"] + burn_in,
+            warm[1] + (longest + 1) * (given["draws"] + burn_in),
+        )
     else:
         fewest, most = warm[0] + CHECKS[0], max(CHECKS[-1] + warm[0], warm[1]) + ROUND * LONGEST
     return (fewest, most) if limit is None else (min(fewest, limit - longest - 1), min(most, limit))
 
 
 def _steps(given: Mapping[str, Any]) -> tuple[int, int]:
-    """Steps of a chain that never rejects: a pilot or trials of the step that is given, the burn-in and the draws."""
+    """Steps of a chain that never rejects: a pilot or trials of the step that is given, the
+    burn-in and the draws.
+    """
     limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
     tuned, burn_in, draws = "step_size" not in given, given.get("burn_in"), given.get("draws")
     lengths = Lengths.of(limit, burn_in, draws, tuned)
-    least = lengths.fitted(0.0, burn_in, draws, LEAST_EFFORT if "tol" in given else 1.0) if tuned else lengths
+    least = (
+        lengths.fitted(0.0, burn_in, draws, LEAST_EFFORT if "tol" in given else 1.0)
+        if tuned
+        else lengths
+    )
     fewest = least.pilot + least.burn_in + least.coarse + least.round
     return fewest, lengths.most + EXTRA if limit is None else limit
 
 
 def _one_gradient(problem: Problem, samples: int, seed: int) -> float:
     """Seconds of a gradient on so many samples, the second of two."""
-    part = problem.subsample(samples, seed) if samples < problem.num_samples and problem.norm != "train" else problem
+    part = (
+        problem.subsample(samples, seed)
+        if samples < problem.num_samples and problem.norm != "train"
+        else problem
+    )
     for _ in range(2):
         start = time.perf_counter()
         float(part.gradient().norm())  # a number, so that a GPU has finished

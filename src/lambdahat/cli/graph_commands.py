@@ -12,13 +12,17 @@ from lambdahat.cli.exits import EXIT_CODES, exit_codes
 from lambdahat.cli.options import Output, Seed, with_groups
 
 graph_commands = typer.Typer(
-    help="The spectrum of a graph: its density, clusters, likeness, random model.", no_args_is_help=True
+    help="The spectrum of a graph: its density, clusters, likeness, random model.",
+    no_args_is_help=True,
 )
 READING = "How files are read"
-GraphFiles = Annotated[list[Path], typer.Argument(help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also packed.")]
+GraphFiles = Annotated[
+    list[Path], typer.Argument(help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also packed.")
+]
 MomentCount = Annotated[int, typer.Option(min=8, help="Chebyshev moments.")]
 GraphProbes = Annotated[
-    int | None, typer.Option(min=8, help="Random probes.", show_default="exact up to 1,000 nodes, else 100")
+    int | None,
+    typer.Option(min=8, help="Random probes.", show_default="exact up to 1,000 nodes, else 100"),
 ]
 
 
@@ -27,17 +31,24 @@ class Reading:
     """How graph files are read."""
 
     format: Annotated[
-        str | None, typer.Option(rich_help_panel=READING, help="edges, gml, mtx or npz.", show_default="by suffix")
+        str | None,
+        typer.Option(
+            rich_help_panel=READING, help="edges, gml, mtx or npz.", show_default="by suffix"
+        ),
     ] = None
     unweighted: Annotated[
-        bool, typer.Option("--unweighted", rich_help_panel=READING, help="Give every edge the weight 1.")
+        bool,
+        typer.Option("--unweighted", rich_help_panel=READING, help="Give every edge the weight 1."),
     ] = False
     loops: Annotated[str, typer.Option(rich_help_panel=READING, help="drop or keep.")] = "drop"
     duplicates: Annotated[
         str, typer.Option(rich_help_panel=READING, help="Listed again: max, sum, mean or refuse.")
     ] = "max"
     directed: Annotated[
-        str, typer.Option(rich_help_panel=READING, help="Two directions: max, sum, mean, mutual or refuse.")
+        str,
+        typer.Option(
+            rich_help_panel=READING, help="Two directions: max, sum, mean, mutual or refuse."
+        ),
     ] = "max"
 
 
@@ -68,13 +79,19 @@ def graph_clusters(
     files: GraphFiles,
     moments: MomentCount = 100,
     probes: GraphProbes = None,
-    cut: Annotated[float | None, typer.Option(help="Count below this λ*.", show_default="the widest gap")] = None,
-    labels: Annotated[bool, typer.Option("--labels", help="Each node's cluster too, by spectral clustering.")] = False,
+    cut: Annotated[
+        float | None, typer.Option(help="Count below this λ*.", show_default="the widest gap")
+    ] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Each node's cluster too, by spectral clustering.")
+    ] = False,
     reading: Reading = READ,
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
-    """How many clusters: the eigenvalues below the widest gap, its rivals, and an error; none where there is no gap."""
+    """How many clusters: the eigenvalues below the widest gap, its rivals, and an error; none
+    where there is no gap.
+    """
     from lambdahat.cli.graphs import run_clusters
 
     with exit_codes():
@@ -92,7 +109,9 @@ def graph_compare(
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
-    """How alike graphs are: the divergence between every two spectra, as a table, a heat map and a tree."""
+    """How alike graphs are: the divergence between every two spectra, as a table, a heat map and
+    a tree.
+    """
     from lambdahat.cli.graphs import run_compare
 
     with exit_codes():
@@ -106,17 +125,28 @@ def graph_fit(
     files: GraphFiles,
     model: Annotated[
         str | None,
-        typer.Option(help="erdos_renyi, watts_strogatz or barabasi_albert.", show_default="all, the nearest first"),
+        typer.Option(
+            help="erdos_renyi, watts_strogatz or barabasi_albert.",
+            show_default="all, the nearest first",
+        ),
     ] = None,
     moments: Annotated[
-        int | None, typer.Option(min=8, help="Chebyshev moments.", show_default="20 with --model, else 30")
+        int | None,
+        typer.Option(min=8, help="Chebyshev moments.", show_default="20 with --model, else 30"),
     ] = None,
     draws: Annotated[
         int | None,
-        typer.Option(min=2, help="Random graphs for each parameter tried.", show_default="10 with --model, else 5"),
+        typer.Option(
+            min=2,
+            help="Random graphs for each parameter tried.",
+            show_default="10 with --model, else 5",
+        ),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=4, help="Nodes of the random graphs.", show_default="the graph's, at most 1,000")
+        int | None,
+        typer.Option(
+            min=4, help="Nodes of the random graphs.", show_default="the graph's, at most 1,000"
+        ),
     ] = None,
     reading: Reading = READ,
     seed: Seed = 0,

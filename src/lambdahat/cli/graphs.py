@@ -61,7 +61,13 @@ def write(output: Output, name: str, result: Result) -> None:
     save_figure(drawn, output.out / f"{name}.png")
 
 
-def show(output: Output, document: Any, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+def show(
+    output: Output,
+    document: Any,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+) -> None:
     """The table, or the JSON document."""
     if output.as_json:
         print_json(document)
@@ -72,7 +78,12 @@ def show(output: Output, document: Any, header: Sequence[str], rows: Sequence[Se
 
 
 def run_spectrum(
-    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, output: Output
+    files: Sequence[Path],
+    reading: Reading,
+    moments: int,
+    probes: int | None,
+    seed: int,
+    output: Output,
 ) -> int:
     """The entropic spectrum of every file."""
     documents, rows, statuses = [], [], []
@@ -107,7 +118,17 @@ def run_spectrum(
                 found.status.name,
             )
         )
-    header = ("graph", "nodes", "edges", "components", "isolated", "entropy", "5, 50, 95 % of λ", "products", "status")
+    header = (
+        "graph",
+        "nodes",
+        "edges",
+        "components",
+        "isolated",
+        "entropy",
+        "5, 50, 95 % of λ",
+        "products",
+        "status",
+    )
     show(output, documents, header, rows)
     return code_of(statuses)
 
@@ -132,7 +153,9 @@ def run_clusters(
         documents.append({**_about(one), **_clusters_document(one, result)})
         gap = f"{result.gaps[0].low:.3g} … {result.gaps[0].high:.3g}" if result.gaps else ""
         known = math.isfinite(result.cut)
-        rivals = ", ".join(f"{count} ({weight:.0%})" for count, weight in list(result.rivals.items())[1:4])
+        rivals = ", ".join(
+            f"{count} ({weight:.0%})" for count, weight in list(result.rivals.items())[1:4]
+        )
         rows.append(
             (
                 one.name,
@@ -146,7 +169,17 @@ def run_clusters(
                 result.status.name,
             )
         )
-    header = ("graph", "nodes", "clusters", "λ*", "gap", "rivals", "components", "products", "status")
+    header = (
+        "graph",
+        "nodes",
+        "clusters",
+        "λ*",
+        "gap",
+        "rivals",
+        "components",
+        "products",
+        "status",
+    )
     show(output, documents, header, rows)
     for name, result in found:
         if not result.status.ok:
@@ -155,7 +188,12 @@ def run_clusters(
 
 
 def run_compare(
-    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, output: Output
+    files: Sequence[Path],
+    reading: Reading,
+    moments: int,
+    probes: int | None,
+    seed: int,
+    output: Output,
 ) -> int:
     """The divergences between the files' spectra."""
     compared = list(graphs_of(files, reading, output))
@@ -185,7 +223,9 @@ def run_fit(
     seed: int,
     output: Output,
 ) -> int:
-    """The nearest parameter of one random model to every file, or of all models and which is nearest."""
+    """The nearest parameter of one random model to every file, or of all models and which is
+    nearest.
+    """
     given: dict[str, Any] = {"moments": moments, "draws": draws, "size": size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
     documents, rows = [], []
@@ -244,7 +284,9 @@ def _clusters_document(one: Graph, result: Clusters) -> dict[str, Any]:
 def _divergence(found: Similarity, i: int, j: int) -> str:
     if i == j:
         return "0"
-    return value_text(Estimate(float(found.divergences[i, j]), float(found.stderr[i, j]))).removesuffix(" (exact)")
+    return value_text(
+        Estimate(float(found.divergences[i, j]), float(found.stderr[i, j]))
+    ).removesuffix(" (exact)")
 
 
 def _fit_document(fit: ModelFit) -> dict[str, Any]:

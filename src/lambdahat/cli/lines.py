@@ -27,12 +27,22 @@ from lambdahat.results import Landscape
 
 RITZ = ("largest", "smallest", "smallest-magnitude")
 RANDOM = {"random": "a random direction", "filter": "a filter-normalised direction"}
-HEADER = ("along", "vᵀHv", "loss at centre", "lowest loss", "at offset", "held out at centre", "lowest held out")
+HEADER = (
+    "along",
+    "vᵀHv",
+    "loss at centre",
+    "lowest loss",
+    "at offset",
+    "held out at centre",
+    "lowest held out",
+)
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Where to look at the loss: directions by name, together a plane or each a line; or ``towards`` a checkpoint."""
+    """Where to look at the loss: directions by name, together a plane or each a line; or
+    ``towards`` a checkpoint.
+    """
 
     along: tuple[str, ...]
     plane: bool = False
@@ -46,10 +56,20 @@ class Lines:
 
     def __post_init__(self) -> None:
         require(self.towards is None or not self.plane, "towards", "go without --plane", "both")
-        require(len(self.along) > 0, "along", f"name at least one of {', '.join((*RITZ, *RANDOM))}", "none")
+        require(
+            len(self.along) > 0,
+            "along",
+            f"name at least one of {', '.join((*RITZ, *RANDOM))}",
+            "none",
+        )
         for name in self.along:
             require_choice(name, "along", (*RITZ, *RANDOM))
-        require(not self.plane or len(self.along) >= 2, "along", "name two directions with --plane", repr(self.along))
+        require(
+            not self.plane or len(self.along) >= 2,
+            "along",
+            "name two directions with --plane",
+            repr(self.along),
+        )
         require_positive(self.distance, "distance")
         require_count(self.points, "points", least=3)
 
@@ -110,7 +130,9 @@ def run_landscape(
     return code_of(result.status for result in found.values())
 
 
-def _show(found: dict[str, Landscape], table: list[tuple[str, ...]], out: Path | None, as_json: bool) -> None:
+def _show(
+    found: dict[str, Landscape], table: list[tuple[str, ...]], out: Path | None, as_json: bool
+) -> None:
     """Write the lines to the folder and print the document or the table, where there is one."""
     if out is not None:
         for name, result in found.items():
@@ -125,7 +147,9 @@ def _show(found: dict[str, Landscape], table: list[tuple[str, ...]], out: Path |
 
 
 def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, str]]:
-    """The named directions and their labels: Ritz vectors of one Lanczos run, or drawn at random."""
+    """The named directions and their labels: Ritz vectors of one Lanczos run, or drawn at
+    random.
+    """
     found = _ritz(operator, lines) if lines.ritz else {}
     return [found[name] if name in RITZ else (name, RANDOM[name]) for name in lines.along]
 
@@ -133,23 +157,45 @@ def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, 
 def _ritz(operator: LinearOperator, lines: Lines) -> dict[str, tuple[Direction, str]]:
     start = random_vector(operator, lines.seed, "landscape")
     run = lanczos(operator, start, min(lines.depth, operator.dim), "Ritz vectors")
-    values, vectors = torch.linalg.eigh(torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1))
-    chosen = {"largest": len(values) - 1, "smallest": 0, "smallest-magnitude": int(values.abs().argmin())}
+    values, vectors = torch.linalg.eigh(
+        torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
+    )
+    chosen = {
+        "largest": len(values) - 1,
+        "smallest": 0,
+        "smallest-magnitude": int(values.abs().argmin()),
+    }
     return {
-        name: (run.basis @ vectors[:, i].to(run.basis), f"the {name} Ritz vector, λ = {float(values[i]):.3g}")
+        name: (
+            run.basis @ vectors[:, i].to(run.basis),
+            f"the {name} Ritz vector, λ = {float(values[i]):.3g}",
+        )
         for name, i in chosen.items()
     }
 
 
-def _look(problem: Problem, operator: LinearOperator, lines: Lines, rest: Problem | None) -> dict[str, Landscape]:
+def _look(
+    problem: Problem, operator: LinearOperator, lines: Lines, rest: Problem | None
+) -> dict[str, Landscape]:
     """Every line by its direction's name, or the one plane."""
     chosen = directions(operator, lines)
-    groups = {"plane": chosen[:2]} if lines.plane else {n: [one] for n, one in zip(lines.along, chosen, strict=True)}
+    groups = (
+        {"plane": chosen[:2]}
+        if lines.plane
+        else {n: [one] for n, one in zip(lines.along, chosen, strict=True)}
+    )
     found = {}
     for name, group in groups.items():
         items, labels = [item for item, _ in group], [label for _, label in group]
         found[name] = landscape(
-            problem, items, lines.distance, lines.points, rest, refresh=lines.refresh, labels=labels, seed=lines.seed
+            problem,
+            items,
+            lines.distance,
+            lines.points,
+            rest,
+            refresh=lines.refresh,
+            labels=labels,
+            seed=lines.seed,
         )
     return found
 
@@ -206,7 +252,7 @@ def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
         )
     else:
         print(
-            f"{first}\n{products} products, {duration(seconds)}, and {size(held)} of memory for vectors; "
-            f"then {lines.evaluations} times the loss of all data"
+            f"{first}\n{products} products, {duration(seconds)}, and {size(held)} of memory for"
+            f" vectors; then {lines.evaluations} times the loss of all data"
         )
     return OK

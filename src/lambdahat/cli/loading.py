@@ -27,7 +27,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line says about a problem beside its factory; None leaves it as the factory made it."""
+    """What the command line says about a problem beside its factory; None leaves it as the
+    factory made it.
+    """
 
     checkpoint: Path | None = None
     device: str | None = None
@@ -38,7 +40,9 @@ class Choices:
 
 
 def load_problem(spec: str, choices: Choices) -> Problem:
-    """The problem of the factory, or of the run folder, at the checkpoint's weights, as the choices want it."""
+    """The problem of the factory, or of the run folder, at the checkpoint's weights, as the
+    choices want it.
+    """
     run = Path(spec).is_dir()
     problem = _run_problem(spec) if run else call_factory(spec)
     if not isinstance(problem, Problem):
@@ -47,12 +51,16 @@ def load_problem(spec: str, choices: Choices) -> Problem:
             "end it with: return lambdahat.Problem(model, loss, data)"
         )
     if choices.checkpoint is not None:
-        problem = _with_checkpoint(problem, _within(spec, choices.checkpoint) if run else choices.checkpoint)
+        problem = _with_checkpoint(
+            problem, _within(spec, choices.checkpoint) if run else choices.checkpoint
+        )
     if choices.device is not None or choices.dtype is not None or choices.norm is not None:
         problem = _rebuilt(problem, choices.device, choices.dtype, choices.norm)
     if choices.samples is None:
         return problem
-    require_count(choices.samples, "--samples", 1, problem.num_samples, "leave it out for all of the data")
+    require_count(
+        choices.samples, "--samples", 1, problem.num_samples, "leave it out for all of the data"
+    )
     return problem.subsample(choices.samples, seed=choices.seed)
 
 
@@ -84,27 +92,48 @@ def _within(run: str, checkpoint: Path) -> Path:
 
 
 def call_factory(spec: str, option: str = "FACTORY") -> Any:
-    """What ``package.module:attribute`` returns when called; the current directory can be imported from."""
+    """What ``package.module:attribute`` returns when called; the current directory can be
+    imported from.
+    """
     module_name, colon, attribute = spec.partition(":")
     if module_name.endswith(".py"):
-        instead = module_name.removesuffix(".py").replace("/", ".") + ":" + (attribute or "make_problem")
-        raise InputError(f"{option} must be module:function, got the file {spec!r}; write {instead}")
+        instead = (
+            module_name.removesuffix(".py").replace("/", ".") + ":" + (attribute or "make_problem")
+        )
+        raise InputError(
+            f"{option} must be module:function, got the file {spec!r}; write {instead}"
+        )
     if not (module_name and colon and attribute):
-        raise InputError(f"{option} must be module:function, got {spec!r}; for example: package.module:make_problem")
+        raise InputError(
+            f"{option} must be module:function, got {spec!r}; for example:"
+            " package.module:make_problem"
+        )
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         with foreign_output():
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        ours = error.name is not None and (module_name == error.name or module_name.startswith(error.name + "."))
-        where = "the current directory and the Python path were searched" if ours else f"imported by {module_name}"
+        ours = error.name is not None and (
+            module_name == error.name or module_name.startswith(error.name + ".")
+        )
+        where = (
+            "the current directory and the Python path were searched"
+            if ours
+            else f"imported by {module_name}"
+        )
         raise InputError(f"{option}: no module named {error.name!r}; {where}") from error
     except (Exception, SystemExit) as error:
         raise InputError(f"{option}: importing {module_name} raised {_blame(error)}") from error
     if not hasattr(module, attribute):
-        names = ", ".join(sorted(name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"))
-        raise InputError(f"{option}: module {module_name} has no {attribute!r}; it has {names or 'no functions'}")
+        names = ", ".join(
+            sorted(
+                name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"
+            )
+        )
+        raise InputError(
+            f"{option}: module {module_name} has no {attribute!r}; it has {names or 'no functions'}"
+        )
     factory = getattr(module, attribute)
     if not callable(factory):
         raise InputError(f"{option}: {spec} must be a function, got {type(factory).__name__}")
@@ -123,7 +152,8 @@ def _blame(error: BaseException) -> str:
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Named tensors from a safetensors file, or from a state dict saved by torch (also under "state_dict").
+    """Named tensors from a safetensors file, or from a state dict saved by torch (also under
+    "state_dict").
 
     A run folder gives its newest weights; "best" or "last" in its folder of checkpoints those.
     """
@@ -142,20 +172,32 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"
         told = one_line(error)
-        told = "it holds other things than tensors, or is damaged" if "weights_only" in told else told[:120]
+        told = (
+            "it holds other things than tensors, or is damaged"
+            if "weights_only" in told
+            else told[:120]
+        )
         raise InputError(f"--checkpoint: {path} is not a state dict ({told}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
-    if not (isinstance(stored, Mapping) and stored and all(isinstance(value, Tensor) for value in stored.values())):
-        raise InputError(f"--checkpoint: {path} must hold a dict of name to tensor; save model.state_dict()")
+    if not (
+        isinstance(stored, Mapping)
+        and stored
+        and all(isinstance(value, Tensor) for value in stored.values())
+    ):
+        raise InputError(
+            f"--checkpoint: {path} must hold a dict of name to tensor; save model.state_dict()"
+        )
     return {str(name).removeprefix("module."): tensor for name, tensor in stored.items()}
 
 
 def _with_checkpoint(problem: Problem, path: Path) -> Problem:
     """The problem at the checkpoint's weights, and its buffers where there is a model."""
     state, model = read_checkpoint(path), problem.model
-    expected: Mapping[str, Tensor] = problem.space.unflatten(problem.vector) if model is None else model.state_dict()
+    expected: Mapping[str, Tensor] = (
+        problem.space.unflatten(problem.vector) if model is None else model.state_dict()
+    )
     of_run = model is not None and set(state) == set(named_tensors(model)) != set(expected)
     if model is not None and of_run:  # a run keeps tied parameters once, and every buffer
         expected = named_tensors(model)
@@ -171,12 +213,16 @@ def _with_checkpoint(problem: Problem, path: Path) -> Problem:
     return _rebuilt(problem, None, None, None)
 
 
-def _require_same_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
+def _require_same_names(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+) -> None:
     missing = [name for name in expected if name not in state]
     unexpected = [name for name in state if name not in expected]
     if missing or unexpected:
         parts = [
-            f"{label} {_some(names)}" for label, names in (("lacks", missing), ("has unknown", unexpected)) if names
+            f"{label} {_some(names)}"
+            for label, names in (("lacks", missing), ("has unknown", unexpected))
+            if names
         ]
         raise InputError(f"--checkpoint: {path} {' and '.join(parts)}; is it of this model?")
     for name, tensor in expected.items():
@@ -194,8 +240,8 @@ def _rebuilt(problem: Problem, device: str | None, dtype: str | None, norm: str 
     model = problem.model
     if model is None:
         raise InputError(
-            "--device, --dtype and --norm need a problem made of a model, got one made by from_function; "
-            "set them in the factory"
+            "--device, --dtype and --norm need a problem made of a model, got one made by"
+            " from_function; set them in the factory"
         )
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")

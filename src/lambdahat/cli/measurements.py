@@ -72,7 +72,9 @@ def run_measure(
 
 @contextmanager
 def bars(quiet: bool) -> Iterator[None]:
-    """Progress bars of the first rank where standard error is a terminal, unless they are not wanted."""
+    """Progress bars of the first rank where standard error is a terminal, unless they are not
+    wanted.
+    """
     if quiet or rank():
         yield
     else:
@@ -107,7 +109,9 @@ def write_tables(measurement: Measurement, folder: Path) -> None:
     """``table.txt`` and ``table.md``."""
     (header, rows), title = table_of(measurement), headline(measurement)
     write_atomically(folder / "table.txt", f"{text_table(header, rows, title)}\n{NOTE}\n".encode())
-    write_atomically(folder / "table.md", f"{title}\n\n{markdown_table(header, rows)}\n{NOTE}\n".encode())
+    write_atomically(
+        folder / "table.md", f"{title}\n\n{markdown_table(header, rows)}\n{NOTE}\n".encode()
+    )
 
 
 def write_figures(measurement: Measurement, folder: Path) -> None:

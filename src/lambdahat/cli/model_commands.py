@@ -42,31 +42,55 @@ class Dtype(StrEnum):
 
 
 Factory = Annotated[
-    str, typer.Argument(help="package.module:function that returns a lambdahat.Problem, or the folder of a run.")
+    str,
+    typer.Argument(
+        help="package.module:function that returns a lambdahat.Problem, or the folder of a run."
+    ),
 ]
 Checkpoint = Annotated[
-    Path | None, typer.Option(help="Weights to measure at: a state dict, a run folder, or best or averaged of the run.")
+    Path | None,
+    typer.Option(
+        help="Weights to measure at: a state dict, a run folder, or best or averaged of the run."
+    ),
 ]
 CurvatureOption = Annotated[Curvature, typer.Option(help="Which matrix.")]
 Depth = Annotated[int, typer.Option(min=1, help="Lanczos steps, each one product.")]
 Samples = Annotated[
-    int | None, typer.Option(min=1, help="Measure on this many samples, drawn without replacement.", show_default="all")
+    int | None,
+    typer.Option(
+        min=1, help="Measure on this many samples, drawn without replacement.", show_default="all"
+    ),
 ]
-Device = Annotated[str | None, typer.Option(help='For example "cuda" or "cpu".', show_default="the model's")]
-DtypeOption = Annotated[Dtype | None, typer.Option(help="Precision of the model.", show_default="the model's")]
+Device = Annotated[
+    str | None, typer.Option(help='For example "cuda" or "cpu".', show_default="the model's")
+]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option(help="Precision of the model.", show_default="the model's")
+]
 NormOption = Annotated[
     Norm | None,
     typer.Option(
-        help="Normalisation layers: running statistics, those of each batch, or running with their weights held.",
+        help=(
+            "Normalisation layers: running statistics, those of each batch, or running with their"
+            " weights held."
+        ),
         show_default="the factory's",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Make one product, predict the cost, and stop.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Make one product, predict the cost, and stop.")
+]
 LLC = "For chains (llc, wbic …); what is not given is found"
-Chains = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Chains.", show_default="4")]
+Chains = Annotated[
+    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Chains.", show_default="4")
+]
 Draws = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Draws of each chain.")]
-BurnIn = Annotated[int | None, typer.Option(min=0, rich_help_panel=LLC, help="Steps before the first draw.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Samples that a step sees.")]
+BurnIn = Annotated[
+    int | None, typer.Option(min=0, rich_help_panel=LLC, help="Steps before the first draw.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Samples that a step sees.")
+]
 Nbeta = Annotated[
     str | None,
     typer.Option(
@@ -78,21 +102,33 @@ Nbeta = Annotated[
 Localization = Annotated[
     float | None,
     typer.Option(
-        min=0, rich_help_panel=LLC, show_default="by rule", help="γ, which ties chains to w*; the centre of llc_curve."
+        min=0,
+        rich_help_panel=LLC,
+        show_default="by rule",
+        help="γ, which ties chains to w*; the centre of llc_curve.",
     ),
 ]
 StepSize = Annotated[
-    float | None, typer.Option(min=0, rich_help_panel=LLC, help="Step size of the kernel: ε, or h of kinetic.")
+    float | None,
+    typer.Option(min=0, rich_help_panel=LLC, help="Step size of the kernel: ε, or h of kinetic."),
 ]
 KernelOption = Annotated[
-    str | None, typer.Option(rich_help_panel=LLC, help="kinetic, sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.")
+    str | None,
+    typer.Option(
+        rich_help_panel=LLC, help="kinetic, sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht."
+    ),
 ]
 Tol = Annotated[
     float | None,
-    typer.Option(rich_help_panel=LLC, help="Standard error to reach, as a part of the value.", show_default="0.03"),
+    typer.Option(
+        rich_help_panel=LLC,
+        help="Standard error to reach, as a part of the value.",
+        show_default="0.03",
+    ),
 ]
 MaxGradients = Annotated[
-    int | None, typer.Option(min=100, rich_help_panel=LLC, help="The most gradients, over all chains.")
+    int | None,
+    typer.Option(min=100, rich_help_panel=LLC, help="The most gradients, over all chains."),
 ]
 
 
@@ -131,14 +167,22 @@ def measure(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a model: trace, norms, eigenpairs, spectrum, learning coefficient and more, each with its error."""
+    """Measure a model: trace, norms, eigenpairs, spectrum, learning coefficient and more, each
+    with its error.
+    """
     from lambdahat.cli.loading import Choices
     from lambdahat.cli.measurements import run_measure
     from lambdahat.measuring import Settings
 
-    kept = "finished results are kept; the same command resumes" if out else "pass --out to keep finished results"
+    kept = (
+        "finished results are kept; the same command resumes"
+        if out
+        else "pass --out to keep finished results"
+    )
     with exit_codes("" if dry_run else kept):
-        choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
+        choices = Choices(
+            checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
+        )
         given = {
             "chains": chains,
             "draws": draws,
@@ -163,20 +207,35 @@ def landscape(
     checkpoint: Checkpoint = None,
     along: Annotated[
         str,
-        typer.Option(help="largest, smallest, smallest-magnitude, random, filter; separated by commas."),
+        typer.Option(
+            help="largest, smallest, smallest-magnitude, random, filter; separated by commas."
+        ),
     ] = "largest,smallest,smallest-magnitude",
-    plane: Annotated[bool, typer.Option("--plane", help="The plane of the first two directions, not lines.")] = False,
+    plane: Annotated[
+        bool, typer.Option("--plane", help="The plane of the first two directions, not lines.")
+    ] = False,
     towards: Annotated[
-        Path | None, typer.Option(help="The line to this other checkpoint, offsets 0 to 1, in place of --along.")
+        Path | None,
+        typer.Option(
+            help="The line to this other checkpoint, offsets 0 to 1, in place of --along."
+        ),
     ] = None,
-    distance: Annotated[float, typer.Option(help="How far to go, in lengths of the direction.")] = 1.0,
+    distance: Annotated[
+        float, typer.Option(help="How far to go, in lengths of the direction.")
+    ] = 1.0,
     points: Annotated[int, typer.Option(min=3, help="Points along each direction.")] = 21,
     held_out: Annotated[
         str | None,
-        typer.Option(help='package.module:function that returns held-out data or a Problem; "test" of a run.'),
+        typer.Option(
+            help='package.module:function that returns held-out data or a Problem; "test" of a run.'
+        ),
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Recompute batch-norm statistics over the training data at every point.")
+        bool,
+        typer.Option(
+            "--refresh",
+            help="Recompute batch-norm statistics over the training data at every point.",
+        ),
     ] = False,
     curvature: CurvatureOption = Curvature.hessian,
     depth: Depth = 100,
@@ -190,14 +249,20 @@ def landscape(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """The loss along Ritz vectors of the curvature, or random directions, on training and held-out data."""
+    """The loss along Ritz vectors of the curvature, or random directions, on training and
+    held-out data.
+    """
     from lambdahat.cli.lines import Lines, run_landscape
     from lambdahat.cli.loading import Choices
 
     with exit_codes():
-        choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
+        choices = Choices(
+            checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
+        )
         names = [name.strip() for name in along.split(",") if name.strip()]
-        lines = Lines(tuple(names), plane, refresh, distance, points, curvature.value, depth, seed, towards)
+        lines = Lines(
+            tuple(names), plane, refresh, distance, points, curvature.value, depth, seed, towards
+        )
         code = run_landscape(factory, choices, lines, held_out, out, as_json, dry_run, quiet)
     raise typer.Exit(code)
 
@@ -207,24 +272,34 @@ def advise(
     checkpoint: Checkpoint = None,
     optimizer: Annotated[str, typer.Option(help="One that is not known lists them all.")] = "sgd",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a batch.", show_default="128, or all data if fewer")
+        int | None,
+        typer.Option(min=1, help="Samples of a batch.", show_default="128, or all data if fewer"),
     ] = None,
     new_batch_size: Annotated[
         int | None, typer.Option(min=1, help="A batch size to move to.", show_default="none")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="In use at --batch-size.", show_default="the usual one, where one is needed")
+        float | None,
+        typer.Option(
+            help="In use at --batch-size.", show_default="the usual one, where one is needed"
+        ),
     ] = None,
     momentum: Annotated[
-        float | None, typer.Option(help="Of sgd, momentum and nesterov.", show_default="0, 0.9 and 0.9")
+        float | None,
+        typer.Option(help="Of sgd, momentum and nesterov.", show_default="0, 0.9 and 0.9"),
     ] = None,
     batches: Annotated[
-        int | None, typer.Option(min=2, help="Batches of each size to measure.", show_default="10 to 30")
+        int | None,
+        typer.Option(min=2, help="Batches of each size to measure.", show_default="10 to 30"),
     ] = None,
     variance_samples: Annotated[
-        int | None, typer.Option(min=2, help="Samples to measure one by one.", show_default="at most 1,024")
+        int | None,
+        typer.Option(min=2, help="Samples to measure one by one.", show_default="at most 1,024"),
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Also find the largest stable rate by training so many steps.")] = 0,
+    steps: Annotated[
+        int,
+        typer.Option(min=0, help="Also find the largest stable rate by training so many steps."),
+    ] = 0,
     factor: Annotated[
         float | None,
         typer.Option(
@@ -237,16 +312,22 @@ def advise(
     device: Device = None,
     dtype: DtypeOption = None,
     norm: NormOption = None,
-    out: Annotated[Path | None, out_option("Folder for the result, its tables and its figure.")] = None,
+    out: Annotated[
+        Path | None, out_option("Folder for the result, its tables and its figure.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """How large a step, how large a batch: learning rate, its scaling and damping, with the reasons."""
+    """How large a step, how large a batch: learning rate, its scaling and damping, with the
+    reasons.
+    """
     from lambdahat.cli.advise import run_advise
     from lambdahat.cli.loading import Choices
 
     with exit_codes():
-        choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
+        choices = Choices(
+            checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
+        )
         question = {
             "optimizer": optimizer,
             "batch_size": batch_size,

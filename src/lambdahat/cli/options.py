@@ -21,7 +21,9 @@ def out_option(help: str) -> Any:
 
 
 Out = Annotated[Path | None, out_option("Folder for results, tables and figures.")]
-Kept = Annotated[Path | None, out_option("Folder for results, tables, figures; a killed run resumes from it.")]
+Kept = Annotated[
+    Path | None, out_option("Folder for results, tables, figures; a killed run resumes from it.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no table.")]
 
@@ -36,14 +38,19 @@ class Output:
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command of which each parameter that is a dataclass becomes the options that are its fields, in their order."""
+    """A command of which each parameter that is a dataclass becomes the options that are its
+    fields, in their order.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             inner = get_type_hints(groups[name], include_extras=True)
-            parameters += [_option(field.name, inner[field.name], field.default) for field in fields(groups[name])]
+            parameters += [
+                _option(field.name, inner[field.name], field.default)
+                for field in fields(groups[name])
+            ]
         else:
             parameters.append(_option(name, hints[name], parameter.default))
 

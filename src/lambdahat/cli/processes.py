@@ -1,4 +1,6 @@
-"""The command under ``torchrun``: every rank measures its share of the data, the first prints and writes."""
+"""The command under ``torchrun``: every rank measures its share of the data, the first prints
+and writes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from lambdahat.ranks import in_a_group
 
 SHARED = ("measure", "landscape")
 TIMEOUT = timedelta(minutes=30)
-MEASURED = "exit code 1: all was measured, but not all is CONVERGED; torchrun takes that for a failure, and reports one"
+MEASURED = (
+    "exit code 1: all was measured, but not all is CONVERGED; torchrun takes that for a failure,"
+    " and reports one"
+)
 
 
 def rank() -> int:
@@ -28,7 +33,9 @@ def rank() -> int:
 
 @contextmanager
 def of_torchrun(arguments: Sequence[str]) -> Iterator[None]:
-    """Meet the other ranks, if there are any; all end when the first has printed, and its exit code is the job's."""
+    """Meet the other ranks, if there are any; all end when the first has printed, and its exit
+    code is the job's.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or in_a_group():
         yield
         return
@@ -36,15 +43,17 @@ def of_torchrun(arguments: Sequence[str]) -> Iterator[None]:
     if command not in SHARED:
         if os.environ["RANK"] == "0":
             say(
-                f"error: {command or 'lambdahat'} is for one process, got torchrun with {os.environ['WORLD_SIZE']}; "
-                f"only {' and '.join(SHARED)} are shared out, start the others without torchrun"
+                f"error: {command or 'lambdahat'} is for one process, got torchrun with"
+                f" {os.environ['WORLD_SIZE']}; only {' and '.join(SHARED)} are shared out, start"
+                " the others without torchrun"
             )
         raise SystemExit(BAD_INPUT)
     dist.init_process_group(_backend(), timeout=TIMEOUT)
     try:
         yield
     except SystemExit as end:
-        if end.code not in (OK, None, NOT_CONVERGED):  # an error: the others may not get as far as here
+        # an error: the others may not get as far as here
+        if end.code not in (OK, None, NOT_CONVERGED):
             raise
         dist.barrier()
         if rank() == 0 and end.code == NOT_CONVERGED:
@@ -56,9 +65,11 @@ def of_torchrun(arguments: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def own_folder(out: Path | None) -> Iterator[Path | None]:
-    """Where this rank keeps finished results: the first in ``out``, the others in copies of what was there before.
+    """Where this rank keeps finished results: the first in ``out``, the others in copies of what
+    was there before.
 
-    A rank that saw what the first has just written would not measure it, and the first would wait for its share.
+    A rank that saw what the first has just written would not measure it, and the first would wait
+    for its share.
     """
     if out is None or not in_a_group():
         yield out
@@ -71,7 +82,9 @@ def own_folder(out: Path | None) -> Iterator[Path | None]:
 
 
 def _backend() -> str:
-    """NCCL where every rank of this machine has a GPU to itself, and gloo for the rest: NCCL takes one rank a GPU."""
+    """NCCL where every rank of this machine has a GPU to itself, and gloo for the rest: NCCL
+    takes one rank a GPU.
+    """
     here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if count:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)

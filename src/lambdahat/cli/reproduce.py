@@ -1,4 +1,6 @@
-"""``lambdahat reproduce`` and ``lambdahat report``: sweeps of published experiments, their claims, and the page."""
+"""``lambdahat reproduce`` and ``lambdahat report``: sweeps of published experiments, their
+claims, and the page.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def asked_for(names: list[str] | None, everything: bool) -> list[str]:
         return list(registry.PLACES)
     if not names or everything:
         raise InputError(
-            "EXPERIMENTS must be some names or --all, got " + ("both" if names else "none") + "; --list describes them"
+            "EXPERIMENTS must be some names or --all, got "
+            + ("both" if names else "none")
+            + "; --list describes them"
         )
     return list(dict.fromkeys(names))
 
@@ -61,17 +65,28 @@ def list_experiments() -> None:
         for experiment in found:
             counts = [f"{len(experiment.grid(scale)):,}" for scale in SCALES]
             star = " *" if experiment.name in registry.PAPER_SCALE else ""
-            rows.append((experiment.name, *counts[:-1], counts[-1] + star, f"{experiment.title} ({experiment.part})"))
+            rows.append(
+                (
+                    experiment.name,
+                    *counts[:-1],
+                    counts[-1] + star,
+                    f"{experiment.title} ({experiment.part})",
+                )
+            )
         print_table(header, rows, paper)
         print()
-    print("* marked for the scale paper too; docs/reproductions.md says what has been run and what came out")
+    print(
+        "* marked for the scale paper too; docs/reproductions.md says what has been run and what"
+        " came out"
+    )
 
 
 def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
-    """Run experiments, print and write; 0 whatever the verdicts, for a claim that does not hold is a finding.
+    """Run experiments, print and write; 0 whatever the verdicts, for a claim that does not hold is
+    a finding.
 
-    1 where a cell raised: its error is in the store, and the next run tries it again. 3 where all cells are there and
-    their rows cannot be read.
+    1 where a cell raised: its error is in the store, and the next run tries it again. 3 where all
+    cells are there and their rows cannot be read.
     """
     experiments = [_found(name) for name in names]
     documents, code = [], OK
@@ -108,12 +123,20 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
 
 
 def run_forecast(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
-    """What the cells that are left would take, measured by running a few of them for a few epochs; stores nothing."""
+    """What the cells that are left would take, measured by running a few of them for a few
+    epochs; stores nothing.
+    """
     documents = []
     for experiment in [_found(name) for name in names]:
         with bars(quiet):
             found = list(
-                forecast(experiment, choices.out, scale=choices.scale, only=choices.only, device=choices.device)
+                forecast(
+                    experiment,
+                    choices.out,
+                    scale=choices.scale,
+                    only=choices.only,
+                    device=choices.device,
+                )
             )
         documents.append(_forecast_document(experiment, choices, found))
         if not as_json:
@@ -123,7 +146,9 @@ def run_forecast(names: list[str], choices: Choices, as_json: bool, quiet: bool)
     return OK
 
 
-def _forecast_document(experiment: Experiment, choices: Choices, found: list[Forecast]) -> dict[str, Any]:
+def _forecast_document(
+    experiment: Experiment, choices: Choices, found: list[Forecast]
+) -> dict[str, Any]:
     settings = [
         {
             "setting": row.setting,
@@ -160,15 +185,26 @@ def _show_forecast(experiment: Experiment, device: str, found: list[Forecast]) -
     varying = [name for name in names if len({str(row.setting.get(name)) for row in found}) > 1]
     rows = []
     for row in found:
-        label = label_of({name: row.setting[name] for name in varying if name in row.setting}) or "all"
-        one, every = (f"{row.seconds:.3g}", f"{row.total / 60:.3g}") if row.seconds == row.seconds else ("?", "?")
+        label = (
+            label_of({name: row.setting[name] for name in varying if name in row.setting}) or "all"
+        )
+        one, every = (
+            (f"{row.seconds:.3g}", f"{row.total / 60:.3g}")
+            if row.seconds == row.seconds
+            else ("?", "?")
+        )
         rows.append((label, f"{row.cells:,}", one, every, row.source))
-    print_table(("setting", "cells", "seconds of one", "minutes of all", "how it is known"), rows, experiment.title)
+    print_table(
+        ("setting", "cells", "seconds of one", "minutes of all", "how it is known"),
+        rows,
+        experiment.title,
+    )
     totals = _forecast_totals(found)
     unknown = totals["cells not forecast"]
     rest = f"; {unknown:,} of them could not be forecast" if unknown else ""
     print(
-        f"{totals['cells']:,} cells are left: about {totals['minutes']:.3g} minutes on {device}, one at a time{rest}\n"
+        f"{totals['cells']:,} cells are left: about {totals['minutes']:.3g} minutes on {device},"
+        f" one at a time{rest}\n"
     )
 
 
@@ -176,7 +212,9 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
     """The page from what is stored alone."""
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"FOLDERS must be folders with stored rows or results, got {str(folder)!r}")
+            raise InputError(
+                f"FOLDERS must be folders with stored rows or results, got {str(folder)!r}"
+            )
     page = page_of_folders(folders, out)
     if not quiet:
         print(f"written to {page}")
@@ -199,7 +237,10 @@ def say_errors(store: Store) -> int:
     for cell, error in errors:
         say(f"{store.experiment}, {label_of(cell)}: {error.strip().splitlines()[-1]}")
     if errors:
-        say(f"{len(errors)} cells raised; their tracebacks are in {store.path}, and the next run tries them again")
+        say(
+            f"{len(errors)} cells raised; their tracebacks are in {store.path}, and the next run"
+            " tries them again"
+        )
     return NOT_CONVERGED if errors else OK
 
 
@@ -218,14 +259,18 @@ def tables_of(found: Findings) -> list[Table]:
 
 def assumed(experiment: Experiment) -> str:
     """What the text leaves open, one line each."""
-    return "\n".join(["Assumed where the text is silent:", *(f"- {text}" for text in experiment.assumptions)])
+    return "\n".join(
+        ["Assumed where the text is silent:", *(f"- {text}" for text in experiment.assumptions)]
+    )
 
 
 def show(experiment: Experiment, scale: str, found: Findings) -> None:
     """Tables and assumptions on standard output."""
     print(f"{experiment.title} ({experiment.paper}, {experiment.part})\n\n{found.progress}\n")
     if scale == "smoke":
-        print("The scale smoke shows that all of it runs; its verdicts say nothing about the paper.\n")
+        print(
+            "The scale smoke shows that all of it runs; its verdicts say nothing about the paper.\n"
+        )
     for table in tables_of(found):
         print_table(table.header, table.rows, table.title)
         print()
@@ -236,7 +281,9 @@ def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
     """The same as text and as Markdown."""
     tables = tables_of(found)
     texts = [text_table(table.header, table.rows, table.title) for table in tables]
-    marked = [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]
+    marked = [
+        f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables
+    ]
     for suffix, parts in ((".txt", texts), (".md", marked)):
         text = "\n\n".join([found.progress, *parts, assumed(experiment)]) + "\n"
         write_atomically(path.with_name(path.name + suffix), text.encode())
@@ -245,7 +292,9 @@ def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
 def document(experiment: Experiment, store: Store, found: Findings) -> dict[str, Any]:
     """The same for --json."""
     named = [{"title": t.title, "rows": _records(t)} for t in found.tables]
-    claims = [record for table in tables_of(found)[len(found.tables) :] for record in _records(table)]
+    claims = [
+        record for table in tables_of(found)[len(found.tables) :] for record in _records(table)
+    ]
     return {
         "experiment": experiment.name,
         "scale": store.scale,

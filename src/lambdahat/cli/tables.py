@@ -19,7 +19,8 @@ from lambdahat.singular.criteria import BayesCriteria
 from lambdahat.singular.curves import CoefficientCurve
 from lambdahat.singular.temperatures import TemperatureRegression
 
-SAMPLED = LearningCoefficient, CoefficientCurve, BayesCriteria, TemperatureRegression  # whose cost counts gradients
+# whose cost counts gradients
+SAMPLED = LearningCoefficient, CoefficientCurve, BayesCriteria, TemperatureRegression
 NUMBER = re.compile(r"\s*(at (least|most) )?[-+−±<>≤≥≈~]?\s*(\.?\d|(nan|inf)\b)")
 WORD = re.compile(r"[^\W\d_]{2,}")
 NOTHING = ("", "-", "–", "—")  # an empty cell
@@ -80,7 +81,10 @@ def statuses(measurement: Measurement) -> list[Status]:
 
 def remedies(measurement: Measurement) -> list[str]:
     """What to do about each result that has not converged."""
-    found = ((name, getattr(result, "status", Status.CONVERGED)) for name, result in leaves(measurement.results))
+    found = (
+        (name, getattr(result, "status", Status.CONVERGED))
+        for name, result in leaves(measurement.results)
+    )
     return [f"{name}: {status.name}. {status.value}" for name, status in found if not status.ok]
 
 
@@ -106,7 +110,11 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str 
     for row in (header, ["-" * width for width in widths], *rows):
         spaces = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
         parts = zip(row, spaces, rights, strict=True)
-        lines.append("  ".join(space + cell if right else cell + space for cell, space, right in parts).rstrip())
+        lines.append(
+            "  ".join(
+                space + cell if right else cell + space for cell, space, right in parts
+            ).rstrip()
+        )
     return "\n".join([title, *lines] if title else lines)
 
 
@@ -121,9 +129,13 @@ def _numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]
 
 
 def _all_numbers(cells: Sequence[str]) -> bool:
-    """Whether a column holds numbers, with a word or two at most: "12.3 ± 0.4", "3 of 4", "1,200 gradients"."""
+    """Whether a column holds numbers, with a word or two at most: "12.3 ± 0.4", "3 of 4", "1,200
+    gradients".
+    """
     written = [cell for cell in cells if cell.strip() not in NOTHING]
-    return len(written) > 0 and all(NUMBER.match(cell) and len(WORD.findall(cell)) <= 2 for cell in written)
+    return len(written) > 0 and all(
+        NUMBER.match(cell) and len(WORD.findall(cell)) <= 2 for cell in written
+    )
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -73,17 +73,23 @@ class Plan:
     device: str = "cpu"
 
     def document(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The plan as it is kept beside the run: what decides its numbers, and what may change on the way."""
+        """The plan as it is kept beside the run: what decides its numbers, and what may change
+        on the way.
+        """
         everything = {**asdict(self), **self.fit}
         del everything["fit"]
-        return {k: v for k, v in everything.items() if k not in FREE}, {k: everything[k] for k in FREE}
+        return {k: v for k, v in everything.items() if k not in FREE}, {
+            k: everything[k] for k in FREE
+        }
 
 
 def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Train, write and print; the exit code."""
     split = _naming("--data", recipe.split, given=recipe.data_options)
     recipe = replace(recipe, loss=loss_for(split, recipe))
-    model = _naming("--model", recipe.network, split, given=recipe.model_options).to(_device(plan.device))
+    model = _naming("--model", recipe.network, split, given=recipe.model_options).to(
+        _device(plan.device)
+    )
     problem = Problem(model, recipe.loss, split.train)
     optimizer: Any = _naming("--optimizer", make_optimizer, plan.optimizer, model, **plan.options)
     if plan.lookahead is not None:
@@ -91,7 +97,9 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
     schedule = None
     if plan.schedule is not None:
         name, options = named_options(plan.schedule)
-        schedule = _naming("--schedule", make_schedule, name, optimizer, plan.epochs, given=options, **options)
+        schedule = _naming(
+            "--schedule", make_schedule, name, optimizer, plan.epochs, given=options, **options
+        )
     rules = [_rule(text, model) for text in plan.regularizers]
     average = None
     if plan.averaging is not None:
@@ -126,7 +134,9 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
 
 
 def loss_for(split: Split, recipe: Recipe) -> str:
-    """The loss that the targets ask for: squared error where they are real numbers, else cross-entropy."""
+    """The loss that the targets ask for: squared error where they are real numbers, else
+    cross-entropy.
+    """
     x, y = split.train
     kind = MODELS[require_choice(recipe.model, "--model", MODELS)].takes
     tokens, text = kind == "tokens", not x.is_floating_point()
@@ -137,10 +147,20 @@ def loss_for(split: Split, recipe: Recipe) -> str:
         f"{recipe.model!r}, which takes {kind}",
     )
     if not y.is_floating_point():
-        require(split.classes > 1, "--data", "have at least 2 classes", f"{recipe.data!r} with {split.classes}")
+        require(
+            split.classes > 1,
+            "--data",
+            "have at least 2 classes",
+            f"{recipe.data!r} with {split.classes}",
+        )
         return "cross_entropy"
     fits = tuple(y.shape[1:]) == (split.classes,)
-    require(fits, "--data", "have real targets of one row for each sample", f"{recipe.data!r} of {tuple(y.shape)}")
+    require(
+        fits,
+        "--data",
+        "have real targets of one row for each sample",
+        f"{recipe.data!r} of {tuple(y.shape)}",
+    )
     return "mse"
 
 
@@ -167,8 +187,15 @@ def _trackers(plan: Plan, seed: int) -> list[Any]:
     return list(_naming("--track", make_trackers, plan.track, **options))
 
 
-def _naming(option: str, function: Any, *arguments: Any, given: Mapping[str, Any] | None = None, **named: Any) -> Any:
-    """What the function returns; an error about a name, or about options ``given`` by text, says where that came from.
+def _naming(
+    option: str,
+    function: Any,
+    *arguments: Any,
+    given: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> Any:
+    """What the function returns; an error about a name, or about options ``given`` by text, says
+    where that came from.
 
     Options may ask for any size: what torch says of memory that is not there is about them too.
     """
@@ -177,7 +204,8 @@ def _naming(option: str, function: Any, *arguments: Any, given: Mapping[str, Any
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
         text = one_line(error)
         word, _, rest = text.partition(" must ")
-        if word in ("name", "kind") and rest:  # what an optimizer, a schedule, an average is asked for by
+        # what an optimizer, a schedule, an average is asked for by
+        if word in ("name", "kind") and rest:
             raise InputError(f"{option} must {rest}") from error
         if not given or isinstance(error, InputError):
             raise
@@ -199,12 +227,16 @@ def _device(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f'--device must be available, got {name!r}; use "cpu" ({one_line(error)[:80]})') from error
+        raise InputError(
+            f'--device must be available, got {name!r}; use "cpu" ({one_line(error)[:80]})'
+        ) from error
     return torch.device(name)
 
 
 def show(run: Run, out: Path | None, as_json: bool, quiet: bool) -> None:
-    """The epochs as a table, or the JSON document, on standard output; the remedy on standard error."""
+    """The epochs as a table, or the JSON document, on standard output; the remedy on standard
+    error.
+    """
     if as_json:
         print_json(
             {
@@ -227,7 +259,11 @@ def show(run: Run, out: Path | None, as_json: bool, quiet: bool) -> None:
 def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows spread evenly, the last one among them."""
     gap = -(-len(rows) // SHOWN)
-    return [row for i, row in enumerate(rows, start=1) if i % gap == 0 or i == len(rows)] if rows else []
+    return (
+        [row for i, row in enumerate(rows, start=1) if i % gap == 0 or i == len(rows)]
+        if rows
+        else []
+    )
 
 
 def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -260,13 +296,17 @@ def key_values(parts: Sequence[str]) -> dict[str, Any]:
 
 
 def extra_options(words: Sequence[str]) -> dict[str, Any]:
-    """Words such as ["--alpha", "0.1", "--nesterov", "--lr=0.1"] as options; one without a value is True."""
+    """Words such as ["--alpha", "0.1", "--nesterov", "--lr=0.1"] as options; one without a value
+    is True.
+    """
     out: dict[str, Any] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise InputError(f"options of the optimizer must be written as --name value, got {word!r}")
+            raise InputError(
+                f"options of the optimizer must be written as --name value, got {word!r}"
+            )
         key, equals, value = word[2:].partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "True"
@@ -275,7 +315,9 @@ def extra_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """A number, a truth value, a tuple ("0.9,0.99") or None where the text is one, else the text."""
+    """A number, a truth value, a tuple ("0.9,0.99") or None where the text is one, else the
+    text.
+    """
     try:
         return ast.literal_eval(text if text not in ("true", "false") else text.capitalize())
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -18,12 +18,15 @@ from lambdahat.singular.verification import Case, Comparison, Verification, veri
 
 HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
-    "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its 95 % interval\n"
-    "holds the exact value, is near if the 99.9 % interval does, and fails beyond, or if it is off by more than 15 %."
+    "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its"
+    " 95 % interval\nholds the exact value, is near if the 99.9 % interval does, and fails beyond,"
+    " or if it is off by more than 15 %."
 )
 
 
-def run_verify(pattern: str, seed: int, quick: bool, out: Path | None, as_json: bool, quiet: bool) -> int:
+def run_verify(
+    pattern: str, seed: int, quick: bool, out: Path | None, as_json: bool, quiet: bool
+) -> int:
     """Run the cases, print and write; the exit code."""
     cases = chosen(suite(quick), pattern)
     with bars(quiet):
@@ -72,9 +75,9 @@ def as_row(row: Comparison) -> tuple[str, ...]:
 def headline(found: Verification) -> str:
     """One line on all cases."""
     return (
-        f"{found.covered} of {len(found)} intervals hold the exact value; relative error {found.median_error:.1%} in "
-        f"the median, {found.worst_error:.1%} at worst; {len(found.failed) or 'none'} "
-        f"{'fails' if len(found.failed) == 1 else 'fail'}"
+        f"{found.covered} of {len(found)} intervals hold the exact value; relative error"
+        f" {found.median_error:.1%} in the median, {found.worst_error:.1%} at worst;"
+        f" {len(found.failed) or 'none'} {'fails' if len(found.failed) == 1 else 'fail'}"
     )
 
 

@@ -21,10 +21,11 @@ from lambdahat.data.texts import Text, penn_treebank_files, shakespeare_files
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: its forms (each a set of files that is complete in itself), sources, usual folders and reader.
+    """A data set: its forms (each a set of files that is complete in itself), sources, usual
+    folders and reader.
 
-    ``counts`` are the training and test samples of the whole, for texts the tokens. ``options`` is what ``load`` may
-    be told, and what holds unless told.
+    ``counts`` are the training and test samples of the whole, for texts the tokens. ``options`` is
+    what ``load`` may be told, and what holds unless told.
     """
 
     description: str
@@ -48,7 +49,9 @@ TORONTO = "https://www.cs.toronto.edu/~kriz"
 
 def _idx(*digests: str) -> tuple[File, ...]:
     sizes = 47_040_016, 60_008, 7_840_016, 10_008
-    return tuple(File(*each) for each in zip(NAMES, sizes, (f"sha256:{d}" for d in digests), strict=True))
+    return tuple(
+        File(*each) for each in zip(NAMES, sizes, (f"sha256:{d}" for d in digests), strict=True)
+    )
 
 
 def _md5(**known: tuple[int, str]) -> tuple[File, ...]:
@@ -110,7 +113,10 @@ CATALOGUE: dict[str, DataSet] = {
         ),
         ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
         (
-            Mirror("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", ".gz"),
+            Mirror(
+                "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+                ".gz",
+            ),
             Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", ".gz"),
             Debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
         ),
@@ -130,7 +136,8 @@ CATALOGUE: dict[str, DataSet] = {
                 test_batch=(31_035_526, "40351d587109b95175f43aff81a1287e"),
             ),
             tuple(
-                File(f"{name}.bin", 30_730_000) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+                File(f"{name}.bin", 30_730_000)
+                for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
             ),
         ),
         ("cifar10", "cifar-10-batches-py", "cifar-10-batches-bin", "cifar10/cifar-10-batches-py"),
@@ -178,7 +185,10 @@ CATALOGUE: dict[str, DataSet] = {
             tuple(File(name) for name in (*BATCHES, "val_data")),
         ),
         ("imagenet32",),
-        manual="log in at https://image-net.org/download-images.php and unpack the train and val archives there",
+        manual=(
+            "log in at https://image-net.org/download-images.php and unpack the train and val"
+            " archives there"
+        ),
     ),
     "penn-treebank": DataSet(
         "Wall Street Journal by words, 10,000 words",
@@ -189,10 +199,14 @@ CATALOGUE: dict[str, DataSet] = {
             (
                 File("ptb.train.txt", None, "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420"),
                 File(
-                    "ptb.valid.txt", 399_782, "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"
+                    "ptb.valid.txt",
+                    399_782,
+                    "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
                 ),
                 File(
-                    "ptb.test.txt", 449_945, "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"
+                    "ptb.test.txt",
+                    449_945,
+                    "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
                 ),
             ),
         ),
@@ -204,8 +218,20 @@ CATALOGUE: dict[str, DataSet] = {
         (1_003_854, 111_540),
         shakespeare_files,
         {"length": 64},
-        ((File("input.txt", 1_115_394, "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),),),
+        (
+            (
+                File(
+                    "input.txt",
+                    1_115_394,
+                    "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+                ),
+            ),
+        ),
         ("tiny-shakespeare", "tinyshakespeare"),
-        (Mirror("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"),),
+        (
+            Mirror(
+                "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
+            ),
+        ),
     ),
 }

@@ -30,12 +30,16 @@ def cifar_files(folder: Path, classes: int, normalization: str) -> Split:
 
 
 def read_batch(path: Path, classes: int) -> Part:
-    """One file: pickled, or records of the label's bytes (CIFAR-100: coarse, then fine) and 3,072 pixels."""
+    """One file: pickled, or records of the label's bytes (CIFAR-100: coarse, then fine) and
+    3,072 pixels.
+    """
     if path.suffix == ".bin":
         width = PIXELS + (2 if classes == 100 else 1)
         data = np.frombuffer(contents(path), np.uint8)
         whole = len(data) > 0 and len(data) % width == 0
-        require(whole, str(path), f"hold whole records of {width:,} bytes", f"{len(data):,} bytes", CURE)
+        require(
+            whole, str(path), f"hold whole records of {width:,} bytes", f"{len(data):,} bytes", CURE
+        )
         records = data.reshape(-1, width)
         return checked(records[:, width - PIXELS :], records[:, width - PIXELS - 1], path, classes)
     batch = unpickle(path)
@@ -47,21 +51,39 @@ def read_batch(path: Path, classes: int) -> Part:
 
 def entries(batch: Mapping[str, Any]) -> str:
     """The names in a batch for an error message: those that are names, and not too many."""
-    names = [name if name.isidentifier() and len(name) <= 40 else describe(name) for name in sorted(batch)[:8]]
+    names = [
+        name if name.isidentifier() and len(name) <= 40 else describe(name)
+        for name in sorted(batch)[:8]
+    ]
     return ", ".join(names) + (f" and {len(batch) - 8:,} more" if len(batch) > 8 else "") or "none"
 
 
-def checked(data: Any, labels: Any, path: Path, classes: int, first: int = 0, pixels: int = PIXELS) -> Part:
+def checked(
+    data: Any, labels: Any, path: Path, classes: int, first: int = 0, pixels: int = PIXELS
+) -> Part:
     """Rows of bytes as images, with as many labels in range, which begin at ``first``."""
-    rows = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == pixels
+    rows = (
+        isinstance(data, np.ndarray)
+        and data.dtype == np.uint8
+        and data.ndim == 2
+        and data.shape[1] == pixels
+    )
     shown = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
     require(rows, str(path), f"hold bytes (n, {pixels})", shown, CURE)
     kinds = {type(label) for label in labels} if isinstance(labels, list) else {type(labels)}
-    other = sorted(kind.__name__ for kind in kinds - ({int} if isinstance(labels, list) else {np.ndarray}))
+    other = sorted(
+        kind.__name__ for kind in kinds - ({int} if isinstance(labels, list) else {np.ndarray})
+    )
     require(not other, str(path), f"hold {len(data):,} whole labels", " and ".join(other), CURE)
     numbers = np.asarray(labels)
     whole = numbers.ndim == 1 and numbers.dtype.kind in "iu" and len(numbers) == len(data)
-    require(whole, str(path), f"hold {len(data):,} whole labels", f"{numbers.dtype} {numbers.shape}", CURE)
+    require(
+        whole,
+        str(path),
+        f"hold {len(data):,} whole labels",
+        f"{numbers.dtype} {numbers.shape}",
+        CURE,
+    )
     inside = len(numbers) > 0 and numbers.min() >= first and numbers.max() < first + classes
     require(
         inside,
@@ -97,4 +119,6 @@ def _batches(folder: Path, prefix: str) -> list[Path]:
 
 
 def _joined(parts: list[Part]) -> Part:
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+    return np.concatenate([images for images, _ in parts]), np.concatenate(
+        [labels for _, labels in parts]
+    )

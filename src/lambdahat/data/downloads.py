@@ -1,4 +1,6 @@
-"""Downloads that resume: bytes go to a ``.part`` file, and a broken one is continued from where it stopped."""
+"""Downloads that resume: bytes go to a ``.part`` file, and a broken one is continued from where
+it stopped.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ ATTEMPTS = 3
 def download(url: str, part: Path, timeout: float = 30.0, most: int | None = None) -> None:
     """Bring the whole of ``url`` into ``part``, continuing what is there already (HTTP Range).
 
-    Nothing is written through a link: one in the place of ``part`` is removed. More than ``most`` bytes are refused.
+    Nothing is written through a link: one in the place of ``part`` is removed. More than ``most``
+    bytes are refused.
     """
     require(url.startswith(("http://", "https://")), "url", "begin with http:// or https://", url)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -35,13 +38,16 @@ def download(url: str, part: Path, timeout: float = 30.0, most: int | None = Non
             return
     came = part.stat().st_size if part.exists() else 0
     raise ConnectionError(
-        f"{url} broke off after {came:,} of {'an unknown number of' if total is None else f'{total:,}'} bytes; "
-        "the same command continues from there"
+        f"{url} broke off after {came:,} of"
+        f" {'an unknown number of' if total is None else f'{total:,}'} bytes; the same command"
+        " continues from there"
     )
 
 
 def begun(part: Path) -> int:
-    """The bytes that are there already; whatever is no plain file of its own in the place of ``part`` is removed."""
+    """The bytes that are there already; whatever is no plain file of its own in the place of
+    ``part`` is removed.
+    """
     try:
         found = part.lstat()
     except FileNotFoundError:
@@ -55,8 +61,15 @@ def begun(part: Path) -> int:
 def open_part(part: Path, append: bool = False) -> IO[bytes]:
     """The file to write to, never through a link, not even through one made this moment."""
     begun(part)
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC) | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(part, flags | getattr(os, "O_BINARY", 0), 0o644), "ab" if append else "wb")
+    flags = (
+        os.O_WRONLY
+        | os.O_CREAT
+        | (os.O_APPEND if append else os.O_TRUNC)
+        | getattr(os, "O_NOFOLLOW", 0)
+    )
+    return os.fdopen(
+        os.open(part, flags | getattr(os, "O_BINARY", 0), 0o644), "ab" if append else "wb"
+    )
 
 
 def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | None:
@@ -64,7 +77,9 @@ def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | N
     done = begun(part)
     headers = {"User-Agent": "lambdahat", **({"Range": f"bytes={done}-"} if done else {})}
     try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=timeout
+        )
     except urllib.error.HTTPError as error:
         with error:
             if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -87,7 +102,9 @@ def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | N
     return total
 
 
-def _copy(response: Any, stream: IO[bytes], name: str, done: int, total: int | None, most: int | None) -> bool:
+def _copy(
+    response: Any, stream: IO[bytes], name: str, done: int, total: int | None, most: int | None
+) -> bool:
     """Whether all that came was written, and no more than ``most``."""
     while block := response.read(CHUNK):
         done += len(block)

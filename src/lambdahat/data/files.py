@@ -1,4 +1,6 @@
-"""Files as they should be: their place, contents and checksum; errors that say what came instead."""
+"""Files as they should be: their place, contents and checksum; errors that say what came
+instead.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ from lambdahat.storage import unpacked_size
 
 VARIABLE = "LAMBDAHAT_DATA"
 CURE = "delete it and fetch it again: lambdahat data fetch"
-OTHER = "fetch it again (lambdahat data fetch), or pass verify=False to load other contents on purpose"
+OTHER = (
+    "fetch it again (lambdahat data fetch), or pass verify=False to load other contents on purpose"
+)
 
 
 @dataclass(frozen=True)
 class File:
-    """A standard file: its name, the size of its contents and their checksum, "" or None where nobody published one.
+    """A standard file: its name, the size of its contents and their checksum, "" or None where
+    nobody published one.
 
-    Contents are what a reader sees: a file ``name.gz`` counts unpacked, since mirrors compress differently.
+    Contents are what a reader sees: a file ``name.gz`` counts unpacked, since mirrors compress
+    differently.
     """
 
     name: str
@@ -50,7 +56,13 @@ class File:
 
 def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: str = "") -> None:
     """Refuse bytes of another size or checksum ("sha256:…" or "md5:…")."""
-    require(size in (None, len(data)), name, f"hold {size:,} bytes" if size else "", f"{len(data):,}", cure)
+    require(
+        size in (None, len(data)),
+        name,
+        f"hold {size:,} bytes" if size else "",
+        f"{len(data):,}",
+        cure,
+    )
     if digest:
         kind, _, expected = digest.partition(":")
         got = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
@@ -60,8 +72,8 @@ def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: st
 def contents(path: Path, size: int | None = None) -> bytes:
     """The bytes of a file, unpacked if it is gzip.
 
-    Unpacking stops where there is more than ``size``, the published size, or where none is known, far more than the
-    file's own size.
+    Unpacking stops where there is more than ``size``, the published size, or where none is known,
+    far more than the file's own size.
     """
     packed = path.stat().st_size
     with path.open("rb") as stream:
@@ -75,9 +87,16 @@ def contents(path: Path, size: int | None = None) -> bytes:
                 data = unpacked.read(most + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
-                f"{path} must be a whole gzip file, got a damaged or truncated one ({error}); {CURE}"
+                f"{path} must be a whole gzip file, got a damaged or truncated one ({error});"
+                f" {CURE}"
             ) from None
-    require(len(data) <= most, str(path), f"unpack to at most {most:,} bytes", f"more, packed into {packed:,}", CURE)
+    require(
+        len(data) <= most,
+        str(path),
+        f"unpack to at most {most:,} bytes",
+        f"more, packed into {packed:,}",
+        CURE,
+    )
     return data
 
 
@@ -92,7 +111,9 @@ def _file_digest(path: Path, *_state: int) -> str:
     return hashlib.sha256(contents(path)).hexdigest()
 
 
-_noted: ContextVar[dict[str, str] | None] = ContextVar("digests of the data that were read", default=None)
+_noted: ContextVar[dict[str, str] | None] = ContextVar(
+    "digests of the data that were read", default=None
+)
 
 
 @contextmanager
@@ -114,7 +135,9 @@ def note_data(name: str, digest: Callable[[], str | None]) -> None:
 
 
 def roots() -> list[Path]:
-    """Where data are looked for, in order: the folder in LAMBDAHAT_DATA, then the user's own cache."""
+    """Where data are looked for, in order: the folder in LAMBDAHAT_DATA, then the user's own
+    cache.
+    """
     named = os.environ.get(VARIABLE)
     return [*([Path(named).expanduser()] if named else []), cache()]
 
@@ -131,9 +154,18 @@ def cache() -> Path:
 
 
 def candidates(folders: Sequence[str], folder: str | Path | None) -> list[list[Path]]:
-    """Folders that may hold a data set: the one named and its usual subfolders, else those of each root in turn."""
+    """Folders that may hold a data set: the one named and its usual subfolders, else those of
+    each root in turn.
+    """
     if folder is not None:
         named = Path(folder).expanduser()
-        require(named.is_dir(), "folder", "be a folder", f"{named} (no such folder)", "", FileNotFoundError)
+        require(
+            named.is_dir(),
+            "folder",
+            "be a folder",
+            f"{named} (no such folder)",
+            "",
+            FileNotFoundError,
+        )
         return [[named, *(named / inner for inner in folders)]]
     return [[root / inner for inner in folders] for root in roots()]

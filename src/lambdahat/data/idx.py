@@ -13,16 +13,35 @@ from lambdahat._check import require
 from lambdahat.data.files import CURE, File, contents
 from lambdahat.data.splits import Split, image_split
 
-NAMES = "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in an idx file of bytes: a header 0, 0, 8, ndim, the sizes as big-endian integers, then the values."""
+    """The array in an idx file of bytes: a header 0, 0, 8, ndim, the sizes as big-endian
+    integers, then the values.
+    """
     data = contents(path)
     known = len(data) >= 4 and data[:3] == b"\0\0\x08" and 1 <= data[3] <= 3
-    require(known, str(path), "be an idx file of bytes", f"a file that begins with {data[:4].hex()!r}", CURE)
+    require(
+        known,
+        str(path),
+        "be an idx file of bytes",
+        f"a file that begins with {data[:4].hex()!r}",
+        CURE,
+    )
     start = 4 + 4 * data[3]
-    require(len(data) >= start, str(path), f"have a header of {start} bytes", f"{len(data)} bytes in all", CURE)
+    require(
+        len(data) >= start,
+        str(path),
+        f"have a header of {start} bytes",
+        f"{len(data)} bytes in all",
+        CURE,
+    )
     sizes = struct.unpack(f">{data[3]}I", data[4:start])
     whole = start + math.prod(sizes)
     require(
@@ -68,6 +87,8 @@ def handwriting_files(folder: Path, normalization: str) -> Split:
 
 def _found(folder: Path, name: str) -> Path:
     path = File(name).find(folder)
-    require(path is not None, "folder", f"hold {name} or {name}.gz", str(folder), "", FileNotFoundError)
+    require(
+        path is not None, "folder", f"hold {name} or {name}.gz", str(folder), "", FileNotFoundError
+    )
     assert path is not None
     return path

@@ -25,20 +25,25 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def imagenet32_files(folder: Path, normalization: str) -> Split:
-    """Ten batches and ``val_data``, each .npz or pickled, as images (n, 3, 32, 32) (Chrabaszcz et al., 2017)."""
+    """Ten batches and ``val_data``, each .npz or pickled, as images (n, 3, 32, 32) (Chrabaszcz
+    et al., 2017).
+    """
     parts = []
     for i, name in enumerate([*BATCHES, "val_data"]):
         parts.append(_read_small(folder, name))
         report("imagenet32", i + 1, len(BATCHES) + 1)
     images = np.concatenate([part[0] for part in parts[:-1]])
     labels = np.concatenate([part[1] for part in parts[:-1]])
-    held_out = np.require(parts[-1][0], requirements="W"), parts[-1][1]  # a pickled array is a view of the file
+    # a pickled array is a view of the file
+    held_out = np.require(parts[-1][0], requirements="W"), parts[-1][1]
     return image_split((images, labels), held_out, CLASSES, normalization)
 
 
 def _read_small(folder: Path, name: str) -> Part:
     path = next((path for path in (folder / f"{name}.npz", folder / name) if path.is_file()), None)
-    require(path is not None, "folder", f"hold {name} or {name}.npz", str(folder), "", FileNotFoundError)
+    require(
+        path is not None, "folder", f"hold {name} or {name}.npz", str(folder), "", FileNotFoundError
+    )
     assert path is not None
     batch: dict[str, Any] = read_arrays(path) if path.suffix == ".npz" else unpickle(path)
     for key in ("data", "labels"):
@@ -49,14 +54,18 @@ def _read_small(folder: Path, name: str) -> Part:
 class ImageFolder(Dataset[tuple[Tensor, int]]):
     """Pictures in one folder per class, read when asked for: (image (3, size, size), label).
 
-    Classes are the folders in alphabetical order. A picture's shorter side is scaled to size·256/224 and its middle
-    cut out. ``normalization``: "unit", "symmetric", or "standard" with the customary mean and deviation of ImageNet.
-    Needs Pillow.
+    Classes are the folders in alphabetical order. A picture's shorter side is scaled to
+    size·256/224 and its middle cut out. ``normalization``: "unit", "symmetric", or "standard" with
+    the customary mean and deviation of ImageNet. Needs Pillow.
     """
 
-    def __init__(self, folder: str | Path, size: int = 224, normalization: str = "standard") -> None:
+    def __init__(
+        self, folder: str | Path, size: int = 224, normalization: str = "standard"
+    ) -> None:
         self.folder, self.size = Path(folder), require_count(size, "size")
-        self.normalization = require_choice(normalization, "normalization", ("unit", "symmetric", "standard"))
+        self.normalization = require_choice(
+            normalization, "normalization", ("unit", "symmetric", "standard")
+        )
         require(
             self.folder.is_dir(),
             "folder",
@@ -101,9 +110,13 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             with Image.open(path) as picture:
                 whole = picture.convert("RGB")
         except (OSError, SyntaxError) as error:
-            raise ValueError(f"{path} must be a whole picture, got {error}; replace or remove it") from None
+            raise ValueError(
+                f"{path} must be a whole picture, got {error}; replace or remove it"
+            ) from None
         short = self.size * 256 / 224 / min(whole.size)
         width, height = (max(self.size, round(side * short)) for side in whole.size)
         left, top = (width - self.size) // 2, (height - self.size) // 2
         resized = whole.resize((width, height), Image.Resampling.BILINEAR)
-        return np.array(resized.crop((left, top, left + self.size, top + self.size)), dtype=np.uint8)
+        return np.array(
+            resized.crop((left, top, left + self.size, top + self.size)), dtype=np.uint8
+        )

@@ -35,11 +35,12 @@ class Found:
 def load(name: str, folder: str | Path | None = None, verify: bool = True, **options: Any) -> Split:
     """A data set as tensors, ``split.train`` and ``split.test``.
 
-    Looks in ``folder``, or in the folder that LAMBDAHAT_DATA names and then in the user's cache; ``fetch`` brings what
-    is missing. ``verify=False`` takes files of other contents than the published ones, such as a part of the data, if
-    they are well formed. Options: ``normalization`` for images ("unit" [0, 1], "symmetric" [−1, 1], "standard" mean 0
-    and deviation 1 per channel of the training images, "raw" bytes), ``length`` of the stretches of a text, ``seed``
-    and ``held_out`` for digits.
+    Looks in ``folder``, or in the folder that LAMBDAHAT_DATA names and then in the user's cache;
+    ``fetch`` brings what is missing. ``verify=False`` takes files of other contents than the
+    published ones, such as a part of the data, if they are well formed. Options: ``normalization``
+    for images ("unit" [0, 1], "symmetric" [−1, 1], "standard" mean 0 and deviation 1 per channel of
+    the training images, "raw" bytes), ``length`` of the stretches of a text, ``seed`` and
+    ``held_out`` for digits.
 
     >>> split = load("digits")
     >>> tuple(split.train[0].shape), split.classes
@@ -47,7 +48,12 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
     """
     entry = _entry(name)
     unknown = sorted(set(options) - set(entry.options))
-    require(not unknown, "options", f"be among those of {name!r}: {', '.join(entry.options)}", ", ".join(unknown))
+    require(
+        not unknown,
+        "options",
+        f"be among those of {name!r}: {', '.join(entry.options)}",
+        ", ".join(unknown),
+    )
     chosen = {**entry.options, **options}
     if "length" in chosen:
         return load_text(name, folder, verify).split(chosen["length"])
@@ -73,7 +79,11 @@ def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) ->
     if verify:
         check(name, found.folder)
     read = entry.read(found.folder, **options)
-    came = (len(read.train), len(read.test)) if isinstance(read, Text) else (len(read.train[0]), len(read.test[0]))
+    came = (
+        (len(read.train), len(read.test))
+        if isinstance(read, Text)
+        else (len(read.train[0]), len(read.test[0]))
+    )
     require(
         not verify or came == entry.counts,
         str(found.folder),
@@ -109,16 +119,30 @@ def _bundled_digest(name: str) -> str:
 
 
 def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None) -> Path:
-    """Bring the files of a data set, verified, from the first source that works; the folder they are in.
+    """Bring the files of a data set, verified, from the first source that works; the folder they
+    are in.
 
-    Files that are there and right are kept, a broken download is continued. ``folder`` is where they go (by default the
-    folder that LAMBDAHAT_DATA names, else the user's cache); ``mirror`` is an address to take the files from instead.
+    Files that are there and right are kept, a broken download is continued. ``folder`` is where
+    they go (by default the folder that LAMBDAHAT_DATA names, else the user's cache); ``mirror`` is
+    an address to take the files from instead.
     """
     entry = _entry(name)
-    require(not entry.bundled, "name", "be a data set that is not bundled", repr(name), "it is here already")
+    require(
+        not entry.bundled,
+        "name",
+        "be a data set that is not bundled",
+        repr(name),
+        "it is here already",
+    )
     target = Path(folder).expanduser() if folder is not None else roots()[0] / entry.folders[0]
     sources: tuple[Source, ...] = entry.sources if mirror is None else (Mirror(mirror),)
-    require(bool(sources), "name", "be a data set with an open source", repr(name), f"{entry.manual}: {target}")
+    require(
+        bool(sources),
+        "name",
+        "be a data set with an open source",
+        repr(name),
+        f"{entry.manual}: {target}",
+    )
     files = [file for file in entry.forms[0] if not _right(file, target)]
     if not files:
         return target
@@ -135,15 +159,16 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
             return target
     names = ", ".join(file.name for file in files)
     raise ConnectionError(
-        f"{name} could not be fetched. Tried {'; '.join(failures)}. Put {names} into {target}, or name the folder that "
-        f"holds them in {VARIABLE}"
+        f"{name} could not be fetched. Tried {'; '.join(failures)}. Put {names} into {target}, or"
+        f" name the folder that holds them in {VARIABLE}"
     )
 
 
 def check(name: str, folder: str | Path | None = None) -> Found:
     """Where a data set is; raises where a file of it is missing, empty or not the published one.
 
-    Of the files in ``unpublished`` of the answer no more than the size is known, so that other contents pass here.
+    Of the files in ``unpublished`` of the answer no more than the size is known, so that other
+    contents pass here.
     """
     entry = _entry(name)
     found = locate(name, folder)
@@ -155,7 +180,9 @@ def check(name: str, folder: str | Path | None = None) -> Found:
 
 
 def locate(name: str, folder: str | Path | None = None) -> Found | None:
-    """The most complete copy below the first root that has any file of it; None where there is none."""
+    """The most complete copy below the first root that has any file of it; None where there is
+    none.
+    """
     entry = _entry(name)
     for root in candidates(entry.folders, folder):
         copies = [
@@ -176,7 +203,9 @@ def _entry(name: str) -> DataSet:
 def _verify(file: File, folder: Path) -> None:
     """Refuse a file that is not there, or that is not the published one."""
     path = file.find(folder)
-    require(path is not None, str(folder), f"hold {file.name}", "no such file", "", FileNotFoundError)
+    require(
+        path is not None, str(folder), f"hold {file.name}", "no such file", "", FileNotFoundError
+    )
     assert path is not None
     file.verify(path)
 
@@ -192,11 +221,14 @@ def _right(file: File, folder: Path) -> bool:
 def _absent(name: str, entry: DataSet, found: Found | None, folder: str | Path | None) -> str:
     cure = f"run `lambdahat data fetch {name}`" if entry.sources else entry.manual
     if found is not None:
-        return f"{found.folder} must hold all files of {name}, got none of {', '.join(found.missing)}; {cure}"
+        return (
+            f"{found.folder} must hold all files of {name}, got none of {', '.join(found.missing)};"
+            f" {cure}"
+        )
     below = " or ".join(map(str, roots() if folder is None else [folder]))
     return (
-        f"{name} must be below {below}, in a folder {' or '.join(entry.folders)}, got no such files there; {cure}, "
-        f"or name the folder above it in {VARIABLE}"
+        f"{name} must be below {below}, in a folder {' or '.join(entry.folders)}, got no such files"
+        f" there; {cure}, or name the folder above it in {VARIABLE}"
     )
 
 

@@ -24,10 +24,12 @@ def xor() -> tuple[Tensor, Tensor]:
 
 
 def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Split:
-    """XOR detection (§4.2.1 of the regularization thesis): does any of the ``pairs`` of inputs hold an XOR?
+    """XOR detection (§4.2.1 of the regularization thesis): does any of the ``pairs`` of inputs hold
+    an XOR?
 
-    Inputs are ±1, of shape (n, 2·pairs). Half of each part is labelled 1 and holds an XOR in exactly one pair; half is
-    labelled 0 and holds none. No point is drawn twice, so that no test sample has been trained on.
+    Inputs are ±1, of shape (n, 2·pairs). Half of each part is labelled 1 and holds an XOR in
+    exactly one pair; half is labelled 0 and holds none. No point is drawn twice, so that no test
+    sample has been trained on.
 
     >>> (x, y), _ = xord()
     >>> tuple(x.shape), int(y.sum())
@@ -35,7 +37,12 @@ def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Spli
     """
     require_count(pairs, "pairs", most=10)
     for name, count in (("train", train), ("test", test)):
-        require(require_count(count, name) % 2 == 0, name, "be even: half of it is labelled 1", repr(count))
+        require(
+            require_count(count, name) % 2 == 0,
+            name,
+            "be even: half of it is labelled 1",
+            repr(count),
+        )
     points = _points(2 * pairs)
     differing = (points.view(-1, pairs, 2).prod(-1) < 0).sum(1)
     half, all_halves = train // 2, (train + test) // 2
@@ -47,8 +54,13 @@ def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Spli
         "raise pairs",
     )
     rng = generator(seed, "xord")
-    chosen = [pool[torch.randperm(len(pool), generator=rng)[:all_halves]] for pool in _pools(points, differing)]
-    parts = [torch.cat([drawn[part] for drawn in chosen]) for part in (slice(half), slice(half, None))]
+    chosen = [
+        pool[torch.randperm(len(pool), generator=rng)[:all_halves]]
+        for pool in _pools(points, differing)
+    ]
+    parts = [
+        torch.cat([drawn[part] for drawn in chosen]) for part in (slice(half), slice(half, None))
+    ]
     labels = [torch.arange(2).repeat_interleave(len(part) // 2) for part in parts]
     return Split((parts[0], labels[0]), (parts[1], labels[1]), classes=2)
 

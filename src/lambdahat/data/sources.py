@@ -1,4 +1,6 @@
-"""Where data sets can be had: web mirrors, archives, and packages of npm and Debian through their own clients."""
+"""Where data sets can be had: web mirrors, archives, and packages of npm and Debian through
+their own clients.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Mirror:
-    """Files one by one below an address; ``suffix`` is ".gz" where the mirror keeps them compressed."""
+    """Files one by one below an address; ``suffix`` is ".gz" where the mirror keeps them
+    compressed.
+    """
 
     base: str
     suffix: str = ""
@@ -105,9 +109,19 @@ class Debian:
             for file in files:
                 unpacked = (Path(scratch) / "unpacked").resolve()
                 found = file.find(unpacked / self.inside)
-                require(found is not None, self.package, f"hold {self.inside}/{file.name}", "a package without it")
+                require(
+                    found is not None,
+                    self.package,
+                    f"hold {self.inside}/{file.name}",
+                    "a package without it",
+                )
                 assert found is not None
-                require(found.resolve() == found, self.package, f"hold {self.inside}/{file.name} as a file", "a link")
+                require(
+                    found.resolve() == found,
+                    self.package,
+                    f"hold {self.inside}/{file.name} as a file",
+                    "a link",
+                )
                 _write(contents(found, file.size), file, folder)
 
 
@@ -116,7 +130,13 @@ def _run(command: Sequence[str], folder: str) -> None:
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(f"there is no program {command[0]!r} here")
     done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())[-300:]
@@ -124,9 +144,11 @@ def _run(command: Sequence[str], folder: str) -> None:
 
 
 def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> None:
-    """Write the named files of a packed tar archive, and only those: nothing in it chooses where it goes.
+    """Write the named files of a packed tar archive, and only those: nothing in it chooses where it
+    goes.
 
-    An archive that holds a path out of its folder, a link or a device is none of a data set's, and is refused whole.
+    An archive that holds a path out of its folder, a link or a device is none of a data set's, and
+    is refused whole.
     """
     try:
         with (
@@ -136,11 +158,18 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
             members: dict[str, tarfile.TarInfo] = {}
             for member in stored:
                 _require_plain(member, archive.name)
-                require(len(members) < MEMBERS, archive.name, f"hold at most {MEMBERS:,} files", "more")
+                require(
+                    len(members) < MEMBERS, archive.name, f"hold at most {MEMBERS:,} files", "more"
+                )
                 members[member.name] = member
             for file in files:
                 member = members[f"{inside}/{file.name}"]
-                require(member.isfile(), archive.name, f"hold {inside}/{file.name} as a file", "a folder")
+                require(
+                    member.isfile(),
+                    archive.name,
+                    f"hold {inside}/{file.name} as a file",
+                    "a folder",
+                )
                 require(
                     file.size in (None, member.size),
                     archive.name,
@@ -150,15 +179,30 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
                 stream = stored.extractfile(member)
                 assert stream is not None
                 _write(stream.read(), file, folder)
-    except (tarfile.TarError, KeyError, EOFError, zlib.error, gzip.BadGzipFile, OverflowError) as error:
-        raise ValueError(f"{archive.name} must be a tar archive with {inside}/, got {error}") from None
+    except (
+        tarfile.TarError,
+        KeyError,
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        OverflowError,
+    ) as error:
+        raise ValueError(
+            f"{archive.name} must be a tar archive with {inside}/, got {error}"
+        ) from None
 
 
 def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
     """Refuse what is no file or folder below the archive's own."""
     path = PurePosixPath(member.name)
     outside = path.is_absolute() or ".." in path.parts or "\\" in member.name
-    kind = "a link" if member.issym() or member.islnk() else "" if member.isfile() or member.isdir() else "a device"
+    kind = (
+        "a link"
+        if member.issym() or member.islnk()
+        else ""
+        if member.isfile() or member.isdir()
+        else "a device"
+    )
     require(
         not outside and not kind,
         archive,
@@ -168,7 +212,9 @@ def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
 
 
 def _most(file: File) -> int | None:
-    """The bytes that a mirror's copy may have: packed it may be a little larger where nothing can be packed."""
+    """The bytes that a mirror's copy may have: packed it may be a little larger where nothing
+    can be packed.
+    """
     return None if file.size is None else file.size + file.size // 100 + 4096
 
 
@@ -183,7 +229,8 @@ def _write(data: bytes, file: File, folder: Path) -> None:
 def _accept(part: Path, target: Path, file: File) -> None:
     """Make a verified ``part`` the file; a wrong one goes, so that the next attempt starts afresh.
 
-    An older copy, unpacked beside a packed one or packed beside an unpacked one, goes too: it might be read instead.
+    An older copy, unpacked beside a packed one or packed beside an unpacked one, goes too: it might
+    be read instead.
     """
     try:
         verify_bytes(contents(part, file.size), target.name, file.size, file.digest)

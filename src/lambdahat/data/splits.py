@@ -47,10 +47,13 @@ class Split:
         return sum(tensor.nbytes for pair in self for tensor in pair)
 
     def to(self, device: torch.device | str) -> Split:
-        """The same on a device, in one copy; refused where it would not fit the memory that is free there."""
+        """The same on a device, in one copy; refused where it would not fit the memory that is
+        free there.
+        """
         place = torch.device(device)
         if place.type == "cuda":
-            idle = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)  # torch keeps what it freed
+            # torch keeps what it freed
+            idle = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
             free = torch.cuda.mem_get_info(place)[0] + idle
             require(
                 self.nbytes < free,
@@ -74,7 +77,10 @@ def image_split(
     images, held_out = torch.from_numpy(train[0]), torch.from_numpy(test[0])
     shift, scale = _affine(images, normalization)
     pairs = [
-        (scaled(part, shift, scale) if normalization != "raw" else part, torch.from_numpy(labels.astype(np.int64)))
+        (
+            scaled(part, shift, scale) if normalization != "raw" else part,
+            torch.from_numpy(labels.astype(np.int64)),
+        )
         for part, labels in ((images, train[1]), (held_out, test[1]))
     ]
     return Split(pairs[0], pairs[1], classes)
@@ -82,11 +88,15 @@ def image_split(
 
 def scaled(images: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """(images − shift)/scale per channel, as float32, without a second copy."""
-    return images.float().sub_(shift.float().view(1, -1, 1, 1)).div_(scale.float().view(1, -1, 1, 1))
+    return (
+        images.float().sub_(shift.float().view(1, -1, 1, 1)).div_(scale.float().view(1, -1, 1, 1))
+    )
 
 
 def _affine(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Shift and scale of each channel: "unit" → [0, 1], "symmetric" → [−1, 1], "standard" → mean 0 and deviation 1."""
+    """Shift and scale of each channel: "unit" → [0, 1], "symmetric" → [−1, 1], "standard" → mean
+    0 and deviation 1.
+    """
     channels = images.shape[1]
     if kind == "unit":
         return torch.zeros(channels), torch.full((channels,), 255.0)
@@ -94,7 +104,9 @@ def _affine(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         return torch.full((channels,), 127.5), torch.full((channels,), 127.5)
     if kind == "raw":
         return torch.zeros(channels), torch.ones(channels)
-    means, deviations = zip(*(_moments(images[:, channel]) for channel in range(channels)), strict=True)
+    means, deviations = zip(
+        *(_moments(images[:, channel]) for channel in range(channels)), strict=True
+    )
     return torch.tensor(means), torch.tensor([value or 1.0 for value in deviations])
 
 

@@ -20,10 +20,12 @@ def synthetic_regression(
     held_out: float = 0.2,
     seed: int = 0,
 ) -> Split:
-    """y = a·sin(XW) + a·XB + ε (§4.2.3 of the regularization thesis), of shapes (n, inputs) and (n, 1).
+    """y = a·sin(XW) + a·XB + ε (§4.2.3 of the regularization thesis), of shapes (n, inputs) and (n,
+    1).
 
-    X is uniform on (0, b), W and B on (0, c), ε normal with deviation ``noise``. The defaults are those of §5.5, where
-    y has a variance of about 30. The last ``held_out`` of the samples are the test part.
+    X is uniform on (0, b), W and B on (0, c), ε normal with deviation ``noise``. The defaults are
+    those of §5.5, where y has a variance of about 30. The last ``held_out`` of the samples are the
+    test part.
     """
     require_count(samples, "samples", least=2)
     require_count(inputs, "inputs")
@@ -31,14 +33,24 @@ def synthetic_regression(
     rng = generator(seed, "synthetic_regression")
     x = b * torch.rand(samples, inputs, generator=rng, dtype=torch.float64)
     wave, slope = (c * torch.rand(inputs, 1, generator=rng, dtype=torch.float64) for _ in range(2))
-    y = a * (x @ wave).sin() + a * (x @ slope) + noise * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
+    y = (
+        a * (x @ wave).sin()
+        + a * (x @ slope)
+        + noise * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
+    )
     return _parted(x.float(), y.float(), max(1, round(held_out * samples)))
 
 
 def teacher_student(
-    teacher: nn.Module, inputs: int, train: int = 1000, test: int = 1000, noise: float = 0.0, seed: int = 0
+    teacher: nn.Module,
+    inputs: int,
+    train: int = 1000,
+    test: int = 1000,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> Split:
-    """Inputs from N(0, I) and a teacher network's outputs for them, plus normal noise of deviation ``noise``.
+    """Inputs from N(0, I) and a teacher network's outputs for them, plus normal noise of deviation
+    ``noise``.
 
     >>> split = teacher_student(nn.Linear(3, 2), inputs=3, train=8, test=4)
     >>> tuple(split.train[1].shape), tuple(split.test[0].shape)

@@ -19,7 +19,9 @@ END, UNKNOWN = "<eos>", "<unk>"
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text as numbers: ``train`` and ``test`` (n,) int64, ``valid`` where there is one, and what they stand for."""
+    """A text as numbers: ``train`` and ``test`` (n,) int64, ``valid`` where there is one, and
+    what they stand for.
+    """
 
     train: Tensor
     test: Tensor
@@ -27,7 +29,9 @@ class Text:
     valid: Tensor | None = None
 
     def split(self, length: int = 64) -> Split:
-        """Stretches of ``length`` tokens that do not overlap: inputs (n, length), and targets one token further on."""
+        """Stretches of ``length`` tokens that do not overlap: inputs (n, length), and targets
+        one token further on.
+        """
         return Split(windows(self.train, length), windows(self.test, length), len(self.vocabulary))
 
     def decode(self, tokens: Iterable[int], between: str = "") -> str:
@@ -36,14 +40,20 @@ class Text:
 
 
 def windows(tokens: Tensor, length: int) -> Pair:
-    """Inputs (n, length) and targets, the same one token later; what does not fill a stretch is left out."""
+    """Inputs (n, length) and targets, the same one token later; what does not fill a stretch is
+    left out.
+    """
     most = len(tokens) - 1
     count = most // require_count(length, "length", most=most)
-    return tokens[: count * length].view(count, length), tokens[1 : count * length + 1].view(count, length)
+    return tokens[: count * length].view(count, length), tokens[1 : count * length + 1].view(
+        count, length
+    )
 
 
 def streams(tokens: Tensor, batch_size: int) -> Tensor:
-    """The text in ``batch_size`` equal pieces, (batch_size, n), for a recurrent network to read side by side."""
+    """The text in ``batch_size`` equal pieces, (batch_size, n), for a recurrent network to read
+    side by side.
+    """
     require_count(batch_size, "batch_size", most=len(tokens))
     width = len(tokens) // batch_size
     return tokens[: batch_size * width].view(batch_size, width)
@@ -62,7 +72,9 @@ def penn_treebank_files(folder: Path) -> Text:
 
 
 def shakespeare_files(folder: Path) -> Text:
-    """``input.txt`` by characters, numbered in their order; the last tenth is the test part, as is customary."""
+    """``input.txt`` by characters, numbered in their order; the last tenth is the test part, as
+    is customary.
+    """
     text = _text(folder, "input.txt")
     vocabulary = tuple(sorted(set(text)))
     tokens = _numbers(text, vocabulary)
@@ -92,5 +104,10 @@ def _numbers(words: Sequence[str], vocabulary: Sequence[str]) -> Tensor:
     index = {word: i for i, word in enumerate(vocabulary)}
     unknown = index.get(UNKNOWN)
     strange = next((word for word in words if word not in index), None) if unknown is None else None
-    require(strange is None, "the text", "use only words of its training part, or have <unk> there", repr(strange))
+    require(
+        strange is None,
+        "the text",
+        "use only words of its training part, or have <unk> there",
+        repr(strange),
+    )
     return torch.tensor([index.get(word, unknown) for word in words], dtype=torch.int64)

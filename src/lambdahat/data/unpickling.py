@@ -1,8 +1,9 @@
 """Reading pickled arrays without running what a pickle may contain.
 
-Python's own unpicklers are not used: they call what a pickle names with the arguments it gives, ``__setstate__`` of
-numpy trusts sizes and types, and both allocate as much as a number in the file says. This reader knows the few
-operations that batches of images are made of, and builds arrays itself, as views of bytes that are in the file.
+Python's own unpicklers are not used: they call what a pickle names with the arguments it gives,
+``__setstate__`` of numpy trusts sizes and types, and both allocate as much as a number in the file
+says. This reader knows the few operations that batches of images are made of, and builds arrays
+itself, as views of bytes that are in the file.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from numpy.typing import NDArray
 from lambdahat._check import describe, require
 from lambdahat.data.files import CURE, contents
 
-MOST_OPERATIONS = 4_000_000  # ImageNet's largest batch takes fewer than 400,000; each may hold a few hundred bytes
+# ImageNet's largest batch takes fewer than 400,000; each may hold a few hundred bytes
+MOST_OPERATIONS = 4_000_000
 MOST_AXES = 32
 LARGE = 1 << 48
 NUMBERS = re.compile(r"(b1|[iu][1248]|f[248])")
 ORDERS = ("<", ">", "|", "=")
 SCALARS = (str, bytes, int, float, type(None))  # bool is an int
 
-# What a pickle may name. The values are inert marks: only REDUCE and BUILD below give them a meaning.
+# What a pickle may name. The values are inert marks: only REDUCE and BUILD below give them a
+# meaning.
 NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): "reconstruct",
     ("numpy._core.multiarray", "_reconstruct"): "reconstruct",
@@ -95,7 +98,8 @@ class _Machine:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks below each mark
         self.memo: dict[int, Any] = {}
-        self.room = size  # bytes that texts may still be encoded to: in all no more than the file has
+        # bytes that texts may still be encoded to: in all no more than the file has
+        self.room = size
 
     def step(self, name: str, argument: Any) -> None:
         """One operation other than STOP."""
@@ -188,7 +192,9 @@ class _Machine:
         self._fill(self._items())
 
     def _fill(self, items: list[Any]) -> None:
-        """Keys are text: the hash of tuples nested deeply enough would exhaust the stack of the process."""
+        """Keys are text: the hash of tuples nested deeply enough would exhaust the stack of the
+        process.
+        """
         target = self._target(dict)
         if len(items) % 2:
             raise Refused("a key without a value")
@@ -212,7 +218,9 @@ class _Machine:
         self._find(module, name)
 
     def _find(self, module: Any, name: Any) -> None:
-        known = NAMES.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
+        known = (
+            NAMES.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
+        )
         if known is None:
             raise Refused(f"{_shown(f'{module}.{name}')}, which no data set needs")
         self.stack.append(_Name(known))
@@ -226,7 +234,8 @@ class _Machine:
 
     def _called(self, mark: str, arguments: tuple[Any, ...]) -> Any:
         kinds = tuple(map(type, arguments))
-        if mark == "encode" and kinds == (str, str):  # how Python 3 writes bytes into pickles of protocol 2
+        # how Python 3 writes bytes into pickles of protocol 2
+        if mark == "encode" and kinds == (str, str):
             text, encoding = arguments
             if encoding != "latin1":
                 raise Refused(f"an encoding {describe(encoding)}")
@@ -236,7 +245,12 @@ class _Machine:
             return text.encode("latin1")
         if mark == "bytes" and not arguments:
             return b""
-        if mark == "reconstruct" and len(arguments) == 3 and kinds[0] is _Name and arguments[0].mark == "ndarray":
+        if (
+            mark == "reconstruct"
+            and len(arguments) == 3
+            and kinds[0] is _Name
+            and arguments[0].mark == "ndarray"
+        ):
             return _Array()
         if mark == "dtype" and len(arguments) == 3 and kinds[0] in (str, bytes):
             code = arguments[0] if kinds[0] is str else arguments[0].decode("latin1")
@@ -262,13 +276,19 @@ class _Machine:
 def _array(shape: Any, dtype: Any, fortran: Any, data: Any) -> NDArray[Any]:
     """A view of bytes; their number must be what the shape says."""
     whole = (
-        isinstance(shape, tuple) and len(shape) <= MOST_AXES and all(type(n) is int and 0 <= n < LARGE for n in shape)
+        isinstance(shape, tuple)
+        and len(shape) <= MOST_AXES
+        and all(type(n) is int and 0 <= n < LARGE for n in shape)
     )
-    if not (whole and isinstance(dtype, _Dtype) and isinstance(data, bytes) and isinstance(fortran, int)):
+    if not (
+        whole and isinstance(dtype, _Dtype) and isinstance(data, bytes) and isinstance(fortran, int)
+    ):
         raise Refused("an array of other parts than numpy writes")
     kind = np.dtype(dtype.order.replace("|", "=") + dtype.code)
     if math.prod(shape) * kind.itemsize != len(data):
-        raise Refused(f"{len(data):,} bytes for an array of shape {describe(shape)} and type {kind}")
+        raise Refused(
+            f"{len(data):,} bytes for an array of shape {describe(shape)} and type {kind}"
+        )
     return np.ndarray(shape, kind, data, order="F" if fortran else "C")
 
 
@@ -278,7 +298,8 @@ def _shown(text: str) -> str:
 
 
 def read_pickle(data: bytes) -> dict[str, Any]:
-    """The dictionary in a pickle, with text keys: arrays, texts, bytes, numbers, and lists of the last three.
+    """The dictionary in a pickle, with text keys: arrays, texts, bytes, numbers, and lists of the
+    last three.
 
     Raises ``ValueError`` for everything else, and for more than the file's own size can hold.
     """
@@ -323,4 +344,6 @@ def unpickle(path: Path) -> dict[str, Any]:
         return read_pickle(data)
     except (ValueError, OverflowError, Warning) as error:  # Python warns of odd escapes in text
         got = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} must be a pickled dictionary of arrays, got {got}; {CURE}") from None
+        raise ValueError(
+            f"{path} must be a pickled dictionary of arrays, got {got}; {CURE}"
+        ) from None

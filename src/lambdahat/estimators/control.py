@@ -18,7 +18,8 @@ Spread = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class Pilot:
-    """Probes Z (P, k) and their products with ``target``: the operator A, or A − C with the control variate C.
+    """Probes Z (P, k) and their products with ``target``: the operator A, or A − C with the control
+    variate C.
 
     ``price`` is the number of products with A and C that one with the target takes.
     """
@@ -41,13 +42,17 @@ def plain_pilot(operator: LinearOperator, probes: Probes, count: int) -> Pilot:
 
 
 def with_control(pilot: Pilot, near: LinearOperator, spread: Spread) -> Pilot:
-    """The same probes with A − C, if that is cheaper: a product costs two, so it must halve the variance.
+    """The same probes with A − C, if that is cheaper: a product costs two, so it must halve the
+    variance.
 
-    ``spread(Z, AZ)`` is the variance of what the probes are for, compared on the same probes: a few first, then all.
+    ``spread(Z, AZ)`` is the variance of what the probes are for, compared on the same probes: a few
+    first, then all.
     """
     trial = slice(0, TRIAL)
     difference = pilot.image[:, trial] - (near @ pilot.block[:, trial])
-    if 2 * spread(pilot.block[:, trial], difference) >= spread(pilot.block[:, trial], pilot.image[:, trial]):
+    if 2 * spread(pilot.block[:, trial], difference) >= spread(
+        pilot.block[:, trial], pilot.image[:, trial]
+    ):
         return pilot
     rest = pilot.image[:, TRIAL:] - (near @ pilot.block[:, TRIAL:])
     difference = torch.cat([difference, rest], dim=1)

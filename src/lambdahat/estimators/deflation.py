@@ -1,4 +1,6 @@
-"""Deflation: an orthonormal basis Q of the dominant directions, on which the answer is computed and not sampled."""
+"""Deflation: an orthonormal basis Q of the dominant directions, on which the answer is computed
+and not sampled.
+"""
 
 from __future__ import annotations
 
@@ -50,17 +52,23 @@ class Sketch:
 
     @full_precision()
     def residual_probes(self, probes: Probes, count: int) -> Tensor:
-        """(I − QQᵀ)z for the next probes; on the sphere, uniform on that of radius √(P − r) in the complement of Q."""
+        """(I − QQᵀ)z for the next probes; on the sphere, uniform on that of radius √(P − r) in
+        the complement of Q.
+        """
         block = probes.draw(count)
         block = block - self.basis @ (self.basis.T @ block)
         if probes.kind == "sphere":
-            block *= (probes.dim - self.basis.shape[1]) ** 0.5 / torch.linalg.vector_norm(block, dim=0)
+            block *= (probes.dim - self.basis.shape[1]) ** 0.5 / torch.linalg.vector_norm(
+                block, dim=0
+            )
         return block
 
 
 @full_precision()
 def orthonormal_beside(basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """F, W, R with columns = basis·W + F·R, F orthonormal and orthogonal to ``basis``: block Gram–Schmidt, twice."""
+    """F, W, R with columns = basis·W + F·R, F orthonormal and orthogonal to ``basis``: block
+    Gram–Schmidt, twice.
+    """
     first = basis.T @ columns
     fresh, upper = torch.linalg.qr(columns - basis @ first)
     again = basis.T @ fresh
@@ -70,13 +78,14 @@ def orthonormal_beside(basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is estimated: ``known(sketch)`` plus the mean of ``sample(U, AU)`` (k,) over residual probes U (P, k).
+    """What is estimated: ``known(sketch)`` plus the mean of ``sample(U, AU)`` (k,) over residual
+    probes U (P, k).
 
     Samples (k, C) have further columns, which the goal's ``error`` reads.
 
-    ``removed(sketch, mean)`` is how much less half the variance of a sample is than without the sketch, given the mean
-    of the samples without it. ``inflation`` multiplies the standard error of samples that were kept because they
-    looked as if no further deflation paid.
+    ``removed(sketch, mean)`` is how much less half the variance of a sample is than without the
+    sketch, given the mean of the samples without it. ``inflation`` multiplies the standard error of
+    samples that were kept because they looked as if no further deflation paid.
     """
 
     known: Callable[[Sketch], Tensor]
@@ -88,17 +97,23 @@ class Quantity:
 def deflated_mean(
     quantity: Quantity, pilot: Pilot, probes: Probes, goal: Goal, meter: Meter, always: bool = False
 ) -> Mean:
-    """The quantity, by samples alone where those are few, and otherwise by as large a sketch as pays.
+    """The quantity, by samples alone where those are few, and otherwise by as large a sketch as
+    pays.
 
-    The products of a block of probes serve once more: as the columns of a sketch, which cost one more product each.
-    The samples of that block are then dropped and fresh probes drawn, which the sketch has not seen: given Q the
-    estimate is unbiased and its standard error true. What a block saves is known exactly once it is there, though the
-    variance that is left is not (Persson, Cortinovis & Kressner 2022, §2): the rank stops growing with the first block
-    that saves fewer products than it cost, or that a budget of memory does not hold. ``always`` makes the first block
-    whether or not it promises to pay.
+    The products of a block of probes serve once more: as the columns of a sketch, which cost one
+    more product each. The samples of that block are then dropped and fresh probes drawn, which the
+    sketch has not seen: given Q the estimate is unbiased and its standard error true. What a block
+    saves is known exactly once it is there, though the variance that is left is not (Persson,
+    Cortinovis & Kressner 2022, §2): the rank stops growing with the first block that saves fewer
+    products than it cost, or that a budget of memory does not hold. ``always`` makes the first
+    block whether or not it promises to pay.
     """
     target, price = pilot.target, pilot.price
-    sketch, images, samples = Sketch.empty(target), pilot.image, _columns(quantity.sample(pilot.block, pilot.image))
+    sketch, images, samples = (
+        Sketch.empty(target),
+        pilot.image,
+        _columns(quantity.sample(pilot.block, pilot.image)),
+    )
     whole = float(samples[:, 0].mean())
     allowed = goal.tol * max(abs(float(goal.offset) + whole), float(goal.floor))
     per_unit = 2 * (NORMAL_QUANTILE / allowed) ** 2 if allowed > 0 else 0.0
@@ -108,7 +123,10 @@ def deflated_mean(
         if not always and crowded(target, width, SKETCHED, 2.0 * sketch.basis.shape[1]):
             break
         wider = sketch.extended(target, images)
-        gained, cost = per_unit * quantity.removed(wider, whole) - saved, 2.0 * width if saved else float(width)
+        gained, cost = (
+            per_unit * quantity.removed(wider, whole) - saved,
+            2.0 * width if saved else float(width),
+        )
         if gained <= width and not always:
             break
         sketch, saved, always = wider, saved + gained, False
@@ -119,7 +137,9 @@ def deflated_mean(
 
     def draw(count: int) -> Tensor:
         held = 2.0 * (pilot.block.shape[1] + sketch.basis.shape[1])
-        blocks = (sketch.residual_probes(probes, size) for size in block_sizes(count, target, held=held))
+        blocks = (
+            sketch.residual_probes(probes, size) for size in block_sizes(count, target, held=held)
+        )
         return torch.cat([_columns(quantity.sample(block, target @ block)) for block in blocks])
 
     return mean_until(draw, samples, now, meter, price)
@@ -131,8 +151,10 @@ def _columns(samples: Tensor) -> Tensor:
 
 
 def _promises(mean: Mean, rate: float, meter: Meter, price: int) -> bool:
-    """Whether one more block may pay: the samples missing cost more than it and the fresh ones after it, and it can
-    be afforded; and blocks that go on saving samples at ``rate`` products each come to fewer products than P."""
+    """Whether one more block may pay: the samples missing cost more than it and the fresh ones
+    after it, and it can be afforded; and blocks that go on saving samples at ``rate`` products each
+    come to fewer products than P.
+    """
     count = mean.dof + 1
     missing, step = mean.wanted - count, count + MINIMUM
     in_all = meter.spent + max(missing * rate, step) * price

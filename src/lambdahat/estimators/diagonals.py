@@ -21,19 +21,23 @@ MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 
 
 @default_context()
-def diagonal(operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0) -> Estimate:
+def diagonal(
+    operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0
+) -> Estimate:
     """The diagonal of A (P,), with the standard error of each element.
 
-    Exact where the operator knows it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas, Kokiopoulou & Saad
-    2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². Where the operator has a control variate C, diag C is
-    known and diag(A − C) is sampled, if a pilot shows that this is cheaper.
+    Exact where the operator knows it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas,
+    Kokiopoulou & Saad 2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². Where the
+    operator has a control variate C, diag C is known and diag(A − C) is sampled, if a pilot shows
+    that this is cheaper.
 
-    ``tol`` is the root-mean-square error relative to that of the diagonal: ‖stderr‖ ≤ tol·‖diag A‖. ``probes`` fixes
-    the number of probes instead. Where ``tol`` would take P products or more, the P products of the exact diagonal
-    are made.
+    ``tol`` is the root-mean-square error relative to that of the diagonal: ‖stderr‖ ≤ tol·‖diag A‖.
+    ``probes`` fixes the number of probes instead. Where ``tol`` would take P products or more, the
+    P products of the exact diagonal are made.
 
-    For a model in less than float64 the errors include its rounding: for each parameter tensor the root mean square
-    over the rows of the error matrix, measured on at most 256 samples. PRECISION_LIMIT where that rules.
+    For a model in less than float64 the errors include its rounding: for each parameter tensor the
+    root mean square over the rows of the error matrix, measured on at most 256 samples.
+    PRECISION_LIMIT where that rules.
 
     >>> from lambdahat.operators import operator
     >>> diagonal(operator([[2.0, 1.0], [1.0, 3.0]])).value
@@ -42,7 +46,9 @@ def diagonal(operator: OperatorLike, tol: float = 0.1, probes: int | None = None
     operator = as_operator(operator)
     require_positive(tol, "tol")
     if probes is not None:
-        require_count(probes, "probes", least=2, cure="one probe shows no spread, so no standard error")
+        require_count(
+            probes, "probes", least=2, cure="one probe shows no spread, so no standard error"
+        )
     found, rounding = _estimate(operator, tol, probes, seed), rounding_of(operator)
     if rounding is None:
         return found
@@ -62,12 +68,16 @@ def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: in
     if probes is None and operator.dim <= SMALL:
         return _dense(operator, None, meter)
     unit = Normalised(operator)
-    found = _sampled(unit, None if near is None else Normalised(near, unit), meter, tol, probes, seed)
+    found = _sampled(
+        unit, None if near is None else Normalised(near, unit), meter, tol, probes, seed
+    )
     return _dense(operator, near, meter) if found is None else unit.restored(found)
 
 
 def dense_diagonal(operator: LinearOperator, near: LinearOperator | None = None) -> Tensor:
-    """The diagonal (P,) by P products, without holding the matrix, beside what ``near`` keeps too."""
+    """The diagonal (P,) by P products, without holding the matrix, beside what ``near`` keeps
+    too.
+    """
     out = torch.empty(operator.dim, dtype=operator.dtype, device=operator.device)
     for where, block in unit_blocks(operator, near):
         out[where] = (operator @ block)[where].diagonal()
@@ -92,7 +102,9 @@ class _Moments:
         samples = samples.double()
         fresh, count = samples.mean(dim=1), samples.shape[1]
         shift, total = fresh - self.mean, self.count + count
-        self.squares += (samples - fresh[:, None]).square_().sum(dim=1) + shift**2 * (self.count * count / total)
+        self.squares += (samples - fresh[:, None]).square_().sum(dim=1) + shift**2 * (
+            self.count * count / total
+        )
         self.mean += shift * (count / total)
         self.count = total
 
@@ -102,9 +114,16 @@ class _Moments:
 
 
 def _sampled(
-    operator: LinearOperator, near: LinearOperator | None, meter: Meter, tol: float, probes: int | None, seed: int
+    operator: LinearOperator,
+    near: LinearOperator | None,
+    meter: Meter,
+    tol: float,
+    probes: int | None,
+    seed: int,
 ) -> Estimate | None:
-    """By probes, or None where P products are fewer; without control where a budget of memory does not hold a pilot."""
+    """By probes, or None where P products are fewer; without control where a budget of memory
+    does not hold a pilot.
+    """
     stream = Probes(operator, "rademacher", seed, "diagonal")
     moments, first = _Moments(stream), MINIMUM if probes is None else min(MINIMUM, probes)
     target = operator
@@ -119,7 +138,9 @@ def _sampled(
     else:
         pilot = plain_pilot(operator, stream, first)
         if near is not None:
-            pilot = with_control(pilot, near, lambda block, image: float((block * image).var(dim=1).sum()))
+            pilot = with_control(
+                pilot, near, lambda block, image: float((block * image).var(dim=1).sum())
+            )
         moments.add(pilot.block * pilot.image)
         target = pilot.target
         del pilot
@@ -147,7 +168,13 @@ def _sampled(
 
 def _require_finite(diagonal: Tensor) -> None:
     finite = bool(torch.isfinite(diagonal).all())
-    require(finite, "the operator", "give finite products", "NaN or infinity", "look for a NaN loss or parameter")
+    require(
+        finite,
+        "the operator",
+        "give finite products",
+        "NaN or infinity",
+        "look for a NaN loss or parameter",
+    )
 
 
 def _wanted(count: int, error: float, allowed: float) -> float:

@@ -29,7 +29,8 @@ from lambdahat.results import Eigenpairs, Estimate, Status
 
 DENSE_BELOW = 100
 MEMORY_SHARE = 0.25
-WORKING = 4  # vectors beside the basis: the newest product, what it is made from, and room to work in
+# vectors beside the basis: the newest product, what it is made from, and room to work in
+WORKING = 4
 
 WHICH = ("largest", "smallest", "magnitude", "both")
 ARPACK = {  # the words of SciPy's eigsh
@@ -37,8 +38,11 @@ ARPACK = {  # the words of SciPy's eigsh
     "LM": "which='magnitude' is ARPACK's 'LM'",
     "SA": "which='smallest' is ARPACK's 'SA'",
     "BE": "which='both' with half of k is ARPACK's 'BE', for it gives k at each end",
-    "SM": "which='smallest' is the same for a positive semi-definite operator; eigenvalues inside a spectrum are not "
-    "for Lanczos: scipy.sparse.linalg.eigsh(operator.to_scipy(), k, which='SM') finds some",
+    "SM": (
+        "which='smallest' is the same for a positive semi-definite operator; eigenvalues inside a"
+        " spectrum are not for Lanczos: scipy.sparse.linalg.eigsh(operator.to_scipy(), k,"
+        " which='SM') finds some"
+    ),
 }
 
 
@@ -55,29 +59,35 @@ def eigenpairs(
 ) -> Eigenpairs:
     """k extreme eigenpairs by thick-restart Lanczos.
 
-    ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude" (descending |λ|) or "both":
-    k at each end, in descending order. ``tol`` is the accuracy of the values relative to the largest |λ|: a pair has
-    converged when min(r, r²/gap) ≤ tol·max|θ|, r its residual and gap the distance to its neighbour. ``max_memory``
-    bounds the bytes of the basis (default: what the problem's ``memory`` leaves for vectors, or a quarter of the free
-    memory); ``basis`` "host" keeps it in the memory of the host. Very small operators are diagonalised whole.
+    ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude"
+    (descending |λ|) or "both": k at each end, in descending order. ``tol`` is the accuracy of the
+    values relative to the largest |λ|: a pair has converged when min(r, r²/gap) ≤ tol·max|θ|, r its
+    residual and gap the distance to its neighbour. ``max_memory`` bounds the bytes of the basis
+    (default: what the problem's ``memory`` leaves for vectors, or a quarter of the free memory);
+    ``basis`` "host" keeps it in the memory of the host. Very small operators are diagonalised
+    whole.
 
-    The residuals are those of the Lanczos recurrence joined with the rounding seen in the products and, for a model in
-    less than float64, with the rounding inside the model: one combination of the vectors found is multiplied in float64
-    too, on at most 4,096 samples, which ``cost`` does not count. PRECISION_LIMIT where rounding keeps the values from
-    ``tol``.
+    The residuals are those of the Lanczos recurrence joined with the rounding seen in the products
+    and, for a model in less than float64, with the rounding inside the model: one combination of
+    the vectors found is multiplied in float64 too, on at most 4,096 samples, which ``cost`` does
+    not count. PRECISION_LIMIT where rounding keeps the values from ``tol``.
 
-    Repeated eigenvalues are returned as often as they occur: a few more products, from a random vector orthogonal to
-    the Krylov space, look for copies of the eigenvalues, and where they find some Lanczos goes on beside what is known.
-    A missing copy goes unnoticed with a probability of at most 0.1 %. If ``max_matvecs`` ends that search, the status
-    is NOT_CONVERGED.
+    Repeated eigenvalues are returned as often as they occur: a few more products, from a random
+    vector orthogonal to the Krylov space, look for copies of the eigenvalues, and where they find
+    some Lanczos goes on beside what is known. A missing copy goes unnoticed with a probability of
+    at most 0.1 %. If ``max_matvecs`` ends that search, the status is NOT_CONVERGED.
     """
     operator = require_symmetric(operator, "eigenpairs")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
-    require_choice(which, "which", WHICH, ARPACK.get(which.upper(), "") if isinstance(which, str) else "")
+    require_choice(
+        which, "which", WHICH, ARPACK.get(which.upper(), "") if isinstance(which, str) else ""
+    )
     require_positive(tol, "tol")
     require_choice(basis, "basis", ("device", "host"))
     count = min(2 * k if which == "both" else k, operator.dim)
-    budget = default_budget(count) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
+    budget = (
+        default_budget(count) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
+    )
     if is_small(operator, count) and budget >= operator.dim:
         found, exponent = _diagonalise(operator, Wanted(which), count)
         return _result(operator, found, count, tol, exponent)
@@ -92,7 +102,14 @@ def eigenpairs(
     capacity = basis_capacity(operator, count, elsewhere)
     unit = Normalised(operator)
     found = thick_restart_lanczos(
-        unit, Wanted(which), count, tol=tol, max_matvecs=budget, capacity=capacity, seed=seed, place=basis
+        unit,
+        Wanted(which),
+        count,
+        tol=tol,
+        max_matvecs=budget,
+        capacity=capacity,
+        seed=seed,
+        place=basis,
     )
     found = replace(found, products=found.products + unit.repeated)
     return _result(operator, found, count, tol, unit.exponent)
@@ -100,14 +117,19 @@ def eigenpairs(
 
 @default_context()
 def power_iteration(
-    operator: OperatorLike, k: int = 10, tol: float = 1e-3, max_matvecs: int | None = None, seed: int = 0
+    operator: OperatorLike,
+    k: int = 10,
+    tol: float = 1e-3,
+    max_matvecs: int | None = None,
+    seed: int = 0,
 ) -> Eigenpairs:
     """The k eigenpairs of largest magnitude, in descending |λ|, by simultaneous power iteration.
 
-    Algorithm 1 of the regularization thesis, Q, R = QR(AQ), with Rayleigh–Ritz values and another stopping rule: its
-    own, successive Q that differ little, also holds where neighbouring |λ| are close and Q turns slowly. Here a pair
-    has converged when its residual ‖Av − λv‖ is at most ``tol``·max|λ|, so that an eigenvalue lies that close.
-    ``max_matvecs`` defaults to 500 products a pair. ``eigenpairs`` needs far fewer.
+    Algorithm 1 of the regularization thesis, Q, R = QR(AQ), with Rayleigh–Ritz values and another
+    stopping rule: its own, successive Q that differ little, also holds where neighbouring |λ| are
+    close and Q turns slowly. Here a pair has converged when its residual ‖Av − λv‖ is at most
+    ``tol``·max|λ|, so that an eigenvalue lies that close. ``max_matvecs`` defaults to 500 products
+    a pair. ``eigenpairs`` needs far fewer.
     """
     operator = require_symmetric(operator, "power_iteration")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
@@ -126,8 +148,12 @@ def power_iteration(
         )
         columns = int(room // column)
     unit = Normalised(operator)
-    found = simultaneous_power_iteration(unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns)
-    return _result(operator, replace(found, products=found.products + unit.repeated), k, tol, unit.exponent)
+    found = simultaneous_power_iteration(
+        unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns
+    )
+    return _result(
+        operator, replace(found, products=found.products + unit.repeated), k, tol, unit.exponent
+    )
 
 
 def spectral_norm(
@@ -137,13 +163,21 @@ def spectral_norm(
     max_memory: float | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos on both ends; its error is the residual bound."""
+    """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos on both ends; its error is the residual
+    bound.
+    """
     found = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
-    return Estimate(abs(float(found.values[0])), float(found.residuals[0]), found.cost, found.status)
+    return Estimate(
+        abs(float(found.values[0])), float(found.residuals[0]), found.cost, found.status
+    )
 
 
-def _result(operator: LinearOperator, found: RitzPairs, count: int, tol: float, exponent: int = 0) -> Eigenpairs:
-    """The public result: which values are accurate to ``tol``, and why not when one is not; all times 2ᵉ."""
+def _result(
+    operator: LinearOperator, found: RitzPairs, count: int, tol: float, exponent: int = 0
+) -> Eigenpairs:
+    """The public result: which values are accurate to ``tol``, and why not when one is not; all
+    times 2ᵉ.
+    """
     target = tol * found.scale
     shift, residual = (math.ldexp(part, -exponent) for part in _rounding(operator, found))
     noise = max(found.noise, shift)
@@ -154,18 +188,26 @@ def _result(operator: LinearOperator, found: RitzPairs, count: int, tol: float, 
         status = Status.PRECISION_LIMIT if noise > target else Status.CONVERGED
     converged = reached & (noise <= target)
     joined = torch.hypot(found.residuals, torch.tensor(residual, dtype=torch.float64))
-    values, residuals = (torch.ldexp(part, torch.tensor(exponent)) for part in (found.values, joined))
+    values, residuals = (
+        torch.ldexp(part, torch.tensor(exponent)) for part in (found.values, joined)
+    )
     return Eigenpairs(values, found.vectors, residuals, converged, found.products, status)
 
 
 def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]:
     """How far rounding inside the model moves the values, and how much it adds to the residuals.
 
-    One product with w = Σc_iv_i, of which half is the leading vector and half the others with random signs: ‖Ew‖² is
-    then about half of ‖Ev‖² for the leading one and half of its mean over the others.
+    One product with w = Σc_iv_i, of which half is the leading vector and half the others with
+    random signs: ‖Ew‖² is then about half of ‖Ev‖² for the leading one and half of its mean over
+    the others.
     """
     vectors, count = found.vectors, len(found.values)
-    signs = torch.randint(0, 2, (count,), generator=generator(0, "rounding")).mul_(2).sub_(1).to(vectors)
+    signs = (
+        torch.randint(0, 2, (count,), generator=generator(0, "rounding"))
+        .mul_(2)
+        .sub_(1)
+        .to(vectors)
+    )
     leading = int(found.values.abs().argmax())
     weights = signs * (1.0 if count == 1 else math.sqrt(0.5 / (count - 1)))
     weights[leading] = 1.0 if count == 1 else math.sqrt(0.5)
@@ -176,11 +218,16 @@ def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]
     share = 1.0 if count == 1 else 2.0
     residual = math.sqrt(share) * float(error.norm())
     size = float(torch.linalg.vector_norm((vectors * found.values.to(vectors)) @ weights))
-    return max(share * abs(float(mixture.double() @ error)), residual**2 / size if size > 0 else 0.0), residual
+    return (
+        max(share * abs(float(mixture.double() @ error)), residual**2 / size if size > 0 else 0.0),
+        residual,
+    )
 
 
 def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[RitzPairs, int]:
-    """All eigenpairs of 2⁻ᵉA from the dense matrix, in float64, and e, which makes its largest entry about 1."""
+    """All eigenpairs of 2⁻ᵉA from the dense matrix, in float64, and e, which makes its largest
+    entry about 1.
+    """
     before, matrix = operator.matvecs, operator.dense()
     require_finite(matrix)
     exponent = math.frexp(float(matrix.abs().max()))[1]
@@ -194,7 +241,10 @@ def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[
     residuals = torch.full((count,), ROUNDING * noise, dtype=torch.float64)
     kept = vectors[:, chosen.to(vectors.device)].to(working_dtype(operator))
     exact = torch.zeros_like(residuals)
-    return RitzPairs(values[chosen], kept, residuals, exact, noise, scale, operator.matvecs - before), exponent
+    return (
+        RitzPairs(values[chosen], kept, residuals, exact, noise, scale, operator.matvecs - before),
+        exponent,
+    )
 
 
 def default_budget(count: int) -> int:
@@ -208,9 +258,15 @@ def is_small(operator: LinearOperator, count: int) -> bool:
 
 
 def basis_capacity(operator: LinearOperator, count: int, max_memory: float | None = None) -> int:
-    """How many basis vectors to keep: enough not to restart on common spectra, within ``max_memory``."""
+    """How many basis vectors to keep: enough not to restart on common spectra, within
+    ``max_memory``.
+    """
     row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
-    allowed = operator.room(MEMORY_SHARE) if max_memory is None else require_positive(max_memory, "max_memory")
+    allowed = (
+        operator.room(MEMORY_SHARE)
+        if max_memory is None
+        else require_positive(max_memory, "max_memory")
+    )
     if max_memory is None and operator.budget() is not None:
         row = basis_bytes(1, operator.dim, working_dtype(operator), "device")
         allowed -= (count + WORKING) * row

@@ -20,8 +20,9 @@ class ExchangeableTrace:
 
         tr(Q₍ᵢ₎ᵀAQ₍ᵢ₎) + cᵢ·uᵢᵀAuᵢ,   uᵢ = (I − Q₍ᵢ₎Q₍ᵢ₎ᵀ)ωᵢ,
 
-    and the estimate their mean. cᵢ is 1, or (P − n + 1)/‖uᵢ‖² for probes on the sphere (§2.3, ibid.). Each is had from
-    small matrices, as Q₍ᵢ₎Q₍ᵢ₎ᵀ = Q(I − sᵢsᵢᵀ)Qᵀ with sᵢ the i-th column of R⁻ᵀ, normalised.
+    and the estimate their mean. cᵢ is 1, or (P − n + 1)/‖uᵢ‖² for probes on the sphere (§2.3,
+    ibid.). Each is had from small matrices, as Q₍ᵢ₎Q₍ᵢ₎ᵀ = Q(I − sᵢsᵢᵀ)Qᵀ with sᵢ the i-th column
+    of R⁻ᵀ, normalised.
     """
 
     def __init__(self, operator: LinearOperator, probes: Probes) -> None:
@@ -33,10 +34,16 @@ class ExchangeableTrace:
     def extend(self, count: int) -> None:
         """Add ``count`` probes, at two products each."""
         omega = self.probes.draw(count)
-        fresh, above, corner = orthonormal_beside(self.basis, (self.operator @ omega).to(self.basis.dtype))
+        fresh, above, corner = orthonormal_beside(
+            self.basis, (self.operator @ omega).to(self.basis.dtype)
+        )
         rank = self.basis.shape[1]
         upper = torch.zeros(rank + count, rank + count, dtype=torch.float64)
-        upper[:rank, :rank], upper[:rank, rank:], upper[rank:, rank:] = self.upper, above.cpu(), corner.cpu()
+        upper[:rank, :rank], upper[:rank, rank:], upper[rank:, rank:] = (
+            self.upper,
+            above.cpu(),
+            corner.cpu(),
+        )
         self.upper = upper
         self.omega = torch.cat([self.omega, omega], dim=1)
         self.basis = torch.cat([self.basis, fresh], dim=1)
@@ -44,13 +51,15 @@ class ExchangeableTrace:
 
     @full_precision()
     def estimates(self) -> tuple[Tensor, float]:
-        """The n basic estimates (n,), float64, and what to multiply the standard error of their mean by.
+        """The n basic estimates (n,), float64, and what to multiply the standard error of their
+        mean by.
 
-        They share their probes, so that their mean varies more than n independent ones would: a probe that deflates
-        well moves all. If it deflates nothing they are independent; if it deflates all, either task of a probe
-        brings as much variance as the other. So the variance is taken to be that of independent ones times 1.2 + 0.7f,
-        f the part of the variance of ωᵀAω that the deflation removed (measured: 1.1 to 2.4 over flat, decaying,
-        indefinite and network-like spectra).
+        They share their probes, so that their mean varies more than n independent ones would: a
+        probe that deflates well moves all. If it deflates nothing they are independent; if it
+        deflates all, either task of a probe brings as much variance as the other. So the variance
+        is taken to be that of independent ones times 1.2 + 0.7f, f the part of the variance of ωᵀAω
+        that the deflation removed (measured: 1.1 to 2.4 over flat, decaying, indefinite and
+        network-like spectra).
         """
         core = (self.basis.T @ self.image).double().cpu()
         seen = (self.basis.T @ self.omega).double().cpu()
@@ -69,8 +78,8 @@ class ExchangeableTrace:
 def _left_out(upper: Tensor) -> Tensor:
     """The unit vectors sᵢ, as columns: orthogonal to all columns of R but the i-th.
 
-    A diagonal of R below rounding means a column within the span of the others: any small number there gives a
-    direction on which A vanishes, which is right.
+    A diagonal of R below rounding means a column within the span of the others: any small number
+    there gives a direction on which A vanishes, which is right.
     """
     tiny = torch.finfo(torch.float64).eps * (float(upper.abs().max()) or 1.0)
     diagonal = upper.diagonal()

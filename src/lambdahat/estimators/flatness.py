@@ -1,7 +1,8 @@
 """Sharpness, plain and invariant to reparametrisation.
 
-Scaling one layer of a ReLU network by c and the next by 1/c leaves the function as it is and multiplies blocks of the
-Hessian by 1/c² and c². The adaptive, relative and Fisher–Rao measures below do not change.
+Scaling one layer of a ReLU network by c and the next by 1/c leaves the function as it is and
+multiplies blocks of the Hessian by 1/c² and c². The adaptive, relative and Fisher–Rao measures
+below do not change.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ LAST_STEP = 1e-4
 
 @dataclass(frozen=True)
 class Sharpness(Result):
-    """How steeply the loss rises within ‖T⁻¹ε‖ ≤ ``radius`` of θ: T = diag|θ| where ``adaptive``, else T = I.
+    """How steeply the loss rises within ‖T⁻¹ε‖ ≤ ``radius`` of θ: T = diag|θ| where ``adaptive``,
+    else T = I.
 
-    ``rise`` is the largest L(θ + ε) − L(θ) found: the maximum is at least that, by how much more is unknown.
-    ``slope`` = ‖T∇L‖ and ``curvature`` = λ_max(THT) give its two closed forms. ``cost`` counts gradients and Hessian
-    products.
+    ``rise`` is the largest L(θ + ε) − L(θ) found: the maximum is at least that, by how much more is
+    unknown. ``slope`` = ‖T∇L‖ and ``curvature`` = λ_max(THT) give its two closed forms. ``cost``
+    counts gradients and Hessian products.
     """
 
     rise: Estimate
@@ -76,10 +78,12 @@ class RelativeSharpness(Result):
 
 @dataclass(frozen=True)
 class Overlap(Result):
-    """How much of the gradient lies along each eigenvector: ``cosines`` φ_iᵀg/‖g‖, (k,), in the order of the pairs.
+    """How much of the gradient lies along each eigenvector: ``cosines`` φ_iᵀg/‖g‖, (k,), in the
+    order of the pairs.
 
-    ``errors`` (k,) are those of the cosines, r_i/gap_i (see ``gradient_overlap``). ``curvature`` is Σ_i λ_i cos²_i,
-    what these pairs contribute to gᵀHg/‖g‖²; its error is Σ_i (r_i cos²_i + 2|λ_i cos_i| r_i/gap_i).
+    ``errors`` (k,) are those of the cosines, r_i/gap_i (see ``gradient_overlap``). ``curvature`` is
+    Σ_i λ_i cos²_i, what these pairs contribute to gᵀHg/‖g‖²; its error is Σ_i (r_i cos²_i + 2|λ_i
+    cos_i| r_i/gap_i).
     """
 
     cosines: Tensor
@@ -102,7 +106,11 @@ class _Congruent(LinearOperator):
     """AᵀHA, for a linear map A given by itself and its transpose on blocks of columns."""
 
     def __init__(
-        self, inner: LinearOperator, dim: int, forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+        self,
+        inner: LinearOperator,
+        dim: int,
+        forward: Callable[[Tensor], Tensor],
+        back: Callable[[Tensor], Tensor],
     ) -> None:
         super().__init__(dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd)
         self.inner, self.forward, self.back = inner, forward, back
@@ -112,9 +120,11 @@ class _Congruent(LinearOperator):
 
 
 def adaptive_curvature(problem: Problem) -> LinearOperator:
-    """THT with T = diag|θ|: the Hessian in relative units, where each parameter is measured by its own size.
+    """THT with T = diag|θ|: the Hessian in relative units, where each parameter is measured by its
+    own size.
 
-    Under θ → Dθ for a positive diagonal D that leaves the function alone, H → D⁻¹HD⁻¹ and T → DT: THT stays as it is.
+    Under θ → Dθ for a positive diagonal D that leaves the function alone, H → D⁻¹HD⁻¹ and T → DT:
+    THT stays as it is.
     """
     inner, scale = hessian(problem), problem.vector.abs()
     scale = scale.to(inner.dtype)[:, None]
@@ -123,14 +133,20 @@ def adaptive_curvature(problem: Problem) -> LinearOperator:
 
 @default_context()
 def sharpness(
-    problem: Problem, radius: float = 0.05, adaptive: bool = True, steps: int = 20, tol: float = 1e-6, seed: int = 0
+    problem: Problem,
+    radius: float = 0.05,
+    adaptive: bool = True,
+    steps: int = 20,
+    tol: float = 1e-6,
+    seed: int = 0,
 ) -> Sharpness:
     """Worst-case sharpness max_{‖T⁻¹ε‖≤ρ} L(θ + ε) − L(θ), adaptive as in Kwon et al. 2021 (ASAM).
 
-    ε = Tu with T = diag|θ| (``adaptive``; a parameter that is 0 stays where it is) or T = I. The ascent in u starts
-    from the best of ρ·T∇L/‖T∇L‖ (the closed form of the linear model) and ±ρφ, φ the leading eigenvector of THT (the
-    closed form of the quadratic model at a minimum), and takes ``steps`` of projected ascent u ← Π(u + s·ρ·T∇L/‖T∇L‖)
-    onto the ball ‖u‖ ≤ ρ, s from 1 and halved when the loss does not rise. ``tol`` is that of the eigenpair.
+    ε = Tu with T = diag|θ| (``adaptive``; a parameter that is 0 stays where it is) or T = I. The
+    ascent in u starts from the best of ρ·T∇L/‖T∇L‖ (the closed form of the linear model) and ±ρφ, φ
+    the leading eigenvector of THT (the closed form of the quadratic model at a minimum), and takes
+    ``steps`` of projected ascent u ← Π(u + s·ρ·T∇L/‖T∇L‖) onto the ball ‖u‖ ≤ ρ, s from 1 and
+    halved when the loss does not rise. ``tol`` is that of the eigenpair.
     """
     require_positive(radius, "radius")
     require_count(steps, "steps", least=0)
@@ -146,7 +162,9 @@ def sharpness(
     return Sharpness(
         rise=Estimate(climb.best_loss - climb.centre, math.inf),
         slope=Estimate(float(slope.double().norm())),
-        curvature=Estimate(float(leading.values[0]), float(leading.residuals[0]), leading.cost, status),
+        curvature=Estimate(
+            float(leading.values[0]), float(leading.residuals[0]), leading.cost, status
+        ),
         radius=float(radius),
         adaptive=adaptive,
         cost=climb.gradients + leading.cost,
@@ -198,11 +216,13 @@ class _Climb:
 
 @default_context()
 def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> RelativeSharpness:
-    """κ = Σ_{s,s'} ⟨w_s, w_s'⟩ · tr H_{s,s'} of each weight (relative flatness, Petzka et al. 2021), and ‖w‖²·tr H_w.
+    """κ = Σ_{s,s'} ⟨w_s, w_s'⟩ · tr H_{s,s'} of each weight (relative flatness, Petzka et al.
+    2021), and ‖w‖²·tr H_w.
 
-    w_s are the rows of a weight seen as a matrix (outputs × the rest), H_{s,s'} the block of the Hessian between rows s
-    and s'. With LLᵀ = WWᵀ, κ = tr((L ⊗ I)ᵀ H (L ⊗ I)): a trace, estimated to ``tol``. Both are invariant to the
-    scale of a whole layer; parameters of fewer than two dimensions have none.
+    w_s are the rows of a weight seen as a matrix (outputs × the rest), H_{s,s'} the block of the
+    Hessian between rows s and s'. With LLᵀ = WWᵀ, κ = tr((L ⊗ I)ᵀ H (L ⊗ I)): a trace, estimated to
+    ``tol``. Both are invariant to the scale of a whole layer; parameters of fewer than two
+    dimensions have none.
     """
     require_problem(problem)
     parameters = problem.space.unflatten(problem.vector)
@@ -215,7 +235,9 @@ def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> Re
         own = derived_seed(seed, "relative sharpness", name)
         layers[name] = trace(_between_rows(block, weight), tol, seed=own)
         plain, size = trace(block, tol, seed=own), float(weight.double().square().sum())
-        simple[name] = Estimate(size * float(plain), size * float(plain.stderr), plain.cost, plain.status, plain.dof)
+        simple[name] = Estimate(
+            size * float(plain), size * float(plain.stderr), plain.cost, plain.status, plain.dof
+        )
         cost += layers[name].cost + plain.cost
         report("relative sharpness", done, len(weights))
     parts = [*layers.values(), *simple.values()]
@@ -224,30 +246,39 @@ def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> Re
 
 
 def _between_rows(block: LinearOperator, weight: Tensor) -> LinearOperator:
-    """(L ⊗ I)ᵀ H (L ⊗ I) for a weight's block of the Hessian, L (rows, k) with LLᵀ = WWᵀ and k the least it can be."""
+    """(L ⊗ I)ᵀ H (L ⊗ I) for a weight's block of the Hessian, L (rows, k) with LLᵀ = WWᵀ and k
+    the least it can be.
+    """
     matrix = weight.reshape(len(weight), -1).to(block.dtype)
     rows, columns = matrix.shape
     factor = torch.linalg.qr(matrix.T)[1].T
     inner = factor.shape[1]
 
     def forward(part: Tensor) -> Tensor:
-        return torch.einsum("rk,kcb->rcb", factor, part.reshape(inner, columns, -1)).reshape(rows * columns, -1)
+        return torch.einsum("rk,kcb->rcb", factor, part.reshape(inner, columns, -1)).reshape(
+            rows * columns, -1
+        )
 
     def back(part: Tensor) -> Tensor:
-        return torch.einsum("rk,rcb->kcb", factor, part.reshape(rows, columns, -1)).reshape(inner * columns, -1)
+        return torch.einsum("rk,rcb->kcb", factor, part.reshape(rows, columns, -1)).reshape(
+            inner * columns, -1
+        )
 
     return _Congruent(block, inner * columns, forward, back)
 
 
 @default_context()
 def fisher_rao_norm(problem: Problem, kind: str = "exact") -> Estimate:
-    """The squared Fisher–Rao norm ‖θ‖²_fr = θᵀFθ = mean_i (J_iθ)ᵀM_i(J_iθ), exact in one product (Liang et al. 2019).
+    """The squared Fisher–Rao norm ‖θ‖²_fr = θᵀFθ = mean_i (J_iθ)ᵀM_i(J_iθ), exact in one product
+    (Liang et al. 2019).
 
-    The square is Liang et al.'s own definition; the norm itself is its root. F is the Fisher of the model's own
-    distribution ("exact"), or of the data's targets ("empirical"). For a parameter filter, θ and F are those of the
-    chosen parameters.
+    The square is Liang et al.'s own definition; the norm itself is its root. F is the Fisher of the
+    model's own distribution ("exact"), or of the data's targets ("empirical"). For a parameter
+    filter, θ and F are those of the chosen parameters.
     """
-    require_choice(kind, "kind", ("exact", "empirical"), "sampled targets would give a random number")
+    require_choice(
+        kind, "kind", ("exact", "empirical"), "sampled targets would give a random number"
+    )
     operator, theta = fisher(problem, kind), problem.vector
     return Estimate(float(theta.double() @ (operator @ theta).double()), cost=1)
 
@@ -255,19 +286,22 @@ def fisher_rao_norm(problem: Problem, kind: str = "exact") -> Estimate:
 def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
     """Overlap of the gradient with eigenvectors: the terms of Eq. 5.34 of the spectral thesis.
 
-    To second order a step of gradient descent changes the loss by −α‖g‖²(1 − (α/2) Σ_i λ_i (φ_iᵀg)²/‖g‖²), so that the
-    loss falls for α < 2/Σ_i λ_i cos²_i. For the overlap with a mini-batch gradient pass ``problem.subsample(B)``.
+    To second order a step of gradient descent changes the loss by −α‖g‖²(1 − (α/2) Σ_i λ_i
+    (φ_iᵀg)²/‖g‖²), so that the loss falls for α < 2/Σ_i λ_i cos²_i. For the overlap with a
+    mini-batch gradient pass ``problem.subsample(B)``.
 
-    An eigenvector with residual r is turned by at most about r/gap (Davis and Kahan 1970), the error of its cosine. The
-    gap to eigenvalues that are not among the pairs is unknown: it is taken to the nearest of the other pairs or of 0,
-    where the bulk of a network's eigenvalues lies.
+    An eigenvector with residual r is turned by at most about r/gap (Davis and Kahan 1970), the
+    error of its cosine. The gap to eigenvalues that are not among the pairs is unknown: it is taken
+    to the nearest of the other pairs or of 0, where the bulk of a network's eigenvalues lies.
     """
     require_problem(problem)
     gradient = problem.gradient().double()
     fits = isinstance(pairs, Eigenpairs) and pairs.vectors.shape[0] == len(gradient)
     require(fits, "pairs", f"be Eigenpairs with vectors of length {len(gradient)}", pairs)
     size = float(gradient.norm())
-    require(size > 0, "the gradient", "not be zero", "a point where it is", "it has no direction there")
+    require(
+        size > 0, "the gradient", "not be zero", "a point where it is", "it has no direction there"
+    )
     cosines = (pairs.vectors.to(gradient).T @ gradient / size).cpu()
     values, residuals = pairs.values.cpu().double(), pairs.residuals.cpu().double()
     turns = _turns(values, residuals)
@@ -277,7 +311,9 @@ def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
 
 
 def _turns(values: Tensor, residuals: Tensor) -> Tensor:
-    """r/gap of each pair, at most 1, the gap to the nearest other value or 0, whichever is nearer."""
+    """r/gap of each pair, at most 1, the gap to the nearest other value or 0, whichever is
+    nearer.
+    """
     distance = (values[:, None] - values).abs().fill_diagonal_(math.inf)
     gap = torch.minimum(distance.amin(dim=1), values.abs())
     return (residuals / gap.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)

@@ -35,20 +35,25 @@ def landscape(
 ) -> Landscape:
     """L(θ + t·v) on ``points`` offsets t, or L(θ + t·v + s·w) on points × points.
 
-    A direction is "random" (uniform on the unit sphere), "filter" (see ``random_direction``), a vector (P,),
-    ``Eigenpairs`` (their first vector), or what ``towards`` gives; one direction makes a line, a sequence of two or a
-    tensor (P, 2) a plane. A vector is taken with the length it has: an offset of 1 is the vector's end. Offsets are
-    even on [−distance, distance], or on ``distance`` = (low, high). ``held_out`` is other data, or a problem on it.
-    ``refresh`` recomputes batch-norm statistics over the training data at each point, for both losses; without it the
-    curvature vᵀHv of each direction is measured too.
+    A direction is "random" (uniform on the unit sphere), "filter" (see ``random_direction``), a
+    vector (P,), ``Eigenpairs`` (their first vector), or what ``towards`` gives; one direction makes
+    a line, a sequence of two or a tensor (P, 2) a plane. A vector is taken with the length it has:
+    an offset of 1 is the vector's end. Offsets are even on [−distance, distance], or on
+    ``distance`` = (low, high). ``held_out`` is other data, or a problem on it. ``refresh``
+    recomputes batch-norm statistics over the training data at each point, for both losses; without
+    it the curvature vᵀHv of each direction is measured too.
     """
     require_problem(problem)
     vectors, names = _directions(problem, directions, seed)
-    require(labels is None or len(labels) == len(names), "labels", f"have {len(names)} entries", labels)
+    require(
+        labels is None or len(labels) == len(names), "labels", f"have {len(names)} entries", labels
+    )
     offsets = _offsets(distance, require_count(points, "points", least=2))
     other = held_out if held_out is None or isinstance(held_out, Problem) else problem.on(held_out)
     if other is not None:
-        require(other.space == problem.space, "held_out", "have the problem's parameters", repr(other))
+        require(
+            other.space == problem.space, "held_out", "have the problem's parameters", repr(other)
+        )
     loss = np.empty((points,) * len(vectors))
     test = None if other is None else np.empty_like(loss)
     for done, index in enumerate(product(range(points), repeat=len(vectors)), start=1):
@@ -64,15 +69,19 @@ def landscape(
     return Landscape(offsets, loss, test, names, curvature, loss.size + len(curvature))
 
 
-def random_direction(problem: Problem, seed: int = 0, name: str = "direction", filters: bool = True) -> Tensor:
+def random_direction(
+    problem: Problem, seed: int = 0, name: str = "direction", filters: bool = True
+) -> Tensor:
     """A random direction (P,), by default normalised filter by filter (Li et al. 2018, §4).
 
-    Each filter, a slice along the first dimension of a weight, is rescaled to the norm of the parameters' own:
-    d_f ← d_f·‖θ_f‖/‖d_f‖. Parameters of fewer than two dimensions (biases, norm layers) stay as they are. Losses along
-    such directions compare between networks that differ by the scale of their layers. Without ``filters``, a unit
-    vector.
+    Each filter, a slice along the first dimension of a weight, is rescaled to the norm of the
+    parameters' own: d_f ← d_f·‖θ_f‖/‖d_f‖. Parameters of fewer than two dimensions (biases, norm
+    layers) stay as they are. Losses along such directions compare between networks that differ by
+    the scale of their layers. Without ``filters``, a unit vector.
     """
-    drawn = torch.randn(problem.num_parameters, dtype=torch.float64, generator=generator(seed, "landscape", name))
+    drawn = torch.randn(
+        problem.num_parameters, dtype=torch.float64, generator=generator(seed, "landscape", name)
+    )
     if not filters:
         return drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
     own = problem.space.unflatten(problem.vector.double().cpu())
@@ -88,14 +97,18 @@ def random_direction(problem: Problem, seed: int = 0, name: str = "direction", f
             noise.zero_()
         else:
             rows = noise.view(len(noise), -1)
-            rows *= own[key].reshape(len(noise), -1).norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True)
+            rows *= own[key].reshape(len(noise), -1).norm(dim=1, keepdim=True) / rows.norm(
+                dim=1, keepdim=True
+            )
     return drawn.to(problem.device, problem.dtype)
 
 
 def towards(problem: Problem, end: Problem | Tensor) -> Tensor:
-    """The direction (P,) from a problem's parameters to others, its length their distance: offset 1 is the other end.
+    """The direction (P,) from a problem's parameters to others, its length their distance: offset 1
+    is the other end.
 
-    ``landscape(problem, towards(problem, other), distance=(0, 1))`` is the loss between two checkpoints.
+    ``landscape(problem, towards(problem, other), distance=(0, 1))`` is the loss between two
+    checkpoints.
     """
     theta = end.vector if isinstance(end, Problem) else end
     fits = isinstance(theta, Tensor) and theta.shape == (problem.num_parameters,)
@@ -107,8 +120,15 @@ def _directions(problem: Problem, asked: Any, seed: int) -> tuple[list[Tensor], 
     """One or two vectors (P,) and their labels."""
     if isinstance(asked, Tensor) and asked.ndim == 2:
         asked = list(asked.T)
-    items: list[Direction] = [asked] if isinstance(asked, str | Tensor | Eigenpairs) else list(asked)
-    require(len(items) in (1, 2), "directions", "be one (a line) or two (a plane)", f"{len(items)} directions")
+    items: list[Direction] = (
+        [asked] if isinstance(asked, str | Tensor | Eigenpairs) else list(asked)
+    )
+    require(
+        len(items) in (1, 2),
+        "directions",
+        "be one (a line) or two (a plane)",
+        f"{len(items)} directions",
+    )
     pairs = [_direction(problem, item, i, seed) for i, item in enumerate(items)]
     labels = [label for _, label in pairs]
     if len(set(labels)) < len(labels):  # two of one kind
@@ -125,7 +145,9 @@ def _direction(problem: Problem, asked: Any, i: int, seed: int) -> tuple[Tensor,
     if isinstance(asked, Eigenpairs):
         asked, label = asked.vectors[:, 0], f"the eigenvector of λ = {float(asked.values[0]):.4g}"
     fits = isinstance(asked, Tensor) and asked.shape == (problem.num_parameters,)
-    require(fits, "directions", f"have shape ({problem.num_parameters},), one for each parameter", asked)
+    require(
+        fits, "directions", f"have shape ({problem.num_parameters},), one for each parameter", asked
+    )
     vector = asked.detach().to(problem.device, problem.dtype)
     moves = bool(torch.isfinite(vector).all()) and bool(vector.any())
     require(moves, "directions", "be finite and not zero", "a vector that is not")
@@ -155,8 +177,15 @@ def _loss_on(here: Problem, other: Problem) -> float:
     """The loss on another problem's data, with this one's parameters and batch-norm statistics."""
     parameters = here.named(here.vector)
     with torch.no_grad():
-        parts = [weight * here.batch_loss(parameters, batch).double().reshape(()) for weight, batch in other.share]
-        total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=other.device)
+        parts = [
+            weight * here.batch_loss(parameters, batch).double().reshape(())
+            for weight, batch in other.share
+        ]
+        total = (
+            torch.stack(parts).sum()
+            if parts
+            else torch.zeros((), dtype=torch.float64, device=other.device)
+        )
     return float(other.ranks.sum(total, "a loss on other data", here.vector))
 
 

@@ -18,8 +18,10 @@ from lambdahat.operators.matrix import FromTorchOperator, Matrix
 KINDS = ("auto", "none", "jacobi", "cholesky")
 UNEVEN = 4.0  # a diagonal that varies by less is left alone
 DEFAULT_RANK = 200
-RESOLVED = 1e3  # roundings of the largest eigenvalue above which one is known well enough to divide by
-STANDS_OUT, GAIN = 0.05, 0.3  # shares of the variance: of one eigenvalue to be deflated, and of all of them together
+# roundings of the largest eigenvalue above which one is known well enough to divide by
+RESOLVED = 1e3
+# shares of the variance: of one eigenvalue to be deflated, and of all of them together
+STANDS_OUT, GAIN = 0.05, 0.3
 ISOLATED = 0.01  # the residual of a pair that is one eigenvalue, over the distance to the next
 WEIGHT = 20.0  # P times the weight of one eigenvalue, χ² with one degree of freedom, at most
 MOST_DEFLATED, LARGE = 20, 1e4
@@ -27,7 +29,8 @@ MOST_DEFLATED, LARGE = 20, 1e4
 
 @dataclass(frozen=True)
 class Preconditioned:
-    """``operator`` is P^{−½} A P^{−½}, ``logdet`` log det P, ``cost`` the products spent; ``name`` says what P is.
+    """``operator`` is P^{−½} A P^{−½}, ``logdet`` log det P, ``cost`` the products spent; ``name``
+    says what P is.
 
     The eigenvalues of P lie in [``least``, ``largest``].
     """
@@ -41,19 +44,24 @@ class Preconditioned:
     largest: float = 1.0
 
     def inside(self, bounds: tuple[float, float]) -> tuple[float, float]:
-        """Bounds of the spectrum of P^{−½} A P^{−½} from those of A: a ≤ A ≤ b makes aP⁻¹ ≤ P^{−½} A P^{−½} ≤ bP⁻¹."""
+        """Bounds of the spectrum of P^{−½} A P^{−½} from those of A: a ≤ A ≤ b makes aP⁻¹ ≤
+        P^{−½} A P^{−½} ≤ bP⁻¹.
+        """
         low, high = self.operator.known_bounds()
         return max(bounds[0] / self.largest, low), min(bounds[1] / self.least, high)
 
 
-def preconditioned(operator: LinearOperator, kind: str, rank: int | None, scale: float = 1.0) -> Preconditioned:
+def preconditioned(
+    operator: LinearOperator, kind: str, rank: int | None, scale: float = 1.0
+) -> Preconditioned:
     """The operator behind the preconditioner of ``kind``.
 
-    "jacobi" divides by the square roots of the diagonal. "cholesky" is a partial Cholesky factorisation with the
-    largest pivots, P = LLᵀ + δI of rank ``rank``, one column a rank; δ is the lower bound of the spectrum where one is
-    known. "auto" is Cholesky where columns are cheap, for kernel matrices and dense ones, dropped where they leave more
-    than half of what as many of a diagonal matrix would; else Jacobi where the diagonal is known and uneven; else none.
-    Errors quote entries times ``scale``.
+    "jacobi" divides by the square roots of the diagonal. "cholesky" is a partial Cholesky
+    factorisation with the largest pivots, P = LLᵀ + δI of rank ``rank``, one column a rank; δ is
+    the lower bound of the spectrum where one is known. "auto" is Cholesky where columns are cheap,
+    for kernel matrices and dense ones, dropped where they leave more than half of what as many of a
+    diagonal matrix would; else Jacobi where the diagonal is known and uneven; else none. Errors
+    quote entries times ``scale``.
     """
     require_precondition(kind, rank, operator.dim)
     if kind == "none":
@@ -65,7 +73,11 @@ def preconditioned(operator: LinearOperator, kind: str, rank: int | None, scale:
     diagonal = operator.known_diagonal()
     if diagonal is None or not bool((diagonal > 0).all()):
         return Preconditioned(operator, operator)
-    factor = _cholesky(operator, rank, sure=False) if _has_columns(operator) else Preconditioned(operator, operator)
+    factor = (
+        _cholesky(operator, rank, sure=False)
+        if _has_columns(operator)
+        else Preconditioned(operator, operator)
+    )
     if not factor.name and float(diagonal.max()) > UNEVEN * float(diagonal.min()):
         return replace(_jacobi(operator), cost=factor.cost)
     return factor
@@ -81,10 +93,14 @@ def require_precondition(kind: str, rank: int | None, dim: int) -> None:
 
 
 def _has_columns(operator: LinearOperator) -> bool:
-    """Whether its columns cost little: a kernel, a dense matrix, or a multiple or a sum of such and the identity."""
+    """Whether its columns cost little: a kernel, a dense matrix, or a multiple or a sum of such
+    and the identity.
+    """
     if isinstance(operator, Sum):
         parts = operator.first, operator.second
-        return any(map(_has_columns, parts)) and all(_has_columns(p) or multiple_of_identity(p) for p in parts)
+        return any(map(_has_columns, parts)) and all(
+            _has_columns(p) or multiple_of_identity(p) for p in parts
+        )
     if isinstance(operator, Scaled):
         return _has_columns(operator.inner)
     dense = isinstance(operator, Matrix) and operator.matrix.layout == torch.strided
@@ -94,7 +110,9 @@ def _has_columns(operator: LinearOperator) -> bool:
 def _diagonal(operator: LinearOperator, kind: str, scale: float) -> Tensor:
     """The diagonal, which must be known and, for a positive definite matrix, positive."""
     diagonal = operator.known_diagonal()
-    require(diagonal is not None, "precondition", "be 'none' where no diagonal is known", f"{kind!r}")
+    require(
+        diagonal is not None, "precondition", "be 'none' where no diagonal is known", f"{kind!r}"
+    )
     assert diagonal is not None
     least = float(diagonal.min())
     require(
@@ -111,7 +129,9 @@ class Rescaled(LinearOperator):
     """D A D with a diagonal D."""
 
     def __init__(self, inner: LinearOperator, scale: Tensor) -> None:
-        super().__init__(inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd)
+        super().__init__(
+            inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd
+        )
         self.inner, self.scale = inner, scale[:, None]
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -126,12 +146,16 @@ def _jacobi(operator: LinearOperator, scale_of_errors: float = 1.0) -> Precondit
     diagonal = _diagonal(operator, "jacobi", scale_of_errors)
     scale = diagonal.rsqrt()
     scaled = operator.rescaled(scale) if isinstance(operator, Matrix) else Rescaled(operator, scale)
-    logdet, ends = float(diagonal.double().log().sum()), (float(diagonal.min()), float(diagonal.max()))
+    logdet, ends = (
+        float(diagonal.double().log().sum()),
+        (float(diagonal.min()), float(diagonal.max())),
+    )
     return Preconditioned(operator, scaled, logdet, 0, "Jacobi scaling", *ends)
 
 
 class Whitened(LinearOperator):
-    """P^{−½} A P^{−½} for P = U diag(s) Uᵀ + δ(I − UUᵀ) with orthonormal U (n, r): one product with A a product.
+    """P^{−½} A P^{−½} for P = U diag(s) Uᵀ + δ(I − UUᵀ) with orthonormal U (n, r): one product with
+    A a product.
 
     ``trace`` and ``squares`` are its trace and that of its square, where they are known.
     """
@@ -172,7 +196,8 @@ class Whitened(LinearOperator):
 
 @dataclass(frozen=True)
 class Outliers:
-    """Ritz pairs of one run that stand out: ``values`` (k,), ``residuals`` (k,) and their vectors in its basis (m, k).
+    """Ritz pairs of one run that stand out: ``values`` (k,), ``residuals`` (k,) and their vectors
+    in its basis (m, k).
 
     ``middle`` is the geometric mean of the other eigenvalues.
     """
@@ -192,8 +217,12 @@ class Outliers:
 
 
 def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
-    """The eigenvalues far from all others that make much of the variance of a probe's log det; None where none do."""
-    nodes, vectors = torch.linalg.eigh(torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1))
+    """The eigenvalues far from all others that make much of the variance of a probe's log det;
+    None where none do.
+    """
+    nodes, vectors = torch.linalg.eigh(
+        torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
+    )
     residuals, weights = (run.residual * vectors[-1]).abs(), vectors[0].square()
     if float(nodes[0]) <= 0:
         return None
@@ -201,7 +230,9 @@ def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
     middle = float(weights @ logs)
     infinite = nodes.new_full((1,), math.inf)
     gaps = torch.minimum(torch.cat([infinite, nodes.diff()]), torch.cat([nodes.diff(), infinite]))
-    close = (residuals <= ISOLATED * gaps) & (residuals.square() <= ISOLATED * nodes * math.exp(middle))
+    close = (residuals <= ISOLATED * gaps) & (
+        residuals.square() <= ISOLATED * nodes * math.exp(middle)
+    )
     settled = close & (nodes > max(noise, run.noise)) & (operator.dim * weights <= WEIGHT)
     apart = (logs - middle).square()
     # a settled pair is one eigenvalue of P, whatever weight this probe gives it
@@ -218,10 +249,10 @@ def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
 def deflated(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditioned:
     """The operator with the outliers of ``run`` moved to its middle.
 
-    A probe sees an eigenvalue with a random weight, so that one far from all others makes log det vary by |log(θ/c)|,
-    and a polynomial of low degree does not follow the logarithm down to a small one. P = c(I − UUᵀ) + U diag(θ) Uᵀ,
-    with the pairs (θ, u) found and c the middle, has an exact determinant for any orthonormal U, and P^{−½} A P^{−½}
-    the eigenvalue 1 in the place of θ.
+    A probe sees an eigenvalue with a random weight, so that one far from all others makes log det
+    vary by |log(θ/c)|, and a polynomial of low degree does not follow the logarithm down to a small
+    one. P = c(I − UUᵀ) + U diag(θ) Uᵀ, with the pairs (θ, u) found and c the middle, has an exact
+    determinant for any orthonormal U, and P^{−½} A P^{−½} the eigenvalue 1 in the place of θ.
     """
     inner, values, shift = ready.operator, found.values, found.middle
     basis = torch.linalg.qr(run.basis @ found.vectors.to(run.basis)).Q
@@ -236,13 +267,18 @@ def deflated(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditi
     low = max(inner.known_bounds()[0], 0.0) / largest
     whitened = Whitened(inner, basis, values.to(basis.device), shift, low, trace, squares)
     logdet = float(values.log().sum()) + (inner.dim - len(values)) * math.log(shift)
-    name = " and ".join(part for part in (ready.name, f"deflation of {len(values)} eigenvalues") if part)
+    name = " and ".join(
+        part for part in (ready.name, f"deflation of {len(values)} eigenvalues") if part
+    )
     ends, spent = (ready.least * least, ready.largest * largest), ready.cost + run.products
     return Preconditioned(ready.original, whitened, ready.logdet + logdet, spent, name, *ends)
 
 
-def _cholesky(operator: LinearOperator, rank: int | None, sure: bool, scale: float = 1.0) -> Preconditioned:
-    """P = LLᵀ + δI with L of A − aI, a the known lower bound of the spectrum, and δ the mean of what L leaves.
+def _cholesky(
+    operator: LinearOperator, rank: int | None, sure: bool, scale: float = 1.0
+) -> Preconditioned:
+    """P = LLᵀ + δI with L of A − aI, a the known lower bound of the spectrum, and δ the mean of
+    what L leaves.
 
     A ≥ LLᵀ + aI, so that P^{−½}AP^{−½} is at least a/δ.
     """
@@ -252,25 +288,35 @@ def _cholesky(operator: LinearOperator, rank: int | None, sure: bool, scale: flo
     before = operator.matvecs
     diagonal = _diagonal(operator, "cholesky", scale).double() - floor
     left, rest = _pivoted(operator, diagonal, floor, most)
-    others = diagonal.sort().values[: operator.dim - left.shape[1]]  # what a diagonal matrix would leave
+    # what a diagonal matrix would leave
+    others = diagonal.sort().values[: operator.dim - left.shape[1]]
     if not sure and float(rest.sum()) > 0.5 * float(others.sum()):
         return Preconditioned(operator, operator, cost=operator.matvecs - before)
     shift = floor + float(rest.clamp_min(0.0).mean()) or float(torch.finfo(operator.dtype).eps)
     basis, singular, _ = torch.linalg.svd(left, full_matrices=False)
     values = singular.square() + shift
     logdet = float(values.log().sum()) + (operator.dim - len(values)) * math.log(shift)
-    whitened = Whitened(operator, basis.to(working_dtype(operator)), values, shift, min(1.0, floor / shift))
+    whitened = Whitened(
+        operator, basis.to(working_dtype(operator)), values, shift, min(1.0, floor / shift)
+    )
     spent, name = operator.matvecs - before, f"a Cholesky factor of rank {len(values)}"
     return Preconditioned(operator, whitened, logdet, spent, name, shift, float(values.max()))
 
 
-def _pivoted(operator: LinearOperator, diagonal: Tensor, floor: float, rank: int) -> tuple[Tensor, Tensor]:
+def _pivoted(
+    operator: LinearOperator, diagonal: Tensor, floor: float, rank: int
+) -> tuple[Tensor, Tensor]:
     """L (n, r) of A − floor·I by largest pivots, in float64, and the diagonal of what is left.
 
     It ends early where rounding is all that is left.
     """
     left = diagonal.new_zeros(operator.dim, rank)
-    noise = 4.0 * float(torch.finfo(operator.dtype).eps) * float(diagonal.max()) * math.sqrt(operator.dim)
+    noise = (
+        4.0
+        * float(torch.finfo(operator.dtype).eps)
+        * float(diagonal.max())
+        * math.sqrt(operator.dim)
+    )
     for step in range(rank):
         pivot = int(diagonal.argmax())
         size = float(diagonal[pivot])

@@ -1,4 +1,5 @@
-"""Random probe vectors: Rademacher, Gaussian, or uniform on the sphere, and how many of them an error needs.
+"""Random probe vectors: Rademacher, Gaussian, or uniform on the sphere, and how many of them an
+error needs.
 
 All have mean 0 and covariance I, so that E[zᵀAz] = tr A (Hutchinson 1990).
 """
@@ -23,9 +24,11 @@ COLUMN = 3.0  # vectors for each column of a block: itself, its product, and wha
 
 
 def block_columns(operator: LinearOperator, each: float = COLUMN, held: float = 0.0) -> int:
-    """Columns to multiply at once: at most 64, fewer where they would fill the memory, or the problem's budget of it.
+    """Columns to multiply at once: at most 64, fewer where they would fill the memory, or the
+    problem's budget of it.
 
-    In a budget each column takes ``each`` vectors (P,) beside what its product does, and ``held`` are there already.
+    In a budget each column takes ``each`` vectors (P,) beside what its product does, and ``held``
+    are there already.
     """
     most, budget = max(1, min(BLOCK_COLUMNS, BLOCK_ELEMENTS // operator.dim)), operator.budget()
     if budget is None:
@@ -42,8 +45,12 @@ def block_columns(operator: LinearOperator, each: float = COLUMN, held: float = 
     return int(min(most, left // column))
 
 
-def crowded(operator: LinearOperator, columns: int, each: float = COLUMN, held: float = 0.0) -> bool:
-    """Whether so many columns at once are too many for the problem's budget of memory; without one they are not."""
+def crowded(
+    operator: LinearOperator, columns: int, each: float = COLUMN, held: float = 0.0
+) -> bool:
+    """Whether so many columns at once are too many for the problem's budget of memory; without
+    one they are not.
+    """
     if operator.budget() is None:
         return False
     left, column = _left_and_column(operator, each, held)
@@ -56,17 +63,20 @@ def _left_and_column(operator: LinearOperator, each: float, held: float) -> tupl
     return operator.room(1.0) - held * vector, each * vector + operator.column_bytes()
 
 
-def block_sizes(count: int, operator: LinearOperator, each: float = COLUMN, held: float = 0.0) -> list[int]:
+def block_sizes(
+    count: int, operator: LinearOperator, each: float = COLUMN, held: float = 0.0
+) -> list[int]:
     """``count`` columns cut into blocks."""
     step = block_columns(operator, each, held)
     return [min(step, count - start) for start in range(0, count, step)]
 
 
 class Probes:
-    """A stream of probes for one operator: ``draw(k)`` gives the next k as the columns of a block (P, k).
+    """A stream of probes for one operator: ``draw(k)`` gives the next k as the columns of a block
+    (P, k).
 
-    Column j of the stream depends on ``(seed, name, j)`` only, however the stream is cut into blocks, and on no dtype
-    or device: it is drawn on the CPU, column after column, and then moved.
+    Column j of the stream depends on ``(seed, name, j)`` only, however the stream is cut into
+    blocks, and on no dtype or device: it is drawn on the CPU, column after column, and then moved.
     """
 
     def __init__(self, operator: LinearOperator, kind: str, seed: int, name: str) -> None:
@@ -86,21 +96,28 @@ class Probes:
         return block
 
     def _signs(self) -> Tensor:
-        """±1 from the bits of random bytes: an eighth of the draws, and a 32nd of the transfer of float32."""
-        octets = torch.randint(0, 256, (-(-self.dim // 8),), dtype=torch.uint8, generator=self._stream).to(self.device)
+        """±1 from the bits of random bytes: an eighth of the draws, and a 32nd of the transfer
+        of float32.
+        """
+        octets = torch.randint(
+            0, 256, (-(-self.dim // 8),), dtype=torch.uint8, generator=self._stream
+        ).to(self.device)
         bits = (octets[:, None] >> torch.arange(8, dtype=torch.uint8, device=self.device)) & 1
         return bits.reshape(-1)[: self.dim].to(self.dtype).mul_(2).sub_(1)
 
     def _normals(self) -> Tensor:
-        return torch.randn(self.dim, dtype=torch.float32, generator=self._stream).to(self.device, self.dtype)
+        return torch.randn(self.dim, dtype=torch.float32, generator=self._stream).to(
+            self.device, self.dtype
+        )
 
 
 def probes_for(tol: float, dim: int, kind: str = "sphere", condition: float | None = None) -> int:
     """How many probes give tr φ(A)/P, |φ| ≤ 1 on the spectrum, a standard error of at most ``tol``.
 
-    Lemma 1 of the spectral thesis: Var(uᵀHu) ≤ (2 + m₄)·tr H² for a probe u whose elements have variance 1 and fourth
-    moment m₄ (1 for Rademacher, 3 for Gaussian), and tr φ(A)² ≤ P. With the ``condition`` number κ of a positive
-    definite A it is tr A itself, to a relative ``tol``: Var/mean² ≤ (2 + m₄)/(1 + (P − 1)/κ²) (Eq. 2.34).
+    Lemma 1 of the spectral thesis: Var(uᵀHu) ≤ (2 + m₄)·tr H² for a probe u whose elements have
+    variance 1 and fourth moment m₄ (1 for Rademacher, 3 for Gaussian), and tr φ(A)² ≤ P. With the
+    ``condition`` number κ of a positive definite A it is tr A itself, to a relative ``tol``:
+    Var/mean² ≤ (2 + m₄)/(1 + (P − 1)/κ²) (Eq. 2.34).
 
     >>> probes_for(0.01, 1000), probes_for(0.01, 1000, "rademacher")
     (50, 30)
@@ -114,16 +131,22 @@ def probes_for(tol: float, dim: int, kind: str = "sphere", condition: float | No
     return max(2, math.ceil(variance / (1 + (dim - 1) / condition**2) / tol**2))
 
 
-def unit_blocks(operator: LinearOperator, near: LinearOperator | None = None) -> Iterator[tuple[slice, Tensor]]:
+def unit_blocks(
+    operator: LinearOperator, near: LinearOperator | None = None
+) -> Iterator[tuple[slice, Tensor]]:
     """The identity in blocks of columns: (where, I[:, where]), beside what ``near`` keeps too."""
     step = block_columns(operator if near is None else operator - near, held=1)
     for start in range(0, operator.dim, step):
         where = slice(start, min(start + step, operator.dim))
-        block = torch.zeros(operator.dim, where.stop - start, dtype=operator.dtype, device=operator.device)
+        block = torch.zeros(
+            operator.dim, where.stop - start, dtype=operator.dtype, device=operator.device
+        )
         block[where].fill_diagonal_(1.0)
         yield where, block
 
 
 def column_dots(first: Tensor, second: Tensor) -> Tensor:
-    """xⱼᵀyⱼ of the columns of two blocks (P, k), summed in float64, as a float64 tensor (k,) on the CPU."""
+    """xⱼᵀyⱼ of the columns of two blocks (P, k), summed in float64, as a float64 tensor (k,) on
+    the CPU.
+    """
     return (first * second.to(first.dtype)).sum(dim=0, dtype=torch.float64).cpu()

@@ -1,8 +1,8 @@
 """Means of random samples, taken until the error is small enough or the products are spent.
 
-Stopping when the error looks small picks the moments at which it looks smaller than it is. Three things keep the
-intervals true: a minimum number of samples, few looks (each at the number of samples the last one asked for), and
-Student's t with a correction for skewness.
+Stopping when the error looks small picks the moments at which it looks smaller than it is. Three
+things keep the intervals true: a minimum number of samples, few looks (each at the number of
+samples the last one asked for), and Student's t with a correction for skewness.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from lambdahat.results import Estimate, Status, student_quantile
 LEVEL = 0.95
 NORMAL_QUANTILE = student_quantile(LEVEL, math.inf)
 MINIMUM = 16
-SMALL = 3 * MINIMUM  # a pilot, its sketch and fresh probes take as many products as the dense diagonal of this order
+# a pilot, its sketch and fresh probes take as many products as the dense diagonal of this order
+SMALL = 3 * MINIMUM
 LARGEST_DEFAULT = 4000
 
 
@@ -61,8 +62,13 @@ def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> 
     """
     before = estimate.stderr
     if isinstance(before, Tensor):
-        joined = torch.hypot(before.double(), torch.as_tensor(error, dtype=torch.float64, device=before.device))
-        size, share = float(torch.as_tensor(error).norm()), float(before.norm()) / max(float(joined.norm()), 1e-300)
+        joined = torch.hypot(
+            before.double(), torch.as_tensor(error, dtype=torch.float64, device=before.device)
+        )
+        size, share = (
+            float(torch.as_tensor(error).norm()),
+            float(before.norm()) / max(float(joined.norm()), 1e-300),
+        )
         total: float | Tensor = joined
     else:
         size, total = float(error), math.hypot(float(before), float(error))
@@ -75,7 +81,9 @@ def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> 
 
 @dataclass(frozen=True)
 class Mean:
-    """Sample means (L,) plus an offset, their standard errors (L,), and whether the goal was reached."""
+    """Sample means (L,) plus an offset, their standard errors (L,), and whether the goal was
+    reached.
+    """
 
     value: Tensor
     stderr: Tensor
@@ -93,8 +101,8 @@ class Mean:
 class Goal:
     """t·stderr ≤ tol·max(|offset + mean|, floor) at 95 %, for each of the L means.
 
-    ``error`` gives the standard errors (L,) of the means from all samples; these may have further columns for it.
-    They are multiplied by ``inflation``.
+    ``error`` gives the standard errors (L,) of the means from all samples; these may have further
+    columns for it. They are multiplied by ``inflation``.
     """
 
     tol: float
@@ -108,13 +116,23 @@ class Goal:
         return dataclasses.replace(self, offset=self.offset + known)
 
     def judge(self, samples: Tensor, inflation: float = 1.0) -> Mean:
-        """The means of ``samples`` (n, L), n > 1, and how many samples the goal wants for their spread."""
+        """The means of ``samples`` (n, L), n > 1, and how many samples the goal wants for their
+        spread.
+        """
         finite = bool(torch.isfinite(samples[:, : self.offset.numel()]).all())
-        require(finite, "the operator", "give finite products", "NaN or infinity", "look for a NaN loss or parameter")
+        require(
+            finite,
+            "the operator",
+            "give finite products",
+            "NaN or infinity",
+            "look for a NaN loss or parameter",
+        )
         count, columns = len(samples), self.offset.numel()
         value = self.offset + samples[:, :columns].mean(dim=0)
         inflation *= self.inflation
-        stderr = inflation * (standard_error(samples) if self.error is None else self.error(samples))
+        stderr = inflation * (
+            standard_error(samples) if self.error is None else self.error(samples)
+        )
         allowed = self.tol * torch.maximum(value.abs(), self.floor)
         ratio = torch.where(stderr > 0, student_quantile(LEVEL, count - 1) * stderr / allowed, 0.0)
         wanted = count * float(ratio.max()) ** 2
@@ -124,9 +142,10 @@ class Goal:
 def standard_error(samples: Tensor) -> Tensor:
     """The standard error of the mean of samples (n, L), s/√n·(1 + 2g²/n) with g their skewness.
 
-    An interval of ±1.96 s/√n covers less than it says by 0.25γ²/n for samples of skewness γ (the Edgeworth expansion,
-    Hall 1992, §2.5), which a width larger by 1.1γ²/n makes up for. The skewness g of a small sample falls short of γ,
-    hence 2: zᵀAz is skewed where a few eigenvalues dominate.
+    An interval of ±1.96 s/√n covers less than it says by 0.25γ²/n for samples of skewness γ (the
+    Edgeworth expansion, Hall 1992, §2.5), which a width larger by 1.1γ²/n makes up for. The
+    skewness g of a small sample falls short of γ, hence 2: zᵀAz is skewed where a few eigenvalues
+    dominate.
     """
     count = len(samples)
     centred = samples - samples.mean(dim=0)
@@ -135,11 +154,13 @@ def standard_error(samples: Tensor) -> Tensor:
     return samples.std(dim=0) / math.sqrt(count) * (1 + 2 * skewness.square() / count)
 
 
-def mean_until(draw: Callable[[int], Tensor], samples: Tensor, goal: Goal, meter: Meter, price: int = 1) -> Mean:
+def mean_until(
+    draw: Callable[[int], Tensor], samples: Tensor, goal: Goal, meter: Meter, price: int = 1
+) -> Mean:
     """Add samples (n, L) from ``draw(n)``, ``price`` products each, until the goal is reached.
 
-    Gives up when the limit is spent, or when the samples still wanted cost more than the P products of the dense
-    answer and those can be afforded.
+    Gives up when the limit is spent, or when the samples still wanted cost more than the P products
+    of the dense answer and those can be afforded.
     """
     while True:
         mean = goal.judge(samples)

@@ -16,7 +16,15 @@ from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_
 from lambdahat.estimators.diagonals import dense_diagonal
 from lambdahat.estimators.exchangeable import ExchangeableTrace
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded
-from lambdahat.estimators.sequential import MINIMUM, SMALL, Goal, Mean, Meter, mean_until, with_rounding
+from lambdahat.estimators.sequential import (
+    MINIMUM,
+    SMALL,
+    Goal,
+    Mean,
+    Meter,
+    mean_until,
+    with_rounding,
+)
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.operators.rounding import rounding_of
@@ -25,7 +33,8 @@ from lambdahat.space import Space
 
 METHODS = ("auto", "exact", "hutchinson", "hutch++", "xtrace")
 BLOCKS, MEMORY_SHARE = 6, 0.25
-EXCHANGED = 4.0  # vectors that XTrace has for each probe: itself, its direction, that one's product, and a copy
+# vectors that XTrace has for each probe: itself, its direction, that one's product, and a copy
+EXCHANGED = 4.0
 
 
 @default_context()
@@ -39,29 +48,33 @@ def trace(
 ) -> Estimate:
     """tr A, within ``tol`` relative at 95 % confidence, by as few products as it takes.
 
-    The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm is there for operators
-    whose trace is nearly 0, for which no number of probes would do; for a positive semi-definite A it is never the
-    larger. Where the probes would cost P products or more, the dense diagonal is computed with P. The default
-    ``max_matvecs`` is the smaller of 2P and 4000; when it is spent first, the status says so.
+    The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm is
+    there for operators whose trace is nearly 0, for which no number of probes would do; for a
+    positive semi-definite A it is never the larger. Where the probes would cost P products or more,
+    the dense diagonal is computed with P. The default ``max_matvecs`` is the smaller of 2P and
+    4000; when it is spent first, the status says so.
 
     Methods:
 
-    - "exact": the trace that the structure of the operator gives, without products; an error where there is none.
+    - "exact": the trace that the structure of the operator gives, without products; an error where
+      there is none.
     - "hutchinson": the mean of zᵀAz (Hutchinson 1990), of variance 2‖A‖²_F for Gaussian probes.
-    - "hutch++": tr(QᵀAQ) plus Hutchinson on the rest, (I − QQᵀ)A(I − QQᵀ), with Q an orthonormal basis of AΩ (Meyer,
-      Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson, Cortinovis & Kressner 2022).
+    - "hutch++": tr(QᵀAQ) plus Hutchinson on the rest, (I − QQᵀ)A(I − QQᵀ), with Q an orthonormal
+      basis of AΩ (Meyer, Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson,
+      Cortinovis & Kressner 2022).
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
-    - "auto": exact where that is known, from sampled targets where a network has many classes, and from random signs
-      where deep smooth activations would take many signals (``operators/residuals.py``). Otherwise, and where those
-      are spent before ``tol`` is reached, Hutchinson until a sketch promises to save more products than it costs, then
-      Hutch++; with the operator's control variate C, tr C + tr(A − C), where a pilot shows that it pays.
-      Probe by probe where blocks of 16 would fill the memory.
+    - "auto": exact where that is known, from sampled targets where a network has many classes, and
+      from random signs where deep smooth activations would take many signals
+      (``operators/residuals.py``). Otherwise, and where those are spent before ``tol`` is reached,
+      Hutchinson until a sketch promises to save more products than it costs, then Hutch++; with the
+      operator's control variate C, tr C + tr(A − C), where a pilot shows that it pays. Probe by
+      probe where blocks of 16 would fill the memory.
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
-    For a model in less than float64 the error includes the rounding inside the model, measured by two products in each
-    precision on at most 256 samples, which ``cost`` does not count; PRECISION_LIMIT where that rules. An exact trace of
-    such a model has no other error.
+    For a model in less than float64 the error includes the rounding inside the model, measured by
+    two products in each precision on at most 256 samples, which ``cost`` does not count;
+    PRECISION_LIMIT where that rules. An exact trace of such a model has no other error.
 
     >>> from lambdahat.operators import operator
     >>> trace(operator([[2.0, 1.0], [1.0, 3.0]]))
@@ -72,15 +85,25 @@ def trace(
     require_choice(method, "method", METHODS)
     fits = operator.symmetric or method not in ("hutch++", "xtrace")
     require(fits, "method", "be 'hutchinson' for an operator that is not symmetric", repr(method))
-    probes = Probes(operator, probe or ("sphere" if method == "xtrace" else "rademacher"), seed, "trace")
-    found, rounding = _estimate(operator, tol, method, max_matvecs, probes, seed), rounding_of(operator)
+    probes = Probes(
+        operator, probe or ("sphere" if method == "xtrace" else "rademacher"), seed, "trace"
+    )
+    found, rounding = (
+        _estimate(operator, tol, method, max_matvecs, probes, seed),
+        rounding_of(operator),
+    )
     if rounding is None:
         return found
     return with_rounding(found, rounding.trace, tol * max(abs(float(found)), rounding.size))
 
 
 def _estimate(
-    operator: LinearOperator, tol: float, method: str, max_matvecs: int | None, probes: Probes, seed: int
+    operator: LinearOperator,
+    tol: float,
+    method: str,
+    max_matvecs: int | None,
+    probes: Probes,
+    seed: int,
 ) -> Estimate:
     """The trace with the error of the probes."""
     if method == "exact":
@@ -97,7 +120,9 @@ def _estimate(
     if operator.dim <= min(SMALL, meter.limit):
         return _dense(operator, meter)
     unit = Normalised(operator)
-    found = _ESTIMATORS[method](_Task(unit, None if near is None else Normalised(near, unit), probes, meter, tol))
+    found = _ESTIMATORS[method](
+        _Task(unit, None if near is None else Normalised(near, unit), probes, meter, tol)
+    )
     if not found.reached and operator.dim <= meter.left:
         return _dense(operator, meter, near)
     estimate = unit.restored(found.estimate(meter))
@@ -112,23 +137,34 @@ def trace_per_layer(
 ) -> dict[str, Estimate]:
     """The trace of each layer's diagonal block A_ll, by one set of probes for all.
 
-    For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is taken to ``tol`` relative to the larger of |tr A_ll|
-    and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is that of all together. Rounding inside a model
-    is in the errors as in ``trace``.
+    For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is taken to ``tol`` relative to the
+    larger of |tr A_ll| and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is that of
+    all together. Rounding inside a model is in the errors as in ``trace``.
     """
     operator = as_operator(operator)
     require_positive(tol, "tol")
     space = operator.space
-    require(space is not None, "operator", "have named parameters", repr(operator), "call trace for the whole")
+    require(
+        space is not None,
+        "operator",
+        "have named parameters",
+        repr(operator),
+        "call trace for the whole",
+    )
     assert space is not None
-    found, rounding = _estimate_layers(operator, space, tol, max_matvecs, seed), rounding_of(operator)
+    found, rounding = (
+        _estimate_layers(operator, space, tol, max_matvecs, seed),
+        rounding_of(operator),
+    )
     if rounding is None:
         return found
     rows, sizes = rounding.row_norms()
     for layer, names in space.layers().items():
         where = space.indices(names)
         error, size = (float(part[where].norm()) for part in (rows, sizes))
-        found[layer] = with_rounding(found[layer], math.sqrt(2.0) * error, tol * max(abs(float(found[layer])), size))
+        found[layer] = with_rounding(
+            found[layer], math.sqrt(2.0) * error, tol * max(abs(float(found[layer])), size)
+        )
     return found
 
 
@@ -136,7 +172,9 @@ def _estimate_layers(
     operator: LinearOperator, space: Space, tol: float, max_matvecs: int | None, seed: int
 ) -> dict[str, Estimate]:
     """The traces of the layers with the errors of the probes."""
-    where = {layer: space.indices(names).to(operator.device) for layer, names in space.layers().items()}
+    where = {
+        layer: space.indices(names).to(operator.device) for layer, names in space.layers().items()
+    }
     near = operator.control()
     meter = Meter("trace per layer", max_matvecs, operator, *([] if near is None else [near]))
     known = operator.known_diagonal()
@@ -145,7 +183,9 @@ def _estimate_layers(
     if operator.dim <= min(SMALL, meter.limit):
         return _summed(dense_diagonal(operator), where, meter)
     unit, stream = Normalised(operator), Probes(operator, "rademacher", seed, "trace per layer")
-    found = _sampled_layers(unit, None if near is None else Normalised(near, unit), where, stream, meter, tol)
+    found = _sampled_layers(
+        unit, None if near is None else Normalised(near, unit), where, stream, meter, tol
+    )
     if not found.reached and operator.dim <= meter.left:
         return _summed(dense_diagonal(operator, near), where, meter)
     status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
@@ -167,12 +207,18 @@ class _Task:
 
     @property
     def crowded(self) -> bool:
-        """Whether a pilot's block, its products, a sketch of them and the room to make it are too much at once."""
+        """Whether a pilot's block, its products, a sketch of them and the room to make it are
+        too much at once.
+        """
         block = MINIMUM * self.operator.dim * self.operator.dtype.itemsize
-        return BLOCKS * block > self.operator.room(MEMORY_SHARE) or _crowded(self.operator, self.near)
+        return BLOCKS * block > self.operator.room(MEMORY_SHARE) or _crowded(
+            self.operator, self.near
+        )
 
     def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
-        """The tolerance, given some products AZ (P, k), of which the mean of ‖Az‖² estimates ‖A‖²_F."""
+        """The tolerance, given some products AZ (P, k), of which the mean of ‖Az‖² estimates
+        ‖A‖²_F.
+        """
         floor = column_dots(images, images).mean().sqrt() if images.shape[1] else torch.zeros(())
         return Goal(self.tol, torch.tensor([offset], dtype=torch.float64), floor.double()[None])
 
@@ -198,7 +244,13 @@ def _if_known(operator: LinearOperator) -> Estimate | None:
     if trace is None:
         return None
     finite = math.isfinite(trace)
-    require(finite, "the operator", "have a finite trace", repr(trace), "look for a NaN loss or parameter")
+    require(
+        finite,
+        "the operator",
+        "have a finite trace",
+        repr(trace),
+        "look for a NaN loss or parameter",
+    )
     return Estimate(trace)
 
 
@@ -210,18 +262,25 @@ def _dense(operator: LinearOperator, meter: Meter, near: LinearOperator | None =
 def _removed(sketch: Sketch, trace: float, gaussian: bool) -> float:
     """What deflation takes off half the variance of zᵀAz, 2‖AQ‖²_F − ‖QᵀAQ‖²_F for Gaussian probes.
 
-    Rademacher and sphere probes have (tr A)²/P or more off already, of which deflation leaves (tr A − tr QᵀAQ)²/P.
+    Rademacher and sphere probes have (tr A)²/P or more off already, of which deflation leaves (tr A
+    − tr QᵀAQ)²/P.
     """
     core = sketch.core()
     free = 0.0 if gaussian else (trace**2 - (trace - float(core.trace())) ** 2) / len(sketch.basis)
-    return 2 * float(sketch.image.square().sum(dtype=torch.float64)) - float(core.square().sum()) - free
+    return (
+        2 * float(sketch.image.square().sum(dtype=torch.float64))
+        - float(core.square().sum())
+        - free
+    )
 
 
 def _quantity(probes: Probes) -> Quantity:
     """tr(QᵀAQ), and Hutchinson's zᵀAz."""
     gaussian = probes.kind == "gaussian"
     return Quantity(
-        lambda sketch: sketch.core().trace(), column_dots, lambda sketch, trace: _removed(sketch, trace, gaussian)
+        lambda sketch: sketch.core().trace(),
+        column_dots,
+        lambda sketch, trace: _removed(sketch, trace, gaussian),
     )
 
 
@@ -240,7 +299,9 @@ def _streamed(task: _Task) -> Mean:
         return torch.cat(samples)[:, None]
 
     first = draw(min(MINIMUM, task.meter.limit))
-    goal = Goal(task.tol, torch.zeros(1, dtype=torch.float64), torch.cat(squares).mean().sqrt()[None])
+    goal = Goal(
+        task.tol, torch.zeros(1, dtype=torch.float64), torch.cat(squares).mean().sqrt()[None]
+    )
     return mean_until(draw, first, goal, task.meter)
 
 
@@ -259,7 +320,9 @@ def _plain(task: _Task, pilot: Pilot, goal: Goal) -> Mean:
         blocks = (task.probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
         return torch.cat([column_dots(block, pilot.target @ block) for block in blocks])[:, None]
 
-    return mean_until(draw, column_dots(pilot.block, pilot.image)[:, None], goal, task.meter, pilot.price)
+    return mean_until(
+        draw, column_dots(pilot.block, pilot.image)[:, None], goal, task.meter, pilot.price
+    )
 
 
 def _hutch_plus_plus(task: _Task) -> Mean:
@@ -276,7 +339,11 @@ def _adaptive(task: _Task) -> Mean:
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     goal = task.goal(pilot.image)
     affordable = pilot.block.shape[1] <= task.meter.left
-    if task.near is not None and affordable and not goal.judge(column_dots(pilot.block, pilot.image)[:, None]).reached:
+    if (
+        task.near is not None
+        and affordable
+        and not goal.judge(column_dots(pilot.block, pilot.image)[:, None]).reached
+    ):
         pilot, goal = _controlled(task, pilot, task.near, goal)
     if not pilot.target.symmetric:
         return _plain(task, pilot, goal)
@@ -289,7 +356,9 @@ def _controlled(task: _Task, pilot: Pilot, near: LinearOperator, goal: Goal) -> 
     if known is None:
         return pilot, goal
     pilot = with_control(pilot, near, lambda block, image: float(column_dots(block, image).var()))
-    return pilot, goal if pilot.near is None else goal.beyond(torch.tensor(known, dtype=torch.float64))
+    return pilot, goal if pilot.near is None else goal.beyond(
+        torch.tensor(known, dtype=torch.float64)
+    )
 
 
 def _xtrace(task: _Task) -> Mean:
@@ -324,9 +393,11 @@ def _xtrace(task: _Task) -> Mean:
 
 
 def _forecast(before: tuple[int, float] | None, count: int, wanted: float) -> float:
-    """The n at which XTrace reaches its goal, if its error goes on falling as n⁻ᵃ as between the last two looks.
+    """The n at which XTrace reaches its goal, if its error goes on falling as n⁻ᵃ as between the
+    last two looks.
 
-    ``wanted`` is (error/allowed)²·n. Without an earlier look, the next one: the error may fall fast.
+    ``wanted`` is (error/allowed)²·n. Without an earlier look, the next one: the error may fall
+    fast.
     """
     if before is None or not math.isfinite(wanted):
         return 1.5 * count
@@ -346,18 +417,27 @@ _ESTIMATORS: dict[str, Callable[[_Task], Mean]] = {
 
 def _summed(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dict[str, Estimate]:
     cost = meter.spent
-    return {layer: Estimate(float(diagonal[index].double().sum()), cost=cost) for layer, index in where.items()}
+    return {
+        layer: Estimate(float(diagonal[index].double().sum()), cost=cost)
+        for layer, index in where.items()
+    }
 
 
 def _crowded(operator: LinearOperator, near: LinearOperator | None) -> bool:
-    """Whether the problem's budget of memory is too small for a pilot and a sketch, with a control variate or not."""
+    """Whether the problem's budget of memory is too small for a pilot and a sketch, with a
+    control variate or not.
+    """
     if operator.budget() is None or near is None or crowded(operator, MINIMUM, SKETCHED):
         return crowded(operator, MINIMUM, SKETCHED)
     return crowded(operator - near, MINIMUM, SKETCHED)
 
 
 def _streamed_layers(
-    operator: LinearOperator, forms: Callable[[Tensor, Tensor], Tensor], probes: Probes, meter: Meter, tol: float
+    operator: LinearOperator,
+    forms: Callable[[Tensor, Tensor], Tensor],
+    probes: Probes,
+    meter: Meter,
+    tol: float,
 ) -> Mean:
     """The same by blocks as small as the budget of memory asks for."""
     squares: list[Tensor] = []
@@ -385,7 +465,9 @@ def _sampled_layers(
     tol: float,
 ) -> Mean:
     def forms(block: Tensor, image: Tensor) -> Tensor:
-        return torch.stack([column_dots(block[index], image[index]) for index in where.values()], dim=1)
+        return torch.stack(
+            [column_dots(block[index], image[index]) for index in where.values()], dim=1
+        )
 
     if _crowded(operator, near):
         return _streamed_layers(operator, forms, probes, meter, tol)
@@ -395,12 +477,19 @@ def _sampled_layers(
     base = None if near is None else near.known_diagonal()
     if near is not None and base is not None and pilot.block.shape[1] <= meter.left:
         unit = floor.square().clamp_min(torch.finfo(torch.float64).tiny)
-        pilot = with_control(pilot, near, lambda block, image: float((forms(block, image).var(dim=0) / unit).sum()))
+        pilot = with_control(
+            pilot, near, lambda block, image: float((forms(block, image).var(dim=0) / unit).sum())
+        )
     if pilot.near is not None and base is not None:
         offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
 
     def sample(count: int) -> Tensor:
-        blocks = (probes.draw(size) for size in block_sizes(count, pilot.target, held=2.0 * pilot.block.shape[1]))
+        blocks = (
+            probes.draw(size)
+            for size in block_sizes(count, pilot.target, held=2.0 * pilot.block.shape[1])
+        )
         return torch.cat([forms(block, pilot.target @ block) for block in blocks])
 
-    return mean_until(sample, forms(pilot.block, pilot.image), Goal(tol, offset, floor), meter, pilot.price)
+    return mean_until(
+        sample, forms(pilot.block, pilot.image), Goal(tol, offset, floor), meter, pilot.price
+    )

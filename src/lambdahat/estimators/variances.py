@@ -1,15 +1,15 @@
 """How much gradient and curvature differ from sample to sample.
 
-With ℓ_i the loss of sample i, g_i and H_i its gradient and Hessian, and bars for means over the data set, the
-variance of an element is
+With ℓ_i the loss of sample i, g_i and H_i its gradient and Hessian, and bars for means over the
+data set, the variance of an element is
 
-    σ_g² = (1/P) Σ_j Var_i(g_i,j)        = (1/P) mean_i ‖g_i − ḡ‖²
-    σ_H² = (1/P²) Σ_jk Var_i(H_i,jk)     = (1/P²) mean_i ‖H_i − H̄‖²_F = (1/P) E_v mean_i ‖(H_i − H̄)v‖²
+    σ_g² = (1/P) Σ_j Var_i(g_i,j)        = (1/P) mean_i ‖g_i − ḡ‖² σ_H² = (1/P²) Σ_jk Var_i(H_i,jk)
+    = (1/P²) mean_i ‖H_i − H̄‖²_F = (1/P) E_v mean_i ‖(H_i − H̄)v‖²
 
-for v uniform on the unit sphere, where E[vvᵀ] = I/P. The last form is Algorithm 8 of the spectral thesis with its
-missing 1/N put in, and with ‖H̄v‖² in place of its (vᵀH̄v)²: mean_i vᵀH_i²v − vᵀH̄²v. The data set is the
-population, so variances divide by N; from n < N samples drawn without replacement the unbiased form is
-(N − 1)/N · Σ_i ‖·‖²/(n − 1), the same number at n = N.
+for v uniform on the unit sphere, where E[vvᵀ] = I/P. The last form is Algorithm 8 of the spectral
+thesis with its missing 1/N put in, and with ‖H̄v‖² in place of its (vᵀH̄v)²: mean_i vᵀH_i²v −
+vᵀH̄²v. The data set is the population, so variances divide by N; from n < N samples drawn without
+replacement the unbiased form is (N − 1)/N · Σ_i ‖·‖²/(n − 1), the same number at n = N.
 """
 
 from __future__ import annotations
@@ -39,19 +39,24 @@ CHUNK_SAMPLES = 256
 MEMORY_SHARE = 0.25
 PROBES = 8
 COPIES = 8  # vectors of length P that one sample's product holds at a time, about
-MEANS = 6  # vectors in float64: the probe, the means of a chunk and of all samples, and what merges them
+# vectors in float64: the probe, the means of a chunk and of all samples, and what merges them
+MEANS = 6
 
-Derivative = Callable[[Batch], Tensor]  # one sample, with a leading dimension of 1, to a vector (P,)
+# one sample, with a leading dimension of 1, to a vector (P,)
+Derivative = Callable[[Batch], Tensor]
 
 
 @default_context()
-def variance(problem: Problem, probes: int = PROBES, seed: int = 0, samples: int | None = None) -> Variance:
+def variance(
+    problem: Problem, probes: int = PROBES, seed: int = 0, samples: int | None = None
+) -> Variance:
     """Per-element variance over samples of the gradient, the Hessian and the Gauss–Newton matrix.
 
-    Each probe is one vector v, uniform on the unit sphere; the errors are those of the mean over probes (NaN for one
-    probe). With ``samples``, every probe also draws its own subset of that many samples, so that the errors are of
-    both. Without it all samples are used, and the gradient's variance is exact; with P probes or more the P unit
-    vectors are used instead, and everything is. ``cost`` counts passes over the data: products and gradients.
+    Each probe is one vector v, uniform on the unit sphere; the errors are those of the mean over
+    probes (NaN for one probe). With ``samples``, every probe also draws its own subset of that many
+    samples, so that the errors are of both. Without it all samples are used, and the gradient's
+    variance is exact; with P probes or more the P unit vectors are used instead, and everything is.
+    ``cost`` counts passes over the data: products and gradients.
     """
     require_problem(problem)
     require_count(probes, "probes")
@@ -72,18 +77,23 @@ def variance(problem: Problem, probes: int = PROBES, seed: int = 0, samples: int
             if name == "gradient" and whole and i > 0:
                 continue
             found = spread_of(work.rows(batch, derivative) for batch in batches)
-            readings.setdefault(f"{name}_variance", []).append(found.unbiased(total) / problem.num_parameters)
+            readings.setdefault(f"{name}_variance", []).append(
+                found.unbiased(total) / problem.num_parameters
+            )
             if name != "gradient":
                 readings.setdefault(f"{name}_mean", []).append(probe.double() @ found.mean)
         report("variance", i + 1, rounds)
     estimates = {
-        name: _estimate(values, exact or (whole and name == "gradient_variance")) for name, values in readings.items()
+        name: _estimate(values, exact or (whole and name == "gradient_variance"))
+        for name, values in readings.items()
     }
     return _result(problem, estimates, math.ceil(work.products / total) + 1)
 
 
 class Spread:
-    """Mean and summed squared deviation of vectors in chunks, merged without cancellation (Chan et al. 1979)."""
+    """Mean and summed squared deviation of vectors in chunks, merged without cancellation (Chan
+    et al. 1979).
+    """
 
     def __init__(self, rows: Tensor) -> None:
         self.count = len(rows)
@@ -93,12 +103,18 @@ class Spread:
     def merge(self, other: Spread) -> None:
         """Take in the vectors of another."""
         both, shift = self.count + other.count, other.mean - self.mean
-        self.deviation = self.deviation + other.deviation + shift.square().sum() * (self.count * other.count / both)
+        self.deviation = (
+            self.deviation
+            + other.deviation
+            + shift.square().sum() * (self.count * other.count / both)
+        )
         self.mean = self.mean + shift * (other.count / both)
         self.count = both
 
     def unbiased(self, population: int) -> Tensor:
-        """mean_i ‖x_i − x̄‖² over a population of which these vectors are a sample without replacement."""
+        """mean_i ‖x_i − x̄‖² over a population of which these vectors are a sample without
+        replacement.
+        """
         return self.deviation / (self.count - 1) * ((population - 1) / population)
 
 
@@ -117,7 +133,9 @@ def spread_of(blocks: Iterable[Iterable[Tensor]]) -> Spread:
 
 
 def samples_at_once(problem: Problem) -> int:
-    """How many samples' products fit a quarter of the free memory, or the problem's budget of it, at most 256."""
+    """How many samples' products fit a quarter of the free memory, or the problem's budget of
+    it, at most 256.
+    """
     theta, memory = problem.vector, problem.memory
     need = COPIES * theta.numel() * theta.element_size()
     if memory is None:
@@ -154,7 +172,12 @@ class PerSample:
         """The derivative of every sample of a batch, as rows of blocks (chunk, P)."""
         self.products += batch.size
         for start in range(0, batch.size, self.chunk):
-            part = take(batch, torch.arange(start, min(start + self.chunk, batch.size), device=self.problem.device))
+            part = take(
+                batch,
+                torch.arange(
+                    start, min(start + self.chunk, batch.size), device=self.problem.device
+                ),
+            )
             rows = self._each(part, derivative).detach()
             yield rows.to(torch.promote_types(rows.dtype, torch.float32))
 
@@ -164,7 +187,8 @@ class PerSample:
         def one(*rows: Tensor) -> Tensor:
             return derivative(single(*rows))
 
-        # the fused attention kernels have no second derivatives; operations that vmap loops over are right all the same
+        # the fused attention kernels have no second derivatives; operations that vmap loops over
+        # are right all the same
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
             if self._vectorised:
@@ -184,7 +208,9 @@ class PerSample:
         return grad(lambda theta: grad(self._loss(sample))(theta) @ probe)(self.theta)  # type: ignore[no-any-return]
 
     def _gauss_newton(self, sample: Batch, probe: Tensor) -> Tensor:
-        """Reverse mode only: Jv = ∂(Jᵀu·v)/∂u. Models with fused layers often have no forward mode."""
+        """Reverse mode only: Jv = ∂(Jᵀu·v)/∂u. Models with fused layers often have no forward
+        mode.
+        """
 
         def output(theta: Tensor) -> Any:
             return self.problem.output(self.problem.named(theta), sample)
@@ -208,7 +234,10 @@ def require_own_losses(problem: Problem) -> None:
     )
     loss = problem.loss_function
     if isinstance(loss, CrossEntropy):
-        ends = [torch.stack(loss.terms_by_sample(problem.target(batch)).aminmax()) for batch in problem.batches]
+        ends = [
+            torch.stack(loss.terms_by_sample(problem.target(batch)).aminmax())
+            for batch in problem.batches
+        ]
         low, high = torch.stack(ends).aminmax()
         require(
             bool(low == high),
@@ -217,12 +246,17 @@ def require_own_losses(problem: Problem) -> None:
             f"{float(low):g} to {float(high):g}",
             "samples must have one weight in the mean loss; pass such data, or count='sequences'",
         )
-    few = take(problem.batches.first(), torch.arange(min(problem.batches.sizes[0], 8), device=problem.device))
+    few = take(
+        problem.batches.first(),
+        torch.arange(min(problem.batches.sizes[0], 8), device=problem.device),
+    )
     parameters = problem.named(problem.vector)
     with torch.no_grad():
         together = problem.batch_loss(parameters, few)
         singles = [take(few, torch.tensor([i], device=problem.device)) for i in range(few.size)]
-        alone = torch.stack([problem.batch_loss(parameters, single).reshape(()) for single in singles])
+        alone = torch.stack(
+            [problem.batch_loss(parameters, single).reshape(()) for single in singles]
+        )
     error = float((together - alone.mean()).abs())
     rounding = _rounding(problem) * (1 + float(alone.abs().max()))
     require(
@@ -237,16 +271,22 @@ def require_own_losses(problem: Problem) -> None:
 def _rounding(problem: Problem) -> float:
     """How far a batch's loss may lie from the mean of its samples', relative; TF32 has ten bits."""
     short = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return 2.0**-7 if problem.device.type == "cuda" and short else 100 * torch.finfo(problem.dtype).eps
+    return (
+        2.0**-7 if problem.device.type == "cuda" and short else 100 * torch.finfo(problem.dtype).eps
+    )
 
 
 def _subset(problem: Problem, count: int, seed: int, i: int) -> Iterable[Batch]:
-    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "variance samples", i))[:count]
+    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "variance samples", i))[
+        :count
+    ]
     return problem.batches.subset(chosen.sort().values)
 
 
 def _probe(problem: Problem, seed: int, i: int) -> Tensor:
-    drawn = torch.randn(problem.num_parameters, dtype=torch.float64, generator=generator(seed, "variance", i))
+    drawn = torch.randn(
+        problem.num_parameters, dtype=torch.float64, generator=generator(seed, "variance", i)
+    )
     return drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
 
 
@@ -259,7 +299,13 @@ def _unit(problem: Problem, i: int) -> Tensor:
 def _estimate(readings: list[Tensor], exact: bool) -> Estimate:
     values = torch.stack(readings).cpu()
     finite = bool(torch.isfinite(values).all())
-    require(finite, "derivatives of every sample", "be finite", "NaN or infinity", "look for samples of infinite loss")
+    require(
+        finite,
+        "derivatives of every sample",
+        "be finite",
+        "NaN or infinity",
+        "look for samples of infinite loss",
+    )
     if exact:
         return Estimate(float(values.mean()))
     stderr = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan

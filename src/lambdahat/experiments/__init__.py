@@ -1,6 +1,7 @@
 """Published experiments by paper, and the runner: cells, rows in a store, claims judged.
 
-``find("xor")`` is an experiment, ``sweep(find("xor"), "runs")`` runs it, ``judge`` says which of its claims hold.
+``find("xor")`` is an experiment, ``sweep(find("xor"), "runs")`` runs it, ``judge`` says which of
+its claims hold.
 """
 
 from lambdahat.experiments.claims import Claim, judge

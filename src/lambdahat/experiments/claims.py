@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lambdahat._check import require_choice
-from lambdahat.experiments.reproduction import BARRIERS, FAILS, HOLDS, OPEN, PRECONDITION, UNTESTED, Verdict
+from lambdahat.experiments.reproduction import (
+    BARRIERS,
+    FAILS,
+    HOLDS,
+    OPEN,
+    PRECONDITION,
+    UNTESTED,
+    Verdict,
+)
 from lambdahat.experiments.statistics import LEVEL, MOST_SEEDS, Reading, holm
 
 DIRECTIONS = ("above", "below", "within")
@@ -17,15 +25,18 @@ DIRECTIONS = ("above", "below", "within")
 class Claim:
     """A sentence of a paper, and our reading of it.
 
-    It holds when the reading is significantly "above" or "below" ``bound``, or "within" ``margin`` of it; it fails when
-    the opposite is significant; else it is undecided. ``published`` is the paper's own figure, in words.
+    It holds when the reading is significantly "above" or "below" ``bound``, or "within" ``margin``
+    of it; it fails when the opposite is significant; else it is undecided. ``published`` is the
+    paper's own figure, in words.
 
-    ``unmet`` says why the run is not what the claim is about ("NGD's loss is 2.1, at chance"): such a claim is not
-    judged, and does not count in Holm's correction. ``barrier`` is the kind of that reason, one of BARRIERS. ``own``
-    marks a claim that the paper does not make; such claims are a family of their own in that correction.
+    ``unmet`` says why the run is not what the claim is about ("NGD's loss is 2.1, at chance"): such
+    a claim is not judged, and does not count in Holm's correction. ``barrier`` is the kind of that
+    reason, one of BARRIERS. ``own`` marks a claim that the paper does not make; such claims are a
+    family of their own in that correction.
 
-    ``general`` marks what the paper says of any network or matrix, such as a theorem: it can be tested on any. What is
-    said of a network is tested on that network alone, and its ``sentence`` begins with the name of ours.
+    ``general`` marks what the paper says of any network or matrix, such as a theorem: it can be
+    tested on any. What is said of a network is tested on that network alone, and its ``sentence``
+    begins with the name of ours.
     """
 
     sentence: str
@@ -46,9 +57,11 @@ class Claim:
         require_choice(self.barrier, "barrier", BARRIERS)
 
     def p_values(self) -> tuple[float, float]:
-        """The p-values for the claim and against it; small ones speak for it, or against it; NaN where it is not met.
+        """The p-values for the claim and against it; small ones speak for it, or against it; NaN
+        where it is not met.
 
-        A tie without an error speaks for neither side: 0 = 0 is not "below 0", and does not refute it either.
+        A tie without an error speaks for neither side: 0 = 0 is not "below 0", and does not refute
+        it either.
         """
         reading = self.reading
         if self.unmet:
@@ -61,7 +74,10 @@ class Claim:
         if self.direction == "below":
             below = reading.p_below(self.bound)
             return below, 1 - below
-        low, high = reading.p_above(self.bound - self.margin), reading.p_above(self.bound + self.margin)
+        low, high = (
+            reading.p_above(self.bound - self.margin),
+            reading.p_above(self.bound + self.margin),
+        )
         return max(low, 1 - high), min(1 - low, high)
 
     @property
@@ -71,14 +87,19 @@ class Claim:
         return self.bound + side if self.direction == "within" else self.bound
 
     def outlook(self, level: float) -> tuple[float, float]:
-        """The power that this many seeds had at a level, and the seeds that POWER takes; infinite beyond MOST_SEEDS.
+        """The power that this many seeds had at a level, and the seeds that POWER takes; infinite
+        beyond MOST_SEEDS.
 
-        Both take the reading's value and spread for the true ones. NaN where it has no spread, or lies on the bound.
+        Both take the reading's value and spread for the true ones. NaN where it has no spread, or
+        lies on the bound.
         """
         reading = self.reading
         if not reading.stderr > 0 or reading.count < 2 or not reading.value - self.edge:
             return math.nan, math.nan
-        return reading.power(self.edge, level, reading.count), reading.planned(self.edge, level) or math.inf
+        return (
+            reading.power(self.edge, level, reading.count),
+            reading.planned(self.edge, level) or math.inf,
+        )
 
     @property
     def ours(self) -> str:
@@ -93,8 +114,8 @@ class Claim:
 def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
     """The verdicts on the claims of an experiment.
 
-    Holm's correction keeps the level over two families, each by itself: the paper's claims, and those that we added.
-    What we ask besides does not cost the paper's claims their power.
+    Holm's correction keeps the level over two families, each by itself: the paper's claims, and
+    those that we added. What we ask besides does not cost the paper's claims their power.
     """
     for_it, against = (_corrected(claims, side) for side in (0, 1))
     out = []
@@ -109,16 +130,23 @@ def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
 
 
 def _family(claims: Sequence[Claim], own: bool) -> list[int]:
-    """The places of the claims that are corrected together: those of the paper, or ours, that can be tested."""
+    """The places of the claims that are corrected together: those of the paper, or ours, that
+    can be tested.
+    """
     return [index for index, claim in enumerate(claims) if claim.own == own and not claim.unmet]
 
 
 def _plan(claim: Claim, level: float) -> str:
-    """How many seeds would decide a claim with POWER, at a level that is right whatever Holm's order comes to be."""
+    """How many seeds would decide a claim with POWER, at a level that is right whatever Holm's
+    order comes to be.
+    """
     power, count = claim.outlook(level)
     if math.isnan(power):
         return "not known"
-    return f"{f'n = {count:,.0f}' if math.isfinite(count) else f'n > {MOST_SEEDS:,}'} (power so far {power:.0%})"
+    return (
+        f"{f'n = {count:,.0f}' if math.isfinite(count) else f'n > {MOST_SEEDS:,}'} (power so far"
+        f" {power:.0%})"
+    )
 
 
 def _corrected(claims: Sequence[Claim], side: int) -> list[float]:

@@ -1,4 +1,6 @@
-"""What an experiment is: a grid of cells at three scales, a function from a cell to rows, and claims about the rows."""
+"""What an experiment is: a grid of cells at three scales, a function from a cell to rows, and
+claims about the rows.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,17 @@ SETS = {
     "xord": "XORD",
     "synthetic": "the synthetic regression",
 }
-WHOLE = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}  # training samples
+# training samples
+WHOLE = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 UNAVAILABLE = ("imagenet32", "imagenet", "penn-treebank")  # sets that cannot be had here
-ENOUGH = 0.1  # share of the paper's samples times epochs from which a smaller run counts as a reduced one
+# share of the paper's samples times epochs from which a smaller run counts as a reduced one
+ENOUGH = 0.1
 PRINTED_RATES = "as printed"
 
 
 class Rows(Sequence[Row]):
-    """The rows of an experiment, each a flat record that holds its cell's settings and what was measured there.
+    """The rows of an experiment, each a flat record that holds its cell's settings and what was
+    measured there.
 
     >>> rows = Rows([{"seed": 0, "loss": 1.0}, {"seed": 1, "loss": 2.0}])
     >>> rows.where(seed=1).values("loss")
@@ -93,9 +98,11 @@ class Rows(Sequence[Row]):
 
 @dataclass(frozen=True)
 class Size:
-    """What was trained on what and for how long, in the paper or here; "" and 0 stand for what the paper does not say.
+    """What was trained on what and for how long, in the paper or here; "" and 0 stand for what the
+    paper does not say.
 
-    ``samples`` are those trained on; where the paper names a data set and no number, its whole training part counts.
+    ``samples`` are those trained on; where the paper names a data set and no number, its whole
+    training part counts.
     """
 
     network: str = ""
@@ -106,8 +113,14 @@ class Size:
 
     @classmethod
     def of(cls, cell: Cell) -> Size:
-        """What a cell trains, by the names that cells share; images that are pooled are another data set."""
-        layers, side, gains = cell.get("layers"), cell.get("side"), (cell.get("gain"), cell.get("steep"))
+        """What a cell trains, by the names that cells share; images that are pooled are another
+        data set.
+        """
+        layers, side, gains = (
+            cell.get("layers"),
+            cell.get("side"),
+            (cell.get("gain"), cell.get("steep")),
+        )
         data, epochs = cell.get("data") or "", cell.get("epochs") or 0
         network = {"ffnn": f"FFNN {layers} × {cell.get('width')}", "lenet5": "LeNet-5"}.get(
             cell.get("network", ""), cell.get("network") or ""
@@ -117,14 +130,24 @@ class Size:
         if gains[0] is not None:
             rate = PRINTED_RATES if gains == (1, 1) else f"{gains[0]:g} times the printed"
         samples = cell.get("training") or cell.get("samples") or 0
-        return cls(network, data + pooled, samples, max(epochs) if isinstance(epochs, tuple) else epochs, rate)
+        return cls(
+            network,
+            data + pooled,
+            samples,
+            max(epochs) if isinstance(epochs, tuple) else epochs,
+            rate,
+        )
 
     @property
     def subject(self) -> str:
         """The network and its data: "VGG-16 on CIFAR-100"."""
         name, *rest = self.data.split(" ", 1)
         data = " ".join([SETS.get(name, name), *rest])
-        return self.network if data in self.network else " on ".join(filter(None, [self.network, data]))
+        return (
+            self.network
+            if data in self.network
+            else " on ".join(filter(None, [self.network, data]))
+        )
 
     def parts(self, paper: Size) -> dict[str, tuple[int, int]]:
         """Our samples and epochs beside those of the paper, where it says how many."""
@@ -133,28 +156,47 @@ class Size:
         return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours and theirs}
 
     def shortfall(self, paper: Size) -> str:
-        """What this lacks of the paper's training: "10,000 of 50,000 samples, 30 of 300 epochs"; "" for nothing."""
+        """What this lacks of the paper's training: "10,000 of 50,000 samples, 30 of 300 epochs";
+        "" for nothing.
+        """
         parts = self.parts(paper).items()
-        return ", ".join(f"{ours:,} of {theirs:,} {name}" for name, (ours, theirs) in parts if ours < theirs)
+        return ", ".join(
+            f"{ours:,} of {theirs:,} {name}" for name, (ours, theirs) in parts if ours < theirs
+        )
 
     def unlike(self, paper: Size) -> list[str]:
-        """In what this differs from a setting of the paper so that it stands in for it; a shorter training is alike."""
-        named = [name for name in ("network", "data", "rate") if getattr(paper, name) not in ("", getattr(self, name))]
+        """In what this differs from a setting of the paper so that it stands in for it; a
+        shorter training is alike.
+        """
+        named = [
+            name
+            for name in ("network", "data", "rate")
+            if getattr(paper, name) not in ("", getattr(self, name))
+        ]
         share = math.prod(min(1.0, ours / theirs) for ours, theirs in self.parts(paper).values())
         return named + ["length"] * (share < ENOUGH)
 
     def nearest(self, papers: Sequence[Size]) -> Size:
         """The one of the paper's sizes that this comes nearest to."""
         return min(
-            papers, key=lambda paper: [name in self.unlike(paper) for name in ("network", "data", "rate", "length")]
+            papers,
+            key=lambda paper: [
+                name in self.unlike(paper) for name in ("network", "data", "rate", "length")
+            ],
         )
 
     def departure(self, paper: Size) -> str:
-        """The same in words: "LeNet-5 on MNIST in place of VGG-16 on CIFAR-100"; "" where there is none."""
+        """The same in words: "LeNet-5 on MNIST in place of VGG-16 on CIFAR-100"; "" where there
+        is none.
+        """
         found = self.unlike(paper)
         if {"network", "data"} & {*found}:
             return f"{self.subject} in place of {paper.subject}"
-        rate = f"rates {self.rate}" if paper.rate == PRINTED_RATES else f"rate {self.rate} in place of {paper.rate}"
+        rate = (
+            f"rates {self.rate}"
+            if paper.rate == PRINTED_RATES
+            else f"rate {self.rate} in place of {paper.rate}"
+        )
         words = {"rate": rate, "length": self.shortfall(paper)}
         return " and ".join(words[name] for name in found)
 
@@ -164,12 +206,13 @@ class Experiment:
     """A published experiment that can be run again.
 
     ``paper`` is one of ``papers``, and ``part`` says where in it: sections, tables and figures.
-    ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one; ``run`` measures a
-    cell on a device and returns rows of JSON values; ``claims``, ``tables`` and ``charts`` read the rows of all cells.
-    ``run`` of one cell must not depend on another: cells run in any order, on any machine.
+    ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one;
+    ``run`` measures a cell on a device and returns rows of JSON values; ``claims``, ``tables`` and
+    ``charts`` read the rows of all cells. ``run`` of one cell must not depend on another: cells run
+    in any order, on any machine.
 
-    ``sizes`` are those of the paper, with which the cells of a scale are compared; none where nothing is trained.
-    ``size`` says in words what else the paper ran, and what it does not say.
+    ``sizes`` are those of the paper, with which the cells of a scale are compared; none where
+    nothing is trained. ``size`` says in words what else the paper ran, and what it does not say.
     """
 
     name: str
@@ -191,7 +234,12 @@ class Experiment:
         require_choice(scale, "scale", SCALES)
         cells = self.cells(self.scales[scale])
         keys = {key_of(cell) for cell in cells}
-        require(len(keys) == len(cells), f"the cells of {self.name}", "differ", f"{len(cells) - len(keys)} repeated")
+        require(
+            len(keys) == len(cells),
+            f"the cells of {self.name}",
+            "differ",
+            f"{len(cells) - len(keys)} repeated",
+        )
         return cells
 
     def trained(self, scale: str) -> list[Size]:
@@ -200,34 +248,52 @@ class Experiment:
         return [setting for setting in found if setting.data]
 
     def stand_in(self, scale: str, sentence: str = "") -> str:
-        """Why a run at this scale is not what the paper ran: "VGG-4×16-BN on CIFAR-10 in place of …"; "" where it is.
+        """Why a run at this scale is not what the paper ran: "VGG-4×16-BN on CIFAR-10 in place of
+        …"; "" where it is.
 
         A ``sentence`` that begins with the name of a network is about that network alone.
         """
         if scale == SCALES[0]:
             return "a smoke run, which shows that the code runs"
         ours = self.trained(scale) if self.sizes else []
-        names = [setting.network for setting in ours if setting.network and sentence.startswith(setting.network)]
+        names = [
+            setting.network
+            for setting in ours
+            if setting.network and sentence.startswith(setting.network)
+        ]
         about = max(names, key=len, default="")
-        apart = (each.departure(each.nearest(self.sizes)) for each in ours if about in ("", each.network))
+        apart = (
+            each.departure(each.nearest(self.sizes)) for each in ours if about in ("", each.network)
+        )
         return next(filter(None, apart), "")
 
     @property
     def missing(self) -> str:
-        """The data that the paper's settings need and that cannot be had here; "" if some need none of them."""
+        """The data that the paper's settings need and that cannot be had here; "" if some need
+        none of them.
+        """
         needed = dict.fromkeys(setting.data for setting in self.sizes)
-        return " and ".join(SETS[name] for name in needed) if needed and {*needed} <= {*UNAVAILABLE} else ""
+        return (
+            " and ".join(SETS[name] for name in needed)
+            if needed and {*needed} <= {*UNAVAILABLE}
+            else ""
+        )
 
     def reduced(self, scale: str) -> str:
-        """What a scale lacks of the paper's training: "10,000 of 50,000 samples"; "" for nothing."""
-        pairs = [(each, each.nearest(self.sizes)) for each in self.trained(scale)] if self.sizes else []
+        """What a scale lacks of the paper's training: "10,000 of 50,000 samples"; "" for
+        nothing.
+        """
+        pairs = (
+            [(each, each.nearest(self.sizes)) for each in self.trained(scale)] if self.sizes else []
+        )
         found = [each.shortfall(paper) for each, paper in pairs if not each.unlike(paper)]
         return " / ".join(dict.fromkeys(filter(None, found)))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The settings that all experiments which train have at each scale; a configuration adds its own.
+    """The settings that all experiments which train have at each scale; a configuration adds its
+    own.
 
     ``training`` and ``held_out`` are numbers of samples of the set ``data``.
     """
@@ -242,8 +308,14 @@ class Scale:
 
 
 def settings_of(config: Any, *varied: str) -> Cell:
-    """The fields of a configuration that all its cells share: without those whose members tell cells apart."""
-    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in varied}
+    """The fields of a configuration that all its cells share: without those whose members tell
+    cells apart.
+    """
+    return {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name not in varied
+    }
 
 
 def key_of(cell: Cell) -> str:

@@ -47,14 +47,21 @@ class Images(NamedTuple):
 
 
 def images(cell: Cell, device: str) -> Images:
-    """The first ``training`` and the next ``held_out`` images of a data set's training part, in the seed's order.
+    """The first ``training`` and the next ``held_out`` images of a data set's training part, in the
+    seed's order.
 
-    ``side``, unless 0, pools them to that height and width; ``parity`` makes their classes even and odd.
+    ``side``, unless 0, pools them to that height and width; ``parity`` makes their classes even and
+    odd.
     """
     x, y, classes = _loaded(cell["data"])
     count, held_out = cell["training"], cell["held_out"]
     enough = count + held_out <= len(x)
-    require(enough, "training and held_out", f"be at most {len(x):,} together", f"{count:,} and {held_out:,}")
+    require(
+        enough,
+        "training and held_out",
+        f"be at most {len(x):,} together",
+        f"{count:,} and {held_out:,}",
+    )
     chosen = torch.randperm(len(x), generator=generator(cell["seed"], "split"))[: count + held_out]
     x, y = _scaled(x[chosen].to(device), cell["data"]), y[chosen].to(device)
     if cell.get("side"):
@@ -75,7 +82,9 @@ def _loaded(name: str) -> tuple[Tensor, Tensor, int]:
 
 
 def _scaled(x: Tensor, name: str) -> Tensor:
-    """Digits and MNIST in [−1, 1], as in the softmax experiment; photographs standardised by channel."""
+    """Digits and MNIST in [−1, 1], as in the softmax experiment; photographs standardised by
+    channel.
+    """
     if name not in PHOTOGRAPHS:
         return 2 * x - 1 if x.is_floating_point() else x.float() / 127.5 - 1
     pixels = x.float()
@@ -94,5 +103,11 @@ def network(name: str, found: Images, seed: int) -> nn.Module:
 
 
 def modes_of(model: nn.Module) -> tuple[str, ...]:
-    """The ways to hold its batch norm when its curvature is taken: the paper's two, or one where there is none."""
-    return ("train", "eval") if any(isinstance(layer, BATCH_NORMS) for layer in model.modules()) else ("eval",)
+    """The ways to hold its batch norm when its curvature is taken: the paper's two, or one where
+    there is none.
+    """
+    return (
+        ("train", "eval")
+        if any(isinstance(layer, BATCH_NORMS) for layer in model.modules())
+        else ("eval",)
+    )

@@ -11,16 +11,20 @@ from lambdahat.experiments.claims import Claim
 
 @dataclass(frozen=True)
 class JointClaim(Claim):
-    """A claim that holds when all of its parts do, and fails when one of them does; ``jointly`` makes one.
+    """A claim that holds when all of its parts do, and fails when one of them does; ``jointly``
+    makes one.
 
-    For it the p-value is the largest of its k parts' (the intersection–union test: no correction is needed, for every
-    part must be significant). Against it the p-value is k times the smallest (Bonferroni: any of the parts may fail).
+    For it the p-value is the largest of its k parts' (the intersection–union test: no correction is
+    needed, for every part must be significant). Against it the p-value is k times the smallest
+    (Bonferroni: any of the parts may fail).
     """
 
     parts: tuple[tuple[str, Claim], ...] = ()
 
     def p_values(self) -> tuple[float, float]:
-        """The p-values for all parts together, and against them; a part that is not known leaves the first unknown."""
+        """The p-values for all parts together, and against them; a part that is not known leaves
+        the first unknown.
+        """
         if self.unmet:
             return math.nan, math.nan
         support, contrary = zip(*(part.p_values() for _, part in self.parts), strict=True)
@@ -44,7 +48,9 @@ class JointClaim(Claim):
 
 
 def jointly(sentence: str, source: str, published: str, parts: Mapping[str, Claim]) -> JointClaim:
-    """The claim that all of ``parts`` hold, each with the words for its figure; unmet where one of them is."""
+    """The claim that all of ``parts`` hold, each with the words for its figure; unmet where one
+    of them is.
+    """
     unmet = next((part.unmet for part in parts.values() if part.unmet), "")
     fewest = min((part.reading for part in parts.values()), key=lambda reading: reading.count)
     return JointClaim(sentence, source, published, fewest, unmet=unmet, parts=tuple(parts.items()))

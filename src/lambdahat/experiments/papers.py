@@ -1,4 +1,6 @@
-"""The documents whose experiments are here, each by its whole title: experiments of one document share the constant."""
+"""The documents whose experiments are here, each by its whole title: experiments of one document
+share the constant.
+"""
 
 NGD = "NGD converges to less degenerate solutions than SGD"
 FLATNESS = "Flatness is a false friend"

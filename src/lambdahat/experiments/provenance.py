@@ -1,4 +1,6 @@
-"""What a cell was made with: versions, commit, processor and threads of the process that ran it, and its data."""
+"""What a cell was made with: versions, commit, processor and threads of the process that ran it,
+and its data.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ DATA = "data digests"  # the fact that has those of all data that a cell has loa
 
 
 def made_with(device: str, data: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of this process, for a cell on ``device``; what cannot be told is left out, and no path is in it.
+    """Of this process, for a cell on ``device``; what cannot be told is left out, and no path is in
+    it.
 
     ``data`` has the digests of what the cell has loaded (``noting_data``).
     """
@@ -38,12 +41,18 @@ def data_of(made: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed_data(made: Mapping[str, str], cell: Mapping[str, Any]) -> list[str]:
-    """Those data of a cell that are others now, as "name (was …, is …)"; of data that are not here nothing is said."""
+    """Those data of a cell that are others now, as "name (was …, is …)"; of data that are not
+    here nothing is said.
+    """
     found = []
     for name, told in data_of(made).items():
         folder, _, stem = name.rpartition("/")
         with suppress(FileNotFoundError):  # the cell's own folder of data
-            now = outside_digest(folder, stem) if folder else data_digest(name, cell.get("folder") or None)
+            now = (
+                outside_digest(folder, stem)
+                if folder
+                else data_digest(name, cell.get("folder") or None)
+            )
             if now not in (None, ABSENT, told):
                 found.append(f"{name} (was {told[:12]}, is {now[:12]})")
     return found
@@ -64,14 +73,20 @@ def versions() -> dict[str, str]:
 def _processor() -> str:
     """The model's name; ``platform`` does not know it on Linux."""
     listed = Path("/proc/cpuinfo")
-    lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    lines = (
+        listed.read_text(encoding="utf-8", errors="replace").splitlines()
+        if listed.is_file()
+        else []
+    )
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
 
 
 @cache
 def _commit() -> str:
-    """The commit of the checkout that this file is part of, with "-dirty" where tracked files differ from it."""
+    """The commit of the checkout that this file is part of, with "-dirty" where tracked files
+    differ from it.
+    """
     own = Path(__file__).resolve()
     if not _git(own.parent, "ls-files", "--error-unmatch", own.name):
         return ""  # installed, perhaps inside some other project's checkout
@@ -81,7 +96,9 @@ def _commit() -> str:
 def _git(folder: Path, *arguments: str) -> str:
     """What git answers; nothing where there is no git or no checkout."""
     try:
-        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True)
+        answer = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return answer.stdout.strip()

@@ -1,4 +1,6 @@
-"""Readings of rows over seeds, for claims, tables and charts: means, differences of two settings, curves."""
+"""Readings of rows over seeds, for claims, tables and charts: means, differences of two
+settings, curves.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from lambdahat.results.charts import Series
 
 def logs(rows: Rows, name: str) -> dict[Any, float]:
     """log₁₀ of a column for each seed; NaN where it is not positive."""
-    return {seed: math.log10(value) if value > 0 else math.nan for seed, value in rows.paired(name).items()}
+    return {
+        seed: math.log10(value) if value > 0 else math.nan
+        for seed, value in rows.paired(name).items()
+    }
 
 
 def decades(upper: Rows, lower: Rows, name: str) -> Reading:

@@ -66,7 +66,8 @@ PLACES: dict[str, tuple[str, str]] = {
     "averaging-ensembles": ("averaging.averaging_ensembles", "EXPERIMENT"),
     "noisy-averages": ("averaging.noisy_averages", "EXPERIMENT"),
 }
-# marked to be run at ``paper`` scale too, on a GPU or in hours on a CPU; docs/reproductions.md names those still to run
+# marked to be run at ``paper`` scale too, on a GPU or in hours on a CPU; docs/reproductions.md
+# names those still to run
 PAPER_SCALE = frozenset(
     {
         "ngd-vs-sgd",

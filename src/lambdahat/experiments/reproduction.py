@@ -8,7 +8,8 @@ from lambdahat.storage import Result
 
 HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "undecided", "not testable here"
 VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
-# why a claim is not testable: the run is not what it speaks of, other networks or data were run, or data are missing
+# why a claim is not testable: the run is not what it speaks of, other networks or data were run, or
+# data are missing
 PRECONDITION, STAND_IN, MISSING = BARRIERS = "precondition", "stand-in", "missing data"
 
 
@@ -16,11 +17,12 @@ PRECONDITION, STAND_IN, MISSING = BARRIERS = "precondition", "stand-in", "missin
 class Verdict(Result):
     """A claim, where it was made, whether it holds here, and the figures that say so.
 
-    ``verdict`` is "holds", "does not hold", "undecided" where the figures do not tell, or "not testable here" where the
-    run is not what the claim is about. ``evidence`` has our figures, ``published`` the paper's, where it gives any.
-    An ``own`` claim is one of ours, which the paper does not make: it is judged like the others and counted apart.
-    ``barrier`` is one of BARRIERS where the claim is not testable, else "". ``plan`` says of an undecided one how many
-    seeds would decide it.
+    ``verdict`` is "holds", "does not hold", "undecided" where the figures do not tell, or "not
+    testable here" where the run is not what the claim is about. ``evidence`` has our figures,
+    ``published`` the paper's, where it gives any. An ``own`` claim is one of ours, which the paper
+    does not make: it is judged like the others and counted apart. ``barrier`` is one of BARRIERS
+    where the claim is not testable, else "". ``plan`` says of an undecided one how many seeds would
+    decide it.
     """
 
     claim: str

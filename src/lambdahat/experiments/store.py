@@ -1,13 +1,16 @@
-"""The rows of one experiment on disk, in SQLite: one writer, any number of readers, whole cells or nothing.
+"""The rows of one experiment on disk, in SQLite: one writer, any number of readers, whole cells or
+nothing.
 
-Why SQLite and not Parquet: docs/decisions/0008-store.md. Only the process that runs the sweep writes; a cell's rows and
-the mark that it is finished go in with one transaction, so that a kill leaves a cell either whole or absent. A cell's
-settings are written once; the view ``records`` has them in every row. What a cell was made with is in ``made``, which
-stores of early versions lack. Cells that have left the grid stay, at position −1, and are not read.
+Why SQLite and not Parquet: docs/decisions/0008-store.md. Only the process that runs the sweep
+writes; a cell's rows and the mark that it is finished go in with one transaction, so that a kill
+leaves a cell either whole or absent. A cell's settings are written once; the view ``records`` has
+them in every row. What a cell was made with is in ``made``, which stores of early versions lack.
+Cells that have left the grid stay, at position −1, and are not read.
 
-The table ``digests`` has a digest of each cell with its rows, of the grid and of what is said about it; stores of early
-versions lack it, or lack those of early cells. A store that differs from what was written is refused by name when it is
-read; a sweep drops the cells that are damaged, says so, and runs them again.
+The table ``digests`` has a digest of each cell with its rows, of the grid and of what is said about
+it; stores of early versions lack it, or lack those of early cells. A store that differs from what
+was written is refused by name when it is read; a sweep drops the cells that are damaged, says so,
+and runs them again.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from lambdahat.storage import Damaged, digest
 SUFFIX = ".sqlite"
 TABLES = """
 CREATE TABLE IF NOT EXISTS cells (
-    key TEXT PRIMARY KEY, position INTEGER NOT NULL, settings TEXT NOT NULL, seconds REAL, finished REAL, error TEXT);
+    key TEXT PRIMARY KEY, position INTEGER NOT NULL, settings TEXT NOT NULL,
+    seconds REAL, finished REAL, error TEXT);
 CREATE TABLE IF NOT EXISTS rows (
     key TEXT NOT NULL REFERENCES cells (key), number INTEGER NOT NULL, record TEXT NOT NULL,
     PRIMARY KEY (key, number));
@@ -66,10 +70,12 @@ class Store:
         self._checked: tuple[int, ...] = ()  # the state of the file that was last found undamaged
 
     def open(self, cells: list[Cell], command: str = "", keep: bool = True) -> None:
-        """Make the file, or with ``keep`` go on with one that is there; rows are then those of these cells alone.
+        """Make the file, or with ``keep`` go on with one that is there; rows are then those of
+        these cells alone.
 
-        A store that has this grid is left as it is: ``command`` goes in with the first cell that runs. Cells that are
-        damaged are taken out, with a warning that names them, so that they run again.
+        A store that has this grid is left as it is: ``command`` goes in with the first cell that
+        runs. Cells that are damaged are taken out, with a warning that names them, so that they run
+        again.
         """
         self._command = command
         self._make_folder()
@@ -79,16 +85,30 @@ class Store:
         known = [(key_of(cell), index, _text(cell)) for index, cell in enumerate(cells)]
         damaged = self._damaged_parts() if self.path.is_file() else []
         if damaged:
-            warnings.warn(f"{self._damage(damaged)}; damaged cells run again", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"{self._damage(damaged)}; damaged cells run again", RuntimeWarning, stacklevel=3
+            )
         elif self.path.is_file() and self._grid() == [key for key, *_ in known]:
             return
         started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        here = {"experiment": self.experiment, "scale": self.scale, "command": command, "started": started} | versions()
+        here = {
+            "experiment": self.experiment,
+            "scale": self.scale,
+            "command": command,
+            "started": started,
+        } | versions()
         with self._writing() as connection:
             for statement in VIEW.split(";"):
                 connection.execute(statement)
-            for table, column in (("rows", "key"), ("made", "key"), ("cells", "key"), ("digests", "name")):
-                connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(part,) for part in damaged])
+            for table, column in (
+                ("rows", "key"),
+                ("made", "key"),
+                ("cells", "key"),
+                ("digests", "name"),
+            ):
+                connection.executemany(
+                    f"DELETE FROM {table} WHERE {column} = ?", [(part,) for part in damaged]
+                )
             connection.execute("UPDATE cells SET position = -1")
             connection.executemany(
                 "INSERT INTO cells (key, position, settings) VALUES (?, ?, ?)"
@@ -100,18 +120,26 @@ class Store:
             connection.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", list(here.items()))
             sealed = {name for (name,) in connection.execute("SELECT name FROM digests")}
             new = [key for key, *_ in known if key not in sealed]
-            early = {key for (key,) in connection.execute("SELECT key FROM cells WHERE finished IS NOT NULL")}
+            early = {
+                key
+                for (key,) in connection.execute("SELECT key FROM cells WHERE finished IS NOT NULL")
+            }
             self._seal(connection, *(key for key in new if key not in early), GRID, ABOUT)
 
-    def add(self, cell: Cell, rows: list[Row], seconds: float, made: dict[str, str] | None = None) -> None:
-        """A finished cell, its rows, and what they were made with (``provenance.made_with``), where that is known."""
+    def add(
+        self, cell: Cell, rows: list[Row], seconds: float, made: dict[str, str] | None = None
+    ) -> None:
+        """A finished cell, its rows, and what they were made with (``provenance.made_with``), where
+        that is known.
+        """
         key = key_of(cell)
         with self._writing() as connection:
             connection.execute("DELETE FROM rows WHERE key = ?", (key,))
             records = [(key, number, _text(row)) for number, row in enumerate(rows)]
             connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", records)
             connection.execute(
-                "UPDATE cells SET seconds = ?, finished = ?, error = NULL WHERE key = ?", (seconds, time.time(), key)
+                "UPDATE cells SET seconds = ?, finished = ?, error = NULL WHERE key = ?",
+                (seconds, time.time(), key),
             )
             if made:
                 connection.execute("INSERT OR REPLACE INTO made VALUES (?, ?)", (key, _text(made)))
@@ -127,25 +155,39 @@ class Store:
 
     def finished(self) -> set[str]:
         """The keys of the cells of the grid whose rows are here."""
-        return {key for (key,) in self._read("SELECT key FROM cells WHERE finished IS NOT NULL AND position >= 0")}
+        return {
+            key
+            for (key,) in self._read(
+                "SELECT key FROM cells WHERE finished IS NOT NULL AND position >= 0"
+            )
+        }
 
     def errors(self) -> list[tuple[Cell, str]]:
         """The cells of the grid that raised when they were last tried."""
         found = self._read(
-            "SELECT settings, error FROM cells WHERE error IS NOT NULL AND position >= 0 ORDER BY position"
+            "SELECT settings, error FROM cells WHERE error IS NOT NULL AND position >= 0 ORDER BY"
+            " position"
         )
         return [(self._parsed(settings), error) for settings, error in found]
 
     def seconds(self) -> float:
         """What the finished cells took, together."""
-        return float(sum(time for (time,) in self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")))
+        return float(
+            sum(
+                time
+                for (time,) in self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")
+            )
+        )
 
     def times(self) -> list[tuple[str, float]]:
         """The key of each finished cell of the grid, and the seconds that it took."""
-        return self._read("SELECT key, seconds FROM cells WHERE finished IS NOT NULL AND position >= 0")
+        return self._read(
+            "SELECT key, seconds FROM cells WHERE finished IS NOT NULL AND position >= 0"
+        )
 
     def about(self) -> dict[str, str]:
-        """Where and with what the rows were made: what each cell says, else what was written when the store was made.
+        """Where and with what the rows were made: what each cell says, else what was written when
+        the store was made.
 
         Where cells differ, each value once, parted by commas.
         """
@@ -158,7 +200,10 @@ class Store:
         )
         cells = [told if facts is None else self._parsed(facts) for (facts,) in found]
         names = {name: None for cell in cells if cell is not told for name in cell}
-        return told | {name: ", ".join(dict.fromkeys(cell[name] for cell in cells if name in cell)) for name in names}
+        return told | {
+            name: ", ".join(dict.fromkeys(cell[name] for cell in cells if name in cell))
+            for name in names
+        }
 
     def made(self) -> list[tuple[Cell, dict[str, str]]]:
         """The finished cells of the grid that say what they were made with, and what that is."""
@@ -171,7 +216,8 @@ class Store:
         return [(self._parsed(settings), self._parsed(facts)) for settings, facts in found]
 
     def rows(self, without: Collection[str] = ()) -> Rows:
-        """All rows of finished cells with their settings, in the order of the grid, whichever finished first.
+        """All rows of finished cells with their settings, in the order of the grid, whichever
+        finished first.
 
         Those of the cells with the keys ``without`` are left out.
         """
@@ -183,7 +229,10 @@ class Store:
         return Rows(self._parsed(settings) | self._parsed(record) for settings, record in kept)
 
     def _grid(self) -> list[str]:
-        return [key for (key,) in self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")]
+        return [
+            key
+            for (key,) in self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")
+        ]
 
     def _read(self, query: str) -> list[Any]:
         require(
@@ -194,7 +243,9 @@ class Store:
             "run the experiment first",
             FileNotFoundError,
         )
-        if self.path.stat().st_size == 0:  # a sweep is about to write its grid, or was killed before it did
+        if (
+            self.path.stat().st_size == 0
+        ):  # a sweep is about to write its grid, or was killed before it did
             return []
         with self._connection() as connection:
             connection.execute("BEGIN")  # the check and the query see one state of the file
@@ -202,12 +253,14 @@ class Store:
             if not damaged:
                 return connection.execute(query).fetchall()
         raise Damaged(
-            f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale {self.scale}` runs "
-            "damaged cells again; or put back a copy of the file"
+            f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale {self.scale}`"
+            " runs damaged cells again; or put back a copy of the file"
         )
 
     def _damaged_parts(self) -> list[str]:
-        """The keys of the damaged cells, "grid" and "about" where those are; a file that is no store is an error."""
+        """The keys of the damaged cells, "grid" and "about" where those are; a file that is no
+        store is an error.
+        """
         if self.path.stat().st_size == 0:
             return []
         with self._connection() as connection:
@@ -215,12 +268,16 @@ class Store:
             return self._check(connection)
 
     def _damage(self, parts: list[str]) -> str:
-        named = ", ".join(f"cell {part}" if part not in CONTENTS else f"the {part}" for part in parts[:5])
+        named = ", ".join(
+            f"cell {part}" if part not in CONTENTS else f"the {part}" for part in parts[:5]
+        )
         more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
         return f"{self.path} is damaged in {named}{more}: what it says does not match its digests"
 
     def _check(self, connection: sqlite3.Connection) -> list[str]:
-        """The names of the digests that do not match; nothing is read twice of a file that has not changed."""
+        """The names of the digests that do not match; nothing is read twice of a file that has not
+        changed.
+        """
         found = self.path.stat()
         state = found.st_ino, found.st_size, found.st_mtime_ns
         if state == self._checked:
@@ -268,7 +325,11 @@ class Store:
             finally:
                 connection.close()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError, UnicodeDecodeError):
+            if type(error) not in (
+                sqlite3.DatabaseError,
+                sqlite3.OperationalError,
+                UnicodeDecodeError,
+            ):
                 raise  # no fault of the file
             raise Damaged(
                 f"{self.path} must be a whole store that can be opened, got: {error}; "
@@ -278,7 +339,9 @@ class Store:
     def _leave_command(self, connection: sqlite3.Connection) -> None:
         """The last command that ran a cell is the one to run again."""
         if self._command:
-            connection.execute("INSERT OR REPLACE INTO about VALUES ('command', ?)", (self._command,))
+            connection.execute(
+                "INSERT OR REPLACE INTO about VALUES ('command', ?)", (self._command,)
+            )
 
     def _make_folder(self) -> None:
         folder = self.path.parent
@@ -286,7 +349,8 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(
-                f"the folder of the store must be one that can be made, got {folder} ({error.strerror}); name another"
+                f"the folder of the store must be one that can be made, got {folder}"
+                f" ({error.strerror}); name another"
             ) from error
 
 
@@ -301,7 +365,9 @@ def stores_in(folder: str | Path) -> list[Store]:
 
 def _text(record: dict[str, Any]) -> str:
     """JSON without NaN: SQLite's own JSON functions and other readers refuse it."""
-    return json.dumps({name: _plain(value) for name, value in record.items()}, ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        {name: _plain(value) for name, value in record.items()}, ensure_ascii=False, allow_nan=False
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -320,12 +386,17 @@ def _plain(value: Any) -> Any:
 
 def _record(text: str) -> Row:
     return dict(
-        json.loads(text, object_hook=lambda found: float(found["number"]) if set(found) == {"number"} else found)
+        json.loads(
+            text,
+            object_hook=lambda found: float(found["number"]) if set(found) == {"number"} else found,
+        )
     )
 
 
 def _digests(connection: sqlite3.Connection, names: list[str]) -> dict[str, str]:
-    """The digests of what these names stand for, as it is in the store; a name of nothing has none."""
+    """The digests of what these names stand for, as it is in the store; a name of nothing has
+    none.
+    """
     parts: dict[str, list[Any]] = {
         name: connection.execute(CONTENTS[name]).fetchall() for name in names if name in CONTENTS
     }

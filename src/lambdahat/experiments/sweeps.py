@@ -51,11 +51,12 @@ def sweep(
 ) -> Store:
     """Run the cells of an experiment that its store does not have yet, and return the store.
 
-    ``only`` keeps the cells that have all settings of it, as "alpha=0.1 seed=3" (``matches``). A cell that raises is
-    noted and the others go on; a killed sweep loses the cells that were running. With ``resume=False`` it starts anew.
+    ``only`` keeps the cells that have all settings of it, as "alpha=0.1 seed=3" (``matches``). A
+    cell that raises is noted and the others go on; a killed sweep loses the cells that were
+    running. With ``resume=False`` it starts anew.
 
-    Raises:
-        ValueError: If the store has cells of data that have changed since; cells of early versions do not tell.
+    Raises: ValueError: If the store has cells of data that have changed since; cells of early
+        versions do not tell.
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
@@ -70,7 +71,9 @@ def sweep(
         _require_device(device)
     cells = experiment.grid(scale)
     chosen = [cell for cell in cells if matches(cell, only)]
-    require(bool(chosen), "only", "match a cell", repr(only), f"cells read like {label_of(cells[0])!r}")
+    require(
+        bool(chosen), "only", "match a cell", repr(only), f"cells read like {label_of(cells[0])!r}"
+    )
     store = Store(folder, experiment.name, scale)
     store.open(cells, command, keep=resume)
     if address is None:  # else the data are where the workers are
@@ -88,7 +91,9 @@ def sweep(
             if used.get((name, folder), digest) != digest
         ]
         if outcome.rows is None or others:
-            error = outcome.error or f"made with other data than the cells before: {', '.join(others)}"
+            error = (
+                outcome.error or f"made with other data than the cells before: {', '.join(others)}"
+            )
             store.fail(outcome.cell, error)
         else:
             used |= data
@@ -100,7 +105,8 @@ def sweep(
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the unfinished cells of one setting would take: how many there are, seconds of one, and how that is known.
+    """What the unfinished cells of one setting would take: how many there are, seconds of one, and
+    how that is known.
 
     The seconds are NaN where it is not known.
     """
@@ -117,12 +123,18 @@ class Forecast:
 
 
 def forecast(
-    experiment: Experiment, folder: str | Path, *, scale: str, only: str | None = None, device: str = "cpu"
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    scale: str,
+    only: str | None = None,
+    device: str = "cpu",
 ) -> Iterator[Forecast]:
     """What the cells that are left would take, for each setting but for seeds; nothing is stored.
 
-    Taken from finished cells of the setting on the same kind of device, else from one cell cut to one and to three
-    epochs, from which its whole length is extrapolated. Cells that do not count epochs cannot be cut.
+    Taken from finished cells of the setting on the same kind of device, else from one cell cut to
+    one and to three epochs, from which its whole length is extrapolated. Cells that do not count
+    epochs cannot be cut.
     """
     _require_device(device)
     store = Store(folder, experiment.name, scale)
@@ -164,7 +176,13 @@ def _timed(experiment: Experiment, cell: Cell, device: str, warm: bool) -> tuple
     for count in (few, more) if warm else (few, few, more):
         outcome = run_cell({**cell, "epochs": count}, experiment, device, None)
         if outcome.rows is None:
-            return math.nan, f"not known: cut to {count} epochs it raises {outcome.error.strip().splitlines()[-1]}"
+            return (
+                math.nan,
+                (
+                    f"not known: cut to {count} epochs it raises"
+                    f" {outcome.error.strip().splitlines()[-1]}"
+                ),
+            )
         seconds.append(outcome.seconds)
     start, end = seconds[-2:]
     pace = max((end - start) / (more - few), 0.0)
@@ -177,8 +195,12 @@ def _data_of(cell: Cell, made: Mapping[str, str]) -> list[tuple[tuple[str, Any],
 
 
 def _require_same_data(store: Store) -> None:
-    """Rows of a data set that has changed are not those of this one, and must not stand beside them."""
-    changed = dict.fromkeys(text for cell, made in store.made() for text in changed_data(made, cell))
+    """Rows of a data set that has changed are not those of this one, and must not stand beside
+    them.
+    """
+    changed = dict.fromkeys(
+        text for cell, made in store.made() for text in changed_data(made, cell)
+    )
     require(
         not changed,
         str(store.path),
@@ -191,7 +213,8 @@ def _require_same_data(store: Store) -> None:
 def matches(cell: Cell, only: str | None) -> bool:
     """Whether a cell has all settings of ``only``: whole words name=value, in any order.
 
-    "seed=3" is also a setting of a cell that has "seeds=[2, 3]": such a cell runs its seeds together.
+    "seed=3" is also a setting of a cell that has "seeds=[2, 3]": such a cell runs its seeds
+    together.
 
     >>> [matches({"rate": 0.5, "seed": seed}, "seed=1 rate=0.5") for seed in (1, 11)]
     [True, False]
@@ -203,7 +226,8 @@ def matches(cell: Cell, only: str | None) -> bool:
         if isinstance(value, list | tuple) and name.endswith("s"):
             values.setdefault(name[:-1], []).extend(value)
     names = "|".join(re.escape(name) for name in sorted(values, key=len, reverse=True))
-    before, *asked = re.split(rf"(?:^|\s)({names})=", only)  # by names, since a value may have spaces
+    # by names, since a value may have spaces
+    before, *asked = re.split(rf"(?:^|\s)({names})=", only)
     pairs = zip(asked[::2], asked[1::2], strict=True)
     return not before.strip() and all(
         any(_reads(value, text.strip()) for value in values[name]) for name, text in pairs
@@ -215,7 +239,9 @@ def _reads(value: Any, text: str) -> bool:
     if str(value) == text:
         return True
     try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and float(text) == value
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and float(text) == value
+        )
     except ValueError:
         return False
 
@@ -251,7 +277,12 @@ def run_cell(cell: Cell, experiment: Experiment, device: str, threads: int | Non
 
 
 def _outcomes(
-    experiment: Experiment, cells: list[Cell], jobs: int, backend: str, address: str | None, device: str
+    experiment: Experiment,
+    cells: list[Cell],
+    jobs: int,
+    backend: str,
+    address: str | None,
+    device: str,
 ) -> Iterator[Outcome]:
     """The outcomes as they come."""
     if not cells or (jobs == 1 and backend == "loky"):

@@ -1,4 +1,6 @@
-"""How many clusters a graph has: the eigenvalues of its normalised Laplacian before the widest gap."""
+"""How many clusters a graph has: the eigenvalues of its normalised Laplacian before the widest
+gap.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ POINTS = 40  # of the grid in arccos(1 − λ), for each of its cells π/moments
 SPILL = 0.25  # eigenvalues that may lie in a gap
 SHARE = 0.001  # or this share of those below it
 CELLS = 2.0  # the narrowest gap that a density resolves, in cells of π/moments
-EDGE_SPACING = 1.03  # mean of the first spacing at a semicircle's edge, over radius · n^(−2/3) (Tracy–Widom, GOE)
-STANDS_OUT = 2.3  # of these spacings: the widest nontrivial gap of 114 random graphs without clusters
+# mean of the first spacing at a semicircle's edge, over radius · n^(−2/3) (Tracy–Widom, GOE)
+EDGE_SPACING = 1.03
+# of these spacings: the widest nontrivial gap of 114 random graphs without clusters
+STANDS_OUT = 2.3
 WIDEST = 0.5  # a gap of half of [0, 1] stands out in the smallest graph
-SHARPNESS = 3.0  # weights go with this power of the width: the most likely on 408 planted partitions, clear and blurred
+# weights go with this power of the width: the most likely on 408 planted partitions, clear and
+# blurred
+SHARPNESS = 3.0
 HEADLINE = 0.5  # below it the likeliest count is less likely than all others together
 LEAST_WEIGHT = 0.01  # below it a gap is no rival
 NORMAL_95 = 1.959  # rounded down, so that the interval holds its ends
@@ -46,7 +52,8 @@ EXTRA_COLUMNS = 8  # of the block that counts eigenvalues, beyond those expected
 GROWTH = 1e6  # of an eigenvector below the gap beside those above, in that block
 RESCALED = 16  # orders after which the block is scaled
 BLOCK_ELEMENTS = 1 << 25  # of the block: 256 MiB
-CONFIRMED_NODES = 2500  # up to which no clusters but the components is confirmed by all eigenvalues, not the least
+# up to which no clusters but the components is confirmed by all eigenvalues, not the least
+CONFIRMED_NODES = 2500
 MOST_LEAST = 256  # of the least eigenvalues that are computed to confirm it
 BEYOND = 8  # eigenvalues to see behind the edge of the bulk
 LEAST_ACCURACY = 1e-6  # of these eigenvalues
@@ -55,10 +62,11 @@ SHOWN = 4  # gaps that are named where none stands out
 
 @dataclass(frozen=True)
 class Gap(Result):
-    """A gap in a spectrum: its middle or minimum λ* = ``cut``, the ``count`` of eigenvalues below, its ends.
+    """A gap in a spectrum: its middle or minimum λ* = ``cut``, the ``count`` of eigenvalues below,
+    its ends.
 
-    ``weight`` is how likely this gap, among all, is the one that ends the clusters' eigenvalues; 0 for a gap that is
-    no rival of the widest.
+    ``weight`` is how likely this gap, among all, is the one that ends the clusters' eigenvalues; 0
+    for a gap that is no rival of the widest.
     """
 
     cut: float
@@ -80,15 +88,17 @@ class Gap(Result):
 
 @dataclass(frozen=True)
 class Clusters(Estimate):
-    """The number of clusters, unrounded, with its standard error; NaN with the status NO_GAP where there is no gap.
+    """The number of clusters, unrounded, with its standard error; NaN with the status NO_GAP where
+    there is no gap.
 
-    ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first, but for the one behind the eigenvalue 0 of
-    a connected graph if its weight is below ½: the first gave the count, and the others tell of finer or coarser
-    clusters. Those with a weight are ``rivals``, and the standard error covers the choice among them. ``components`` is
-    the exact number of connected components, isolated nodes included. They are a lower bound, with an infinite standard
-    error and the status UNRESOLVED, where moments show no other clusters and eigenvalues could not confirm that.
-    ``labels`` (n,) are the nodes' clusters where they were asked for. A graph without edges has no ``spectrum``: its
-    eigenvalues are all 0, and each node is a cluster.
+    ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first, but for the one behind
+    the eigenvalue 0 of a connected graph if its weight is below ½: the first gave the count, and
+    the others tell of finer or coarser clusters. Those with a weight are ``rivals``, and the
+    standard error covers the choice among them. ``components`` is the exact number of connected
+    components, isolated nodes included. They are a lower bound, with an infinite standard error and
+    the status UNRESOLVED, where moments show no other clusters and eigenvalues could not confirm
+    that. ``labels`` (n,) are the nodes' clusters where they were asked for. A graph without edges
+    has no ``spectrum``: its eigenvalues are all 0, and each node is a cluster.
     """
 
     cut: float = math.nan
@@ -100,19 +110,25 @@ class Clusters(Estimate):
     @property
     def rounded(self) -> int:
         """The nearest whole number."""
-        require(math.isfinite(float(self.value)), "the count", "be known", "none", self.status.value)
+        require(
+            math.isfinite(float(self.value)), "the count", "be known", "none", self.status.value
+        )
         return round(float(self.value))
 
     @property
     def rivals(self) -> dict[int, float]:
-        """The counts in question and their weights, which sum to 1, the headline first; one entry if nothing rivals."""
+        """The counts in question and their weights, which sum to 1, the headline first; one
+        entry if nothing rivals.
+        """
         return {round(gap.count): gap.weight for gap in self.gaps if gap.weight > 0}
 
     def __str__(self) -> str:
         text = super().__str__()
         if len(self.rivals) < 2:
             return text
-        shown = ", ".join(f"{count} ({weight:.0%})" for count, weight in list(self.rivals.items())[:4])
+        shown = ", ".join(
+            f"{count} ({weight:.0%})" for count, weight in list(self.rivals.items())[:4]
+        )
         return f"{text}; {shown}"
 
 
@@ -124,29 +140,33 @@ def clusters(
     cut: float | None = None,
     labels: bool = False,
 ) -> Clusters:
-    """Count the clusters of a graph: the eigenvalues of its normalised Laplacian below the widest gap.
+    """Count the clusters of a graph: the eigenvalues of its normalised Laplacian below the widest
+    gap.
 
-    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is given. For others
-    the count is n∫₀^{λ*} p(λ) dλ, with λ* in a gap of the entropic spectrum (Algorithm 5, spectral thesis). There a gap
-    is where fewer than ¼ eigenvalue, or 0.1 % of those below, is found; one narrower than 2π/``moments`` in
-    arccos(1 − λ) is not believed. Without ``probes`` the eigenvalues below λ* are then counted by a filtered block of
-    vectors, if that takes no more products than the moments did.
+    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is
+    given. For others the count is n∫₀^{λ*} p(λ) dλ, with λ* in a gap of the entropic spectrum
+    (Algorithm 5, spectral thesis). There a gap is where fewer than ¼ eigenvalue, or 0.1 % of those
+    below, is found; one narrower than 2π/``moments`` in arccos(1 − λ) is not believed. Without
+    ``probes`` the eigenvalues below λ* are then counted by a filtered block of vectors, if that
+    takes no more products than the moments did.
 
-    Clusters with many links between them may have a narrower gap than that. Where no gap is resolved but the one behind
-    the connected components, eigenvalues decide: all of them up to 2,500 nodes, and beyond the least, as many as lie
-    below the edge 1 − R of the bulk, R = 2√(Σ(1 − λ)²/n) over the others, if the density shows more there than the
-    components. Where these are over 256, or take over 256 MiB, the components are a lower bound, ``UNRESOLVED``.
+    Clusters with many links between them may have a narrower gap than that. Where no gap is
+    resolved but the one behind the connected components, eigenvalues decide: all of them up to
+    2,500 nodes, and beyond the least, as many as lie below the edge 1 − R of the bulk, R = 2√(Σ(1 −
+    λ)²/n) over the others, if the density shows more there than the components. Where these are
+    over 256, or take over 256 MiB, the components are a lower bound, ``UNRESOLVED``.
 
-    Algorithm 5 takes the first minimum, which at the resolution of many moments is the one behind the eigenvalue 0 of
-    the connected components. Every connected graph has that gap, so it gives the count only where no other gap exceeds
-    what random graphs without clusters have: 2.3 spacings s = 1.03·R·n^(−2/3), the mean first spacing at the edge of a
-    semicircle of radius R = 2√(tr (I − L)²/n). All other gaps count by their width in λ. The weight of a gap is
-    proportional to the third power of its width, 2.3 s at most for the gap behind 0. The status is ``NO_GAP`` where no
-    gap is wider than 2.3 s, and ``RIVAL_GAPS`` where the first has a weight below ½; the first is then never the count
-    1 of a connected graph.
+    Algorithm 5 takes the first minimum, which at the resolution of many moments is the one behind
+    the eigenvalue 0 of the connected components. Every connected graph has that gap, so it gives
+    the count only where no other gap exceeds what random graphs without clusters have: 2.3 spacings
+    s = 1.03·R·n^(−2/3), the mean first spacing at the edge of a semicircle of radius R = 2√(tr (I −
+    L)²/n). All other gaps count by their width in λ. The weight of a gap is proportional to the
+    third power of its width, 2.3 s at most for the gap behind 0. The status is ``NO_GAP`` where no
+    gap is wider than 2.3 s, and ``RIVAL_GAPS`` where the first has a weight below ½; the first is
+    then never the count 1 of a connected graph.
 
-    The probes are split by a random walk's guess at the clusters (``probed_moments``), which takes most of their error
-    away and biases nothing.
+    The probes are split by a random walk's guess at the clusters (``probed_moments``), which takes
+    most of their error away and biases nothing.
 
     Args:
         graph: The graph; isolated nodes count as clusters (see ``Graph``).
@@ -156,14 +176,15 @@ def clusters(
         cut: λ* by hand.
         labels: Whether to add each node's cluster, by spectral clustering.
 
-    Returns:
-        The count. Its error bar joins that of the probes, carried through the density, the change from ¾ of the
-        moments to all, and the spread of the counts among rival gaps.
+    Returns: The count. Its error bar joins that of the probes, carried through the density, the
+        change from ¾ of the moments to all, and the spread of the counts among rival gaps.
     """
     require_graph(graph)
     require_count(moments, "moments", least=8)
     real = isinstance(cut, numbers.Real) and not isinstance(cut, bool)
-    require(cut is None or real, "cut", "be a number in (0, 2), or None", describe(cut), error=TypeError)
+    require(
+        cut is None or real, "cut", "be a number in (0, 2), or None", describe(cut), error=TypeError
+    )
     require(cut is None or 0 < cut < 2, "cut", "lie in (0, 2), where the spectrum does", repr(cut))
     count = int(graph.components.max()) + 1
     if count == len(graph):  # all eigenvalues are 0: there is no density to look for a gap in
@@ -177,13 +198,21 @@ def clusters(
     small = probes is None and len(graph) <= EXACT_NODES
     partition = components(graph) if small else walk_partition(graph, seed)
     values = eigenvalues(graph) if small else None
-    found = graph_moments(graph, moments, probes, seed, partition) if values is None else exact_moments(values, moments)
+    found = (
+        graph_moments(graph, moments, probes, seed, partition)
+        if values is None
+        else exact_moments(values, moments)
+    )
     density = fit(found, tol=TOLERANCE)
     spectrum = GraphSpectrum(density, found, len(graph), graph.num_edges, graph.name)
     square = (float(found.values[2]) + 1) / 2  # tr (I − L)²/n, of T₂(x) = 2x² − 1
     least = min(WIDEST, STANDS_OUT * edge_spacing(square, len(graph), count))
     if values is None:
-        resolved = [gap for gap in find_gaps(density, len(graph), count) if gap.angle >= CELLS * math.pi / moments]
+        resolved = [
+            gap
+            for gap in find_gaps(density, len(graph), count)
+            if gap.angle >= CELLS * math.pi / moments
+        ]
     else:
         resolved = eigenvalue_gaps(values, count, len(graph))
     gaps = weigh(resolved, count, least, 0.0 if values is not None else math.pi / moments)
@@ -198,7 +227,9 @@ def clusters(
             gaps = weigh(eigenvalue_gaps(values, count, len(graph)), count, least)
         confirmed, cost = confirmed or not _alone(gaps, count), cost + more
     dof = degrees_of_freedom(found, partition) if values is None else math.inf
-    base = Clusters(math.nan, math.nan, cost, Status.NO_GAP, dof, gaps=gaps, components=count, spectrum=spectrum)
+    base = Clusters(
+        math.nan, math.nan, cost, Status.NO_GAP, dof, gaps=gaps, components=count, spectrum=spectrum
+    )
     if cut is None and not (gaps and gaps[0].weight):
         return base
     place = gaps[0].cut if cut is None else float(cut)
@@ -236,11 +267,13 @@ def _alone(gaps: Sequence[Gap], components: int) -> bool:
 def least_eigenvalues(
     graph: Graph, density: MaxentDensity, components: int, seed: int
 ) -> tuple[Array | None, int, bool]:
-    """The least eigenvalues up to the edge of the bulk, the products they took, and whether none below it is left out.
+    """The least eigenvalues up to the edge of the bulk, the products they took, and whether none
+    below it is left out.
 
-    The edge is 1 − R, R = 2√(Σ(1 − λ)²/n) over the eigenvalues beyond it, the radius of a semicircle with their mean
-    square. The density says about how many lie below, and the eigenvalues themselves whether these were enough. None
-    where the density shows the zeros of the components alone, or more than can be computed.
+    The edge is 1 − R, R = 2√(Σ(1 − λ)²/n) over the eigenvalues beyond it, the radius of a
+    semicircle with their mean square. The density says about how many lie below, and the
+    eigenvalues themselves whether these were enough. None where the density shows the zeros of the
+    components alone, or more than can be computed.
     """
     nodes, mass, squares = len(graph), density.weights * density.values, (1 - density.grid) ** 2
     below, beyond = np.cumsum(mass), squares @ mass - np.cumsum(squares * mass)
@@ -258,23 +291,33 @@ def least_eigenvalues(
     return values, found.cost, found.status.ok and int((values >= edges).sum()) >= BEYOND // 2
 
 
-def eigenvalues_below(graph: Graph, gap: Gap, most: float, seed: int, budget: int) -> tuple[int, int] | None:
+def eigenvalues_below(
+    graph: Graph, gap: Gap, most: float, seed: int, budget: int
+) -> tuple[int, int] | None:
     """How many eigenvalues lie below a gap, by a filtered random block, and the products it took.
 
-    A Chebyshev polynomial of L that is at most 1 above the gap and ``GROWTH`` below takes a block of more vectors than
-    there are eigenvalues below, ``most``, to their eigenspace. Ritz values are never smaller than the eigenvalues
-    they stand for, so that fewer of them than eigenvalues may lie below the middle of the gap, but never more; what the
-    filter leaves of the rest is 1/``GROWTH`` of it. None where it would take more than ``budget`` products or too much
-    memory, or where more than ``most`` eigenvalues fill the block.
+    A Chebyshev polynomial of L that is at most 1 above the gap and ``GROWTH`` below takes a block
+    of more vectors than there are eigenvalues below, ``most``, to their eigenspace. Ritz values are
+    never smaller than the eigenvalues they stand for, so that fewer of them than eigenvalues may
+    lie below the middle of the gap, but never more; what the filter leaves of the rest is
+    1/``GROWTH`` of it. None where it would take more than ``budget`` products or too much memory,
+    or where more than ``most`` eigenvalues fill the block.
     """
     columns = math.ceil(1.1 * most) + EXTRA_COLUMNS
     half = (2.0 - gap.high) / 2
     degree = math.ceil(math.acosh(GROWTH) / math.acosh(1 + (gap.high - gap.low) / half))
-    if columns > len(graph) // 2 or columns * (degree + 1) > budget or columns * len(graph) > BLOCK_ELEMENTS:
+    if (
+        columns > len(graph) // 2
+        or columns * (degree + 1) > budget
+        or columns * len(graph) > BLOCK_ELEMENTS
+    ):
         return None
     matrix = csr_tensor(graph.normalized(), torch.float64)
-    block = torch.randn(len(graph), columns, generator=generator(seed, "filtered block"), dtype=torch.float64)
-    shift = 1 - (2.0 + gap.high) / 2  # (L − centre)/half = −(B − shift)/half with B = I − L; the sign does not matter
+    block = torch.randn(
+        len(graph), columns, generator=generator(seed, "filtered block"), dtype=torch.float64
+    )
+    # (L − centre)/half = −(B − shift)/half with B = I − L; the sign does not matter
+    shift = 1 - (2.0 + gap.high) / 2
     before, now = block, torch.addmm(block, matrix, block, beta=-shift, alpha=1.0).div_(half)
     for order in range(2, degree + 1):
         image = torch.addmm(now, matrix, now, beta=-shift, alpha=1.0).mul_(2 / half).sub_(before)
@@ -289,28 +332,38 @@ def eigenvalues_below(graph: Graph, gap: Gap, most: float, seed: int, budget: in
 
 
 def edge_spacing(square: float, nodes: int, components: int) -> float:
-    """The spacing of eigenvalues at the edge of the bulk of a random graph, 1.03·R·n^(−2/3), R = 2√(tr (I − L)²/n).
+    """The spacing of eigenvalues at the edge of the bulk of a random graph, 1.03·R·n^(−2/3), R =
+    2√(tr (I − L)²/n).
 
-    The eigenvalues 0 of the components, of which ``square`` = tr (I − L)²/n holds one each, are left out.
+    The eigenvalues 0 of the components, of which ``square`` = tr (I − L)²/n holds one each, are
+    left out.
     """
     rest = max(nodes - components, 1)
     radius = min(1.0, 2 * math.sqrt(max(nodes * square - components, 0.0) / rest))
     return float(EDGE_SPACING * radius * rest ** (-2 / 3))
 
 
-def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float = 0.0) -> tuple[Gap, ...]:
+def weigh(
+    gaps: Sequence[Gap], components: int, least: float, resolution: float = 0.0
+) -> tuple[Gap, ...]:
     """Give each gap its weight; the gaps that stand out or rival, the likeliest first.
 
-    The gap behind the zeros of the components is there in a graph without clusters too, and is believed only where no
-    other is wider than the ``least`` width that stands out: that is its width beside the others', and less where it is
-    narrower itself and the graph is connected (several components are clusters however near the next eigenvalue is).
-    Gaps of less than a third of ``least`` are spacings like any other, and no rivals. A density with ``resolution`` in
-    arccos(1 − λ) hides gaps of that width, so that one must exceed these as well to be believed. The one cluster of a
-    connected graph comes first only if its weight is at least ½: it says nothing that was not known.
+    The gap behind the zeros of the components is there in a graph without clusters too, and is
+    believed only where no other is wider than the ``least`` width that stands out: that is its
+    width beside the others', and less where it is narrower itself and the graph is connected
+    (several components are clusters however near the next eigenvalue is). Gaps of less than a third
+    of ``least`` are spacings like any other, and no rivals. A density with ``resolution`` in
+    arccos(1 − λ) hides gaps of that width, so that one must exceed these as well to be believed.
+    The one cluster of a connected graph comes first only if its weight is at least ½: it says
+    nothing that was not known.
     """
     others = [gap for gap in gaps if abs(gap.count - components) >= 0.5]
     widest = max(others, key=lambda gap: gap.width, default=None)
-    hidden = 0.0 if widest is None else resolution * math.sin(math.acos(1 - (widest.low + widest.high) / 2))
+    hidden = (
+        0.0
+        if widest is None
+        else resolution * math.sin(math.acos(1 - (widest.low + widest.high) / 2))
+    )
     believed = max(least, hidden)
     wide = []
     for gap in gaps:
@@ -326,10 +379,12 @@ def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float 
     weights = [weight / kept if weight >= LEAST_WEIGHT else 0.0 for weight in weights]
     weighed = [replace(gap, weight=weight) for gap, weight in zip(gaps, weights, strict=True)]
     shown = sorted(
-        (gap for gap in weighed if gap.weight or gap.width >= least), key=lambda gap: (-gap.weight, -gap.width)
+        (gap for gap in weighed if gap.weight or gap.width >= least),
+        key=lambda gap: (-gap.weight, -gap.width),
     )
     first = shown[0]
-    if components == 1 and abs(first.count - 1) < 0.5 and first.weight < HEADLINE:  # so that there is another
+    # so that there is another
+    if components == 1 and abs(first.count - 1) < 0.5 and first.weight < HEADLINE:
         shown[:2] = shown[1::-1]
     return tuple(shown)
 
@@ -337,8 +392,8 @@ def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float 
 def _choice_error(gaps: Sequence[Gap]) -> float:
     """The standard error of choosing the first of weighed gaps.
 
-    The root mean square distance of their counts from it, or more where 1.96 of that would not reach as far as 95 % of
-    the weight lies: two far counts are no normal distribution.
+    The root mean square distance of their counts from it, or more where 1.96 of that would not
+    reach as far as 95 % of the weight lies: two far counts are no normal distribution.
     """
     apart = sorted((abs(gap.count - gaps[0].count), gap.weight) for gap in gaps)
     square = sum(weight * distance**2 for distance, weight in apart)
@@ -348,10 +403,18 @@ def _choice_error(gaps: Sequence[Gap]) -> float:
 
 
 def eigenvalue_gaps(values: Array, components: int, nodes: int) -> list[Gap]:
-    """The gaps between the least eigenvalues, ascending, that ``find_gaps`` would look for in a density."""
+    """The gaps between the least eigenvalues, ascending, that ``find_gaps`` would look for in a
+    density.
+    """
     most = min(max(nodes // 2, components), len(values) - 1)
-    pairs = zip(range(1, most + 1), values[:most].tolist(), values[1 : most + 1].tolist(), strict=True)
-    return [Gap((low + high) / 2, float(count), low, high) for count, low, high in pairs if low < min(high, 1.0)]
+    pairs = zip(
+        range(1, most + 1), values[:most].tolist(), values[1 : most + 1].tolist(), strict=True
+    )
+    return [
+        Gap((low + high) / 2, float(count), low, high)
+        for count, low, high in pairs
+        if low < min(high, 1.0)
+    ]
 
 
 def find_gaps(density: MaxentDensity, nodes: int, components: int) -> tuple[Gap, ...]:
@@ -372,7 +435,9 @@ def find_gaps(density: MaxentDensity, nodes: int, components: int) -> tuple[Gap,
     found = sorted((_gap(places, counts, i) for i in lowest), key=lambda gap: -gap.angle)
     kept: list[Gap] = []
     for gap in found:  # ripples of one gap: the widest speaks for all
-        if not any(other.low <= gap.cut <= other.high or gap.low <= other.cut <= gap.high for other in kept):
+        if not any(
+            other.low <= gap.cut <= other.high or gap.low <= other.cut <= gap.high for other in kept
+        ):
             kept.append(gap)
     return tuple(kept)
 
@@ -384,24 +449,33 @@ def _gap(places: Array, counts: Array, lowest: int) -> Gap:
     low = lowest - int(np.argmin(inside[lowest::-1])) + 1
     beyond = inside[lowest:]
     high = lowest + (int(np.argmin(beyond)) if not beyond.all() else len(beyond)) - 1
-    return Gap(float(places[lowest]), float(counts[lowest]), float(places[low]), float(places[high]))
+    return Gap(
+        float(places[lowest]), float(counts[lowest]), float(places[low]), float(places[high])
+    )
 
 
 def _mass_below(density: MaxentDensity, moments: Moments, cut: float) -> tuple[float, float]:
-    """∫₀^cut p dλ, corrected to first order for what p lacks of its moments, and its standard error.
+    """∫₀^cut p dλ, corrected to first order for what p lacks of its moments, and its standard
+    error.
 
-    That is what the moments' errors make of it, joined with the correction: near atoms it takes half of the lack away.
+    That is what the moments' errors make of it, joined with the correction: near atoms it takes
+    half of the lack away.
     """
     slope = density.sensitivity(lambda places: (places <= cut).astype(np.float64))
     variance = float(slope @ moments.covariance[1:, 1:] @ slope)
     lacking = float(slope @ density.residuals[1:])
-    return float(density.cumulative([cut])[0]) + lacking, math.hypot(math.sqrt(max(variance, 0.0)), lacking)
+    return float(density.cumulative([cut])[0]) + lacking, math.hypot(
+        math.sqrt(max(variance, 0.0)), lacking
+    )
 
 
 def _fewer(moments: Moments) -> tuple[MaxentDensity, Moments]:
     """The density of ¾ of the moments, and these."""
     kept = 3 * (len(moments) - 1) // 4 + 1
     part = replace(
-        moments, values=moments.values[:kept], stderr=moments.stderr[:kept], covariance=moments.covariance[:kept, :kept]
+        moments,
+        values=moments.values[:kept],
+        stderr=moments.stderr[:kept],
+        covariance=moments.covariance[:kept, :kept],
     )
     return fit(part, tol=TOLERANCE), part

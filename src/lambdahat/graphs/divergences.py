@@ -1,4 +1,6 @@
-"""How alike graphs are: the symmetric Kullback–Leibler divergence between their entropic spectra."""
+"""How alike graphs are: the symmetric Kullback–Leibler divergence between their entropic
+spectra.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ SMALLEST = 1e-14  # keeps the covariance of a density of atoms from being singul
 
 @dataclass(frozen=True)
 class Similarity(Result):
-    """``divergences`` (k, k), symmetric, between k graphs by ``names``, with their standard errors over the probes.
+    """``divergences`` (k, k), symmetric, between k graphs by ``names``, with their standard errors
+    over the probes.
 
-    ``floors`` (k, k) is what two readings of one spectrum differ by on average, for the errors of the two graphs'
-    moments: divergences are never negative, so noise only adds. One that is not above its floor shows no difference.
+    ``floors`` (k, k) is what two readings of one spectrum differ by on average, for the errors of
+    the two graphs' moments: divergences are never negative, so noise only adds. One that is not
+    above its floor shows no difference.
     """
 
     names: tuple[str, ...]
@@ -44,7 +48,9 @@ class Similarity(Result):
         return next((one.status for one in self.spectra if not one.status.ok), Status.CONVERGED)
 
     def tree(self) -> Array:
-        """The graphs joined two by two, nearest first (average linkage), as ``scipy.cluster.hierarchy`` has it."""
+        """The graphs joined two by two, nearest first (average linkage), as
+        ``scipy.cluster.hierarchy`` has it.
+        """
         return np.asarray(linkage(squareform(self.divergences, checks=False), "average"))
 
     def order(self) -> list[int]:
@@ -52,9 +58,16 @@ class Similarity(Result):
         return [int(i) for i in leaves_list(self.tree())]
 
     def apart(self, group: Sequence[str]) -> bool:
-        """Whether every graph of ``group`` is nearer to all others of it than to any graph outside."""
+        """Whether every graph of ``group`` is nearer to all others of it than to any graph
+        outside.
+        """
         unknown = [name for name in group if name not in self.names]
-        require(not unknown and len(group) > 1, "group", f"hold at least two of {', '.join(self.names)}", repr(group))
+        require(
+            not unknown and len(group) > 1,
+            "group",
+            f"hold at least two of {', '.join(self.names)}",
+            repr(group),
+        )
         inside = np.array([name in group for name in self.names])
         within = np.where(inside[:, None] & inside, self.divergences, 0.0).max(axis=1)
         outside = np.where(inside, np.inf, self.divergences).min(axis=1)
@@ -68,16 +81,20 @@ def similarity(
     seed: int = 0,
     tol: float = TOLERANCE,
 ) -> Similarity:
-    """½(KL(p‖q) + KL(q‖p)) between the spectra of every two graphs, in closed form (Eq. 3.12, spectral thesis).
+    """½(KL(p‖q) + KL(q‖p)) between the spectra of every two graphs, in closed form (Eq. 3.12,
+    spectral thesis).
 
-    Spectra of graphs are made by ``spectrum`` with the same settings for all. How high the peaks of a density are
-    depends on where its solver stopped, so all are then fitted anew with one penalty: the largest with which all match
-    their moments to ``tol``, or a larger one where the solver cannot go so far for one of them.
+    Spectra of graphs are made by ``spectrum`` with the same settings for all. How high the peaks of
+    a density are depends on where its solver stopped, so all are then fitted anew with one penalty:
+    the largest with which all match their moments to ``tol``, or a larger one where the solver
+    cannot go so far for one of them.
     """
     require(len(graphs) >= 2, "graphs", "hold at least two", f"{len(graphs)}")
     found: list[GraphSpectrum] = []
     for number, one in enumerate(graphs, start=1):
-        found.append(one if isinstance(one, GraphSpectrum) else spectrum(one, moments, probes, seed, tol))
+        found.append(
+            one if isinstance(one, GraphSpectrum) else spectrum(one, moments, probes, seed, tol)
+        )
         report("graphs", number, len(graphs))
     found = _alike(found, tol)
     responses = [Response.of(one) for one in found]
@@ -90,14 +107,18 @@ def similarity(
             first = responses[i].error(found[j].density), responses[j].error(found[i].density)
             stderr[i, j] = stderr[j, i] = math.hypot(*first, spread)
             floors[i, j] = floors[j, i] = floor
-    return Similarity(_distinct([one.name for one in found]), divergences, stderr, tuple(found), floors)
+    return Similarity(
+        _distinct([one.name for one in found]), divergences, stderr, tuple(found), floors
+    )
 
 
 def _alike(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
     """The spectra with one penalty."""
     penalty = min(_enough(one, tol) for one in spectra)
     while True:
-        found = [replace(one, density=fit(one.moments, tol=tol, penalty=penalty)) for one in spectra]
+        found = [
+            replace(one, density=fit(one.moments, tol=tol, penalty=penalty)) for one in spectra
+        ]
         reached = max(one.density.penalty for one in found)
         if reached <= penalty:
             return found
@@ -105,18 +126,23 @@ def _alike(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
 
 
 def _enough(spectrum: GraphSpectrum, tol: float) -> float:
-    """The penalty taken; where there was none, the v at which the mismatch v|α_k| is what ``fit`` is content with."""
+    """The penalty taken; where there was none, the v at which the mismatch v|α_k| is what
+    ``fit`` is content with.
+    """
     density = spectrum.density
     allowed = np.maximum(tol, SHARE * density.errors[1:])
-    return density.penalty or float((allowed / np.maximum(1.0, np.abs(density.coefficients[1:]))).min())
+    return density.penalty or float(
+        (allowed / np.maximum(1.0, np.abs(density.coefficients[1:]))).min()
+    )
 
 
 @dataclass(frozen=True)
 class Response:
-    """How a density p of maximum entropy answers to its moments μ: with C = Cov_p(T) and the penalty v,
+    """How a density p of maximum entropy answers to its moments μ: with C = Cov_p(T) and the
+    penalty v,
 
-    dα = −(C + vI)⁻¹dμ, and the moments it has move by C(C + vI)⁻¹dμ. ``inverse`` is (C + vI)⁻¹ (m, m), ``kept`` is
-    C(C + vI)⁻¹, and ``noise`` the covariance of μ.
+    dα = −(C + vI)⁻¹dμ, and the moments it has move by C(C + vI)⁻¹dμ. ``inverse`` is (C + vI)⁻¹ (m,
+    m), ``kept`` is C(C + vI)⁻¹, and ``noise`` the covariance of μ.
     """
 
     density: MaxentDensity
@@ -135,7 +161,9 @@ class Response:
         factor = triangle(np.vstack([rows, math.sqrt(penalty) * np.eye(count)]))
         half = solve_triangle(factor, np.eye(count))
         inverse = product(half, half.T)
-        return cls(density, inverse, np.eye(count) - penalty * inverse, spectrum.moments.covariance[1:, 1:])
+        return cls(
+            density, inverse, np.eye(count) - penalty * inverse, spectrum.moments.covariance[1:, 1:]
+        )
 
     def error(self, other: MaxentDensity) -> float:
         """The standard error of D = ½(α − β)·(μ_q − μ_p) over the moments of p, to first order.
@@ -150,19 +178,24 @@ class Response:
 
 
 def _noise(first: Response, second: Response) -> tuple[float, float]:
-    """Mean and deviation of D between two readings of one spectrum, whose moments err as the two do.
+    """Mean and deviation of D between two readings of one spectrum, whose moments err as the two
+    do.
 
-    D is then ½ΔᵀMΔ with Δ of covariance Σ, M = (C + vI)⁻¹C(C + vI)⁻¹: mean ½tr MΣ, variance ½tr (MΣ)².
+    D is then ½ΔᵀMΔ with Δ of covariance Σ, M = (C + vI)⁻¹C(C + vI)⁻¹: mean ½tr MΣ, variance ½tr
+    (MΣ)².
     """
     if len(first.noise) != len(second.noise):
         return 0.0, 0.0
     parts = [product(product(one.inverse, one.kept), one.noise) for one in (first, second)]
     together = parts[0] + parts[1]
-    return float(np.trace(together)) / 2, math.sqrt(max(0.0, float((together * together.T).sum()) / 2))
+    return float(np.trace(together)) / 2, math.sqrt(
+        max(0.0, float((together * together.T).sum()) / 2)
+    )
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     """The names, with a number where two are the same."""
     return tuple(
-        name if names.count(name) == 1 else f"{name} {list(names)[: i + 1].count(name)}" for i, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} {list(names)[: i + 1].count(name)}"
+        for i, name in enumerate(names)
     )

@@ -1,4 +1,6 @@
-"""Edges as they come, in chunks of (from, to, weight), into one symmetric CSR matrix, without a second copy of them."""
+"""Edges as they come, in chunks of (from, to, weight), into one symmetric CSR matrix, without a
+second copy of them.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,19 @@ LOOPS = ("drop", "keep")
 DUPLICATES = ("max", "sum", "mean", "refuse")
 DIRECTED = ("max", "sum", "mean", "mutual", "refuse")
 BLOCK = 1 << 13  # edges handled at once: what is kept of them on the way is small beside the graph
-JOINED = 1 << 18  # edges kept in one array: many small ones leave memory in pieces too small for the graph's arrays
+# edges kept in one array: many small ones leave memory in pieces too small for the graph's arrays
+JOINED = 1 << 18
 
 
 @dataclass(frozen=True)
 class Rules:
     """How edges become an undirected graph.
 
-    ``weighted=False`` gives every edge the weight 1. ``loops`` are dropped or kept. ``duplicates`` says what the
-    weight of an edge is that is listed several times in one direction, ``directed`` what it is where the two
-    directions differ, an edge listed in one direction only having weight 0 in the other: "mutual" is the smaller of the
-    two, "max", "mean" and "sum" what they say, and "refuse" an error.
+    ``weighted=False`` gives every edge the weight 1. ``loops`` are dropped or kept. ``duplicates``
+    says what the weight of an edge is that is listed several times in one direction, ``directed``
+    what it is where the two directions differ, an edge listed in one direction only having weight 0
+    in the other: "mutual" is the smaller of the two, "max", "mean" and "sum" what they say, and
+    "refuse" an error.
     """
 
     weighted: bool = True
@@ -42,25 +46,36 @@ class Rules:
         require_choice(self.directed, "directed", DIRECTED)
 
 
-def adjacency_of(chunks: Iterable[Chunk], rules: Rules, num_nodes: int | None = None, directed: bool = True) -> Any:
+def adjacency_of(
+    chunks: Iterable[Chunk], rules: Rules, num_nodes: int | None = None, directed: bool = True
+) -> Any:
     """The adjacency and the numbers of nodes (None where they are 0 … n − 1).
 
-    With ``num_nodes`` the nodes are 0 … num_nodes − 1, and all are there; without, those that a chunk names.
-    ``directed=False`` says that every edge stands for both directions already.
+    With ``num_nodes`` the nodes are 0 … num_nodes − 1, and all are there; without, those that a
+    chunk names. ``directed=False`` says that every edge stands for both directions already.
     """
     kept, weighted = _collect(chunks, rules)
     names, count = _numbered(kept) if num_nodes is None else (None, num_nodes)
-    require(count > 1, "the graph", "have at least two nodes", "an empty one" if count == 0 else "a single node")
+    require(
+        count > 1,
+        "the graph",
+        "have at least two nodes",
+        "an empty one" if count == 0 else "a single node",
+    )
     alike = rules.duplicates == rules.directed and rules.directed in ("max", "sum")
     if alike or not directed:  # the order of merging does not matter: both directions at once
         heavy = weighted or rules.duplicates == "sum"
-        return merged(_placed(kept, count, rules.loops, heavy, both=True), rules.duplicates, heavy), names
+        return merged(
+            _placed(kept, count, rules.loops, heavy, both=True), rules.duplicates, heavy
+        ), names
     one_way = merged(_placed(kept, count, rules.loops, True, both=False), rules.duplicates, True)
     return both_ways(one_way, rules.directed), names
 
 
 def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
-    """Checked chunks of few rows, with 32-bit node numbers where they fit; and whether a weight is other than 1."""
+    """Checked chunks of few rows, with 32-bit node numbers where they fit; and whether a weight
+    is other than 1.
+    """
     kept: list[Chunk] = []
     recent: list[Chunk] = []
     weighted = False
@@ -80,7 +95,11 @@ def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
 
 def _joined(chunks: list[Chunk]) -> Chunk:
     first, second, weights = zip(*chunks, strict=True)
-    return np.concatenate(first), np.concatenate(second), None if weights[0] is None else np.concatenate(weights)
+    return (
+        np.concatenate(first),
+        np.concatenate(second),
+        None if weights[0] is None else np.concatenate(weights),
+    )
 
 
 def _cut(chunk: Chunk) -> list[Chunk]:
@@ -95,7 +114,13 @@ def require_weights(weights: NDArray[Any] | None) -> None:
     if weights is None or not len(weights):
         return
     bad = weights[~np.isfinite(weights)]
-    require(not len(bad), "the weights", "be finite", f"{bad[:1]}".strip("[]"), "pass weighted=False to leave them out")
+    require(
+        not len(bad),
+        "the weights",
+        "be finite",
+        f"{bad[:1]}".strip("[]"),
+        "pass weighted=False to leave them out",
+    )
     least = weights.min()
     require(
         bool(least >= 0),
@@ -112,19 +137,24 @@ def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
 
 
 def _light(weights: NDArray[Any]) -> NDArray[Any]:
-    """The weights in float32 where that is exact, as for counts: kept so until they are written into the graph."""
+    """The weights in float32 where that is exact, as for counts: kept so until they are written
+    into the graph.
+    """
     with np.errstate(over="ignore"):
         single = weights.astype(np.float32)
     return single if bool((single == weights).all()) else weights
 
 
 def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
-    """Give the nodes numbers 0 … n − 1, in place; those they had, sorted, where these are others, and n."""
+    """Give the nodes numbers 0 … n − 1, in place; those they had, sorted, where these are
+    others, and n.
+    """
     ends = [part for u, v, _ in chunks for part in (u, v)]
     if not ends:
         return None, 0
     low, high = min(int(part.min()) for part in ends), max(int(part.max()) for part in ends)
-    if low >= 0 and high < sum(len(part) for part in ends):  # a table of all numbers is no larger than the edges
+    # a table of all numbers is no larger than the edges
+    if low >= 0 and high < sum(len(part) for part in ends):
         seen = np.zeros(high + 1, dtype=bool)
         for part in ends:
             seen[part] = True
@@ -141,7 +171,9 @@ def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
 
 
 def _map(chunks: list[Chunk], number: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-    """Replace the nodes chunk by chunk, in their own arrays: new ones would leave holes of their size in memory."""
+    """Replace the nodes chunk by chunk, in their own arrays: new ones would leave holes of their
+    size in memory.
+    """
     for i, (u, v, w) in enumerate(chunks):
         chunks[i] = _into(u, number(u)), _into(v, number(v)), w
 
@@ -154,9 +186,11 @@ def _into(array: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool) -> Any:
-    """A CSR matrix with duplicates: every edge, or it in ``both`` directions, written chunk by chunk into its arrays.
+    """A CSR matrix with duplicates: every edge, or it in ``both`` directions, written chunk by
+    chunk into its arrays.
 
-    The chunks are used up on the way. Weights are float64 where they are ``heavy``, and ones in float32 otherwise.
+    The chunks are used up on the way. Weights are float64 where they are ``heavy``, and ones in
+    float32 otherwise.
     """
     degrees = _row_lengths(chunks, count, loops, both)
     indptr = np.zeros(count + 1, dtype=degrees.dtype)
@@ -197,7 +231,9 @@ def _place_chunk(chunk: Chunk, free: NDArray[Any], indices: Any, data: Any, both
         _place(v[apart], u[apart], None if w is None else w[apart], free, indices, data)
 
 
-def _place(rows: Any, columns: Any, weights: Any, free: NDArray[Any], indices: Any, data: Any) -> None:
+def _place(
+    rows: Any, columns: Any, weights: Any, free: NDArray[Any], indices: Any, data: Any
+) -> None:
     """Write a chunk behind what its rows hold so far; ``free`` is where each row goes on."""
     if not len(rows):
         return
@@ -213,7 +249,9 @@ def _place(rows: Any, columns: Any, weights: Any, free: NDArray[Any], indices: A
 
 
 def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
-    """The matrix with equal entries made one, in its own arrays: their sum, mean or maximum, or an error."""
+    """The matrix with equal entries made one, in its own arrays: their sum, mean or maximum, or
+    an error.
+    """
     if not heavy or duplicates == "sum":
         before = matrix.nnz
         matrix.sum_duplicates()
@@ -229,9 +267,12 @@ def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
     if new.all():
         return matrix
     _require_single(duplicates, False)
-    rows = np.unique(np.append(np.searchsorted(indptr, np.arange(0, len(indices), BLOCK)), len(indptr) - 1))
+    rows = np.unique(
+        np.append(np.searchsorted(indptr, np.arange(0, len(indices), BLOCK)), len(indptr) - 1)
+    )
     low, size = 0, 0
-    for start, stop in zip(np.append(0, rows[:-1]), rows, strict=True):  # runs of rows, into the arrays' own front
+    # runs of rows, into the arrays' own front
+    for start, stop in zip(np.append(0, rows[:-1]), rows, strict=True):
         high = int(indptr[stop])
         first = np.flatnonzero(new[low:high])
         ends = indptr[start + 1 : stop + 1] - low
@@ -244,7 +285,9 @@ def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
     return matrix
 
 
-def _reduced(data: NDArray[np.float64], first: NDArray[np.int64], duplicates: str) -> NDArray[np.float64]:
+def _reduced(
+    data: NDArray[np.float64], first: NDArray[np.int64], duplicates: str
+) -> NDArray[np.float64]:
     if not len(first):
         return data[:0]
     if duplicates == "max":

@@ -17,10 +17,12 @@ STARTS = 5
 
 
 def cluster_labels(graph: Graph, count: int, seed: int = 0) -> NDArray[np.int64]:
-    """The cluster 0 … ``count`` − 1 of each node, (n,), by normalised spectral clustering (Ng, Jordan and Weiss 2001).
+    """The cluster 0 … ``count`` − 1 of each node, (n,), by normalised spectral clustering (Ng,
+    Jordan and Weiss 2001).
 
-    The rows of the ``count`` eigenvectors of L_norm with the smallest eigenvalues, made unit vectors, are grouped by
-    k-means, the best of five starts. Where there are as many clusters as components, these are the clusters.
+    The rows of the ``count`` eigenvectors of L_norm with the smallest eigenvalues, made unit
+    vectors, are grouped by k-means, the best of five starts. Where there are as many clusters as
+    components, these are the clusters.
     """
     require_count(count, "count", 1, len(graph))
     if count == int(graph.components.max()) + 1:

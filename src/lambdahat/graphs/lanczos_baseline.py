@@ -1,4 +1,6 @@
-"""What entropic spectra are compared with: Lanczos smoothed by a kernel (Ubaru et al. 2017; Lin et al. 2016)."""
+"""What entropic spectra are compared with: Lanczos smoothed by a kernel (Ubaru et al. 2017; Lin
+et al. 2016).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ WIDTH = 0.02
 def smoothed_lanczos_clusters(
     graph: Graph, depth: int = 80, probes: int = 100, width: float = WIDTH, seed: int = 0
 ) -> Estimate:
-    """The number of clusters by Algorithm 5 on a spectrum by Lanczos, each Ritz value a Gaussian of ``width``.
+    """The number of clusters by Algorithm 5 on a spectrum by Lanczos, each Ritz value a Gaussian of
+    ``width``.
 
-    λ* is the first minimum of the smoothed density, and the count all of its mass below, what the kernel spread to
-    negative λ included. One product a step and probe. The error bar is that of the probes.
+    λ* is the first minimum of the smoothed density, and the count all of its mass below, what the
+    kernel spread to negative λ included. One product a step and probe. The error bar is that of the
+    probes.
     """
     require_graph(graph)
     require_count(depth, "depth", 2, len(graph))

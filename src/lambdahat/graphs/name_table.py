@@ -1,4 +1,6 @@
-"""Names of nodes as numbers 0, 1, …: each text is kept once, and the table that finds it holds numbers only."""
+"""Names of nodes as numbers 0, 1, …: each text is kept once, and the table that finds it holds
+numbers only.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ PIECE = 1 << 14  # names hashed again at once when the table grows
 class NameTable:
     """Numbers names as they come, a few thousand at a time.
 
-    A dict of 400,000 names of ten letters takes 60 MB, nearly all of it for objects. Here a name takes 16 bytes, with
-    its text where that has at most 15, and one to three slots of 4 bytes in a table of open addressing. The hash is
-    Python's and differs from run to run; the numbers do not.
+    A dict of 400,000 names of ten letters takes 60 MB, nearly all of it for objects. Here a name
+    takes 16 bytes, with its text where that has at most 15, and one to three slots of 4 bytes in a
+    table of open addressing. The hash is Python's and differs from run to run; the numbers do not.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,9 @@ class NameTable:
         return self._text[: self._count]
 
     def numbers(self, names: Collection[str]) -> NDArray[np.int32]:
-        """The number of each name, (k,); the names differ, and those that are new are numbered on in their order."""
+        """The number of each name, (k,); the names differ, and those that are new are numbered
+        on in their order.
+        """
         text = np.array(list(names), dtype=StringDType())
         hashes = _hashes(names)
         found = self._find(text, hashes)
@@ -52,7 +56,9 @@ class NameTable:
         self._text, self._slots = self.names.copy(), np.empty(0, dtype=np.int32)
 
     def _find(self, text: NDArray[Any], hashes: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The numbers of the names, −1 for those that are new: each goes from its slot on to its own or a free one."""
+        """The numbers of the names, −1 for those that are new: each goes from its slot on to its
+        own or a free one.
+        """
         found = np.full(len(text), -1, dtype=np.int32)
         mask = len(self._slots) - 1
         left, slots = np.arange(len(text)), hashes & mask
@@ -84,7 +90,9 @@ class NameTable:
             self._slots = np.full(1 << (3 * count // 2).bit_length(), -1, dtype=np.int32)
             for first in range(0, self._count, PIECE):
                 part = self.names[first : first + PIECE]
-                self._insert(np.arange(first, first + len(part), dtype=np.int32), _hashes(part.tolist()))
+                self._insert(
+                    np.arange(first, first + len(part), dtype=np.int32), _hashes(part.tolist())
+                )
 
 
 def _hashes(names: Collection[str]) -> NDArray[np.int64]:

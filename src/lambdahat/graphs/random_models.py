@@ -20,8 +20,8 @@ SPARSE = 0.2  # below this share of edges networkx's fast generator is the faste
 class Model:
     """A random graph of ``size`` nodes by one parameter; ``neighbours`` is k of Watts–Strogatz.
 
-    erdos_renyi: every edge with probability p. watts_strogatz: a ring of k neighbours (even), every edge rewired with
-    probability p. barabasi_albert: every new node brings r edges.
+    erdos_renyi: every edge with probability p. watts_strogatz: a ring of k neighbours (even), every
+    edge rewired with probability p. barabasi_albert: every new node brings r edges.
     """
 
     kind: str
@@ -33,7 +33,12 @@ class Model:
         require_count(self.size, "size", least=4)
         if self.kind == "watts_strogatz":
             require_count(self.neighbours, "neighbours", 2, self.size - 1)
-            require(self.neighbours % 2 == 0, "neighbours", "be even, as many on either side", str(self.neighbours))
+            require(
+                self.neighbours % 2 == 0,
+                "neighbours",
+                "be even, as many on either side",
+                str(self.neighbours),
+            )
 
     @property
     def whole(self) -> bool:
@@ -45,7 +50,9 @@ class Model:
         if self.kind == "watts_strogatz":
             return 0.0, 1.0
         if self.kind == "barabasi_albert":
-            return 1.0, float(self.size - 1) if mean_degree > self.size / 8 else max(8.0, 4 * mean_degree)
+            return 1.0, float(self.size - 1) if mean_degree > self.size / 8 else max(
+                8.0, 4 * mean_degree
+            )
         share = mean_degree / (self.size - 1)
         return (0.001, 0.999) if share > 0.1 else (share / 8, min(1.0, 8 * share))
 
@@ -55,7 +62,9 @@ class Model:
 
         number = derived_seed(seed, self.kind) % 2**32
         if self.kind == "watts_strogatz":
-            made = nx.watts_strogatz_graph(self.size, self.neighbours, float(np.clip(parameter, 0, 1)), seed=number)
+            made = nx.watts_strogatz_graph(
+                self.size, self.neighbours, float(np.clip(parameter, 0, 1)), seed=number
+            )
         elif self.kind == "barabasi_albert":
             made = nx.barabasi_albert_graph(self.size, round(parameter), seed=number)
         else:

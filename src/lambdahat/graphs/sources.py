@@ -18,7 +18,15 @@ import torch
 from lambdahat._check import describe, require, require_choice
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
-from lambdahat.graphs.text_files import PACKED, edge_list, gml, market_entries, market_header, open_bytes, open_text
+from lambdahat.graphs.text_files import (
+    PACKED,
+    edge_list,
+    gml,
+    market_entries,
+    market_header,
+    open_bytes,
+    open_text,
+)
 from lambdahat.storage import require_modest, unpacked_size
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
@@ -93,19 +101,23 @@ def graph(
     directed: str = "max",
     name: str | None = None,
 ) -> Graph:
-    """An undirected ``Graph`` of a file, a networkx graph, a SciPy or dense adjacency matrix, or edges.
+    """An undirected ``Graph`` of a file, a networkx graph, a SciPy or dense adjacency matrix, or
+    edges.
 
-    Files (also packed: .gz, .bz2, .xz) are read by their suffix, by how they begin, or as ``format`` says: "gml", "mtx"
-    (Matrix Market), "npz" (``scipy.sparse.save_npz``), "npy", "graphml", "gexf", "pajek", "json" (networkx's node-link,
-    adjacency and Cytoscape data, or a list of edges), and "edges" for everything else: two or three columns separated
-    by spaces, tabs, commas or semicolons, with comments after #, % or //, as SNAP and ``networkx.write_edgelist`` write
-    them, and perhaps a header. Formats that are known but not read are refused by name.
-    Edges are tuples (from, to) or (from, to, weight) of whole numbers or of names, an array (m, 2) or (m, 3), or
-    PyG's ``edge_index`` (2, m) or ``Data``; an array as wide as it is high is an adjacency matrix.
-    What ``weighted``, ``loops``, ``duplicates`` and ``directed`` do is in ``Rules``; by default an edge listed twice,
-    or in both directions, is one edge with the larger weight. ``name`` is by default the file's.
+    Files (also packed: .gz, .bz2, .xz) are read by their suffix, by how they begin, or as
+    ``format`` says: "gml", "mtx" (Matrix Market), "npz" (``scipy.sparse.save_npz``), "npy",
+    "graphml", "gexf", "pajek", "json" (networkx's node-link, adjacency and Cytoscape data, or a
+    list of edges), and "edges" for everything else: two or three columns separated by spaces, tabs,
+    commas or semicolons, with comments after #, % or //, as SNAP and ``networkx.write_edgelist``
+    write them, and perhaps a header. Formats that are known but not read are refused by name. Edges
+    are tuples (from, to) or (from, to, weight) of whole numbers or of names, an array (m, 2) or (m,
+    3), or PyG's ``edge_index`` (2, m) or ``Data``; an array as wide as it is high is an adjacency
+    matrix. What ``weighted``, ``loops``, ``duplicates`` and ``directed`` do is in ``Rules``; by
+    default an edge listed twice, or in both directions, is one edge with the larger weight.
+    ``name`` is by default the file's.
 
-    Nodes are those the file or object names: an edge list knows no isolated nodes but those with a loop.
+    Nodes are those the file or object names: an edge list knows no isolated nodes but those with a
+    loop.
 
     >>> graph([(0, 1), (1, 2), (2, 2), (1, 0)])
     Graph(3 nodes, 2 edges)
@@ -126,17 +138,31 @@ def graph(
         return _matrix(source, rules, name or "graph")
     if not hasattr(source, "__array__"):
         return _rows(source, rules, name or "graph")
-    array = source.detach().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source)
+    array = (
+        source.detach().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source)
+    )
     require(array.ndim == 2, "source", KNOWN, describe(source), error=TypeError)
     whole, wide = array.dtype.kind in "iu", array.shape[1]
     if len(array) == 2 and whole and (wide > 3 or (wide == 3 and isinstance(source, torch.Tensor))):
         return _edges_of(array[0], array[1], None, rules, name or "graph")  # PyG's edge_index
     if array.shape[0] == array.shape[1] or array.shape[1] not in (2, 3):
-        require(array.dtype.kind in "iufcb", "an adjacency matrix", "hold numbers", str(array.dtype), error=TypeError)
+        require(
+            array.dtype.kind in "iufcb",
+            "an adjacency matrix",
+            "hold numbers",
+            str(array.dtype),
+            error=TypeError,
+        )
         return _matrix(array, rules, name or "graph")
     if array.dtype.kind not in "iufb":
         return _edges([tuple(row) for row in array.tolist()], rules, name or "graph")
-    return _edges_of(array[:, 0], array[:, 1], array[:, 2] if array.shape[1] == 3 else None, rules, name or "graph")
+    return _edges_of(
+        array[:, 0],
+        array[:, 1],
+        array[:, 2] if array.shape[1] == 3 else None,
+        rules,
+        name or "graph",
+    )
 
 
 def _again(source: Graph, rules: Rules, name: str) -> Graph:
@@ -145,12 +171,16 @@ def _again(source: Graph, rules: Rules, name: str) -> Graph:
     if rules.weighted and not looped:
         return source if name == source.name else Graph(source.adjacency, source.names, name)
     upper = scipy.sparse.triu(source.adjacency, format="coo")
-    matrix, _ = adjacency_of([(upper.row, upper.col, upper.data)], rules, len(source), directed=False)
+    matrix, _ = adjacency_of(
+        [(upper.row, upper.col, upper.data)], rules, len(source), directed=False
+    )
     return Graph(matrix, source.names, name)
 
 
 def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Graph:
-    require(path.is_file(), "source", "name a file", f"{path} (no such file)", "", FileNotFoundError)
+    require(
+        path.is_file(), "source", "name a file", f"{path} (no such file)", "", FileNotFoundError
+    )
     plain = path.with_suffix("") if path.suffix in PACKED else path
     if format is not None:
         require_choice(format, "format", FORMATS)
@@ -162,7 +192,9 @@ def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Gra
         system = isinstance(error, OSError) and error.errno is not None
         if system or (isinstance(error, ValueError) and path.name in str(error)):
             raise
-        raise ValueError(f"{path.name} cannot be read: {' '.join(str(error).split())[:400]}") from error
+        raise ValueError(
+            f"{path.name} cannot be read: {' '.join(str(error).split())[:400]}"
+        ) from error
 
 
 def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
@@ -194,7 +226,9 @@ def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
 
 
 def _kind(path: Path, suffix: str) -> str:
-    """The format of a file by its suffix, or else by how it begins: no other format passes for a list of edges."""
+    """The format of a file by its suffix, or else by how it begins: no other format passes for a
+    list of edges.
+    """
     require(
         suffix not in UNREAD,
         "source",
@@ -216,14 +250,25 @@ def _kind(path: Path, suffix: str) -> str:
 
 
 def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
-    """GraphML, GEXF or Pajek; GEXF's labels are the names of the nodes where they tell them apart."""
+    """GraphML, GEXF or Pajek; GEXF's labels are the names of the nodes where they tell them
+    apart.
+    """
     import networkx as nx
 
     try:
         with open_bytes(path) as stream:
             made = getattr(nx, f"read_{kind}")(stream)
-    except (nx.NetworkXException, SyntaxError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path.name} must be a {kind} file, got one that cannot be read: {error}") from error
+    except (
+        nx.NetworkXException,
+        SyntaxError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+    ) as error:
+        raise ValueError(
+            f"{path.name} must be a {kind} file, got one that cannot be read: {error}"
+        ) from error
     labels = {node: data.get("label") for node, data in made.nodes(data=True)}
     if kind == "gexf" and None not in labels.values() and len(set(labels.values())) == len(labels):
         made = nx.relabel_nodes(made, labels)
@@ -242,7 +287,9 @@ def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
 
 
 def _json(path: Path, rules: Rules, name: str) -> Graph:
-    """networkx's node-link data (as D3 has it, too), adjacency data or Cytoscape data, or a list of edges."""
+    """networkx's node-link data (as D3 has it, too), adjacency data or Cytoscape data, or a list
+    of edges.
+    """
     import networkx as nx
 
     forms = "node-link, adjacency or Cytoscape data as networkx writes them, or a list of edges"
@@ -262,7 +309,14 @@ def _json(path: Path, rules: Rules, name: str) -> Graph:
             made = nx.cytoscape_graph(document)
         else:
             raise ValueError(f"keys {', '.join(sorted(document)[:6])}")
-    except (nx.NetworkXException, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (
+        nx.NetworkXException,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+    ) as error:
         raise ValueError(f"{path.name} must be JSON with {forms}, got another: {error}") from error
     return _networkx(made, rules, name, ("weight", "value"))
 
@@ -272,11 +326,15 @@ def _array(path: Path) -> Any:
         try:
             return np.load(stream, allow_pickle=False)
         except (ValueError, EOFError, OSError, MemoryError) as error:
-            raise ValueError(f"{path.name} must be a file of numpy.save, got another: {error}") from error
+            raise ValueError(
+                f"{path.name} must be a file of numpy.save, got another: {error}"
+            ) from error
 
 
 def _pyg(source: Any, rules: Rules, name: str) -> Graph:
-    """PyG's ``Data``: ``edge_index`` (2, m), ``edge_weight`` (m,) where there is one, and all ``num_nodes``."""
+    """PyG's ``Data``: ``edge_index`` (2, m), ``edge_weight`` (m,) where there is one, and all
+    ``num_nodes``.
+    """
     index, weights = (getattr(source, key, None) for key in ("edge_index", "edge_weight"))
     cure = "pass one edge type of a HeteroData"
     require(index is not None, "source.edge_index", "be a tensor (2, m)", "None", cure, TypeError)
@@ -284,14 +342,27 @@ def _pyg(source: Any, rules: Rules, name: str) -> Graph:
     fits = pairs.ndim == 2 and len(pairs) == 2 and pairs.dtype.kind in "iu"
     require(fits, "source.edge_index", "be whole numbers (2, m)", describe(index), error=TypeError)
     if weights is not None:
-        weights = np.asarray(weights.detach().cpu() if isinstance(weights, torch.Tensor) else weights, dtype=np.float64)
+        weights = np.asarray(
+            weights.detach().cpu() if isinstance(weights, torch.Tensor) else weights,
+            dtype=np.float64,
+        )
         require(
-            weights.shape == pairs.shape[1:], "source.edge_weight", f"have shape ({pairs.shape[1]},)", describe(weights)
+            weights.shape == pairs.shape[1:],
+            "source.edge_weight",
+            f"have shape ({pairs.shape[1]},)",
+            describe(weights),
         )
     count = int(getattr(source, "num_nodes", 0) or 0)
     count = max(count, int(pairs.max(initial=-1)) + 1)
-    require(int(pairs.min(initial=0)) >= 0, "the nodes", "have numbers of at least 0", str(pairs.min(initial=0)))
-    matrix, _ = adjacency_of([(pairs[0].astype(np.int64), pairs[1].astype(np.int64), weights)], rules, count)
+    require(
+        int(pairs.min(initial=0)) >= 0,
+        "the nodes",
+        "have numbers of at least 0",
+        str(pairs.min(initial=0)),
+    )
+    matrix, _ = adjacency_of(
+        [(pairs[0].astype(np.int64), pairs[1].astype(np.int64), weights)], rules, count
+    )
     return Graph(matrix, None, name)
 
 
@@ -301,10 +372,13 @@ def _sparse(path: Path) -> Any:
             if path.suffix not in PACKED:  # of others the stream itself is bounded
                 require_modest(path)
             matrix = scipy.sparse.load_npz(stream)
-            if hasattr(matrix, "check_format"):  # of CSR, CSC and BSR the conversion trusts where rows begin
+            # of CSR, CSC and BSR the conversion trusts where rows begin
+            if hasattr(matrix, "check_format"):
                 matrix.check_format(full_check=True)
         except (ValueError, KeyError, OSError, MemoryError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path.name} must be a file of scipy.sparse.save_npz, got another: {error}") from error
+            raise ValueError(
+                f"{path.name} must be a file of scipy.sparse.save_npz, got another: {error}"
+            ) from error
     _require_nodes(max(matrix.shape), path)
     return matrix
 
@@ -333,7 +407,9 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
 
 
 def _require_nodes(count: int, path: Path) -> None:
-    """Refuse a sparse matrix that says it has so many rows that isolated nodes alone would fill the memory."""
+    """Refuse a sparse matrix that says it has so many rows that isolated nodes alone would fill
+    the memory.
+    """
     most = unpacked_size(path.stat().st_size) // NODE_BYTES
     require(
         count <= most,
@@ -362,7 +438,9 @@ def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:
 
 
 def _rows(source: Any, rules: Rules, name: str) -> Graph:
-    """Rows of no array: tuples are edges, and lists an adjacency matrix or edges by their number and length."""
+    """Rows of no array: tuples are edges, and lists an adjacency matrix or edges by their number
+    and length.
+    """
     rows = list(source) if isinstance(source, Iterable) else []
     sizes = {len(row) if isinstance(row, tuple | list) else -1 for row in rows}
     require(len(sizes) == 1 and -1 not in sizes, "source", KNOWN, describe(source), error=TypeError)
@@ -401,7 +479,13 @@ def _edges(rows: list[tuple[Any, ...]], rules: Rules, name: str) -> Graph:
     weights = None if len(rows[0]) == 2 else [require_number(row[2], "the weights") for row in rows]
     nodes = [node for row in rows for node in row[:2]]
     texts = [isinstance(node, str) for node in nodes]
-    require(all(texts) or not any(texts), "the nodes", "be all whole numbers, or all names", "both", error=TypeError)
+    require(
+        all(texts) or not any(texts),
+        "the nodes",
+        "be all whole numbers, or all names",
+        "both",
+        error=TypeError,
+    )
     if not any(texts):
         numbers = np.array([require_number(node, "the nodes") for node in nodes])
         return _edges_of(numbers[::2], numbers[1::2], weights, rules, name)
@@ -417,9 +501,21 @@ def _edges_of(first: Any, second: Any, weights: Any, rules: Rules, name: str) ->
     nodes = np.stack([first, second])
     if nodes.dtype.kind == "f":
         whole = bool((nodes == np.floor(nodes)).all() and np.isfinite(nodes).all())
-        require(whole, "the nodes of pairs", "be whole numbers", "fractions or NaN", "give weights as a third column")
+        require(
+            whole,
+            "the nodes of pairs",
+            "be whole numbers",
+            "fractions or NaN",
+            "give weights as a third column",
+        )
     low = int(nodes.min(initial=0))
-    require(low >= 0, "the nodes", "have numbers of at least 0", str(low), "name them by text if these are names")
+    require(
+        low >= 0,
+        "the nodes",
+        "have numbers of at least 0",
+        str(low),
+        "name them by text if these are names",
+    )
     heavy = None if weights is None else np.asarray(weights, dtype=np.float64)
     matrix, names = adjacency_of([(*nodes.astype(np.int64, copy=False), heavy)], rules)
     return Graph(matrix, names, name)
@@ -436,7 +532,9 @@ def require_number(value: Any, name: str) -> Any:
 
 
 def _networkx(source: Any, rules: Rules, name: str, keys: tuple[str, ...] = ("weight",)) -> Graph:
-    """A networkx graph of any kind; the first of the attributes ``keys`` that an edge has is the weight of all."""
+    """A networkx graph of any kind; the first of the attributes ``keys`` that an edge has is the
+    weight of all.
+    """
     place = {node: i for i, node in enumerate(source)}
     used = [key for key in keys if any(key in data for _, _, data in source.edges(data=True))]
     count = source.number_of_edges()
@@ -445,7 +543,11 @@ def _networkx(source: Any, rules: Rules, name: str, keys: tuple[str, ...] = ("we
     weights = None
     if rules.weighted and used:
         weights = np.array(
-            [require_number(w, "the weights") for _, _, w in source.edges(data=used[0], default=1.0)], dtype=np.float64
+            [
+                require_number(w, "the weights")
+                for _, _, w in source.edges(data=used[0], default=1.0)
+            ],
+            dtype=np.float64,
         )
     chunk: Chunk = pairs[:, 0], pairs[:, 1], weights
     matrix, _ = adjacency_of([chunk], rules, len(place), source.is_directed())

@@ -25,12 +25,14 @@ ROWS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """An undirected graph of n nodes: ``adjacency`` W (n, n), a symmetric ``scipy.sparse.csr_array`` of weights > 0.
+    """An undirected graph of n nodes: ``adjacency`` W (n, n), a symmetric
+    ``scipy.sparse.csr_array`` of weights > 0.
 
-    A matrix that is not symmetric, or has entries that are negative or not finite, is refused. Two graphs are equal
-    only if they are one object. ``names`` (n,) are the nodes' names where they are not 0 … n − 1, and ``name`` says
-    what the graph is in tables and figures. A node without edges has degree 0; its row of the normalised Laplacian is
-    0, so that it counts as a component, and a cluster, of its own.
+    A matrix that is not symmetric, or has entries that are negative or not finite, is refused. Two
+    graphs are equal only if they are one object. ``names`` (n,) are the nodes' names where they are
+    not 0 … n − 1, and ``name`` says what the graph is in tables and figures. A node without edges
+    has degree 0; its row of the normalised Laplacian is 0, so that it counts as a component, and a
+    cluster, of its own.
 
     >>> Graph.of(np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]]))
     Graph(3 nodes, 1 edge, 1 isolated)
@@ -42,7 +44,9 @@ class Graph:
 
     @classmethod
     def of(cls, adjacency: Any, name: str = "graph") -> Graph:
-        """A graph of a symmetric matrix as it is; ``graphs.graph`` takes any source and says how to treat it."""
+        """A graph of a symmetric matrix as it is; ``graphs.graph`` takes any source and says how
+        to treat it.
+        """
         matrix = scipy.sparse.csr_array(adjacency, dtype=np.float64, copy=True)
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
@@ -51,7 +55,14 @@ class Graph:
     def __post_init__(self) -> None:
         matrix = self.adjacency
         fits = scipy.sparse.issparse(matrix) and matrix.format == "csr" and matrix.dtype.kind == "f"
-        require(fits, "adjacency", "be a csr_array of floats", matrix, "Graph.of(matrix) makes it one", TypeError)
+        require(
+            fits,
+            "adjacency",
+            "be a csr_array of floats",
+            matrix,
+            "Graph.of(matrix) makes it one",
+            TypeError,
+        )
         n = matrix.shape[0]
         require(n == matrix.shape[1], "adjacency", "be square", f"shape {tuple(matrix.shape)}")
         require(n > 0, "the graph", "have at least two nodes", "an empty one")
@@ -77,7 +88,8 @@ class Graph:
     @cached_property
     def degrees(self) -> NDArray[np.float64]:
         """d_i = Σ_j w_ij (n,), Eq. 3.1 of the spectral thesis."""
-        ones = np.ones(len(self), dtype=self.adjacency.dtype)  # of another dtype it would copy the matrix
+        # of another dtype it would copy the matrix
+        ones = np.ones(len(self), dtype=self.adjacency.dtype)
         return np.asarray(self.adjacency @ ones, dtype=np.float64)
 
     @cached_property
@@ -99,19 +111,30 @@ class Graph:
         return Graph(self.adjacency[kept][:, kept], names, self.name)
 
     def normalized(self, dtype: Any = np.float64) -> Any:
-        """D^{−1/2} W D^{−1/2} as a ``csr_array``, with 1 on the diagonal of an isolated node: I − L_norm, Eq. 3.3."""
+        """D^{−1/2} W D^{−1/2} as a ``csr_array``, with 1 on the diagonal of an isolated node: I
+        − L_norm, Eq. 3.3.
+        """
         degrees = self.degrees
         scale = 1.0 / np.sqrt(np.where(degrees > 0, degrees, 1.0))
         scale = scale.astype(dtype)
-        data, indices, indptr = self.adjacency.data.astype(dtype), self.adjacency.indices, self.adjacency.indptr
-        for first in range(0, len(self), ROWS):  # not at once: that would take the memory of the graph once more
+        data, indices, indptr = (
+            self.adjacency.data.astype(dtype),
+            self.adjacency.indices,
+            self.adjacency.indptr,
+        )
+        # not at once: that would take the memory of the graph once more
+        for first in range(0, len(self), ROWS):
             rows = indptr[first : first + ROWS + 1]
             part = slice(rows[0], rows[-1])
             data[part] *= np.repeat(scale[first : first + ROWS], np.diff(rows))
             data[part] *= scale[indices[part]]
         matrix = scipy.sparse.csr_array((data, indices, indptr), shape=self.adjacency.shape)
         alone = degrees == 0
-        return matrix + scipy.sparse.diags_array(alone.astype(dtype), format="csr") if alone.any() else matrix
+        return (
+            matrix + scipy.sparse.diags_array(alone.astype(dtype), format="csr")
+            if alone.any()
+            else matrix
+        )
 
     def adjacency_operator(self) -> LinearOperator:
         """W as an operator."""
@@ -134,7 +157,8 @@ class Graph:
 def symmetric_components(matrix: Any) -> NDArray[np.int32]:
     """The number 0, 1, … of each row's connected component, (n,), in order of the first rows.
 
-    In a symmetric matrix these are the strong components, which SciPy finds without a transposed copy.
+    In a symmetric matrix these are the strong components, which SciPy finds without a transposed
+    copy.
     """
     _, found = connected_components(matrix, directed=True, connection="strong")
     _, first, labels = np.unique(found, return_index=True, return_inverse=True)
@@ -144,15 +168,29 @@ def symmetric_components(matrix: Any) -> NDArray[np.int32]:
 
 
 def _symmetric(matrix: Any) -> bool:
-    """Whether Wx = Wᵀx for a random x of small whole numbers: two products, where W − Wᵀ would be a second graph."""
-    probe = torch.randint(1, 64, (matrix.shape[0],), generator=generator(0, "symmetry")).numpy().astype(matrix.dtype)
+    """Whether Wx = Wᵀx for a random x of small whole numbers: two products, where W − Wᵀ would
+    be a second graph.
+    """
+    probe = (
+        torch.randint(1, 64, (matrix.shape[0],), generator=generator(0, "symmetry"))
+        .numpy()
+        .astype(matrix.dtype)
+    )
     image = matrix @ probe
-    return bool((np.abs(image - matrix.T @ probe) <= 256 * np.finfo(matrix.dtype).eps * image).all())
+    return bool(
+        (np.abs(image - matrix.T @ probe) <= 256 * np.finfo(matrix.dtype).eps * image).all()
+    )
 
 
 def csr_tensor(matrix: Any, dtype: torch.dtype) -> Tensor:
-    """A SciPy CSR matrix as a torch one; its indices stay 32-bit where they are, as MKL wants them."""
-    parts = torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices), torch.from_numpy(matrix.data).to(dtype)
+    """A SciPy CSR matrix as a torch one; its indices stay 32-bit where they are, as MKL wants
+    them.
+    """
+    parts = (
+        torch.from_numpy(matrix.indptr),
+        torch.from_numpy(matrix.indices),
+        torch.from_numpy(matrix.data).to(dtype),
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse")
         return torch.sparse_csr_tensor(*parts, size=matrix.shape, check_invariants=False)

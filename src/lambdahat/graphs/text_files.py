@@ -31,8 +31,12 @@ COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DATA = re.compile(r"\{.*\}$")
 QUOTED = re.compile(r'"([^"]*)"|(\S+)')
-WORDS = "from|to|source|target|src|dst|tgt|node|vertex|start|end|head|tail|user|person|id|name|label"
-HEADER = re.compile(rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?(\d*|[ab])", re.IGNORECASE)
+WORDS = (
+    "from|to|source|target|src|dst|tgt|node|vertex|start|end|head|tail|user|person|id|name|label"
+)
+HEADER = re.compile(
+    rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?(\d*|[ab])", re.IGNORECASE
+)
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 MARKET_FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
 MARKET_SIGNS = {"general": 0, "symmetric": 1, "skew-symmetric": -1}
@@ -41,13 +45,17 @@ GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """A binary file, packed or not; one that is packed may not unpack to far more than its own size."""
+    """A binary file, packed or not; one that is packed may not unpack to far more than its own
+    size.
+    """
     opener: Any = PACKED.get(path.suffix)
     return path.open("rb") if opener is None else bounded(opener(path, "rb"), path)
 
 
 def open_text(path: Path) -> IO[str]:
-    """A text file, packed or not, with or without a byte order mark; bytes that are no UTF-8 stay apart as \\xNN."""
+    """A text file, packed or not, with or without a byte order mark; bytes that are no UTF-8
+    stay apart as \\xNN.
+    """
     return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", errors="backslashreplace")
 
 
@@ -68,11 +76,13 @@ class _Layout:
 
 
 def edge_list(path: Path, weighted: bool) -> tuple[Iterator[Chunk], NameTable]:
-    """Chunks (from, to, weight or None) of an edge list, and its names, filled as the chunks are read.
+    """Chunks (from, to, weight or None) of an edge list, and its names, filled as the chunks are
+    read.
 
-    Nodes that are no numbers are numbered 0, 1, … as they come. A first row that is no edge is left out: one of
-    words above numbers, or above a column of weights, or of words such as "source" and "target" above other names.
-    In a third column of dicts, as ``networkx.write_edgelist`` writes it, "weight" is the weight, 1 where it is missing.
+    Nodes that are no numbers are numbered 0, 1, … as they come. A first row that is no edge is left
+    out: one of words above numbers, or above a column of weights, or of words such as "source" and
+    "target" above other names. In a third column of dicts, as ``networkx.write_edgelist`` writes
+    it, "weight" is the weight, 1 where it is missing.
     """
     layout, table = _layout(path, weighted), NameTable()
     return _chunks(path, layout, table), table
@@ -115,7 +125,9 @@ def _rows(stream: IO[str]) -> Iterator[str]:
 
 
 def _separator(row: str) -> str | None:
-    """What parts a row into two numbers; or, of what parts it at all, the mark that names are least likely to hold."""
+    """What parts a row into two numbers; or, of what parts it at all, the mark that names are
+    least likely to hold.
+    """
     numbers = (mark for mark in (None, ";", ",") if _numbers(_cells(row, mark)[:2]))
     return next(numbers, next((mark for mark in ("\t", ";", ",") if mark in row), None))
 
@@ -126,7 +138,9 @@ def _cells(row: str, separator: str | None) -> list[str]:
         return [cell.strip() for cell in row.split(separator)]
     if separator is None:
         return [quoted or plain for quoted, plain in QUOTED.findall(row)]
-    return [cell.strip() for cell in next(csv.reader([row], delimiter=separator, skipinitialspace=True))]
+    return [
+        cell.strip() for cell in next(csv.reader([row], delimiter=separator, skipinitialspace=True))
+    ]
 
 
 def _data_cells(row: str, separator: str | None) -> list[str]:
@@ -137,13 +151,17 @@ def _data_cells(row: str, separator: str | None) -> list[str]:
 
 
 def _is_header(first: list[str], second: list[str]) -> bool:
-    if any(_number(cell) for cell in first[:2]):  # an edge, or at least no column has its name there
+    # an edge, or at least no column has its name there
+    if any(_number(cell) for cell in first[:2]):
         return False
     if _numbers(second[:2]):
         return True
     above_weights = len(first) == len(second) == 3 and not _number(first[2]) and _number(second[2])
-    words, below = (sum(HEADER.fullmatch(cell) is not None for cell in cells[:2]) for cells in (first, second))
-    return above_weights or (words == 2 and below == 0)  # "node1, node2" above "node2, node3" is an edge
+    words, below = (
+        sum(HEADER.fullmatch(cell) is not None for cell in cells[:2]) for cells in (first, second)
+    )
+    # "node1, node2" above "node2, node3" is an edge
+    return above_weights or (words == 2 and below == 0)
 
 
 def _number(text: str) -> bool:
@@ -158,9 +176,16 @@ def _numbers(cells: list[str]) -> bool:
 def _whole(text: str) -> int:
     """The number of a node in any notation, without rounding digits away."""
     text = text.strip().strip('"')
-    value = Decimal(text) if NUMBER.fullmatch(text) else Decimal("NaN")  # a Fraction writes 1e99999999 out in full
-    if not value.is_finite() or value.adjusted() > MOST_DIGITS or value != value.to_integral_value():
-        raise ValueError(f"the node {describe(text)}, which is no whole number as those before it are")
+    # a Fraction writes 1e99999999 out in full
+    value = Decimal(text) if NUMBER.fullmatch(text) else Decimal("NaN")
+    if (
+        not value.is_finite()
+        or value.adjusted() > MOST_DIGITS
+        or value != value.to_integral_value()
+    ):
+        raise ValueError(
+            f"the node {describe(text)}, which is no whole number as those before it are"
+        )
     return int(value)
 
 
@@ -178,8 +203,9 @@ def _chunks(path: Path, layout: _Layout, table: NameTable) -> Iterator[Chunk]:
                 edges = read(part, kind, layout, table)
             except ValueError as error:
                 raise ValueError(
-                    f"{path.name} must hold {'two nodes and a weight' if layout.heavy else 'two nodes'} "
-                    f"in every row, got another row after {done:,} rows: {error}"
+                    f"{path.name} must hold"
+                    f" {'two nodes and a weight' if layout.heavy else 'two nodes'} in every row,"
+                    f" got another row after {done:,} rows: {error}"
                 ) from None
             done += len(edges)
             report("edges read", done)
@@ -210,21 +236,30 @@ def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTabl
     except ValueError:
         if not any(mark in line for line in lines for mark in ".eE"):
             raise
-        return np.loadtxt(lines, converters={0: _whole, 1: _whole}, **settings)  # 1e3 and 2.0, which int64 refuses
+        # 1e3 and 2.0, which int64 refuses
+        return np.loadtxt(lines, converters={0: _whole, 1: _whole}, **settings)
 
 
 def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable) -> Any:
-    """Names by their number in ``table``: a dict of text, fast but large, is kept for the rows at hand only."""
+    """Names by their number in ``table``: a dict of text, fast but large, is kept for the rows
+    at hand only.
+    """
     needed, local = layout.needed, dict[str, int]()
 
     def edges() -> Iterator[tuple[float, ...]]:
         for row in rows:
-            cells = _data_cells(row, layout.separator) if layout.data else _cells(row, layout.separator)
+            cells = (
+                _data_cells(row, layout.separator) if layout.data else _cells(row, layout.separator)
+            )
             fits = len(cells) == needed if layout.wide == needed else len(cells) >= needed
             if not fits or not cells[0] or not cells[1]:
                 raise ValueError(describe(row))
             ends = local.setdefault(cells[0], len(local)), local.setdefault(cells[1], len(local))
-            yield (*ends, _weight(cells[2]) if layout.data else float(cells[2])) if layout.heavy else ends
+            yield (
+                (*ends, _weight(cells[2]) if layout.data else float(cells[2]))
+                if layout.heavy
+                else ends
+            )
 
     made = np.fromiter(edges(), dtype=kind)
     numbers = table.numbers(local)
@@ -270,16 +305,29 @@ class MarketHeader:
 def market_header(path: Path) -> MarketHeader:
     """The first lines of a Matrix Market file.
 
-    SciPy's reader is not used: it allocates what the header says, and damaged files can end the process.
+    SciPy's reader is not used: it allocates what the header says, and damaged files can end the
+    process.
     """
     with open_text(path) as stream:
         banner, rows = stream.readline(LONG_LINE).lower().split(), _rows(stream)
         sizes = next(rows, "").split()
     begins = banner[:2] == ["%%matrixmarket", "matrix"] and len(banner) == 5
-    require(begins, path.name, "begin with %%MatrixMarket matrix and three words", describe(" ".join(banner)))
+    require(
+        begins,
+        path.name,
+        "begin with %%MatrixMarket matrix and three words",
+        describe(" ".join(banner)),
+    )
     layout, field, symmetry = banner[2:]
-    known = layout in ("coordinate", "array") and field in MARKET_FIELDS and symmetry in MARKET_SIGNS
-    require("complex" not in banner and "hermitian" not in banner, "the matrix", "be real", "a complex one")
+    known = (
+        layout in ("coordinate", "array") and field in MARKET_FIELDS and symmetry in MARKET_SIGNS
+    )
+    require(
+        "complex" not in banner and "hermitian" not in banner,
+        "the matrix",
+        "be real",
+        "a complex one",
+    )
     dense = layout == "array"
     require(
         known and not (dense and field == "pattern"),
@@ -289,7 +337,10 @@ def market_header(path: Path) -> MarketHeader:
     )
     whole = len(sizes) == 3 - dense and all(re.fullmatch("[0-9]{1,18}", size) for size in sizes)
     require(
-        whole, path.name, f"say its {'two' if dense else 'three'} sizes in whole numbers", describe(" ".join(sizes))
+        whole,
+        path.name,
+        f"say its {'two' if dense else 'three'} sizes in whole numbers",
+        describe(" ".join(sizes)),
     )
     (height, width, *given), sign = [int(size) for size in sizes], MARKET_SIGNS[symmetry]
     if dense:
@@ -298,11 +349,16 @@ def market_header(path: Path) -> MarketHeader:
 
 
 def market_entries(path: Path, header: MarketHeader) -> Iterator[Chunk]:
-    """Chunks (row, column, weight or None) of the entries, on both sides of the diagonal, that are in the file."""
+    """Chunks (row, column, weight or None) of the entries, on both sides of the diagonal, that
+    are in the file.
+    """
     if header.dense:
         values = [chunk["w"] for chunk in _market_rows(path, header, [("w", np.float64)])]
-        lower = np.triu_indices(header.rows, (1 - header.sign) // 2)  # row by row above is column by column below
-        places = np.indices((header.columns, header.rows)).reshape(2, -1) if header.sign == 0 else lower
+        # row by row above is column by column below
+        lower = np.triu_indices(header.rows, (1 - header.sign) // 2)
+        places = (
+            np.indices((header.columns, header.rows)).reshape(2, -1) if header.sign == 0 else lower
+        )
         w = np.concatenate([np.empty(0), *values])
         yield from _both_sides(places[1][w != 0], places[0][w != 0], w[w != 0], header.sign)
         return
@@ -326,17 +382,24 @@ def _market_rows(path: Path, header: MarketHeader, kind: list[tuple[str, Any]]) 
                 chunk = np.loadtxt(part, dtype=kind, comments=None, ndmin=1)
             except ValueError as error:
                 raise ValueError(
-                    f"{path.name} must hold {len(kind)} numbers in every row, got another row after "
-                    f"{done:,} rows: {error}"
+                    f"{path.name} must hold {len(kind)} numbers in every row, got another row after"
+                    f" {done:,} rows: {error}"
                 ) from None
             done += len(chunk)
             report("entries read", done)
             yield chunk
-    require(done == header.entries, path.name, f"hold {header.entries:,} entries, as its header says", f"{done:,}")
+    require(
+        done == header.entries,
+        path.name,
+        f"hold {header.entries:,} entries, as its header says",
+        f"{done:,}",
+    )
 
 
 def _both_sides(u: Any, v: Any, w: Any, sign: int) -> Iterator[Chunk]:
-    """Entries, and where the matrix is symmetric (``sign`` 1) or skew-symmetric (−1) their mirror images."""
+    """Entries, and where the matrix is symmetric (``sign`` 1) or skew-symmetric (−1) their
+    mirror images.
+    """
     yield u, v, w
     other = u != v
     if sign and other.any():
@@ -344,7 +407,8 @@ def _both_sides(u: Any, v: Any, w: Any, sign: int) -> Iterator[Chunk]:
 
 
 def gml(path: Path) -> tuple[list[str], Chunk, bool]:
-    """The nodes' labels in the order of the file, the edges by place in it, and whether they are directed.
+    """The nodes' labels in the order of the file, the edges by place in it, and whether they are
+    directed.
 
     An edge's "weight", or else "value", is its weight.
     """
@@ -352,9 +416,17 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
         items = _gml_items(iter(GML_TOKEN.findall(re.sub(r"(?m)^[^\S\n]*#.*$", "", stream.read()))))
     graphs = [value for key, value in items if key == "graph" and isinstance(value, list)]
     require(len(graphs) == 1, "the file", "hold one GML graph", f"{path.name} with {len(graphs)}")
-    nodes, edges = _records(graphs[0], "node", ("id",)), _records(graphs[0], "edge", ("source", "target"))
+    nodes, edges = (
+        _records(graphs[0], "node", ("id",)),
+        _records(graphs[0], "edge", ("source", "target")),
+    )
     place = {node["id"]: i for i, node in enumerate(nodes)}
-    require(len(place) == len(nodes), "every GML node", "have an id of its own", f"{len(nodes)} with {len(place)} ids")
+    require(
+        len(place) == len(nodes),
+        "every GML node",
+        "have an id of its own",
+        f"{len(nodes)} with {len(place)} ids",
+    )
     ends = [[place.get(edge[key], -1) for edge in edges] for key in ("source", "target")]
     known = all(i >= 0 for side in ends for i in side)
     require(known, "every GML edge", "join nodes of the file", "one that names another")
@@ -363,14 +435,21 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
     return labels, (u, v, _gml_weights(edges)), dict(graphs[0]).get("directed") == "1"
 
 
-def _records(items: list[tuple[str, Any]], key: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+def _records(
+    items: list[tuple[str, Any]], key: str, fields: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """What stands in brackets behind every ``key``."""
     found = [value for name, value in items if name == key]
     plain = [value for value in found if not isinstance(value, list)]
     require(not plain, f"every GML {key}", "stand in brackets", f"{key} {''.join(plain[:1])}")
     records = [dict(value) for value in found]
     whole = all(field in record for record in records for field in fields)
-    require(whole, f"every GML {key}", f"have {'an ' if len(fields) == 1 else ''}{' and '.join(fields)}", "one without")
+    require(
+        whole,
+        f"every GML {key}",
+        f"have {'an ' if len(fields) == 1 else ''}{' and '.join(fields)}",
+        "one without",
+    )
     return records
 
 
@@ -382,7 +461,9 @@ def _gml_weights(edges: list[dict[str, Any]]) -> NDArray[np.float64] | None:
     try:
         return np.array([float(edge.get(key, 1.0)) for edge in edges])
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the weights must be numbers, got {error}; take {key!r} out of the file") from None
+        raise ValueError(
+            f"the weights must be numbers, got {error}; take {key!r} out of the file"
+        ) from None
 
 
 def _gml_items(tokens: Iterator[str]) -> list[tuple[str, Any]]:
@@ -392,7 +473,12 @@ def _gml_items(tokens: Iterator[str]) -> list[tuple[str, Any]]:
         if key == "]":
             break
         value = next(tokens, None)
-        require(value is not None and value != "]", "GML", "hold a value for every key", f"none for {key!r}")
+        require(
+            value is not None and value != "]",
+            "GML",
+            "hold a value for every key",
+            f"none for {key!r}",
+        )
         assert value is not None
         items.append((key, _gml_items(tokens) if value == "[" else value.strip('"')))
     return items

@@ -1,4 +1,6 @@
-"""Groups of nodes that a short random walk does not leave: a guess at clusters that costs a few products."""
+"""Groups of nodes that a short random walk does not leave: a guess at clusters that costs a few
+products.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,17 @@ APART = 0.5  # of the mean length: independent directions differ by √2
 def walk_partition(graph: Graph, seed: int) -> Partition:
     """The components of the graph without the edges whose ends a lazy random walk tells apart.
 
-    Y = (½(I + D⁻¹W))^40 R/√d for Gaussian R (n, 16) is nearly constant on a cluster that the walk hardly leaves and
-    differs between clusters. An edge is cut where ‖Y_i − Y_j‖ is above half of the mean of ‖Y_i‖ and ‖Y_j‖.
-    Any partition gives unbiased moments; a good one gives precise ones.
+    Y = (½(I + D⁻¹W))^40 R/√d for Gaussian R (n, 16) is nearly constant on a cluster that the walk
+    hardly leaves and differs between clusters. An edge is cut where ‖Y_i − Y_j‖ is above half of
+    the mean of ‖Y_i‖ and ‖Y_j‖. Any partition gives unbiased moments; a good one gives precise
+    ones.
     """
     normal = csr_tensor(graph.normalized(np.float32), torch.float32)
     block = torch.randn(len(graph), STARTS, generator=generator(seed, "walk"), dtype=torch.float32)
     for _ in range(STEPS):
-        torch.addmm(block, normal, block, beta=0.5, alpha=0.5, out=(image := torch.empty_like(block)))
+        torch.addmm(
+            block, normal, block, beta=0.5, alpha=0.5, out=(image := torch.empty_like(block))
+        )
         block = image
     del normal
     scale = 1.0 / np.sqrt(np.where(graph.degrees > 0, graph.degrees, 1.0))
@@ -54,4 +59,6 @@ def _near(adjacency: Any, places: NDArray[np.float32]) -> Any:
         columns[size : size + int(near.sum())] = j[near]
         size += int(near.sum())
     np.cumsum(ends, out=ends)
-    return scipy.sparse.csr_array((np.ones(size, dtype=bool), columns[:size], ends), shape=adjacency.shape)
+    return scipy.sparse.csr_array(
+        (np.ones(size, dtype=bool), columns[:size], ends), shape=adjacency.shape
+    )

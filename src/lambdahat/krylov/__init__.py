@@ -1,4 +1,6 @@
-"""Krylov methods on symmetric operators: Lanczos, its thick restart, power iteration, conjugate gradients."""
+"""Krylov methods on symmetric operators: Lanczos, its thick restart, power iteration, conjugate
+gradients.
+"""
 
 from lambdahat.krylov.basis import basis_bytes, chosen_place
 from lambdahat.krylov.conjugate import Inverse, Solution, conjugate_gradients, inverse
@@ -14,7 +16,14 @@ from lambdahat.krylov.lanczos import (
     working_dtype,
 )
 from lambdahat.krylov.power import simultaneous_power_iteration
-from lambdahat.krylov.restart import ROUNDING, RitzPairs, Wanted, misses, thick_restart_lanczos, value_errors
+from lambdahat.krylov.restart import (
+    ROUNDING,
+    RitzPairs,
+    Wanted,
+    misses,
+    thick_restart_lanczos,
+    value_errors,
+)
 
 __all__ = [
     "BREAKDOWN",

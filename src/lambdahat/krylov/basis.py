@@ -1,10 +1,12 @@
-"""Where the vectors of a Krylov basis are kept: on the device, on the host, or in half as many bytes.
+"""Where the vectors of a Krylov basis are kept: on the device, on the host, or in half as many
+bytes.
 
-On the host they are streamed through the device once for each Gram–Schmidt pass. In half the bytes (bfloat16 for
-float32, float32 for float64) a basis does for that pass: rounding errs by e with |e_i| ≤ ε'|q_i|, of random sign, so
-a pass leaves w·e behind, about ε'/√P where eigenvectors spread over all parameters: below the √ε that
-semi-orthogonality asks for (Simon 1984) from P = 10⁵ on. What it comes to is in the noise that a run reports. The two
-newest vectors, which the recurrence needs, are kept whole.
+On the host they are streamed through the device once for each Gram–Schmidt pass. In half the bytes
+(bfloat16 for float32, float32 for float64) a basis does for that pass: rounding errs by e with
+|e_i| ≤ ε'|q_i|, of random sign, so a pass leaves w·e behind, about ε'/√P where eigenvectors spread
+over all parameters: below the √ε that semi-orthogonality asks for (Simon 1984) from P = 10⁵ on.
+What it comes to is in the noise that a run reports. The two newest vectors, which the recurrence
+needs, are kept whole.
 """
 
 from __future__ import annotations
@@ -19,14 +21,19 @@ HALF = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
 GEMV_RUN = 4096
 FEW = 4  # rows on the host that are on the device at a time
 CHUNK = 1 << 20  # elements of a basis that are combined together
-WIDENED, WIDENED_PART = 1 << 18, 16  # elements that are widened together, and of a short basis no more than this part
-STRIDE = 64  # elements: all rows start alike in memory, for cuDNN looks for its kernels anew at every other alignment
+# elements that are widened together, and of a short basis no more than this part
+WIDENED, WIDENED_PART = 1 << 18, 16
+# elements: all rows start alike in memory, for cuDNN looks for its kernels anew at every other
+# alignment
+STRIDE = 64
 
 
 def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
-    """What ``count`` vectors take on the device; whole ones beside them where they are kept elsewhere or rounded.
+    """What ``count`` vectors take on the device; whole ones beside them where they are kept
+    elsewhere or rounded.
 
-    What is widened meanwhile, an eighth of the rounded ones at most, has the room of a product, made before or after.
+    What is widened meanwhile, an eighth of the rounded ones at most, has the room of a product,
+    made before or after.
     """
     if place == "host":
         return (2 + FEW) * dim * dtype.itemsize
@@ -35,8 +42,11 @@ def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
     return count * _padded(dim) * dtype.itemsize
 
 
-def chosen_place(count: int, dim: int, dtype: torch.dtype, device: torch.device, room: float, asked: str) -> str:
-    """The place asked for or, for "auto", the first that fits: the device, half the bytes, the host of a GPU.
+def chosen_place(
+    count: int, dim: int, dtype: torch.dtype, device: torch.device, room: float, asked: str
+) -> str:
+    """The place asked for or, for "auto", the first that fits: the device, half the bytes, the host
+    of a GPU.
 
     The host of a CPU is the device.
     """
@@ -52,16 +62,27 @@ def chosen_place(count: int, dim: int, dtype: torch.dtype, device: torch.device,
 
 
 class Basis:
-    """Rows (capacity, P), written one by one, and what Gram–Schmidt and Rayleigh–Ritz do with them."""
+    """Rows (capacity, P), written one by one, and what Gram–Schmidt and Rayleigh–Ritz do with
+    them.
+    """
 
     def __init__(
-        self, capacity: int, dim: int, dtype: torch.dtype, device: torch.device, place: str = "device"
+        self,
+        capacity: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        place: str = "device",
     ) -> None:
         self.dtype, self.device, self.place, self.dim = dtype, device, place, dim
         host, stored = place == "host", HALF[dtype] if place == "half" else dtype
         stride = _padded(dim) if place == "device" else dim
         self.rows = torch.empty(
-            capacity, stride, dtype=stored, device="cpu" if host else device, pin_memory=host and device.type == "cuda"
+            capacity,
+            stride,
+            dtype=stored,
+            device="cpu" if host else device,
+            pin_memory=host and device.type == "cuda",
         )[:, :dim]
         self._whole: dict[int, Tensor] = {}
 
@@ -77,7 +98,8 @@ class Basis:
         if self.place == "device":
             torch.div(vector, 1.0 if divisor is None else divisor, out=self.rows[j])
             return
-        self._whole = {k: kept for k, kept in self._whole.items() if k == j - 1}  # before there are three
+        # before there are three
+        self._whole = {k: kept for k, kept in self._whole.items() if k == j - 1}
         self._whole[j] = vector.clone() if divisor is None else vector / divisor
         self.rows[j].copy_(self._whole[j])
 
@@ -85,7 +107,9 @@ class Basis:
         """w − QQᵀw in place over the first ``count`` rows; returns Qᵀw."""
         if self.place == "host":
             blocks = self.rows[:count].split(FEW)
-            return torch.cat([self._remove(block.to(self.device, non_blocking=True), w) for block in blocks])
+            return torch.cat(
+                [self._remove(block.to(self.device, non_blocking=True), w) for block in blocks]
+            )
         newest = [self._whole[j] for j in range(count) if j in self._whole]
         if not newest:
             return self._remove(self.rows[:count], w)
@@ -119,7 +143,8 @@ class Basis:
             out[:, left : left + step] = turn @ part
 
     def _remove(self, rows: Tensor, w: Tensor) -> Tensor:
-        if w.is_cuda and len(rows) < FEW:  # cuBLAS takes seconds for a matrix of two or three rows of 10⁷
+        # cuBLAS takes seconds for a matrix of two or three rows of 10⁷
+        if w.is_cuda and len(rows) < FEW:
             overlaps = torch.stack([torch.dot(row, w) for row in rows])
             for row, overlap in zip(rows, overlaps, strict=True):
                 w.addcmul_(row, overlap, value=-1)
@@ -150,8 +175,10 @@ def _widened_columns(count: int, dim: int) -> int:
 
 
 def _overlaps(rows: Tensor, w: Tensor) -> Tensor:
-    """Qᵀw for Qᵀ (m, P). A float32 gemv on a CPU runs down each row and errs by 1e-6 on P = 10⁵; short runs, summed in
-    float64, err by 1e-7 at the same memory traffic. On a GPU the reduction is a tree already."""
+    """Qᵀw for Qᵀ (m, P). A float32 gemv on a CPU runs down each row and errs by 1e-6 on P = 10⁵;
+    short runs, summed in float64, err by 1e-7 at the same memory traffic. On a GPU the reduction is
+    a tree already.
+    """
     if w.is_cuda or w.dtype == torch.float64:
         return rows @ w
     parts = zip(rows.split(GEMV_RUN, dim=1), w.split(GEMV_RUN), strict=True)

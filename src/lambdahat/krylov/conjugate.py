@@ -20,11 +20,12 @@ ROUNDING = 10.0  # how far rounding may leave the true residual above the tolera
 
 @dataclass(frozen=True)
 class Solution:
-    """X (P,) or (P, k) with AX ≈ B: ``residuals`` ‖B − AX‖/‖B‖ by a last product, per right-hand side.
+    """X (P,) or (P, k) with AX ≈ B: ``residuals`` ‖B − AX‖/‖B‖ by a last product, per right-hand
+    side.
 
-    ``converged`` says where the recurrence reached the tolerance, and the last product ten times that: rounding stops
-    the true residual above that of the recurrence. ``curvature`` is the least pᵀAp/pᵀp met; at or below 0 the operator
-    is not positive definite.
+    ``converged`` says where the recurrence reached the tolerance, and the last product ten times
+    that: rounding stops the true residual above that of the recurrence. ``curvature`` is the least
+    pᵀAp/pᵀp met; at or below 0 the operator is not positive definite.
     """
 
     solution: Tensor
@@ -44,14 +45,19 @@ def conjugate_gradients(
 ) -> Solution:
     """Solve A X = B for a positive definite A, each column on its own, all products in blocks.
 
-    Hestenes and Stiefel (1952) with float64 scalars; ``max_matvecs`` is per right-hand side (default: 10·P, at most
-    10,000). A column stops at ‖r‖ ≤ tol·‖b‖ (default: 1e-8 in float64, 1e-5 in float32), or when a direction of
-    non-positive curvature shows that A is not positive definite. One more product for each column, beyond
-    ``max_matvecs``, measures the true residual. ``preconditioner`` is an operator near A⁻¹.
+    Hestenes and Stiefel (1952) with float64 scalars; ``max_matvecs`` is per right-hand side
+    (default: 10·P, at most 10,000). A column stops at ‖r‖ ≤ tol·‖b‖ (default: 1e-8 in float64, 1e-5
+    in float32), or when a direction of non-positive curvature shows that A is not positive
+    definite. One more product for each column, beyond ``max_matvecs``, measures the true residual.
+    ``preconditioner`` is an operator near A⁻¹.
     """
     operator = require_symmetric(operator, "conjugate_gradients")
     tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
-    limit = min(10 * operator.dim + 10, 10_000) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
+    limit = (
+        min(10 * operator.dim + 10, 10_000)
+        if max_matvecs is None
+        else require_count(max_matvecs, "max_matvecs")
+    )
     fits = rhs.ndim in (1, 2) and rhs.shape[0] == operator.dim
     require(fits, "rhs", f"have shape ({operator.dim},) or ({operator.dim}, k)", rhs)
     residual = rhs.reshape(operator.dim, -1).to(working_dtype(operator), copy=True)
@@ -63,7 +69,9 @@ def conjugate_gradients(
         r = residual[:, active]
         z = r if preconditioner is None else (preconditioner @ r).to(r.dtype)
         new = dot(r, z)
-        direction = z if direction is None or old is None else z + direction * (new / old).to(r.dtype)
+        direction = (
+            z if direction is None or old is None else z + direction * (new / old).to(r.dtype)
+        )
         image = (operator @ direction).to(r.dtype)
         cost += len(active)
         bend = dot(direction, image)
@@ -77,7 +85,9 @@ def conjugate_gradients(
         on = (left[active] > tol * size[active]) & (bend > 0)
         active, direction, old = active[on], direction[:, on], new[on]
     if cost:
-        residual = rhs.reshape(operator.dim, -1).to(solution) - (operator @ solution).to(solution.dtype)
+        residual = rhs.reshape(operator.dim, -1).to(solution) - (operator @ solution).to(
+            solution.dtype
+        )
         cost += residual.shape[1]
     true = dot(residual, residual).sqrt()
     converged = (left <= tol * size) & (true <= ROUNDING * tol * size)
@@ -91,9 +101,13 @@ def default_tolerance(operator: LinearOperator) -> float:
 
 
 class Inverse(LinearOperator):
-    """(A + damping·I)⁻¹ by conjugate gradients: one product of it costs as many of A as CG takes."""
+    """(A + damping·I)⁻¹ by conjugate gradients: one product of it costs as many of A as CG
+    takes.
+    """
 
-    def __init__(self, inner: LinearOperator, damping: float, tol: float, max_matvecs: int | None) -> None:
+    def __init__(
+        self, inner: LinearOperator, damping: float, tol: float, max_matvecs: int | None
+    ) -> None:
         super().__init__(inner.dim, inner.dtype, inner.device, psd=inner.psd, space=inner.space)
         self.inner, self.damping, self.tol, self.max_matvecs = inner, damping, tol, max_matvecs
 
@@ -101,7 +115,13 @@ class Inverse(LinearOperator):
         damped = self.inner + self.damping * identity(self.inner) if self.damping else self.inner
         found = conjugate_gradients(damped, block, self.tol, self.max_matvecs)
         met, left = found.curvature, float(found.residuals.max())
-        require(met > 0, "the operator of inverse", "be positive definite", f"curvature {met:.3g}", "raise damping")
+        require(
+            met > 0,
+            "the operator of inverse",
+            "be positive definite",
+            f"curvature {met:.3g}",
+            "raise damping",
+        )
         require(
             bool(found.converged.all()),
             "conjugate gradients",
@@ -113,15 +133,23 @@ class Inverse(LinearOperator):
 
 
 def inverse(
-    operator: OperatorLike, damping: float = 0.0, tol: float | None = None, max_matvecs: int | None = None
+    operator: OperatorLike,
+    damping: float = 0.0,
+    tol: float | None = None,
+    max_matvecs: int | None = None,
 ) -> Inverse:
     """(A + damping·I)⁻¹ as an operator, by conjugate gradients to relative residual ``tol``.
 
-    The default ``tol`` is 1e-8 in float64 and 1e-5 in float32. A product raises an error when A + damping·I is not
-    positive definite, when ``max_matvecs`` products a right-hand side do not reach ``tol``, or when one more shows that
-    rounding has left the true residual above ten times that.
+    The default ``tol`` is 1e-8 in float64 and 1e-5 in float32. A product raises an error when A +
+    damping·I is not positive definite, when ``max_matvecs`` products a right-hand side do not reach
+    ``tol``, or when one more shows that rounding has left the true residual above ten times that.
     """
     operator = require_symmetric(operator, "inverse")
-    require(math.isfinite(damping) and damping >= 0, "damping", "be a finite number of at least 0", repr(damping))
+    require(
+        math.isfinite(damping) and damping >= 0,
+        "damping",
+        "be a finite number of at least 0",
+        repr(damping),
+    )
     tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
     return Inverse(operator, float(damping), tol, max_matvecs)

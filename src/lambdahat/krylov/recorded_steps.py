@@ -1,7 +1,8 @@
-"""Lanczos steps on a GPU as replays of one CUDA graph: on small problems a step is bound by its thirty launches.
+"""Lanczos steps on a GPU as replays of one CUDA graph: on small problems a step is bound by its
+thirty launches.
 
-The number of the step is on the device, and Gram–Schmidt runs over the whole basis, whose unwritten rows are zeros, so
-that every step does the same operations on the same memory.
+The number of the step is on the device, and Gram–Schmidt runs over the whole basis, whose unwritten
+rows are zeros, so that every step does the same operations on the same memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ LEAST_STEPS = 16  # recording takes as long as a few steps
 
 
 class RecordedSteps:
-    """Steps of one Krylov decomposition: A q_j, the recurrence, Gram–Schmidt twice, and row j + 1 of the basis.
+    """Steps of one Krylov decomposition: A q_j, the recurrence, Gram–Schmidt twice, and row j + 1
+    of the basis.
 
     ``scalars`` are α, β and the drifts of the steps, (capacity,) each, float64 on the device.
     """
@@ -42,16 +44,25 @@ class RecordedSteps:
         self.replay = Replay(basis.device, stream)
 
     @classmethod
-    def of(cls, basis: Basis, operator: LinearOperator, scalars: tuple[Tensor, Tensor, Tensor]) -> RecordedSteps | None:
-        """For an operator whose products can be recorded and a basis that is small; None for others."""
-        small = basis.rows.numel() * basis.rows.element_size() <= MOST_BYTES and len(basis.rows) > LEAST_STEPS
+    def of(
+        cls, basis: Basis, operator: LinearOperator, scalars: tuple[Tensor, Tensor, Tensor]
+    ) -> RecordedSteps | None:
+        """For an operator whose products can be recorded and a basis that is small; None for
+        others.
+        """
+        small = (
+            basis.rows.numel() * basis.rows.element_size() <= MOST_BYTES
+            and len(basis.rows) > LEAST_STEPS
+        )
         if basis.device.type != "cuda" or basis.place != "device" or not small:
             return None
         found = operator.recordable()
         return None if found is None else cls(basis, found[0], operator.dtype, scalars, found[1])
 
     def step(self, number: int) -> None:
-        """Step number j of the decomposition, whose rows 0 … j are there; not the one after a thick restart."""
+        """Step number j of the decomposition, whose rows 0 … j are there; not the one after a
+        thick restart.
+        """
         if number != self._next:  # after a restart, or what was cut off
             self._place.fill_(number)
         self.replay("step", self._work)

@@ -12,7 +12,9 @@ from lambdahat._progress import report
 from lambdahat.krylov.lanczos import BREAKDOWN, Krylov, dot, norm, random_vector, require_finite
 from lambdahat.operators.base import LinearOperator
 
-SURE = 1e-5  # a looser tolerance must hold for some more steps: a start that hardly sees φ₁ converges to λ₂ first
+# a looser tolerance must hold for some more steps: a start that hardly sees φ₁ converges to λ₂
+# first
+SURE = 1e-5
 CONFIRMING = 8
 ROUNDING = 8.0  # the residual that rounding leaves, in roundings of the spectral scale
 MISSED = 1e-3  # probability with which a search may overlook one missing copy of an eigenvalue
@@ -22,9 +24,9 @@ MISSED = 1e-3  # probability with which a search may overlook one missing copy o
 class Limits:
     """Where an eigenvalue that has not been found would change the answer.
 
-    An eigenvalue below ``low_cut`` or above ``high_cut`` would replace a wanted one. What a Krylov space leaves out are
-    further copies of the eigenvalues in it, so those beyond the cuts lie below ``low`` or above ``high``; infinite
-    where no copy matters.
+    An eigenvalue below ``low_cut`` or above ``high_cut`` would replace a wanted one. What a Krylov
+    space leaves out are further copies of the eigenvalues in it, so those beyond the cuts lie below
+    ``low`` or above ``high``; infinite where no copy matters.
     """
 
     low_cut: float = -math.inf
@@ -39,7 +41,9 @@ class Limits:
 
     @classmethod
     def above(cls, values: Tensor, cut: float, target: float) -> Limits:
-        """For values that are wanted because they are large: those clearly above ``cut`` may have copies."""
+        """For values that are wanted because they are large: those clearly above ``cut`` may
+        have copies.
+        """
         clear = values[values > cut + target]
         return cls(high_cut=cut, high=float(clear.min()) - target) if len(clear) else cls()
 
@@ -66,7 +70,8 @@ class Wanted:
     which: str
 
     def select(self, values: Tensor, count: int) -> Tensor:
-        """The indices of the ``count`` most wanted values, or of all if there are fewer, in output order.
+        """The indices of the ``count`` most wanted values, or of all if there are fewer, in output
+        order.
 
         "both" takes half of an even count from each end, and one more for an odd one.
         """
@@ -80,19 +85,35 @@ class Wanted:
         return order if len(order) <= 2 * half else torch.cat([order[:half], order[-half:]])
 
     def best(self, values: Tensor, count: int) -> Tensor:
-        """The ``count`` most wanted values as they are compared: signs do not matter to "magnitude"."""
+        """The ``count`` most wanted values as they are compared: signs do not matter to
+        "magnitude".
+        """
         chosen = values[self.select(values, count)]
         return chosen.abs() if self.which == "magnitude" else chosen
 
     def limits(self, values: Tensor, count: int, target: float) -> Limits:
-        """Where a missing eigenvalue would change the ``count`` most wanted values, known to within ``target``."""
+        """Where a missing eigenvalue would change the ``count`` most wanted values, known to
+        within ``target``.
+        """
         chosen = values[self.select(values, count)]
         if self.which == "magnitude":
             cut = float(chosen.abs().min()) + target
             return Limits.above(chosen, cut, target).joined(Limits.below(chosen, -cut, target))
         half = (count + 1) // 2
-        top = chosen if self.which == "largest" else chosen[:half] if self.which == "both" else chosen[:0]
-        bottom = chosen if self.which == "smallest" else chosen[-half:] if self.which == "both" else chosen[:0]
+        top = (
+            chosen
+            if self.which == "largest"
+            else chosen[:half]
+            if self.which == "both"
+            else chosen[:0]
+        )
+        bottom = (
+            chosen
+            if self.which == "smallest"
+            else chosen[-half:]
+            if self.which == "both"
+            else chosen[:0]
+        )
         found = Limits()
         if len(top):
             found = found.joined(Limits.above(top, float(top.min()) + target, target))
@@ -103,11 +124,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class RitzPairs:
-    """Approximate eigenpairs: ``values`` (k,), ``vectors`` (P, k), ``residuals`` (k,), ``errors`` of the values (k,).
+    """Approximate eigenpairs: ``values`` (k,), ``vectors`` (P, k), ``residuals`` (k,), ``errors``
+    of the values (k,).
 
-    ``errors`` estimates |θ − λ| by min(r, r²/gap); ``noise`` is the rounding of the values that no further product
-    removes; ``scale`` is the largest |Ritz value| seen; ``complete`` is False when the products ran out before missing
-    copies of the eigenvalues were ruled out.
+    ``errors`` estimates |θ − λ| by min(r, r²/gap); ``noise`` is the rounding of the values that no
+    further product removes; ``scale`` is the largest |Ritz value| seen; ``complete`` is False when
+    the products ran out before missing copies of the eigenvalues were ruled out.
     """
 
     values: Tensor
@@ -134,14 +156,15 @@ def thick_restart_lanczos(
 ) -> RitzPairs:
     """The ``k`` most ``wanted`` eigenpairs, to a relative accuracy ``tol`` of the values.
 
-    Thick-restart Lanczos (Wu and Simon 2000), which is Krylov–Schur for symmetric matrices: at most ``capacity`` + 1
-    vectors are stored. The wanted pairs have converged when min(r, r²/gap) ≤ max(tol·max|θ|, rounding) for all of them;
-    with ``tol`` above 1e-5 the values must then stay for eight more products, or a third as many as they took, unless
-    they reach 1e-5 before.
+    Thick-restart Lanczos (Wu and Simon 2000), which is Krylov–Schur for symmetric matrices: at most
+    ``capacity`` + 1 vectors are stored. The wanted pairs have converged when min(r, r²/gap) ≤
+    max(tol·max|θ|, rounding) for all of them; with ``tol`` above 1e-5 the values must then stay for
+    eight more products, or a third as many as they took, unless they reach 1e-5 before.
 
-    A Krylov space holds one vector of each eigenspace. So a few more products from a random vector in its orthogonal
-    complement look for further copies of the eigenvalues (see ``misses``). Only if there are some, or if the Krylov
-    space ends, does Lanczos go on from random vectors beside what was found, until one of them finds no more.
+    A Krylov space holds one vector of each eigenspace. So a few more products from a random vector
+    in its orthogonal complement look for further copies of the eigenvalues (see ``misses``). Only
+    if there are some, or if the Krylov space ends, does Lanczos go on from random vectors beside
+    what was found, until one of them finds no more.
     """
     state = Krylov(operator, random_vector(operator, seed, task, 0), capacity, place)
     starts, look, cuda, copies = 0, 0, operator.device.type == "cuda", False
@@ -159,13 +182,18 @@ def thick_restart_lanczos(
             if pairs.complete(tol):
                 return pairs.extract()
             if not several:
-                copies = misses(state, pairs.limits(tol), random_vector(operator, seed, task, 1), max_matvecs)
+                copies = misses(
+                    state, pairs.limits(tol), random_vector(operator, seed, task, 1), max_matvecs
+                )
                 if not copies:
                     return pairs.extract()
         if state.products >= max_matvecs:
             return pairs.extract(complete=False)
-        # a start that found nothing new goes on until it rules out more, or it would never be the last
-        again = broke or (several and pairs.exhausted(tol if pairs.improved(tol) else min(tol, SURE)))
+        # a start that found nothing new goes on until it rules out more, or it would never be the
+        # last
+        again = broke or (
+            several and pairs.exhausted(tol if pairs.improved(tol) else min(tol, SURE))
+        )
         if again or state.size == capacity:
             pairs.restart(lock=again and not broke, room=state.size < capacity)
         if again:
@@ -175,11 +203,13 @@ def thick_restart_lanczos(
 
 
 def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bool:
-    """Whether the operator has eigenvalues beyond the cuts in the orthogonal complement of a decomposition.
+    """Whether the operator has eigenvalues beyond the cuts in the orthogonal complement of a
+    decomposition.
 
-    Lanczos without reorthogonalisation, on the operator projected to the complement, from the component of ``start``
-    there. True when a Ritz value lies beyond a cut, or the products run out. False when an eigenvalue beyond ``limits``
-    would have gone unnoticed with a probability of at most ``MISSED``.
+    Lanczos without reorthogonalisation, on the operator projected to the complement, from the
+    component of ``start`` there. True when a Ritz value lies beyond a cut, or the products run out.
+    False when an eigenvalue beyond ``limits`` would have gone unnoticed with a probability of at
+    most ``MISSED``.
     """
     basis, operator, count = state.basis, state.operator, state.size
     w = start.to(basis.device, basis.dtype)
@@ -201,7 +231,9 @@ def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bo
         values = _tridiagonal_values(alpha, beta)
         if float(values[0]) < limits.low_cut or float(values[-1]) > limits.high_cut:
             return True
-        ended = count + len(alpha) == operator.dim or beta[-1] <= BREAKDOWN * state.rounding * float(values.abs().max())
+        ended = count + len(alpha) == operator.dim or beta[
+            -1
+        ] <= BREAKDOWN * state.rounding * float(values.abs().max())
         if ended or chance_to_miss(alpha, beta, limits, operator.dim - count) <= MISSED:
             return False
         before, vector = vector, w / beta[-1]
@@ -209,18 +241,22 @@ def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bo
 
 
 def chance_to_miss(alpha: list[float], beta: list[float], limits: Limits, dim: int) -> float:
-    """The probability that a random start in ``dim`` dimensions hides an eigenvalue beyond ``limits`` from Lanczos.
+    """The probability that a random start in ``dim`` dimensions hides an eigenvalue beyond
+    ``limits`` from Lanczos.
 
-    The coefficients fix the first moments of the spectral measure that the start sees, and such a measure has at most
-    the mass 1/Σp_j(x)² at x, with p_j its orthonormal polynomials (the Christoffel function; Akhiezer 1965, §2.5). An
-    eigenvector has the squared overlap t/dim with a random vector, t about χ² of one degree of freedom, and so is below
-    that mass with a probability of at most √(2·dim/(π·Σp_j²)). It falls with the distance from the Ritz values, which
-    must all lie within the limits.
+    The coefficients fix the first moments of the spectral measure that the start sees, and such a
+    measure has at most the mass 1/Σp_j(x)² at x, with p_j its orthonormal polynomials (the
+    Christoffel function; Akhiezer 1965, §2.5). An eigenvector has the squared overlap t/dim with a
+    random vector, t about χ² of one degree of freedom, and so is below that mass with a probability
+    of at most √(2·dim/(π·Σp_j²)). It falls with the distance from the Ritz values, which must all
+    lie within the limits.
     """
     values = _tridiagonal_values(alpha, beta)
     if float(values[0]) <= limits.low or float(values[-1]) >= limits.high:
         return 1.0
-    masses = [_largest_mass(alpha, beta, end) for end in (limits.low, limits.high) if math.isfinite(end)]
+    masses = [
+        _largest_mass(alpha, beta, end) for end in (limits.low, limits.high) if math.isfinite(end)
+    ]
     return min(1.0, math.sqrt(2 * dim * max(masses, default=0.0) / math.pi))
 
 
@@ -239,7 +275,9 @@ def _largest_mass(alpha: list[float], beta: list[float], point: float) -> float:
 def _tridiagonal_values(alpha: list[float], beta: list[float]) -> Tensor:
     """The Ritz values of a run, ascending."""
     off = torch.diag(torch.tensor(beta[: len(alpha) - 1], dtype=torch.float64), 1)
-    values: Tensor = torch.linalg.eigvalsh(torch.diag(torch.tensor(alpha, dtype=torch.float64)) + off + off.T)
+    values: Tensor = torch.linalg.eigvalsh(
+        torch.diag(torch.tensor(alpha, dtype=torch.float64)) + off + off.T
+    )
     return values
 
 
@@ -279,7 +317,9 @@ class _Projection:
         return len(chosen) >= self.k and bool((self.errors[chosen] <= self.target(tol)).all())
 
     def accurate(self, tol: float) -> bool:
-        """True when the wanted values have converged, and so has the best value of the newest start."""
+        """True when the wanted values have converged, and so has the best value of the newest
+        start.
+        """
         newest = self.values[self.state.origin :]
         if len(newest) == 0 or not self.resolved(tol):
             return False
@@ -296,8 +336,9 @@ class _Projection:
     def complete(self, tol: float) -> bool:
         """True when no copy of a repeated eigenvalue can be missing among the wanted ones.
 
-        No copy matters to a single eigenvalue, or where all wanted ones are the same. Otherwise the newest start, if it
-        is not the first, must have ruled out more, or have converged and found nothing better than the earlier ones.
+        No copy matters to a single eigenvalue, or where all wanted ones are the same. Otherwise the
+        newest start, if it is not the first, must have ruled out more, or have converged and found
+        nothing better than the earlier ones.
         """
         state, origin = self.state, self.state.origin
         limits = self.limits(tol)
@@ -312,7 +353,9 @@ class _Projection:
         return not self.improved(tol) and self.exhausted(min(tol, SURE))
 
     def improved(self, tol: float) -> bool:
-        """True when the newest start changed the wanted values, or the earlier ones found too few."""
+        """True when the newest start changed the wanted values, or the earlier ones found too
+        few.
+        """
         older = self.values[: self.state.origin]
         if len(older) < self.k:
             return True
@@ -320,7 +363,9 @@ class _Projection:
         return bool((changes.abs() > self.target(tol)).any())
 
     def exhausted(self, tol: float) -> bool:
-        """True when the wanted pairs have converged to their residuals, so that they can be locked for a new start."""
+        """True when the wanted pairs have converged to their residuals, so that they can be
+        locked for a new start.
+        """
         left = self.couplings[self.wanted.select(self.values, self.k)].abs().max()
         return self.accurate(tol) and float(left) <= max(0.1 * tol * self.scale, self.noise)
 
@@ -331,11 +376,20 @@ class _Projection:
         residuals = torch.hypot(self.couplings[chosen], floor)
         errors = self.errors[chosen]
         return RitzPairs(
-            self.values[chosen], vectors.T, residuals, errors, self.noise, self.scale, self.state.products, complete
+            self.values[chosen],
+            vectors.T,
+            residuals,
+            errors,
+            self.noise,
+            self.scale,
+            self.state.products,
+            complete,
         )
 
     def restart(self, lock: bool, room: bool) -> None:
-        """Keep the wanted pairs and, unless they are to be locked, the next of the newest start in half of the room."""
+        """Keep the wanted pairs and, unless they are to be locked, the next of the newest start
+        in half of the room.
+        """
         if room and not lock:
             return
         origin = self.state.origin
@@ -353,7 +407,9 @@ class _Projection:
 
 
 class _Settled:
-    """Whether values that look converged at a loose tolerance have stayed where they are for some more products."""
+    """Whether values that look converged at a loose tolerance have stayed where they are for
+    some more products.
+    """
 
     def __init__(self, wanted: Wanted, k: int, tol: float) -> None:
         self._wanted, self._k, self._tol = wanted, k, tol
@@ -365,13 +421,16 @@ class _Settled:
         if pairs.state.size == pairs.state.operator.dim or pairs.accurate(min(self._tol, SURE)):
             return True
         values, products = self._wanted.best(pairs.values, self._k), pairs.state.products
-        if self._values is None or bool(((values - self._values).abs() > pairs.target(self._tol)).any()):
+        if self._values is None or bool(
+            ((values - self._values).abs() > pairs.target(self._tol)).any()
+        ):
             self._values, self._since = values, products
         return products - self._since >= max(CONFIRMING, self._since // 3)
 
 
 def value_errors(values: Tensor, residuals: Tensor) -> Tensor:
-    """min(r, r²/gap): how far Ritz values (m,) in ascending order are from eigenvalues (Parlett 1998, Theorem 11.7.1).
+    """min(r, r²/gap): how far Ritz values (m,) in ascending order are from eigenvalues (Parlett
+    1998, Theorem 11.7.1).
 
     The gap is to the nearest other Ritz value, less that value's own residual.
     """

@@ -1,4 +1,6 @@
-"""Maximum entropy: moments to a smooth density, its entropy and divergences (spectral thesis, chapters 2, 3)."""
+"""Maximum entropy: moments to a smooth density, its entropy and divergences (spectral thesis,
+chapters 2, 3).
+"""
 
 from lambdahat.maxent.classical import fit_classical
 from lambdahat.maxent.densities import Density, MaxentDensity

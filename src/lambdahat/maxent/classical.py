@@ -23,11 +23,13 @@ def fit_classical(
     sweeps: int = 1000,
     tol: float = 1e-8,
 ) -> MaxentDensity:
-    """Maximum entropy by the scheme of Bandyopadhyay et al. (2005), BMxnt in Figure 2.1 of the spectral thesis.
+    """Maximum entropy by the scheme of Bandyopadhyay et al. (2005), BMxnt in Figure 2.1 of the
+    spectral thesis.
 
-    Power moments on u in [0, 1]; one multiplier after the other is moved by log(μ_i/⟨uⁱ⟩), as Fitzsimons et al. (2017)
-    do, until all moments match to ``tol`` or after ``sweeps`` rounds. It is here for comparison: the moves shrink as
-    powers grow alike, so that with more than a few moments it stops short of the maximum.
+    Power moments on u in [0, 1]; one multiplier after the other is moved by log(μ_i/⟨uⁱ⟩), as
+    Fitzsimons et al. (2017) do, until all moments match to ``tol`` or after ``sweeps`` rounds. It
+    is here for comparison: the moves shrink as powers grow alike, so that with more than a few
+    moments it stops short of the maximum.
     """
     values, covariance, bounds, _ = in_chebyshev(moments, basis, bounds, None)
     require_count(sweeps, "sweeps")
@@ -56,11 +58,15 @@ def fit_classical(
     in_x = polynomial.Polynomial(exponents)(polynomial.Polynomial([0.5, 0.5])).coef
     alpha: Array = -chebyshev.poly2cheb(np.pad(in_x, (0, count + 1 - len(in_x)))).astype(np.float64)
     _, log_z = masses(grid, alpha[1:])
-    return density_of(grid, Solution(alpha[1:], log_z, 0.0, steps), values, covariance, bounds, False, tol)
+    return density_of(
+        grid, Solution(alpha[1:], log_z, 0.0, steps), values, covariance, bounds, False, tol
+    )
 
 
 def _powers(values: Array) -> Array:
-    """Moments of u = (1 + x)/2 from Chebyshev moments of x: uⁿ = 4⁻ⁿ·(C(2n, n) + 2 Σ_k C(2n, n − k) T_k)."""
+    """Moments of u = (1 + x)/2 from Chebyshev moments of x: uⁿ = 4⁻ⁿ·(C(2n, n) + 2 Σ_k C(2n, n −
+    k) T_k).
+    """
     count = len(values) - 1
     table = [
         [comb(2 * n, n - k) / 4**n * (2 if k else 1) if k <= n else 0.0 for k in range(count + 1)]

@@ -20,7 +20,8 @@ TINY = 1e-300
 
 @dataclass(frozen=True)
 class Density(Result):
-    """A probability density on a grid, with its pointwise standard error; linear between the points and 0 beyond.
+    """A probability density on a grid, with its pointwise standard error; linear between the points
+    and 0 beyond.
 
     ``width`` is that of the kernel where one smoothed it. Integrals are by the trapezoidal rule.
     """
@@ -37,7 +38,9 @@ class Density(Result):
 
     def evaluate(self, points: ArrayLike) -> Array:
         """p at any ``points``."""
-        return np.interp(np.asarray(points, np.float64), self.grid, self.values, left=0.0, right=0.0)
+        return np.interp(
+            np.asarray(points, np.float64), self.grid, self.values, left=0.0, right=0.0
+        )
 
     def integral(self) -> float:
         """The mass on the grid: 1 when the grid covers the support."""
@@ -56,10 +59,13 @@ class Density(Result):
         below = self.cumulative([low, high])
         return float(below[1] - below[0])
 
-    def moments(self, count: int, basis: str = "power", bounds: tuple[float, float] | None = None) -> Array:
+    def moments(
+        self, count: int, basis: str = "power", bounds: tuple[float, float] | None = None
+    ) -> Array:
         """∫ φ_k(λ) p(λ) dλ for k = 0 … ``count``.
 
-        Powers are of λ itself unless ``bounds`` says what is mapped to [−1, 1]; the other bases map the support.
+        Powers are of λ itself unless ``bounds`` says what is mapped to [−1, 1]; the other bases map
+        the support.
         """
         require_count(count, "count", 0)
         require_choice(basis, "basis", BASES)
@@ -72,13 +78,16 @@ class Density(Result):
         return -float((self._masses() * np.log(np.maximum(self.values, TINY))).sum())
 
     def kl(self, other: Density) -> float:
-        """The Kullback–Leibler divergence ∫ p log(p/q) dλ to another density, by quadrature (Eq. 3.5).
+        """The Kullback–Leibler divergence ∫ p log(p/q) dλ to another density, by quadrature (Eq.
+        3.5).
 
         Infinite where ``other`` is 0 and this one is not.
         """
         require_density(other)
         mass, there = self._masses(), self.values > 0
-        return float((mass[there] * (np.log(self.values[there]) - other._logarithm(self.grid[there]))).sum())
+        return float(
+            (mass[there] * (np.log(self.values[there]) - other._logarithm(self.grid[there]))).sum()
+        )
 
     def symmetric_kl(self, other: Density) -> float:
         """½ (KL(p‖q) + KL(q‖p))."""
@@ -93,7 +102,9 @@ class Density(Result):
     def quantile(self, levels: ArrayLike) -> Array:
         """Where the share of the mass below reaches each of ``levels``."""
         wanted = np.asarray(levels, np.float64)
-        require(bool(((0 <= wanted) & (wanted <= 1)).all()), "levels", "lie in [0, 1]", repr(levels))
+        require(
+            bool(((0 <= wanted) & (wanted <= 1)).all()), "levels", "lie in [0, 1]", repr(levels)
+        )
         places, shares = self._distribution()
         rising = np.concatenate([[True], np.diff(shares) > 0])
         return np.asarray(np.interp(wanted, shares[rising], places[rising]), np.float64)
@@ -117,12 +128,14 @@ class Density(Result):
 
 @dataclass(frozen=True)
 class MaxentDensity(Density):
-    """p(λ) = q₀(λ)·exp(−1 − Σ_k α_kT_k(x)), x = λ mapped from ``bounds`` to [−1, 1] (Eqs. 2.28 and 3.9).
+    """p(λ) = q₀(λ)·exp(−1 − Σ_k α_kT_k(x)), x = λ mapped from ``bounds`` to [−1, 1] (Eqs. 2.28 and
+    3.9).
 
-    ``coefficients`` are α_0 … α_m, ``targets`` the Chebyshev moments μ_0 … μ_m asked for, ``errors`` their standard
-    errors, and ``residuals`` μ_k less those of p. ``weights`` make ∫ f p dλ = Σ_i weights_i·values_i·f(grid_i).
-    ``log_prior`` is log q₀ on the grid, None where q₀ = 1 was taken. ``penalty`` is the regularisation taken.
-    The status is MISMATCH where a residual is beyond both the tolerance and the error of its moment.
+    ``coefficients`` are α_0 … α_m, ``targets`` the Chebyshev moments μ_0 … μ_m asked for,
+    ``errors`` their standard errors, and ``residuals`` μ_k less those of p. ``weights`` make ∫ f p
+    dλ = Σ_i weights_i·values_i·f(grid_i). ``log_prior`` is log q₀ on the grid, None where q₀ = 1
+    was taken. ``penalty`` is the regularisation taken. The status is MISMATCH where a residual is
+    beyond both the tolerance and the error of its moment.
     """
 
     weights: Array = field(default_factory=lambda: np.zeros(0))
@@ -152,13 +165,17 @@ class MaxentDensity(Density):
 
     def _logarithm(self, points: Array) -> Array:
         inside = (self.bounds[0] <= points) & (points <= self.bounds[1])
-        exponent = -1.0 - chebyshev.chebval(np.clip(to_unit(points, self.bounds), -1.0, 1.0), self.coefficients)
+        exponent = -1.0 - chebyshev.chebval(
+            np.clip(to_unit(points, self.bounds), -1.0, 1.0), self.coefficients
+        )
         if self.log_prior is not None:
             exponent = exponent + np.interp(points, self.grid, self.log_prior)
         return np.where(inside, exponent, -np.inf)
 
     def entropy(self) -> float:
-        """The differential entropy −∫ p log p dλ in closed form: 1 + Σ_k α_kμ_k (Eq. 3.10), less ∫ p log q₀ dλ."""
+        """The differential entropy −∫ p log p dλ in closed form: 1 + Σ_k α_kμ_k (Eq. 3.10), less
+        ∫ p log q₀ dλ.
+        """
         prior = 0.0 if self.log_prior is None else float(self._masses() @ self.log_prior)
         return self.relative_entropy() - prior
 
@@ -167,18 +184,23 @@ class MaxentDensity(Density):
         return 1.0 + float(self.coefficients @ self.matched)
 
     def kl(self, other: Density, numeric: bool = False) -> float:
-        """KL(p‖q) = −Σ_k (α_k − β_k)μ_k for two densities of maximum entropy on the same bounds and prior (Eq. 3.11).
+        """KL(p‖q) = −Σ_k (α_k − β_k)μ_k for two densities of maximum entropy on the same bounds and
+        prior (Eq. 3.11).
 
         Otherwise, or with ``numeric``, by quadrature.
         """
         if numeric or not self._comparable(other):
             return super().kl(other)
         assert isinstance(other, MaxentDensity)
-        mine, theirs, moments = _padded(self.coefficients, other.coefficients, self._moments_to(other))
+        mine, theirs, moments = _padded(
+            self.coefficients, other.coefficients, self._moments_to(other)
+        )
         return -float((mine - theirs) @ moments)
 
     def symmetric_kl(self, other: Density, numeric: bool = False) -> float:
-        """½ Σ_k (α_k − β_k)(μ_k^q − μ_k^p) (Eq. 3.12) where the closed form holds, else by quadrature."""
+        """½ Σ_k (α_k − β_k)(μ_k^q − μ_k^p) (Eq. 3.12) where the closed form holds, else by
+        quadrature.
+        """
         require_density(other)
         if numeric or not self._comparable(other):
             back = other.kl(self, numeric) if isinstance(other, MaxentDensity) else other.kl(self)
@@ -188,7 +210,9 @@ class MaxentDensity(Density):
         return float((mine - theirs) @ (other._moments_to(self) - self._moments_to(other))) / 2
 
     def sensitivity(self, function: Callable[[Array], Array]) -> Array:
-        """d ∫ f p dλ / dμ_k for k = 1 … m: the coefficients of the least-squares fit of f by T_1 … T_m under p."""
+        """d ∫ f p dλ / dμ_k for k = 1 … m: the coefficients of the least-squares fit of f by T_1
+        … T_m under p.
+        """
         count, mass = len(self.coefficients) - 1, self._masses()
         features = polynomials("chebyshev", to_unit(self.grid, self.bounds), count)[:, 1:]
         readings = np.asarray(function(self.grid), dtype=np.float64)
@@ -213,8 +237,11 @@ class MaxentDensity(Density):
 
     def _distribution(self) -> tuple[Array, Array]:
         places = np.concatenate([[self.bounds[0]], self.grid, [self.bounds[1]]])
-        below = np.concatenate([[0.0], np.maximum.accumulate(running_mass(self._masses()).clip(0.0, 1.0)), [1.0]])
-        apart = np.append(True, np.diff(places) > 0)  # nodes at the ends are closer than the digits of λ
+        below = np.concatenate(
+            [[0.0], np.maximum.accumulate(running_mass(self._masses()).clip(0.0, 1.0)), [1.0]]
+        )
+        # nodes at the ends are closer than the digits of λ
+        apart = np.append(True, np.diff(places) > 0)
         places, below = places[apart], below[apart]
         below[-1] = 1.0
         return places, below
@@ -228,4 +255,8 @@ def require_density(other: object) -> None:
 def _padded(first: Array, second: Array, moments: Array) -> tuple[Array, Array, Array]:
     """Two sets of coefficients filled up with zeros to one length, and as many moments."""
     count = max(len(first), len(second))
-    return np.pad(first, (0, count - len(first))), np.pad(second, (0, count - len(second))), moments[:count]
+    return (
+        np.pad(first, (0, count - len(first))),
+        np.pad(second, (0, count - len(second))),
+        moments[:count],
+    )

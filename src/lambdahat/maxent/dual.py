@@ -1,7 +1,8 @@
 """The dual of entropy maximisation under moment constraints, solved by Newton's method.
 
-With p_α = q₀·exp(−Σ_{k≥1} α_kT_k)/Z the dual of Eq. 2.25 (spectral thesis), freed of α₀, is F(α) = log Z + Σ_k α_kμ_k;
-its gradient is μ − ⟨T⟩ (Eq. 2.26) and its Hessian the covariance of T under p_α (Eq. 2.27).
+With p_α = q₀·exp(−Σ_{k≥1} α_kT_k)/Z the dual of Eq. 2.25 (spectral thesis), freed of α₀, is F(α) =
+log Z + Σ_k α_kμ_k; its gradient is μ − ⟨T⟩ (Eq. 2.26) and its Hessian the covariance of T under p_α
+(Eq. 2.27).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ EXACT = 1e-10
 
 @dataclass(frozen=True)
 class Solution:
-    """``coefficients`` α_1 … α_m, log Z over x in [−1, 1], the ``penalty`` taken (0: none) and Newton steps made."""
+    """``coefficients`` α_1 … α_m, log Z over x in [−1, 1], the ``penalty`` taken (0: none) and
+    Newton steps made.
+    """
 
     coefficients: Array
     log_z: float
@@ -43,8 +46,8 @@ def masses(grid: Grid, coefficients: Array) -> tuple[Array, float]:
 def hessian_factor(grid: Grid, mass: Array, penalty: float) -> Array:
     """Upper triangular R (m, m) with RᵀR = Cov(T) + penalty·I, by QR.
 
-    Its rows are the polynomials orthonormal under the current density; the condition number of Cov(T) is never squared
-    as a formed matrix would have it.
+    Its rows are the polynomials orthonormal under the current density; the condition number of
+    Cov(T) is never squared as a formed matrix would have it.
     """
     there = mass > NEGLIGIBLE
     centred = grid.features[there] - product(mass, grid.features)
@@ -52,13 +55,16 @@ def hessian_factor(grid: Grid, mass: Array, penalty: float) -> Array:
     return triangle(np.vstack([np.sqrt(mass[there])[:, None] * centred, ridge]))
 
 
-def solve(grid: Grid, target: Array, tol: float, enough: Array, penalty: float | None = None) -> Solution:
+def solve(
+    grid: Grid, target: Array, tol: float, enough: Array, penalty: float | None = None
+) -> Solution:
     """α with |μ_k − ⟨T_k⟩| ≤ ``tol`` for ``target`` μ_1 … μ_m, where that can be had.
 
-    Plain Newton is tried first. Where it does not arrive, because the density is nearly a set of atoms, the path of the
-    penalised problems F + ½v‖α‖² is followed from large to small v, each started at the one before, until the
-    mismatch v|α_k| is ``enough`` (m,), or the grid can follow no more: then the last point of the path is returned.
-    With a ``penalty`` the path ends there, to ``EXACT``, and 0 is plain Newton.
+    Plain Newton is tried first. Where it does not arrive, because the density is nearly a set of
+    atoms, the path of the penalised problems F + ½v‖α‖² is followed from large to small v, each
+    started at the one before, until the mismatch v|α_k| is ``enough`` (m,), or the grid can follow
+    no more: then the last point of the path is returned. With a ``penalty`` the path ends there, to
+    ``EXACT``, and 0 is plain Newton.
     """
     edges, steps = grid.edges, 0
     if not penalty:
@@ -70,13 +76,16 @@ def solve(grid: Grid, target: Array, tol: float, enough: Array, penalty: float |
 
 
 def _path(grid: Grid, target: Array, enough: Array, wanted: float | None, steps: int) -> Solution:
-    """The end of the path of penalties: the one ``wanted``, or the first at which the mismatch is ``enough``."""
+    """The end of the path of penalties: the one ``wanted``, or the first at which the mismatch
+    is ``enough``.
+    """
     last = LAST_PENALTY if wanted is None else wanted
     start, edges = np.zeros(grid.count), grid.edges
     penalty, reached = max(FIRST_PENALTY, last), None
     while True:
         precision = np.maximum(enough, 1e-3 * penalty * np.abs(start))
-        if penalty == wanted:  # α itself is wanted, and slopes of ``enough`` would leave it open by their inverse
+        # α itself is wanted, and slopes of ``enough`` would leave it open by their inverse
+        if penalty == wanted:
             precision = np.full(grid.count, EXACT)
         best, more = _settle(grid, target, start, penalty, precision)
         steps += more
@@ -94,7 +103,9 @@ def _path(grid: Grid, target: Array, enough: Array, wanted: float | None, steps:
 def _settle(
     grid: Grid, target: Array, start: Array, penalty: float, tol: Array
 ) -> tuple[tuple[Array, float] | None, int]:
-    """(α, log Z) at one penalty, on a grid refined until it resolves the density; None where that fails."""
+    """(α, log Z) at one penalty, on a grid refined until it resolves the density; None where
+    that fails.
+    """
     steps = 0
     while True:
         found, more = _newton(grid, target, start, penalty, tol)
@@ -107,8 +118,12 @@ def _settle(
         start = found
 
 
-def _newton(grid: Grid, target: Array, alpha: Array, penalty: float, tol: Array) -> tuple[Array | None, int]:
-    """Damped Newton on one grid: no step is longer than 2 in the norm of the Hessian, and each lowers F."""
+def _newton(
+    grid: Grid, target: Array, alpha: Array, penalty: float, tol: Array
+) -> tuple[Array | None, int]:
+    """Damped Newton on one grid: no step is longer than 2 in the norm of the Hessian, and each
+    lowers F.
+    """
 
     def objective(at: Array) -> tuple[float, Array]:
         mass, log_z = masses(grid, at)

@@ -1,8 +1,9 @@
 """Whether numbers are moments of a positive measure at all.
 
-On [−1, 1] with x = cos t the Chebyshev moments μ_k are the Fourier coefficients of a measure on the circle. They are
-those of a positive one exactly when the Toeplitz matrix μ_{|i−j|} is positive semi-definite (Carathéodory, Toeplitz).
-Levinson's recursion says at which order it stops to be, and what the orders below had allowed.
+On [−1, 1] with x = cos t the Chebyshev moments μ_k are the Fourier coefficients of a measure on the
+circle. They are those of a positive one exactly when the Toeplitz matrix μ_{|i−j|} is positive
+semi-definite (Carathéodory, Toeplitz). Levinson's recursion says at which order it stops to be, and
+what the orders below had allowed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ ROUNDING = 1e-9
 
 
 def require_feasible(moments: Array, stderr: Array, hint: str = "") -> None:
-    """Refuse Chebyshev moments μ_0 … μ_m (μ_0 = 1) that no positive measure on [−1, 1] has, beyond their errors.
+    """Refuse Chebyshev moments μ_0 … μ_m (μ_0 = 1) that no positive measure on [−1, 1] has, beyond
+    their errors.
 
-    Given those of lower order, μ_k lies within E of a centre c: c = −Σ_j a_jμ_{k−j} and E = Σ_j a_jμ_j with Levinson's
-    predictor a. Where E vanishes the lower moments are those of at most k atoms, and all others follow from them.
+    Given those of lower order, μ_k lies within E of a centre c: c = −Σ_j a_jμ_{k−j} and E = Σ_j
+    a_jμ_j with Levinson's predictor a. Where E vanishes the lower moments are those of at most k
+    atoms, and all others follow from them.
     """
     predictor = np.ones(1)
     for order in range(1, len(moments)):
@@ -34,7 +37,8 @@ def require_feasible(moments: Array, stderr: Array, hint: str = "") -> None:
             off <= room + slack,
             "moments",
             "be those of a positive measure on the bounds",
-            f"{moments[order]:.6g} as Chebyshev moment {order}, where those below it allow [{low:.6g}, {high:.6g}]",
+            f"{moments[order]:.6g} as Chebyshev moment {order}, where those below it allow"
+            f" [{low:.6g}, {high:.6g}]",
             "pass bounds that hold the spectrum, and probes all divided by their own zᵀz" + hint,
         )
         if room <= slack:

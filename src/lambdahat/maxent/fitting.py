@@ -48,14 +48,16 @@ def fit(
 ) -> MaxentDensity:
     """The density of maximum entropy with the given moments (Algorithm 1, spectral thesis).
 
-    ``moments`` is what ``lh.moments`` returns, or φ_0 … φ_m (m + 1,) of ``basis`` on ``bounds``, exact or with
-    ``stderr``. With a ``prior`` q₀, a density or a positive function of λ, the entropy relative to it is maximised
-    (Eq. 2.24, Appendix A). Moments are matched to ``tol``, or where that is hard to a hundredth of their standard
-    error. What no positive measure has is an error that names the first such moment; where the moments are so nearly
-    those of a few atoms that no density can be found, the status of the nearest one is MISMATCH.
+    ``moments`` is what ``lh.moments`` returns, or φ_0 … φ_m (m + 1,) of ``basis`` on ``bounds``,
+    exact or with ``stderr``. With a ``prior`` q₀, a density or a positive function of λ, the
+    entropy relative to it is maximised (Eq. 2.24, Appendix A). Moments are matched to ``tol``, or
+    where that is hard to a hundredth of their standard error. What no positive measure has is an
+    error that names the first such moment; where the moments are so nearly those of a few atoms
+    that no density can be found, the status of the nearest one is MISMATCH.
 
-    Near such moments the dual is penalised by ½v‖α‖², with the largest v that matches them well enough. Densities of
-    other v are not comparable: a ``penalty`` is taken for v as it is, 0 for none.
+    Near such moments the dual is penalised by ½v‖α‖², with the largest v that matches them well
+    enough. Densities of other v are not comparable: a ``penalty`` is taken for v as it is, 0 for
+    none.
 
     >>> semicircle = fit([1, 0, -0.5, 0, 0, 0, 0])
     >>> round(float(semicircle.evaluate(0.0)), 3)
@@ -64,7 +66,11 @@ def fit(
     values, covariance, bounds, hint = in_chebyshev(moments, basis, bounds, stderr)
     require_positive(tol, "tol")
     plain = penalty is None or penalty == 0
-    penalty = penalty if plain else require_positive(penalty, "penalty", "pass 0 for none, None for what is needed")
+    penalty = (
+        penalty
+        if plain
+        else require_positive(penalty, "penalty", "pass 0 for none, None for what is needed")
+    )
     errors = np.sqrt(np.diag(covariance).clip(0.0))
     require_feasible(values, errors, hint)
     count = len(values) - 1
@@ -77,9 +83,14 @@ def fit(
 
 
 def in_chebyshev(
-    moments: MeasuredMoments | ArrayLike, basis: str, bounds: tuple[float, float], stderr: ArrayLike | None
+    moments: MeasuredMoments | ArrayLike,
+    basis: str,
+    bounds: tuple[float, float],
+    stderr: ArrayLike | None,
 ) -> tuple[Array, Array, tuple[float, float], str]:
-    """Chebyshev moments, their covariance, the bounds, and a hint for when they turn out infeasible."""
+    """Chebyshev moments, their covariance, the bounds, and a hint for when they turn out
+    infeasible.
+    """
     if isinstance(moments, MeasuredMoments):
         basis, bounds, covariance = moments.basis, moments.bounds, moments.covariance
         values = np.asarray(moments.values, np.float64)
@@ -87,7 +98,12 @@ def in_chebyshev(
         values = _numbers(moments, "moments")
         covariance = np.zeros((values.size, values.size))
     require_choice(basis, "basis", BASES)
-    require(values.ndim == 1 and values.size >= 2, "moments", "be a 1-D array φ_0 … φ_m with m of at least 1", values)
+    require(
+        values.ndim == 1 and values.size >= 2,
+        "moments",
+        "be a 1-D array φ_0 … φ_m with m of at least 1",
+        values,
+    )
     require(bool(np.isfinite(values).all()), "moments", "be finite", "NaN or infinity")
     require(
         abs(values[0] - 1) <= 1e-6,
@@ -103,7 +119,12 @@ def in_chebyshev(
         require(fine, "stderr", f"be {values.size} numbers of at least 0", given)
         covariance = np.diag(given**2)
     table = chebyshev_table(basis, values.size - 1)
-    return table @ values, product(product(table, covariance), table.T), bounds, HINT if basis == "power" else ""
+    return (
+        table @ values,
+        product(product(table, covariance), table.T),
+        bounds,
+        HINT if basis == "power" else "",
+    )
 
 
 def _numbers(values: ArrayLike, name: str) -> Array:
@@ -157,7 +178,9 @@ def density_of(
     with_prior: bool,
     tol: float,
 ) -> MaxentDensity:
-    """The solution on x in [−1, 1] as a density of λ, with the error that the moments' errors give it."""
+    """The solution on x in [−1, 1] as a density of λ, with the error that the moments' errors
+    give it.
+    """
     half = (bounds[1] - bounds[0]) / 2
     mass, log_z = masses(grid, solution.coefficients)
     density, means = mass / grid.weights / half, product(mass, grid.features)

@@ -1,4 +1,6 @@
-"""Networks of the field, each one small file; weights come from a seed and never from the global generator."""
+"""Networks of the field, each one small file; weights come from a seed and never from the global
+generator.
+"""
 
 from lambdahat.models.all_convolutional import all_cnn
 from lambdahat.models.lenet import lenet5

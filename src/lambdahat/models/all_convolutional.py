@@ -9,11 +9,14 @@ from lambdahat.models.initial import he, initialize
 from lambdahat.models.perceptrons import dropouts
 
 
-def all_cnn(channels: int = 3, classes: int = 10, dropout: float = 0.0, seed: int = 0) -> nn.Sequential:
-    """All-CNN-C: nine convolutions, three of them with stride 2 in place of pooling (Springenberg et al., 2015).
+def all_cnn(
+    channels: int = 3, classes: int = 10, dropout: float = 0.0, seed: int = 0
+) -> nn.Sequential:
+    """All-CNN-C: nine convolutions, three of them with stride 2 in place of pooling (Springenberg
+    et al., 2015).
 
-    Images of 32 × 32. ``dropout`` acts after each stride (0.5 in their paper, 0.2 on their input). 1,387,108 parameters
-    at 100 classes, the "CNN" of the flatness paper.
+    Images of 32 × 32. ``dropout`` acts after each stride (0.5 in their paper, 0.2 on their input).
+    1,387,108 parameters at 100 classes, the "CNN" of the flatness paper.
 
     >>> tuple(all_cnn()(torch.zeros(2, 3, 32, 32)).shape)
     (2, 10)
@@ -31,7 +34,9 @@ def all_cnn(channels: int = 3, classes: int = 10, dropout: float = 0.0, seed: in
 
 
 def _plan(channels: int, classes: int) -> list[tuple[int, int, int, int, int]]:
-    """(inputs, outputs, kernel, stride, padding) of each convolution: Table 1 and 2 of Springenberg et al."""
+    """(inputs, outputs, kernel, stride, padding) of each convolution: Table 1 and 2 of
+    Springenberg et al.
+    """
     return [
         (channels, 96, 3, 1, 1),
         (96, 96, 3, 1, 1),

@@ -14,7 +14,9 @@ Draw = Callable[[nn.Module, torch.Generator], None]
 
 
 def uniform(layer: nn.Module, rng: torch.Generator) -> None:
-    """As PyTorch does by default: weights and biases uniform on ±1/√fan_in (LeCun et al., 1998, up to the constant)."""
+    """As PyTorch does by default: weights and biases uniform on ±1/√fan_in (LeCun et al., 1998,
+    up to the constant).
+    """
     if isinstance(layer, nn.Linear | nn.Conv2d):
         bound = 1.0 / math.sqrt(layer.weight[0].numel())
         for parameter in layer.parameters(recurse=False):
@@ -22,7 +24,9 @@ def uniform(layer: nn.Module, rng: torch.Generator) -> None:
 
 
 def he(layer: nn.Module, rng: torch.Generator) -> None:
-    """Convolutions N(0, 2/fan_out) with biases 0 (He et al., 2015, as in their residual networks); the rest uniform."""
+    """Convolutions N(0, 2/fan_out) with biases 0 (He et al., 2015, as in their residual
+    networks); the rest uniform.
+    """
     if isinstance(layer, nn.Conv2d):
         fan_out = layer.weight[:, 0].numel() // layer.groups
         layer.weight.normal_(0.0, math.sqrt(2.0 / fan_out), generator=rng)
@@ -33,10 +37,11 @@ def he(layer: nn.Module, rng: torch.Generator) -> None:
 
 
 def initialize(model: nn.Module, seed: int, name: str, draw: Draw = uniform) -> None:
-    """Draw every layer by ``draw(layer, rng)`` from the stream ``(seed, name)``; norm layers start as the identity.
+    """Draw every layer by ``draw(layer, rng)`` from the stream ``(seed, name)``; norm layers start
+    as the identity.
 
-    A module made on the meta device is first given memory: building it there keeps the layers' own initialisation
-    from drawing from the global generator.
+    A module made on the meta device is first given memory: building it there keeps the layers' own
+    initialisation from drawing from the global generator.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device="cpu")

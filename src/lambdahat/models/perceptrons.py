@@ -22,8 +22,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def mlp(sizes: Sequence[int], activation: str = "relu", seed: int = 0, dropout: float = 0.0) -> nn.Sequential:
-    """Linear layers of the given ``sizes`` (inputs, hidden …, outputs) with an activation between each two.
+def mlp(
+    sizes: Sequence[int], activation: str = "relu", seed: int = 0, dropout: float = 0.0
+) -> nn.Sequential:
+    """Linear layers of the given ``sizes`` (inputs, hidden …, outputs) with an activation between
+    each two.
 
     ``dropout`` is the share of hidden units that training switches off.
 
@@ -34,7 +37,8 @@ def mlp(sizes: Sequence[int], activation: str = "relu", seed: int = 0, dropout: 
     kind = ACTIVATIONS[require_choice(activation, "activation", ACTIVATIONS)]
     between = [kind, *dropouts(dropout)]
     layers: list[nn.Module] = []
-    with torch.device("meta"):  # the layers' own initialisation would draw from the global generator
+    # the layers' own initialisation would draw from the global generator
+    with torch.device("meta"):
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), *(make() for make in between)]
         model = nn.Sequential(*layers[: -len(between)])
@@ -52,14 +56,17 @@ def softmax_regression(inputs: int = 784, classes: int = 10, seed: int = 0) -> n
 
 
 def deep_linear(sizes: Sequence[int], bias: bool = False, seed: int = 0) -> nn.Sequential:
-    """A product of matrices W_L … W_1 of the given ``sizes`` (H_0, …, H_L): linear in its input, not in its weights.
+    """A product of matrices W_L … W_1 of the given ``sizes`` (H_0, …, H_L): linear in its input,
+    not in its weights.
 
     >>> sum(p.numel() for p in deep_linear([5, 3, 5]).parameters())
     30
     """
     _require_sizes(sizes)
     with torch.device("meta"):
-        model = nn.Sequential(*(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in pairwise(sizes)))
+        model = nn.Sequential(
+            *(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in pairwise(sizes))
+        )
     initialize(model, seed, "deep_linear")
     return model
 

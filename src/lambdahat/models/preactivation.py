@@ -36,11 +36,14 @@ class Bottleneck(nn.Module):
         return out
 
 
-def preresnet(depth: int = 164, channels: int = 3, classes: int = 10, seed: int = 0) -> nn.Sequential:
-    """A pre-activation residual network of ``depth`` = 9n + 2 layers: three stages of n bottlenecks (He et al., 2016).
+def preresnet(
+    depth: int = 164, channels: int = 3, classes: int = 10, seed: int = 0
+) -> nn.Sequential:
+    """A pre-activation residual network of ``depth`` = 9n + 2 layers: three stages of n bottlenecks
+    (He et al., 2016).
 
-    PreResNet-164 has 1,726,388 parameters at 100 classes, as the flatness paper prints. PreResNet-110 is that of the
-    stochastic-weight-averaging code, bottlenecks too.
+    PreResNet-164 has 1,726,388 parameters at 100 classes, as the flatness paper prints.
+    PreResNet-110 is that of the stochastic-weight-averaging code, bottlenecks too.
 
     >>> tuple(preresnet(11)(torch.zeros(2, 3, 32, 32)).shape)
     (2, 10)
@@ -54,7 +57,13 @@ def preresnet(depth: int = 164, channels: int = 3, classes: int = 10, seed: int 
             for block in range(blocks):
                 layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
                 inputs = EXPANSION * width
-        head = [nn.BatchNorm2d(inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
+        head = [
+            nn.BatchNorm2d(inputs),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(inputs, classes),
+        ]
         model = nn.Sequential(*layers, *head)
     initialize(model, seed, f"preresnet{depth}", he)
     return model

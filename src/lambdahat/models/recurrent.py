@@ -16,13 +16,21 @@ State = list[tuple[Tensor, Tensor]]
 
 
 class LSTMLanguageModel(nn.Module):
-    """Embedding, LSTM layers, and a read-out with the embedding's own weights: tokens (B, T) ↦ logits (B, T, V).
+    """Embedding, LSTM layers, and a read-out with the embedding's own weights: tokens (B, T) ↦
+    logits (B, T, V).
 
-    The last layer is as wide as the embedding, so that the read-out can share its weights (Merity et al., 2017).
+    The last layer is as wide as the embedding, so that the read-out can share its weights (Merity
+    et al., 2017).
     """
 
     def __init__(
-        self, vocabulary: int, embedding: int, hidden: int, layers: int, dropout: float = 0.0, fused: bool = False
+        self,
+        vocabulary: int,
+        embedding: int,
+        hidden: int,
+        layers: int,
+        dropout: float = 0.0,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         require_count(layers, "layers")
@@ -30,14 +38,17 @@ class LSTMLanguageModel(nn.Module):
         widths = [embedding, *[hidden] * (layers - 1), embedding]
         self.dropout, self.fused = dropout, fused
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.layers = nn.ModuleList(nn.LSTM(inputs, outputs, batch_first=True) for inputs, outputs in pairwise(widths))
+        self.layers = nn.ModuleList(
+            nn.LSTM(inputs, outputs, batch_first=True) for inputs, outputs in pairwise(widths)
+        )
         self.bias = nn.Parameter(torch.empty(vocabulary))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self._run(tokens, None)[0]
 
     def advance(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Logits, and the state after the last token, cut off from the graph, for the next stretch of the text.
+        """Logits, and the state after the last token, cut off from the graph, for the next stretch
+        of the text.
 
         Truncated back-propagation through time: pass the state of one stretch to the next.
         """
@@ -70,10 +81,14 @@ class LSTMLanguageModel(nn.Module):
         return x * F.dropout(x.new_ones(len(x), 1, x.shape[2]), self.dropout)
 
 
-def unrolled(layer: nn.LSTM, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The layer written out: x (B, T, D) ↦ (B, T, H) and the last (h, c), differentiable any number of times.
+def unrolled(
+    layer: nn.LSTM, x: Tensor, h: Tensor, c: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The layer written out: x (B, T, D) ↦ (B, T, H) and the last (h, c), differentiable any number
+    of times.
 
-    c ← σ(f)·c + σ(i)·tanh(g) and h ← σ(o)·tanh(c), with (i, f, g, o) = W_ih x + b_ih + W_hh h + b_hh.
+    c ← σ(f)·c + σ(i)·tanh(g) and h ← σ(o)·tanh(c), with (i, f, g, o) = W_ih x + b_ih + W_hh h +
+    b_hh.
     """
     weights = dict(layer.named_parameters())
     driven = F.linear(x, weights["weight_ih_l0"], weights["bias_ih_l0"] + weights["bias_hh_l0"])
@@ -97,9 +112,9 @@ def lstm(
 ) -> LSTMLanguageModel:
     """The three-layer LSTM of Merity et al. (2017) for Penn Treebank: 24,221,600 parameters.
 
-    ``dropout`` drops units of the embedding and of every layer, the same at each position. ``fused`` uses the
-    library's own LSTM kernels: faster, the same numbers to rounding, but differentiable only once on a GPU, so no
-    Hessian products there.
+    ``dropout`` drops units of the embedding and of every layer, the same at each position.
+    ``fused`` uses the library's own LSTM kernels: faster, the same numbers to rounding, but
+    differentiable only once on a GPU, so no Hessian products there.
 
     >>> tuple(lstm(20, 8, 12)(torch.zeros(2, 5, dtype=torch.long)).shape)
     (2, 5, 20)
@@ -111,7 +126,9 @@ def lstm(
 
 
 def _draw(layer: nn.Module, rng: torch.Generator) -> None:
-    """Embedding uniform on ±0.1, LSTM weights on ±1/√H, read-out bias 0, as in the code of Merity et al."""
+    """Embedding uniform on ±0.1, LSTM weights on ±1/√H, read-out bias 0, as in the code of
+    Merity et al.
+    """
     if isinstance(layer, nn.Embedding):
         layer.weight.uniform_(-0.1, 0.1, generator=rng)
     elif isinstance(layer, nn.LSTM):

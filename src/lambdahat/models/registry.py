@@ -25,7 +25,8 @@ from lambdahat.models.wide import wide_resnet
 
 @dataclass(frozen=True)
 class Entry:
-    """A network: how to build it, what a sample of its data is ("vectors", "images" or "tokens"), and its options.
+    """A network: how to build it, what a sample of its data is ("vectors", "images" or "tokens"),
+    and its options.
 
     ``side`` is the height and width of its images where it takes no others.
     """
@@ -40,7 +41,11 @@ class Entry:
         """What may be chosen beyond what the data decide."""
         decided = {"inputs", "channels", "classes", "vocabulary", "seed"}
         fixed = self.build.keywords if isinstance(self.build, partial) else {}
-        return tuple(name for name in inspect.signature(self.build).parameters if name not in decided | set(fixed))
+        return tuple(
+            name
+            for name in inspect.signature(self.build).parameters
+            if name not in decided | set(fixed)
+        )
 
 
 def _perceptron(
@@ -54,7 +59,9 @@ def _perceptron(
     return mlp([inputs, *widths, classes], activation, seed, dropout)
 
 
-def _deep_linear(inputs: int, classes: int, widths: Sequence[int] = (32, 32), seed: int = 0) -> nn.Sequential:
+def _deep_linear(
+    inputs: int, classes: int, widths: Sequence[int] = (32, 32), seed: int = 0
+) -> nn.Sequential:
     return deep_linear([inputs, *widths, classes], seed=seed)
 
 
@@ -82,9 +89,10 @@ def make_model(
 ) -> nn.Module:
     """The network ``name`` for samples of ``shape`` and ``classes`` outputs.
 
-    ``shape`` is that of one sample without the batch: (64,), or (channels, height, width). Networks that take vectors
-    flatten images first. For language models ``classes`` is the size of the vocabulary and ``shape`` plays no part.
-    ``MODELS`` lists the names; the options are the arguments of the function of the same name.
+    ``shape`` is that of one sample without the batch: (64,), or (channels, height, width). Networks
+    that take vectors flatten images first. For language models ``classes`` is the size of the
+    vocabulary and ``shape`` plays no part. ``MODELS`` lists the names; the options are the
+    arguments of the function of the same name.
 
     >>> sum(p.numel() for p in make_model("softmax", shape=(1, 28, 28)).parameters())
     7850
@@ -100,7 +108,9 @@ def make_model(
         require_count(size, "shape")
     if entry.takes == "images":
         sides = "height, width" if entry.side is None else f"{entry.side}, {entry.side}"
-        fits = len(shape) == 3 and (entry.side is None or tuple(shape[1:]) == (entry.side, entry.side))
+        fits = len(shape) == 3 and (
+            entry.side is None or tuple(shape[1:]) == (entry.side, entry.side)
+        )
         require(fits, "shape", f"be (channels, {sides}) for {name!r}", repr(tuple(shape)))
         return entry.build(channels=shape[0], classes=classes, seed=seed, **options)
     model = entry.build(inputs=math.prod(shape), classes=classes, seed=seed, **options)

@@ -12,7 +12,9 @@ from lambdahat.models.initial import he, initialize
 
 
 class Bottleneck(nn.Module):
-    """relu(shortcut(x) + branch(x)): convolutions 1 × 1, 3 × 3 with the stride and the groups, 1 × 1, each with bn."""
+    """relu(shortcut(x) + branch(x)): convolutions 1 × 1, 3 × 3 with the stride and the groups, 1
+    × 1, each with bn.
+    """
 
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int = 1) -> None:
         super().__init__()
@@ -28,7 +30,9 @@ class Bottleneck(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,15 +40,20 @@ class Bottleneck(nn.Module):
         return out
 
 
-def resnet50(channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0) -> nn.Sequential:
-    """ResNet-50 (He et al., 2016; the stride in the 3 × 3 convolution): 25,557,032 parameters at 1,000 classes.
+def resnet50(
+    channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0
+) -> nn.Sequential:
+    """ResNet-50 (He et al., 2016; the stride in the 3 × 3 convolution): 25,557,032 parameters at
+    1,000 classes.
 
     ``stem="cifar"`` starts with one 3 × 3 convolution and no pooling, for images of 32 × 32.
     """
     return _resnet((3, 4, 6, 3), channels, classes, stem, seed, "resnet50")
 
 
-def resnet101(channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0) -> nn.Sequential:
+def resnet101(
+    channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0
+) -> nn.Sequential:
     """ResNet-101, as ``resnet50``: 44,549,160 parameters at 1,000 classes."""
     return _resnet((3, 4, 23, 3), channels, classes, stem, seed, "resnet101")
 
@@ -62,14 +71,20 @@ def resnext29(
     first = require_count(cardinality, "cardinality") * require_count(base_width, "base_width")
     with torch.device("meta"):
         stages = [(first * 2**i, 256 * 2**i, 3, 1 if i == 0 else 2) for i in range(3)]
-        model = nn.Sequential(*_stem("cifar", channels), *_stages(64, stages, cardinality), *_head(1024, classes))
+        model = nn.Sequential(
+            *_stem("cifar", channels), *_stages(64, stages, cardinality), *_head(1024, classes)
+        )
     initialize(model, seed, f"resnext29_{cardinality}x{base_width}d", he)
     return model
 
 
-def _resnet(counts: Sequence[int], channels: int, classes: int, stem: str, seed: int, name: str) -> nn.Sequential:
+def _resnet(
+    counts: Sequence[int], channels: int, classes: int, stem: str, seed: int, name: str
+) -> nn.Sequential:
     with torch.device("meta"):
-        stages = [(64 * 2**i, 256 * 2**i, count, 1 if i == 0 else 2) for i, count in enumerate(counts)]
+        stages = [
+            (64 * 2**i, 256 * 2**i, count, 1 if i == 0 else 2) for i, count in enumerate(counts)
+        ]
         model = nn.Sequential(*_stem(stem, channels), *_stages(64, stages), *_head(2048, classes))
     initialize(model, seed, name, he)
     return model
@@ -82,7 +97,9 @@ def _stem(kind: str, channels: int) -> list[nn.Module]:
     return [first, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
 
 
-def _stages(inputs: int, stages: Sequence[tuple[int, int, int, int]], groups: int = 1) -> list[nn.Module]:
+def _stages(
+    inputs: int, stages: Sequence[tuple[int, int, int, int]], groups: int = 1
+) -> list[nn.Module]:
     """Blocks for every (inner width, outputs, how many, stride of the first)."""
     blocks: list[nn.Module] = []
     for inner, outputs, count, stride in stages:

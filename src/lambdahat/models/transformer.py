@@ -23,7 +23,10 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.project(x).chunk(3, dim=2))
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.project(x).chunk(3, dim=2)
+        )
         rate = self.dropout if self.training else 0.0
         if self.fused:
             mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
@@ -44,7 +47,10 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout, fused)
         self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU("tanh"),
+            nn.Linear(4 * width, width),
         )
         self.drop = nn.Dropout(dropout)
 
@@ -55,9 +61,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token and position embeddings, blocks, a norm, and a read-out with the token embedding's own weights.
+    """Token and position embeddings, blocks, a norm, and a read-out with the token embedding's own
+    weights.
 
-    tokens (B, T) ↦ logits (B, T, V), the logits at t from the tokens up to t; T at most ``context``.
+    tokens (B, T) ↦ logits (B, T, V), the logits at t from the tokens up to t; T at most
+    ``context``.
     """
 
     def __init__(
@@ -82,7 +90,13 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         length, most = tokens.shape[1], self.positions.num_embeddings
-        require(length <= most, "tokens", f"be at most {most} long", f"{length}", "cut the text, or raise context")
+        require(
+            length <= most,
+            "tokens",
+            f"be at most {most} long",
+            f"{length}",
+            "cut the text, or raise context",
+        )
         x = self.drop(self.tokens(tokens) + self.positions.weight[:length])
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
@@ -99,9 +113,10 @@ def gpt(
 ) -> GPT:
     """A GPT-2 of any size (Radford et al., 2019); the defaults suit Tiny Shakespeare by characters.
 
-    ``fused`` uses the library's attention kernels: faster and lighter, the same numbers to rounding, but differentiable
-    only once, so no Hessian products. Weights start at N(0, 0.02²), those that write to the residual stream at
-    N(0, 0.02²/2L) with L blocks, biases at 0. 124,439,808 parameters at GPT-2's own sizes.
+    ``fused`` uses the library's attention kernels: faster and lighter, the same numbers to
+    rounding, but differentiable only once, so no Hessian products. Weights start at N(0, 0.02²),
+    those that write to the residual stream at N(0, 0.02²/2L) with L blocks, biases at 0.
+    124,439,808 parameters at GPT-2's own sizes.
 
     >>> tuple(gpt(20, 8, 16, 2, 1)(torch.zeros(2, 5, dtype=torch.long)).shape)
     (2, 5, 20)

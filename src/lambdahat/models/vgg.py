@@ -12,13 +12,18 @@ WIDTHS = (64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)
 
 
 def vgg16(
-    channels: int = 3, classes: int = 10, batch_norm: bool = False, dropout: float = 0.5, seed: int = 0
+    channels: int = 3,
+    classes: int = 10,
+    batch_norm: bool = False,
+    dropout: float = 0.5,
+    seed: int = 0,
 ) -> nn.Sequential:
-    """VGG-16 (Simonyan and Zisserman, 2015) in the form for CIFAR of the stochastic-weight-averaging code.
+    """VGG-16 (Simonyan and Zisserman, 2015) in the form for CIFAR of the
+    stochastic-weight-averaging code.
 
-    Thirteen convolutions with biases in five groups, each closed by max pooling, then three linear layers of 512, 512
-    and ``classes``. At 100 classes 15,291,300 parameters without batch norm, the count the spectral thesis prints, and
-    15,299,748 with it.
+    Thirteen convolutions with biases in five groups, each closed by max pooling, then three linear
+    layers of 512, 512 and ``classes``. At 100 classes 15,291,300 parameters without batch norm, the
+    count the spectral thesis prints, and 15,299,748 with it.
     """
     drop = dropouts(dropout)
     layers: list[nn.Module] = []

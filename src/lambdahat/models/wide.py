@@ -43,8 +43,8 @@ def wide_resnet(
 ) -> nn.Sequential:
     """WideResNet-``depth``×``width``, depth = 6n + 4 (Zagoruyko and Komodakis, 2016).
 
-    With convolution biases, as in the code the flatness paper used, WideResNet-28×10 has 36,546,980 parameters at 100
-    classes; without, 36,536,884.
+    With convolution biases, as in the code the flatness paper used, WideResNet-28×10 has 36,546,980
+    parameters at 100 classes; without, 36,536,884.
 
     >>> tuple(wide_resnet(10, 1)(torch.zeros(2, 3, 32, 32)).shape)
     (2, 10)
@@ -57,9 +57,17 @@ def wide_resnet(
         inputs = 16
         for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
             for block in range(blocks):
-                layers.append(WideBlock(inputs, outputs, stride if block == 0 else 1, bias, dropout))
+                layers.append(
+                    WideBlock(inputs, outputs, stride if block == 0 else 1, bias, dropout)
+                )
                 inputs = outputs
-        head = [nn.BatchNorm2d(inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
+        head = [
+            nn.BatchNorm2d(inputs),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(inputs, classes),
+        ]
         model = nn.Sequential(*layers, *head)
     initialize(model, seed, f"wide_resnet{depth}x{width}", he)
     return model

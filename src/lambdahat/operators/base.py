@@ -1,7 +1,7 @@
 """The operator, one fixed symmetric matrix known by its products, and its algebra.
 
-A subclass gives ``_apply`` and the facts ``symmetric`` and ``psd``. Everything else wraps: a damped operator
-holds an operator, it does not subclass one.
+A subclass gives ``_apply`` and the facts ``symmetric`` and ``psd``. Everything else wraps: a damped
+operator holds an operator, it does not subclass one.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ if TYPE_CHECKING:
 
 DENSE_CHUNK = 64
 FITS = 1 << 28  # bytes of a matrix that are taken without a look at the free memory
-ORDINARY = {torch.float64: 150}  # scales 2^±n whose squares and fourth powers no sum takes out of range
+# scales 2^±n whose squares and fourth powers no sum takes out of range
+ORDINARY = {torch.float64: 150}
 ORDINARY_SINGLE = 20  # the same for float32, and for what is computed in it
-INPUT = {torch.float64: 900, torch.float16: 8}  # the most that a vector is scaled by before a product, 2^±n
+# the most that a vector is scaled by before a product, 2^±n
+INPUT = {torch.float64: 900, torch.float16: 8}
 INPUT_SINGLE = 100
 
 
 class LinearOperator(ABC):
     """A square matrix A of order P = ``dim``, used through ``A @ v`` and ``A @ V``.
 
-    ``symmetric`` and ``psd`` are declared facts; the contract suite in ``tests/operators`` checks them.
-    ``matvecs`` counts the products made so far, a block of k columns as k. ``space`` names the coordinates, where
-    the operator comes from a problem.
+    ``symmetric`` and ``psd`` are declared facts; the contract suite in ``tests/operators`` checks
+    them. ``matvecs`` counts the products made so far, a block of k columns as k. ``space`` names
+    the coordinates, where the operator comes from a problem.
     """
 
     __array_ufunc__ = None  # so that numpy leaves ``np.float64(2) * A`` to us
@@ -57,7 +59,8 @@ class LinearOperator(ABC):
         psd: bool = False,
         space: Space | None = None,
     ) -> None:
-        self.dim, self.dtype, self.device = dim, dtype, torch.empty(0, device=device).device  # with its index
+        # with its index
+        self.dim, self.dtype, self.device = dim, dtype, torch.empty(0, device=device).device
         self.symmetric, self.psd, self.space = symmetric, psd, space
         self.matvecs = 0
 
@@ -84,7 +87,9 @@ class LinearOperator(ABC):
     def _multiply(self, other: Any) -> Tensor:
         block = read_array(other, "the right-hand side of @")
         fits = block.ndim in (1, 2) and block.shape[0] == self.dim
-        require(fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block)
+        require(
+            fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block
+        )
         self._require_factor(block, "right")
         with default_context():
             columns = self._own(block.reshape(self.dim, -1))
@@ -94,7 +99,9 @@ class LinearOperator(ABC):
             return self._apply(columns).reshape(block.shape)
 
     def _own(self, block: Tensor) -> Tensor:
-        """The block in the operator's dtype; a copy of what was made in inference mode, which has no gradients."""
+        """The block in the operator's dtype; a copy of what was made in inference mode, which
+        has no gradients.
+        """
         return (block.clone() if block.is_inference() else block).to(self.dtype)
 
     def _multiply_adjoint(self, block: Tensor) -> Tensor:
@@ -127,15 +134,22 @@ class LinearOperator(ABC):
 
     def __rmatmul__(self, other: Any) -> Any:
         structured = _is_structured(other)
-        rows = self._shaped(other, "left") if structured else read_array(other, "the left-hand side of @")
+        rows = (
+            self._shaped(other, "left")
+            if structured
+            else read_array(other, "the left-hand side of @")
+        )
         fits = rows.ndim in (1, 2) and rows.shape[-1] == self.dim
-        require(fits, "the left-hand side of @", f"have shape ({self.dim},) or (k, {self.dim})", rows)
+        require(
+            fits, "the left-hand side of @", f"have shape ({self.dim},) or (k, {self.dim})", rows
+        )
         self._require_factor(rows, "left")
         product = self._multiply_adjoint(rows.reshape(-1, self.dim).T).T.reshape(rows.shape)
         return _like(other, self._named_space(), product, leading=True) if structured else product
 
     def _shaped(self, given: Any, side: str) -> Tensor:
-        """Tensors of the parameters' shapes, in a dict or in order, as (P,); with one more dimension as (k, P).
+        """Tensors of the parameters' shapes, in a dict or in order, as (P,); with one more
+        dimension as (k, P).
 
         That dimension is the last right of the operator and the first left of it.
         """
@@ -163,13 +177,21 @@ class LinearOperator(ABC):
             f"hold {len(space.names)} tensors, one for each parameter",
             f"{len(given)}",
         )
-        parts = [read_array(part, f"{name}, at {key!r},") for key, part in zip(space.names, given, strict=True)]
+        parts = [
+            read_array(part, f"{name}, at {key!r},")
+            for key, part in zip(space.names, given, strict=True)
+        ]
         extra = parts[0].ndim - len(space.shapes[0])
         rows = []
         for key, shape, part in zip(space.names, space.shapes, parts, strict=True):
             own = part.movedim(-1, 0) if extra == 1 and part.ndim and side == "right" else part
             fits = extra in (0, 1) and own.ndim - len(shape) == extra and own.shape[extra:] == shape
-            require(fits, f"{name}, at {key!r},", f"have shape {shape}, or that and a dimension of k vectors", part)
+            require(
+                fits,
+                f"{name}, at {key!r},",
+                f"have shape {shape}, or that and a dimension of k vectors",
+                part,
+            )
             rows.append(own.reshape(*own.shape[:extra], -1))
         same = len({row.shape[:-1] for row in rows}) == 1
         require(same, name, "hold as many vectors for each parameter", "different numbers")
@@ -202,7 +224,10 @@ class LinearOperator(ABC):
 
     def __repr__(self) -> str:
         facts = ("psd" if self.psd else "symmetric") if self.symmetric else "general"
-        return f"{type(self).__name__}({self.dim} × {self.dim}, {facts}, {str(self.dtype)[6:]}, {self.device})"
+        return (
+            f"{type(self).__name__}({self.dim} × {self.dim}, {facts}, {str(self.dtype)[6:]},"
+            f" {self.device})"
+        )
 
     def known_diagonal(self) -> Tensor | None:
         """The exact diagonal (P,), where it can be had without products."""
@@ -222,19 +247,27 @@ class LinearOperator(ABC):
         return 0.0 if self.psd else -math.inf, math.inf
 
     def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
-        """A product (P,) → (P,) that a CUDA graph can take in, and the stream to record it on; None where none is."""
+        """A product (P,) → (P,) that a CUDA graph can take in, and the stream to record it on;
+        None where none is.
+        """
         return None
 
     def columns(self, indices: Sequence[int]) -> Tensor:
-        """The columns A[:, indices] (P, k), each counted as a product unless the entries are there."""
+        """The columns A[:, indices] (P, k), each counted as a product unless the entries are
+        there.
+        """
         units = torch.zeros(self.dim, len(indices), dtype=self.dtype, device=self.device)
         units[list(indices), range(len(indices))] = 1.0
         return self._multiply(units)
 
     def free_memory(self, device: torch.device | None = None) -> int:
-        """Bytes that can still be taken where it is, or on ``device``: the same on all ranks, that of the fullest."""
+        """Bytes that can still be taken where it is, or on ``device``: the same on all ranks,
+        that of the fullest.
+        """
         inner = [part for part in vars(self).values() if isinstance(part, LinearOperator)]
-        return min((part.free_memory(device) for part in inner), default=0) or free_memory(device or self.device)
+        return min((part.free_memory(device) for part in inner), default=0) or free_memory(
+            device or self.device
+        )
 
     def budget(self) -> int | None:
         """The bytes that all work with it may take, where its problem sets them."""
@@ -248,24 +281,35 @@ class LinearOperator(ABC):
             return share * self.free_memory()
         inner = {id(part): part for part in vars(self).values() if isinstance(part, LinearOperator)}
         rooms = [part.room(share) for part in inner.values() if part.budget() is not None]
-        return sum(rooms) - (len(rooms) - 1) * (1 - PASS) * budget  # each leaves what it keeps itself
+        # each leaves what it keeps itself
+        return sum(rooms) - (len(rooms) - 1) * (1 - PASS) * budget
 
     def column_bytes(self) -> int:
-        """What each column of a block takes at most while it is multiplied, its product included."""
+        """What each column of a block takes at most while it is multiplied, its product
+        included.
+        """
         row = self.dim * self.dtype.itemsize
         inner = [part for part in vars(self).values() if isinstance(part, LinearOperator)]
-        return 2 * row + max((part.dim * self.dtype.itemsize + part.column_bytes() for part in inner), default=0)
+        return 2 * row + max(
+            (part.dim * self.dtype.itemsize + part.column_bytes() for part in inner), default=0
+        )
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        """The trace from one-sided samples, where that is cheaper than both the closed form and products."""
+        """The trace from one-sided samples, where that is cheaper than both the closed form and
+        products.
+        """
         return None
 
     def why_no_trace(self) -> str:
-        """What stands in the way of an exact trace, where that is known; for the error that refuses it."""
+        """What stands in the way of an exact trace, where that is known; for the error that
+        refuses it.
+        """
         return ""
 
     def control(self) -> LinearOperator | None:
-        """An operator near this one whose trace and diagonal are known: a control variate, where there is one."""
+        """An operator near this one whose trace and diagonal are known: a control variate, where
+        there is one.
+        """
         return None
 
     def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
@@ -274,9 +318,15 @@ class LinearOperator(ABC):
         return Restricted(self, indices, space)
 
     def block_diagonal(self, blocks: Mapping[str, Pattern] | None = None) -> LinearOperator:
-        """The operator with all entries between different blocks set to 0; by default one block a layer."""
+        """The operator with all entries between different blocks set to 0; by default one block
+        a layer.
+        """
         space = self._named_space()
-        groups = space.layers() if blocks is None else {name: space.select(p) for name, p in blocks.items()}
+        groups = (
+            space.layers()
+            if blocks is None
+            else {name: space.select(p) for name, p in blocks.items()}
+        )
         return BlockDiagonal(self, groups)
 
     def dense(self) -> Tensor:
@@ -291,13 +341,17 @@ class LinearOperator(ABC):
         return out
 
     def _dense_columns(self) -> int:
-        """How many columns of the matrix to make at once; a matrix that does not fit into the memory is refused."""
+        """How many columns of the matrix to make at once; a matrix that does not fit into the
+        memory is refused.
+        """
         row = self.dim * self.dtype.itemsize
         need, budget = self.dim * row, self.budget()
         if budget is None and need < FITS:
             return DENSE_CHUNK
         room, column = self.room(1.0), row + self.column_bytes()
-        where = "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves"
+        where = (
+            "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves"
+        )
         require(
             need + column <= room,
             "the matrix of an operator",
@@ -318,7 +372,12 @@ class LinearOperator(ABC):
         adjoint = multiply if self.symmetric else None
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
         return ScipyLinearOperator(
-            shape=self.shape, dtype=kind, matvec=multiply, matmat=multiply, rmatvec=adjoint, rmatmat=adjoint
+            shape=self.shape,
+            dtype=kind,
+            matvec=multiply,
+            matmat=multiply,
+            rmatvec=adjoint,
+            rmatmat=adjoint,
         )
 
     def _named_space(self) -> Space:
@@ -343,7 +402,9 @@ class LinearOperator(ABC):
             names = space.select(which)  # type: ignore[arg-type]
             return space.indices(names).to(self.device), space.subspace(names)
         indices = torch.as_tensor(which, device=self.device)
-        whole = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
+        whole = not (
+            indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool
+        )
         require(
             indices.ndim == 1 and indices.numel() > 0 and whole,
             "which",
@@ -352,8 +413,18 @@ class LinearOperator(ABC):
             "for a mask pass mask.nonzero().flatten()",
         )
         low, high = int(indices.min()), int(indices.max())
-        require(0 <= low and high < self.dim, "which", f"hold indices in [0, {self.dim - 1}]", f"{low} … {high}")
-        require(len(indices.unique()) == len(indices), "which", "hold each index once", "repeated indices")
+        require(
+            0 <= low and high < self.dim,
+            "which",
+            f"hold indices in [0, {self.dim - 1}]",
+            f"{low} … {high}",
+        )
+        require(
+            len(indices.unique()) == len(indices),
+            "which",
+            "hold each index once",
+            "repeated indices",
+        )
         return indices, None
 
 
@@ -410,7 +481,9 @@ class Sum(LinearOperator):
         return total.to(self.dtype)
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
-        return (self.first._multiply_adjoint(block) + self.second._multiply_adjoint(block)).to(self.dtype)
+        return (self.first._multiply_adjoint(block) + self.second._multiply_adjoint(block)).to(
+            self.dtype
+        )
 
     def known_diagonal(self) -> Tensor | None:
         first, second = self.first.known_diagonal(), self.second.known_diagonal()
@@ -423,7 +496,11 @@ class Sum(LinearOperator):
     def known_squares(self) -> float | None:
         """tr (A + B)² where one of the two is a multiple of the identity."""
         for plain, shift in ((self.first, self.second), (self.second, self.first)):
-            c, squares, trace = multiple_of_identity(shift), plain.known_squares(), plain.known_trace()
+            c, squares, trace = (
+                multiple_of_identity(shift),
+                plain.known_squares(),
+                plain.known_trace(),
+            )
             if c is not None and squares is not None and trace is not None:
                 return squares + 2 * c * trace + c * c * self.dim  # c**2 raises where it overflows
         return None
@@ -450,7 +527,10 @@ class Sum(LinearOperator):
         if self.first.space is None and self.second.space is None:
             return super().restrict(which)
         indices, _ = self._choose(which)
-        parts = [op.restrict(which if op.space is not None else indices) for op in (self.first, self.second)]
+        parts = [
+            op.restrict(which if op.space is not None else indices)
+            for op in (self.first, self.second)
+        ]
         return Sum(*parts)
 
 
@@ -472,7 +552,8 @@ class Scaled(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         if 2.0**-ORDINARY_SINGLE < abs(self.factor) < 2.0**ORDINARY_SINGLE:
             return self.factor * (self.inner @ block)  # type: ignore[no-any-return]
-        return self.inner._multiply(self.factor * block)  # the product with the block itself may leave the dtype
+        # the product with the block itself may leave the dtype
+        return self.inner._multiply(self.factor * block)
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         return self.factor * self.inner._multiply_adjoint(block)
@@ -487,7 +568,8 @@ class Scaled(LinearOperator):
 
     def known_squares(self) -> float | None:
         squares = self.inner.known_squares()
-        if squares is None or not 0 < squares < math.inf:  # squares of very small or large entries leave the range
+        # squares of very small or large entries leave the range
+        if squares is None or not 0 < squares < math.inf:
             return None
         return self.factor * (self.factor * squares)
 
@@ -507,7 +589,9 @@ class Scaled(LinearOperator):
         found = self.inner.sampled_trace(tol, seed)
         if found is None:
             return None
-        return replace(found, value=self.factor * found.value, stderr=abs(self.factor) * found.stderr)
+        return replace(
+            found, value=self.factor * found.value, stderr=abs(self.factor) * found.stderr
+        )
 
     def why_no_trace(self) -> str:
         return self.inner.why_no_trace()
@@ -521,21 +605,29 @@ class Scaled(LinearOperator):
 
 
 class Normalised(LinearOperator):
-    """2⁻ᵉ·A with entries near 1, where those of A are so small or large that squares of products leave the dtype.
+    """2⁻ᵉ·A with entries near 1, where those of A are so small or large that squares of products
+    leave the dtype.
 
-    The exponent e is 0 for ordinary operators, whose products pass through unchanged. It is found at the first product
-    that is not zero, without one more unless that leaves the range of the dtype itself. Powers of two make no rounding
-    error, and vectors are scaled before the product, so that results for c·A are those for A times c. ``like`` is an
-    operator whose exponent it shares.
+    The exponent e is 0 for ordinary operators, whose products pass through unchanged. It is found
+    at the first product that is not zero, without one more unless that leaves the range of the
+    dtype itself. Powers of two make no rounding error, and vectors are scaled before the product,
+    so that results for c·A are those for A times c. ``like`` is an operator whose exponent it
+    shares.
     """
 
     def __init__(self, inner: LinearOperator, like: Normalised | None = None) -> None:
         super().__init__(
-            inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=inner.space
+            inner.dim,
+            inner.dtype,
+            inner.device,
+            symmetric=inner.symmetric,
+            psd=inner.psd,
+            space=inner.space,
         )
         self.inner, self._first = inner, like
         self._exponent: int | None = None
-        self.repeated = 0  # products that had to be made again, to be added to a cost that was counted without them
+        # products that had to be made again, to be added to a cost that was counted without them
+        self.repeated = 0
 
     @property
     def exponent(self) -> int:
@@ -559,7 +651,9 @@ class Normalised(LinearOperator):
         return replace(estimate, value=float(value), stderr=float(stderr))
 
     def settle(self) -> None:
-        """Find the exponent now if no product was made yet: from the entries where they are there, or by a product."""
+        """Find the exponent now if no product was made yet: from the entries where they are
+        there, or by a product.
+        """
         if self._exponent is None and self._first is None:
             squares = self.inner.known_squares()
             if squares is not None and 0 < squares < math.inf:
@@ -598,7 +692,9 @@ class Normalised(LinearOperator):
         return _times_power(image, -self.exponent - shift)
 
     def _fix(self, exponent: int) -> None:
-        self._exponent = 0 if abs(exponent) <= ORDINARY.get(self.dtype, ORDINARY_SINGLE) else exponent
+        self._exponent = (
+            0 if abs(exponent) <= ORDINARY.get(self.dtype, ORDINARY_SINGLE) else exponent
+        )
 
     def known_diagonal(self) -> Tensor | None:
         diagonal = self.inner.known_diagonal()
@@ -663,7 +759,14 @@ class Restricted(LinearOperator):
     """The principal submatrix A[indices, indices], by embedding into the whole space."""
 
     def __init__(self, inner: LinearOperator, indices: Tensor, space: Space | None = None) -> None:
-        super().__init__(len(indices), inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=space)
+        super().__init__(
+            len(indices),
+            inner.dtype,
+            inner.device,
+            symmetric=inner.symmetric,
+            psd=inner.psd,
+            space=space,
+        )
         self.inner, self.indices = inner, indices
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -682,19 +785,35 @@ class Restricted(LinearOperator):
 
 
 class BlockDiagonal(LinearOperator):
-    """The diagonal blocks of an operator, one restriction each; parameters in no block have zero rows."""
+    """The diagonal blocks of an operator, one restriction each; parameters in no block have zero
+    rows.
+    """
 
     def __init__(self, inner: LinearOperator, groups: Mapping[str, Sequence[str]]) -> None:
         super().__init__(
-            inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=inner.space
+            inner.dim,
+            inner.dtype,
+            inner.device,
+            symmetric=inner.symmetric,
+            psd=inner.psd,
+            space=inner.space,
         )
         space = inner._named_space()
         names = [name for group in groups.values() for name in group]
-        require(len(set(names)) == len(names), "blocks", "not overlap", "a parameter that is in two blocks")
+        require(
+            len(set(names)) == len(names),
+            "blocks",
+            "not overlap",
+            "a parameter that is in two blocks",
+        )
         self.inner = inner
         # by a callable, for a name may hold what a glob takes for a pattern
-        self.blocks = {label: inner.restrict(frozenset(group).__contains__) for label, group in groups.items()}
-        self._indices = {label: space.indices(group).to(inner.device) for label, group in groups.items()}
+        self.blocks = {
+            label: inner.restrict(frozenset(group).__contains__) for label, group in groups.items()
+        }
+        self._indices = {
+            label: space.indices(group).to(inner.device) for label, group in groups.items()
+        }
 
     def _apply(self, block: Tensor) -> Tensor:
         out = torch.zeros_like(block)
@@ -730,17 +849,32 @@ class BlockDiagonal(LinearOperator):
 
 
 def read_array(given: Any, name: str) -> Tensor:
-    """A tensor, or an array of any layout, byte order or width as one; SciPy's sparse matrices with their zeros."""
+    """A tensor, or an array of any layout, byte order or width as one; SciPy's sparse matrices
+    with their zeros.
+    """
     if isinstance(given, Tensor):
-        require(not given.is_meta, name, "hold numbers", "a tensor on the meta device, which has a shape alone")
+        require(
+            not given.is_meta,
+            name,
+            "hold numbers",
+            "a tensor on the meta device, which has a shape alone",
+        )
         return given
     if scipy.sparse.issparse(given):
         given = given.toarray()
     try:
         array = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else None
         if array is not None and array.dtype.kind in "fiubc":
-            kind = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
-            plain = array.dtype == kind and array.flags.writeable and all(stride >= 0 for stride in array.strides)
+            kind = (
+                np.dtype(np.float64)
+                if array.dtype == np.longdouble
+                else array.dtype.newbyteorder("=")
+            )
+            plain = (
+                array.dtype == kind
+                and array.flags.writeable
+                and all(stride >= 0 for stride in array.strides)
+            )
             given = array.astype(kind, copy=not plain)
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -752,18 +886,31 @@ def read_array(given: Any, name: str) -> Tensor:
 
 
 def _number(given: Any, name: str) -> float | None:
-    """A real number of Python, NumPy or torch, arrays of no dimension among them; None for what is no number."""
+    """A real number of Python, NumPy or torch, arrays of no dimension among them; None for what
+    is no number.
+    """
     if isinstance(given, Tensor | np.ndarray | np.number) and given.ndim == 0:
         given = given.item()
     if isinstance(given, numbers.Real):
         return float(given)
-    wrong = isinstance(given, Tensor | np.ndarray | complex | LinearOperator) or scipy.sparse.issparse(given)
-    require(not wrong, name, "be one real number", given, "A @ B multiplies operators, and A @ v vectors", TypeError)
+    wrong = isinstance(
+        given, Tensor | np.ndarray | complex | LinearOperator
+    ) or scipy.sparse.issparse(given)
+    require(
+        not wrong,
+        name,
+        "be one real number",
+        given,
+        "A @ B multiplies operators, and A @ v vectors",
+        TypeError,
+    )
     return None
 
 
 def _is_summand(given: Any, sign: str) -> bool:
-    """Whether it is an operator; what looks like a matrix or a number gets an error that names the cure."""
+    """Whether it is an operator; what looks like a matrix or a number gets an error that names
+    the cure.
+    """
     if isinstance(given, LinearOperator):
         return True
     number = isinstance(given, numbers.Number) or getattr(given, "ndim", None) == 0
@@ -774,17 +921,26 @@ def _is_summand(given: Any, sign: str) -> bool:
 
 
 def _is_structured(given: Any) -> bool:
-    """Whether it is tensors by name or in order, rather than one array; a list of numbers is an array."""
+    """Whether it is tensors by name or in order, rather than one array; a list of numbers is an
+    array.
+    """
     if isinstance(given, Mapping):
         return True
-    arrays = isinstance(given, list | tuple) and any(isinstance(part, Tensor | np.ndarray) for part in given)
+    arrays = isinstance(given, list | tuple) and any(
+        isinstance(part, Tensor | np.ndarray) for part in given
+    )
     return arrays and any(getattr(part, "ndim", 0) > 0 for part in given)
 
 
 def _like(given: Any, space: Space, rows: Tensor, leading: bool = False) -> Any:
-    """A vector (P,), or several (k, P), in the structure that ``_shaped`` took: the vectors last, or ``leading``."""
+    """A vector (P,), or several (k, P), in the structure that ``_shaped`` took: the vectors
+    last, or ``leading``.
+    """
     several = rows.ndim == 2
-    parts = [part.movedim(0, -1) if several and not leading else part for part in space.split(rows.contiguous())]
+    parts = [
+        part.movedim(0, -1) if several and not leading else part
+        for part in space.split(rows.contiguous())
+    ]
     if isinstance(given, Mapping):
         return dict(zip(space.names, parts, strict=True))
     return tuple(parts) if isinstance(given, tuple) else parts
@@ -807,7 +963,9 @@ def _near(operator: LinearOperator) -> LinearOperator | None:
 
 def _require_same_order(first: LinearOperator, second: LinearOperator, sign: str) -> None:
     same = first.dim == second.dim
-    require(same, f"the operators of {sign}", "have the same order", f"{first.dim} and {second.dim}")
+    require(
+        same, f"the operators of {sign}", "have the same order", f"{first.dim} and {second.dim}"
+    )
     require(
         first.device == second.device,
         f"the operators of {sign}",

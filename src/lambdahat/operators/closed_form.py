@@ -1,10 +1,11 @@
 """Traces and diagonals of Gauss–Newton matrices in closed form, layer by layer.
 
-With M_i = Σ_k c_ik s_ik s_ikᵀ at the output, tr (1/n) Σ_i J_iᵀM_iJ_i = (1/n) Σ_ik c_ik ‖J_iᵀ s_ik‖², and J_iᵀ s_ik is
-the gradient of s_ikᵀ z_i: for a linear layer the outer product of the signal δ that comes back and the input a that
-came in, so that its squared norm is ‖δ‖²‖a‖² and no per-sample gradient is formed. Convolutions and batch-norm in eval
-mode have forms alike; any other parameter goes through per-sample gradients. All of it holds where samples do not mix,
-in the model and in the loss; where they do, there are no factors.
+With M_i = Σ_k c_ik s_ik s_ikᵀ at the output, tr (1/n) Σ_i J_iᵀM_iJ_i = (1/n) Σ_ik c_ik ‖J_iᵀ
+s_ik‖², and J_iᵀ s_ik is the gradient of s_ikᵀ z_i: for a linear layer the outer product of the
+signal δ that comes back and the input a that came in, so that its squared norm is ‖δ‖²‖a‖² and no
+per-sample gradient is formed. Convolutions and batch-norm in eval mode have forms alike; any other
+parameter goes through per-sample gradients. All of it holds where samples do not mix, in the model
+and in the loss; where they do, there are no factors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from lambdahat.batches import Batch, rows_of, take
 from lambdahat.memory import PASS
 from lambdahat.operators import layer_squares
 from lambdahat.operators.few_samples import Few, few_of
-from lambdahat.operators.layer_calls import Call, Calls, full_name, names_in, owner, recorded, uses_of_leaves
+from lambdahat.operators.layer_calls import (
+    Call,
+    Calls,
+    full_name,
+    names_in,
+    owner,
+    recorded,
+    uses_of_leaves,
+)
 from lambdahat.operators.layer_squares import Squares, add_squares, pulled_squares
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.operators.output_factors import Factors, tolerance
@@ -32,16 +41,19 @@ from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status, student_quantile
 
 CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most …
-CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}  # … and the signals that come back for them, which a cache should hold
+# … and the signals that come back for them, which a cache should hold
+CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}
 MIN_ROUNDS, MAX_ROUNDS = 8, 256
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the data gone through the model: the output with its graph, and the uses of layers in it.
+    """Some of the data gone through the model: the output with its graph, and the uses of layers in
+    it.
 
-    ``share`` is the weight of one of its samples; ``once`` are the uses of layers whose parameters enter once, and
-    ``layered`` those parameters; ``room`` the bytes that signals sent back through it may take, if not the usual.
+    ``share`` is the weight of one of its samples; ``once`` are the uses of layers whose parameters
+    enter once, and ``layered`` those parameters; ``room`` the bytes that signals sent back through
+    it may take, if not the usual.
     """
 
     batch: Batch
@@ -52,12 +64,15 @@ class Part:
     room: int | None = None
 
 
-Extra = Callable[[Part], Squares]  # looks at each part of the data, and may add to the squares of its parameters
+# looks at each part of the data, and may add to the squares of its parameters
+Extra = Callable[[Part], Squares]
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """The parameters whose layer form agrees with per-sample gradients; the numbers that leave all layers, a sample."""
+    """The parameters whose layer form agrees with per-sample gradients; the numbers that leave
+    all layers, a sample.
+    """
 
     names: set[str]
     width: int
@@ -95,7 +110,8 @@ def sampled_trace(
     extra: Callable[[int], Extra] | None = None,
     trusted: Trusted | None = None,
 ) -> Estimate:
-    """The trace with one random factor a sample in place of all, E[s sᵀ] = M, in independent rounds over the data.
+    """The trace with one random factor a sample in place of all, E[s sᵀ] = M, in independent rounds
+    over the data.
 
     Samples must not mix. ``extra`` makes what is added in a round.
     """
@@ -115,10 +131,13 @@ def sampled_trace(
     return mean_of_rounds(lambda indices: [one(index) for index in indices], tol)
 
 
-def mean_of_rounds(more: Callable[[range], Sequence[float]], tol: float, offset: float = 0.0) -> Estimate:
+def mean_of_rounds(
+    more: Callable[[range], Sequence[float]], tol: float, offset: float = 0.0
+) -> Estimate:
     """``offset`` plus the mean of independent rounds, ``more(indices)`` giving the values of some.
 
-    Rounds are added until the 95 % interval is within ``tol`` of the value; the error is that between rounds.
+    Rounds are added until the 95 % interval is within ``tol`` of the value; the error is that
+    between rounds.
     """
     rounds: list[float] = []
     while True:
@@ -141,7 +160,9 @@ def accumulate(
     diagonal: bool,
     extra: Extra | None,
 ) -> Tensor:
-    """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)² in float64: (P,) if ``diagonal``, else summed for each parameter."""
+    """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)² in float64: (P,) if ``diagonal``, else summed for each
+    parameter.
+    """
     sizes = [leaf.numel() if diagonal else 1 for leaf in leaves.values()]
     total = torch.zeros(sum(sizes), dtype=torch.float64, device=problem.device)
     with twice_differentiable():
@@ -151,9 +172,13 @@ def accumulate(
                 output, calls = recorded(problem, leaves, batch)
                 once, fit = used_once(leaves, batch, output, calls, trusted.names)
                 if factors.count:
-                    squares = _layered_squares(batch, output, once, fit, factors, diagonal, _room(problem))
+                    squares = _layered_squares(
+                        batch, output, once, fit, factors, diagonal, _room(problem)
+                    )
                 if extra is not None:
-                    add_squares(squares, extra(Part(batch, share, output, once, fit, _room(problem))))
+                    add_squares(
+                        squares, extra(Part(batch, share, output, once, fit, _room(problem)))
+                    )
             rest = [name for name in leaves if name not in squares] if factors.count else []
             if rest:
                 squares |= _sample_squares(problem, leaves, batch, factors, rest, diagonal)
@@ -169,18 +194,24 @@ def accumulate(
 def _chunk(problem: Problem, factors: Factors, trusted: Trusted) -> int:
     """How many samples to send through together."""
     kind = problem.device.type if problem.device.type in CHUNK else "cpu"
-    room = min(CHUNK_BYTES[kind], _room(problem)) // max(1, factors.count * trusted.width * problem.dtype.itemsize)
+    room = min(CHUNK_BYTES[kind], _room(problem)) // max(
+        1, factors.count * trusted.width * problem.dtype.itemsize
+    )
     return max(1, min(CHUNK[kind], room))
 
 
 def _room(problem: Problem) -> int:
-    """Bytes for signals, and again for what is formed of them: each at most what a pass over a batch may take."""
+    """Bytes for signals, and again for what is formed of them: each at most what a pass over a
+    batch may take.
+    """
     most = layer_squares.SIGNAL_BYTES
     return most if problem.memory is None else min(most, int(PASS * problem.memory))
 
 
 def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batch, float]]:
-    """The data in parts small enough for their back-propagated signals, each with the weight of one of its samples."""
+    """The data in parts small enough for their back-propagated signals, each with the weight of
+    one of its samples.
+    """
     loss = problem.loss_function
     assert loss is not None
     count = -1 - problem.ranks.rank
@@ -197,12 +228,14 @@ def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batc
 
 
 def trusted_layers(few: Few) -> Trusted:
-    """Which layers give the gradient of a random mix of the outputs, from signals that keep samples apart.
+    """Which layers give the gradient of a random mix of the outputs, from signals that keep samples
+    apart.
 
-    Agreement in numbers guards against everything a look at modules cannot see: hooks that change what a layer gives,
-    inputs whose first dimension is not the batch. With a mix u_i for each sample a layer's form gives Σ_i J_iᵀu_i, and
-    with d_i u_i in its place the signal of sample i is d_i times what it was. Both come back in one pass too, by which
-    those of factors will: torch's rules for vmap are not all right, that of cdist for one.
+    Agreement in numbers guards against everything a look at modules cannot see: hooks that change
+    what a layer gives, inputs whose first dimension is not the batch. With a mix u_i for each
+    sample a layer's form gives Σ_i J_iᵀu_i, and with d_i u_i in its place the signal of sample i is
+    d_i times what it was. Both come back in one pass too, by which those of factors will: torch's
+    rules for vmap are not all right, that of cdist for one.
     """
     output, leaves = few.output, few.leaves
     width = sum(call.width for found in few.calls.values() for call in found) // few.batch.size
@@ -212,21 +245,31 @@ def trusted_layers(few: Few) -> Trusted:
         return Trusted(set(), width)
     mixed = few.mixed()
     powers = torch.arange(len(output), device=output.device)
-    factors = 2.0 ** torch.stack([torch.zeros_like(powers), powers])  # 1 and d_i, exact, whatever they multiply
+    # 1 and d_i, exact, whatever they multiply
+    factors = 2.0 ** torch.stack([torch.zeros_like(powers), powers])
     edges = [call.left for call in within.values()]
     seeds = _by_rows(mixed.mix, factors)
     with twice_differentiable():
         scaled = layer_squares.in_one_pass([output], edges, [seeds])
         if scaled is None:
-            alone = torch.autograd.grad(output, edges, seeds[1], retain_graph=True, allow_unused=True)
+            alone = torch.autograd.grad(
+                output, edges, seeds[1], retain_graph=True, allow_unused=True
+            )
             scaled = [None if part is None else part.unsqueeze(0) for part in alone]
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for (prefix, call), other in zip(within.items(), scaled, strict=True):
         if other is not None and prefix in mixed.signals:
             delta = mixed.signals[prefix].detach()
             pairs[f"{prefix}."] = (_by_rows(delta, factors[-len(other) :]), other)
-            own = ((full_name(prefix, key), said) for key, said in layer_squares.gradients(call, delta).items())
-            pairs |= {name: (said, mixed.slopes[name].detach()) for name, said in own if name in mixed.slopes}
+            own = (
+                (full_name(prefix, key), said)
+                for key, said in layer_squares.gradients(call, delta).items()
+            )
+            pairs |= {
+                name: (said, mixed.slopes[name].detach())
+                for name, said in own
+                if name in mixed.slopes
+            }
     close = _close(pairs, tolerance(few.problem))
     return Trusted({name for name in fit if name in close and f"{owner(name)}." in close}, width)
 
@@ -244,17 +287,27 @@ def _close(pairs: dict[str, tuple[Tensor, Tensor]], allowed: float) -> set[str]:
     found = [slope.to(like.dtype) for like, slope in pairs.values()]
     norms = torch._foreach_norm([*torch._foreach_sub(said, found), *found])
     gaps, sizes = torch.stack(norms).view(2, -1).tolist()
-    return {name for name, gap, size in zip(pairs, gaps, sizes, strict=True) if gap <= allowed * size}
+    return {
+        name for name, gap, size in zip(pairs, gaps, sizes, strict=True) if gap <= allowed * size
+    }
 
 
 def used_once(
     leaves: dict[str, Tensor], batch: Batch, output: Tensor, calls: Calls, wanted: set[str] | None
 ) -> tuple[dict[str, Call], set[str]]:
-    """The uses of layers with the batch first that are their only ones, and the parameters that enter by them alone."""
+    """The uses of layers with the batch first that are their only ones, and the parameters that
+    enter by them alone.
+    """
     uses = uses_of_leaves(output)
-    once = {prefix: found[0] for prefix, found in calls.items() if len(found) == 1 and found[0].samples == batch.size}
+    once = {
+        prefix: found[0]
+        for prefix, found in calls.items()
+        if len(found) == 1 and found[0].samples == batch.size
+    }
     own = set().union(*(names_in(prefix, call.layer, leaves) for prefix, call in once.items()))
-    return once, {name for name in own if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)}
+    return once, {
+        name for name in own if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)
+    }
 
 
 def _holding(once: dict[str, Call], fit: set[str]) -> dict[str, Call]:
@@ -264,9 +317,17 @@ def _holding(once: dict[str, Call], fit: set[str]) -> dict[str, Call]:
 
 
 def _layered_squares(
-    batch: Batch, output: Tensor, once: dict[str, Call], fit: set[str], factors: Factors, diagonal: bool, room: int
+    batch: Batch,
+    output: Tensor,
+    once: dict[str, Call],
+    fit: set[str],
+    factors: Factors,
+    diagonal: bool,
+    room: int,
 ) -> Squares:
-    """The squares of the parameters that enter once, through a layer that has a closed form and the batch first."""
+    """The squares of the parameters that enter once, through a layer that has a closed form and
+    the batch first.
+    """
     within = _holding(once, fit)
     if not within:
         return {}
@@ -276,14 +337,21 @@ def _layered_squares(
 
 
 def _sample_squares(
-    problem: Problem, leaves: dict[str, Tensor], batch: Batch, factors: Factors, names: list[str], diagonal: bool
+    problem: Problem,
+    leaves: dict[str, Tensor],
+    batch: Batch,
+    factors: Factors,
+    names: list[str],
+    diagonal: bool,
 ) -> Squares:
     """The squares of any parameters, from per-sample gradients, a few samples at a time."""
     with torch.no_grad():
         output = problem.output(leaves, batch)
     signals, signs = factors.make(output.detach(), batch)
     gradients = _sample_gradients(problem, leaves, names)
-    rows = max(1, _room(problem) // (sum(leaves[name].numel() for name in names) * output.element_size()))
+    rows = max(
+        1, _room(problem) // (sum(leaves[name].numel() for name in names) * output.element_size())
+    )
     squares: Squares = {}
     for start in range(0, batch.size, rows):
         part = take(batch, slice(start, start + rows))
@@ -291,7 +359,9 @@ def _sample_squares(
             found = gradients(part, signal[start : start + rows])
             for name, tensor in found.items():
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-                weighted = torch.einsum("b...,b->...", wide.square(), sign[start : start + rows].to(wide))
+                weighted = torch.einsum(
+                    "b...,b->...", wide.square(), sign[start : start + rows].to(wide)
+                )
                 add_squares(squares, {name: weighted if diagonal else weighted.sum()})
     return squares
 
@@ -299,7 +369,9 @@ def _sample_squares(
 def _sample_gradients(
     problem: Problem, leaves: dict[str, Tensor], names: list[str]
 ) -> Callable[[Batch, Tensor], dict[str, Tensor]]:
-    """(samples, signals (b, …)) ↦ J_iᵀ s_i of every sample (b, …) by parameter: by vmap where the model takes it."""
+    """(samples, signals (b, …)) ↦ J_iᵀ s_i of every sample (b, …) by parameter: by vmap where
+    the model takes it.
+    """
     fixed = {name: leaf.detach() for name, leaf in leaves.items()}
     chosen = {name: fixed[name] for name in names}
 
@@ -322,6 +394,9 @@ def _sample_gradients(
         except RuntimeError:  # an operation that vmap does not take
             singles = (take(part, slice(i, i + 1)) for i in range(part.size))
             each = [one(single, signal) for single, signal in zip(singles, signals, strict=True)]
-            return {name: torch.stack(parts) for name, parts in zip(names, zip(*each, strict=True), strict=True)}
+            return {
+                name: torch.stack(parts)
+                for name, parts in zip(names, zip(*each, strict=True), strict=True)
+            }
 
     return gradients

@@ -1,9 +1,10 @@
 """Convolutions whose second derivative runs at the speed of the first.
 
-PyTorch differentiates the gradient of a convolution by convolutions of odd shapes (batch and channels exchanged,
-images as kernels), which libraries serve badly. Here a convolution y = x ∗ w is given by its three kernels, forward,
-gradient of the input and gradient of the weight, and so is every derivative of them; a Hessian–vector product then
-costs six such kernels a layer against the gradient's three.
+PyTorch differentiates the gradient of a convolution by convolutions of odd shapes (batch and
+channels exchanged, images as kernels), which libraries serve badly. Here a convolution y = x ∗ w is
+given by its three kernels, forward, gradient of the input and gradient of the weight, and so is
+every derivative of them; a Hessian–vector product then costs six such kernels a layer against the
+gradient's three.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ class PlainConvolutions(TorchFunctionMode):
     """While active, convolutions of the model are built from ``_Convolution``."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func in DIMENSIONS:
@@ -44,7 +49,9 @@ def _prepare(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Geometry] | None:
-    """The arguments in one form; None for those that torch has to take itself (padding by name, no batch dimension)."""
+    """The arguments in one form; None for those that torch has to take itself (padding by name,
+    no batch dimension).
+    """
     if isinstance(padding, str) or x.ndim != dims + 2:
         return None
     stride, padding, dilation = (_tuple(value, dims) for value in (stride, padding, dilation))
@@ -59,10 +66,14 @@ def _tuple(value: Any, dims: int) -> list[int]:
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     stride, padding, dilation, groups = geometry
     zeros = [0] * len(stride)
-    return torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, False, zeros, groups)  # type: ignore[no-any-return]
+    return torch.ops.aten.convolution(
+        x, weight, bias, stride, padding, dilation, False, zeros, groups
+    )  # type: ignore[no-any-return]
 
 
-def _backward(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, mask: list[bool]) -> tuple[Tensor | None, ...]:
+def _backward(
+    g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, mask: list[bool]
+) -> tuple[Tensor | None, ...]:
     """Gradients of input, weight and bias, those that ``mask`` asks for."""
     stride, padding, dilation, groups = geometry
     zeros, sizes = [0] * len(stride), [weight.shape[0]]
@@ -75,7 +86,9 @@ class _Convolution(torch.autograd.Function):
     """y = x ∗ w + b."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry = geometry
         return _forward(x, weight, bias, geometry)
@@ -103,8 +116,12 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None) -> tuple[Tensor | None, ...]:
-        """For tangents a, b, c of the three gradients: ∂g = a∗w + x∗b + c, ∂x and ∂w from g with b and with a."""
+    def backward(
+        ctx: Any, a: Tensor | None, b: Tensor | None, c: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """For tangents a, b, c of the three gradients: ∂g = a∗w + x∗b + c, ∂x and ∂w from g with
+        b and with a.
+        """
         g, x, weight = ctx.saved_tensors
         signal = entered = own = None
         if ctx.needs_input_grad[0]:
@@ -117,7 +134,13 @@ class _Gradient(torch.autograd.Function):
 
 
 def _signal(
-    g: Tensor, a: Tensor | None, b: Tensor | None, c: Tensor | None, x: Tensor, weight: Tensor, geometry: Geometry
+    g: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    c: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
 ) -> Tensor:
     """a∗w + x∗b + c, what is there of it."""
     parts = [] if a is None else [_forward(a, weight, None, geometry)]

@@ -1,7 +1,8 @@
 """The curvature of a problem: Hessian, Gauss–Newton, Fishers and gradient covariance as operators.
 
-Every operator is the mean over the data set at the parameters the problem had when it was made: the same batches in
-the same order at every product. What a product needs of a batch (the graph of its gradient) is kept within a budget.
+Every operator is the mean over the data set at the parameters the problem had when it was made: the
+same batches in the same order at every product. What a product needs of a batch (the graph of its
+gradient) is kept within a budget.
 """
 
 from __future__ import annotations
@@ -56,16 +57,17 @@ MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is
 MOST_COLUMNS = 1024  # … and those of smooth activations, beyond which there is no closed form
 
 
-# of operators by id: what makes their products. Each thread has its own, since others may multiply meanwhile.
+# of operators by id: what makes their products. Each thread has its own, since others may multiply
+# meanwhile.
 _STAND_INS: ContextVar[Mapping[int, Any]] = ContextVar("stand_ins", default={})  # noqa: B039
 
 
 class Curvature(LinearOperator):
     """A sum over batches Σ_b w_b A_b, each A_b known by a product that a ``Builder`` makes.
 
-    ``modes`` maps the name of each way to build products to its builder, best first where the graph can be kept.
-    ``memory`` is the budget in bytes, or as "4GiB", for graphs kept between products (default: a quarter of the
-    problem's ``memory``, or 40 % of what is free).
+    ``modes`` maps the name of each way to build products to its builder, best first where the graph
+    can be kept. ``memory`` is the budget in bytes, or as "4GiB", for graphs kept between products
+    (default: a quarter of the problem's ``memory``, or 40 % of what is free).
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Curvature(LinearOperator):
         psd: bool = False,
     ) -> None:
         dtype = torch.promote_types(problem.dtype, torch.float32)
-        super().__init__(problem.num_parameters, dtype, problem.device, psd=psd, space=problem.space)
+        super().__init__(
+            problem.num_parameters, dtype, problem.device, psd=psd, space=problem.space
+        )
         require_choice(mode, "mode", ("auto", *modes))
         memory = memory_bytes(memory, least=0)
         self.problem = problem.fixed()
@@ -105,7 +109,9 @@ class Curvature(LinearOperator):
 
     @property
     def stand_in(self) -> tuple[Curvature, int | None] | None:
-        """What makes the products of this thread, and of which batch alone, while precisions are compared."""
+        """What makes the products of this thread, and of which batch alone, while precisions are
+        compared.
+        """
         return _STAND_INS.get().get(id(self))
 
     @stand_in.setter
@@ -128,7 +134,8 @@ class Curvature(LinearOperator):
         return self._like(problem)
 
     def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
-        plain = type(self)._apply is Curvature._apply  # what a subclass adds to a product is not in the graph
+        # what a subclass adds to a product is not in the graph
+        plain = type(self)._apply is Curvature._apply
         return self._ready().recordable() if plain and self.device.type == "cuda" else None
 
     def budget(self) -> int | None:
@@ -146,10 +153,14 @@ class Curvature(LinearOperator):
         return 3 * self.dim * self.dtype.itemsize
 
     def free_memory(self, device: torch.device | None = None) -> int:
-        return int(self.problem.ranks.least(super().free_memory(device), "the free memory", self.device))
+        return int(
+            self.problem.ranks.least(super().free_memory(device), "the free memory", self.device)
+        )
 
     def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
-        """The principal submatrix; by name it differentiates with respect to those parameters only."""
+        """The principal submatrix; by name it differentiates with respect to those parameters
+        only.
+        """
         by_index = isinstance(which, Tensor) or (
             not callable(which) and len(which) > 0 and not isinstance(which[0], str)
         )
@@ -169,7 +180,9 @@ class Curvature(LinearOperator):
 
     @cached_property
     def _leaves(self) -> dict[str, Tensor]:
-        """For closed forms; those of products are their own, for they remember the stream of a CUDA graph's capture."""
+        """For closed forms; those of products are their own, for they remember the stream of a
+        CUDA graph's capture.
+        """
         return linearise.leaves_of(self.problem, self.problem.vector)
 
     @cached_property
@@ -193,7 +206,9 @@ class Curvature(LinearOperator):
 class Hessian(Curvature):
     """∂²L/∂θ². Its diagonal is the Gauss–Newton matrix's, and what smooth activations add to it."""
 
-    def __init__(self, problem: Problem, mode: str = "auto", memory: int | str | None = None) -> None:
+    def __init__(
+        self, problem: Problem, mode: str = "auto", memory: int | str | None = None
+    ) -> None:
         modes: dict[str, linearise.Builder] = {
             "reverse": linearise.hessian_reverse,
             "forward": linearise.hessian_forward,
@@ -207,14 +222,17 @@ class Hessian(Curvature):
 
     @cached_property
     def form(self) -> Form:
-        """What is in the way of a closed form of the diagonal, and how many signals smooth activations take for it."""
+        """What is in the way of a closed form of the diagonal, and how many signals smooth
+        activations take for it.
+        """
         if self.problem.loss_function is None:
             return refused_form("the problem has no separate model output")
         near, few = self._near, self._near._few
         form = form_of(few)
         if form.refused:
             near.forget()
-        if form.refused or not form.bends or not near.trace_by:  # without one there is nothing to guard
+        # without one there is nothing to guard
+        if form.refused or not form.bends or not near.trace_by:
             return Form(form.curved, form.refused)
         few.mixed(twice=True)  # before what does with less
         return verified(form, few, near.trusted)
@@ -228,7 +246,11 @@ class Hessian(Curvature):
     @property
     def closed_diagonal(self) -> bool:
         """Whether the diagonal is known without products."""
-        return not self.form.refused and self.form.columns <= MOST_COLUMNS and self._near.closed_diagonal
+        return (
+            not self.form.refused
+            and self.form.columns <= MOST_COLUMNS
+            and self._near.closed_diagonal
+        )
 
     def known_trace(self) -> float | None:
         return self._closed(False, lambda near, extra: near.known_trace(extra))
@@ -250,14 +272,17 @@ class Hessian(Curvature):
     def control(self) -> LinearOperator | None:
         if self.problem.loss_function is None or self._near.factors is None:
             return None
-        return None if self.mode == "finite" else self._near  # what forbids a second derivative forbids Jv too
+        # what forbids a second derivative forbids Jv too
+        return None if self.mode == "finite" else self._near
 
     @cached_property
     def _near(self) -> GaussNewton:
         return ggn(self.problem, memory=self.memory)
 
     def _closed(self, diagonal: bool, ask: Callable[[GaussNewton, Extra], T | None]) -> T | None:
-        """What the Gauss–Newton matrix answers, where all parts of the data have the form of the first samples."""
+        """What the Gauss–Newton matrix answers, where all parts of the data have the form of the
+        first samples.
+        """
         if not self.closed_diagonal:
             return None
         extra = Residuals(self.problem, self._near._leaves, diagonal)
@@ -265,18 +290,24 @@ class Hessian(Curvature):
         return None if self._differs(extra) else answer
 
     def _differs(self, *seen: Residuals) -> bool:
-        """Whether a part of the data, of this rank or another, has no closed form; it is remembered."""
+        """Whether a part of the data, of this rank or another, has no closed form; it is
+        remembered.
+        """
         refused = next((extra.refused for extra in seen if extra.refused), "")
         curved = self.form.curved or next((extra.curved for extra in seen if extra.curved), "")
         columns = max(self.form.columns, *(extra.columns for extra in seen))
-        flat = self.problem.ranks.least(0.0 if refused else 1.0, "a look at all outputs", self.device)
+        flat = self.problem.ranks.least(
+            0.0 if refused else 1.0, "a look at all outputs", self.device
+        )
         if not flat:
             refused = refused or "an output that another rank saw is curved"
         self.form = Form(curved or refused, refused, columns=columns)
         return bool(refused)
 
     def _rounds_of_all(self, tol: float, seed: int) -> Estimate | None:
-        """Random factors at the output and random signs at the activations, a round of each together."""
+        """Random factors at the output and random signs at the activations, a round of each
+        together.
+        """
         near, seen = self._near, []
 
         def extra(index: int) -> SampledResiduals:
@@ -295,7 +326,9 @@ class Hessian(Curvature):
 
         def more(rounds: range) -> list[float]:
             seen.append(ResidualRounds(self.problem, near._leaves, seed, rounds))
-            accumulate(self.problem, near._leaves, replace(factors, count=0), near.trusted, False, seen[-1])
+            accumulate(
+                self.problem, near._leaves, replace(factors, count=0), near.trusted, False, seen[-1]
+            )
             return self.problem.ranks.sum(seen[-1].totals, "the residuals of a trace").tolist()
 
         found = mean_of_rounds(more, tol, base)
@@ -335,14 +368,18 @@ class GaussNewton(Curvature):
 
     @cached_property
     def many(self) -> bool:
-        """Whether there are so many factors, or none in closed form, that targets are sampled in their place."""
+        """Whether there are so many factors, or none in closed form, that targets are sampled in
+        their place.
+        """
         few = self.factors is not None and self.factors.count <= MANY_FACTORS
         loss, expected = self.problem.loss_function, self._recipe[0] is linearise.hessian_map
         return not few and expected and loss is not None and loss.likelihood
 
     @cached_property
     def trace_by(self) -> str:
-        """How the trace is found without products: in "closed form", by "rounds" of random signals, or "" if not."""
+        """How the trace is found without products: in "closed form", by "rounds" of random
+        signals, or "" if not.
+        """
         if self.many and (self.factors is not None or samples_separate(self._few)):
             return "rounds"
         return "" if self.factors is None else "closed form"
@@ -360,9 +397,13 @@ class GaussNewton(Curvature):
     def known_diagonal(self, extra: Extra | None = None) -> Tensor | None:
         if self.factors is None:
             return None
-        return diagonal_of(self.problem, self._leaves, self.factors, extra, self.trusted).to(self.dtype)
+        return diagonal_of(self.problem, self._leaves, self.factors, extra, self.trusted).to(
+            self.dtype
+        )
 
-    def sampled_trace(self, tol: float, seed: int, extra: Callable[[int], Extra] | None = None) -> Estimate | None:
+    def sampled_trace(
+        self, tol: float, seed: int, extra: Callable[[int], Extra] | None = None
+    ) -> Estimate | None:
         if self.trace_by != "rounds":
             return None
         return sampled_trace(self.problem, self._leaves, tol, seed, extra, self.trusted)
@@ -374,7 +415,9 @@ class GaussNewton(Curvature):
 class Covariance(Curvature):
     """(1/n) Σ_i g_i g_iᵀ, less ḡ ḡᵀ when centred; g_i the gradient of sample i."""
 
-    def __init__(self, problem: Problem, centred: bool, mode: str, memory: int | str | None) -> None:
+    def __init__(
+        self, problem: Problem, centred: bool, mode: str, memory: int | str | None
+    ) -> None:
         require_separable(problem)
         if problem.loss_function is None:
             modes: dict[str, linearise.Builder] = {"samples": linearise.sample_gradients}
@@ -405,7 +448,11 @@ class Covariance(Curvature):
         out = super()._apply(block)
         source = self if self.stand_in is None else self.stand_in[0]
         mean = source._mean if isinstance(source, Covariance) else None
-        return out if mean is None else (out - torch.outer(mean, mean @ block.to(mean.dtype))).to(self.dtype)
+        return (
+            out
+            if mean is None
+            else (out - torch.outer(mean, mean @ block.to(mean.dtype))).to(self.dtype)
+        )
 
     def known_trace(self) -> float | None:
         if self._factors is None:
@@ -416,7 +463,9 @@ class Covariance(Curvature):
     def known_diagonal(self) -> Tensor | None:
         if self._factors is None:
             return None
-        second = diagonal_of(self.problem, self._leaves, self._factors, None, self.trusted).to(self.dtype)
+        second = diagonal_of(self.problem, self._leaves, self._factors, None, self.trusted).to(
+            self.dtype
+        )
         return second if self._mean is None else second - self._mean.square()
 
 
@@ -424,9 +473,9 @@ class Covariance(Curvature):
 def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> Hessian:
     """The Hessian ∂²L/∂θ² of the mean loss.
 
-    ``mode``: "reverse" (graph of the gradient kept between products), "forward" (dual numbers, nothing kept), "finite"
-    (central differences) or "auto": the first that the model can take, and the faster where the graphs do not fit in
-    ``memory`` bytes.
+    ``mode``: "reverse" (graph of the gradient kept between products), "forward" (dual numbers,
+    nothing kept), "finite" (central differences) or "auto": the first that the model can take, and
+    the faster where the graphs do not fit in ``memory`` bytes.
     """
     _require_problem(problem)
     return Hessian(problem, mode, memory)
@@ -434,12 +483,21 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = 
 
 @default_context()
 def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> GaussNewton:
-    """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of the model's output z."""
+    """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of
+    the model's output z.
+    """
     _require_problem(problem)
     problem = problem.with_output("the Gauss–Newton matrix")
     loss = problem.loss_function
     convex = loss is not None and loss.convex
-    return GaussNewton(problem, linearise.hessian_map, lambda few: exact_factors(few, "hessian"), mode, memory, convex)
+    return GaussNewton(
+        problem,
+        linearise.hessian_map,
+        lambda few: exact_factors(few, "hessian"),
+        mode,
+        memory,
+        convex,
+    )
 
 
 @default_context()
@@ -452,11 +510,13 @@ def fisher(
     mode: str = "auto",
     memory: int | str | None = None,
 ) -> Curvature:
-    """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's inputs.
+    """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's
+    inputs.
 
-    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix but for "gaussian_nll"), "monte_carlo"
-    (``samples`` targets a sample, drawn once) or "empirical" (the data's own targets: the uncentred covariance). Class
-    weights, ``pos_weight`` and label smoothing weigh what a target adds as they do in the Gauss–Newton matrix.
+    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix but for "gaussian_nll"),
+    "monte_carlo" (``samples`` targets a sample, drawn once) or "empirical" (the data's own targets:
+    the uncentred covariance). Class weights, ``pos_weight`` and label smoothing weigh what a target
+    adds as they do in the Gauss–Newton matrix.
     """
     _require_problem(problem)
     require_kind(kind)
@@ -470,15 +530,25 @@ def fisher(
         "loss",
         "be a negative log-likelihood for the Fisher",
         repr(loss.name),
-        f'use one of {", ".join(NAMED)}, kind="empirical", or lh.ggn(problem), which takes any loss',
+        f'use one of {", ".join(NAMED)}, kind="empirical", or lh.ggn(problem), which takes any'
+        " loss",
     )
     if kind == "exact" and loss.likelihood:
         return ggn(problem, mode=mode, memory=memory)
     if kind == "exact":
-        return GaussNewton(problem, linearise.fisher_map, lambda few: exact_factors(few, "fisher"), mode, memory, True)
+        return GaussNewton(
+            problem,
+            linearise.fisher_map,
+            lambda few: exact_factors(few, "fisher"),
+            mode,
+            memory,
+            True,
+        )
     require_separable(problem)
     require_count(samples, "samples")
-    problem.ranks.agree("the Monte-Carlo Fisher", {"seed": seed, "samples": samples}, problem.device)
+    problem.ranks.agree(
+        "the Monte-Carlo Fisher", {"seed": seed, "samples": samples}, problem.device
+    )
 
     def drawn(p: Problem) -> Callable[[Any, Batch], linearise.OutputMap]:
         return linearise.rank_one_map(linearise.monte_carlo_residuals(p, samples, seed))
@@ -493,7 +563,9 @@ def fisher(
 def gradient_covariance(
     problem: Problem, *, centred: bool = True, mode: str = "auto", memory: int | str | None = None
 ) -> Covariance:
-    """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; not centred, the empirical Fisher."""
+    """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; not centred, the
+    empirical Fisher.
+    """
     _require_problem(problem)
     return Covariance(problem, centred, mode, memory)
 

@@ -22,7 +22,8 @@ SEVERAL = 4
 
 @dataclass(frozen=True)
 class Mixed:
-    """For a random mix u of the outputs z, ∂(uᵀz)/∂ of the parameters, and of what layers that are used once give.
+    """For a random mix u of the outputs z, ∂(uᵀz)/∂ of the parameters, and of what layers that are
+    used once give.
 
     Both by name, where they are not None; ``twice``: whether they can be differentiated once more.
     """
@@ -37,8 +38,8 @@ class Mixed:
 class Few:
     """The output of some samples with its graph, and the uses of layers on the way to it.
 
-    ``batch`` is a copy of the samples ``given``: a model may write into its input, and the graph keeps it. Other passes
-    take those given. ``failed``: why there is no output.
+    ``batch`` is a copy of the samples ``given``: a model may write into its input, and the graph
+    keeps it. Other passes take those given. ``failed``: why there is no output.
     """
 
     problem: Problem
@@ -51,13 +52,16 @@ class Few:
     _mixed: Mixed | None = None
 
     def mixed(self, twice: bool = False) -> Mixed:
-        """Slopes of one mix for all guards, kept; ``twice``: with a graph, where all operations have second slopes."""
+        """Slopes of one mix for all guards, kept; ``twice``: with a graph, where all operations
+        have second slopes.
+        """
         if self._mixed is None or (twice and not self._mixed.twice):
             rng = generator(0, "mix of outputs", device=self.output.device)
             mix = random_mix(self.output, normalised(self.problem, self.batch, self.output), rng)
             try:
                 self._mixed = self._pulled(mix, twice)
-            except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
+            # an operation that can be differentiated only once
+            except (RuntimeError, NotImplementedError):
                 if not twice:
                     raise
                 self._mixed = self._pulled(mix, False)
@@ -82,12 +86,19 @@ def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
     batch = next((batch for batch in problem.batches if batch.size > 1), problem.batches.first())
     given = take(batch, slice(SEVERAL))
     if problem.norm == "train":
-        return Few(problem, leaves, given, given, failed="samples are normalised by the statistics of their batch")
+        return Few(
+            problem,
+            leaves,
+            given,
+            given,
+            failed="samples are normalised by the statistics of their batch",
+        )
     batch = _copied(given)
     try:
         with twice_differentiable():
             output, calls = recorded(problem, leaves, batch)
-    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # a model for one batch size only
+    # a model for one batch size only
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:
         said = str(error).partition("\n")[0] or type(error).__name__
         reason = f"the model does not take {batch.size} samples ({said})"
         return Few(problem, leaves, given, batch, failed=reason)
@@ -95,13 +106,22 @@ def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
 
 
 def _copied(batch: Batch) -> Batch:
-    return replace(batch, data=tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch.data))
+    return replace(
+        batch,
+        data=tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch.data),
+    )
 
 
 def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
-    """The dimension of a last log-softmax that the loss does not feel; None where there is none such."""
+    """The dimension of a last log-softmax that the loss does not feel; None where there is none
+    such.
+    """
     loss = problem.loss_function
-    if not isinstance(loss, CrossEntropy) or output.grad_fn is None or kind_of(output.grad_fn) != "LogSoftmax":
+    if (
+        not isinstance(loss, CrossEntropy)
+        or output.grad_fn is None
+        or kind_of(output.grad_fn) != "LogSoftmax"
+    ):
         return None
     classes = 1 if loss._classes_first(output, problem.target(batch)) is output else output.ndim - 1
     dim: int = output.grad_fn._saved_dim  # type: ignore[attr-defined]  # a negative one is saved as unsigned
@@ -109,10 +129,12 @@ def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
 
 
 def random_mix(output: Tensor, normalised: int | None, rng: torch.Generator) -> Tensor:
-    """Random weights u of the outputs, that sum to 0 over the classes where those are ``normalised``.
+    """Random weights u of the outputs, that sum to 0 over the classes where those are
+    ``normalised``.
 
-    Such a mix does not feel the log-softmax that the loss does not feel. It is of sixteenths, below 8, whose sum has no
-    rounding: a sum of 1e-7 would bring back what curvature the log-softmax has, by a multiple that grows with the data.
+    Such a mix does not feel the log-softmax that the loss does not feel. It is of sixteenths, below
+    8, whose sum has no rounding: a sum of 1e-7 would bring back what curvature the log-softmax has,
+    by a multiple that grows with the data.
     """
     mix = random_like(output, rng)
     if normalised is None:
@@ -129,5 +151,7 @@ def random_like(like: Tensor, rng: torch.Generator) -> Tensor:
 def random_all(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
     """The same for several tensors, drawn together."""
     sizes = [like.numel() for like in likes]
-    drawn = torch.randn(sum(sizes), generator=rng, dtype=torch.float32, device=rng.device).split(sizes)
+    drawn = torch.randn(sum(sizes), generator=rng, dtype=torch.float32, device=rng.device).split(
+        sizes
+    )
     return [part.view(like.shape).to(like) for part, like in zip(drawn, likes, strict=True)]

@@ -15,7 +15,8 @@ from lambdahat.operators.base import LinearOperator
 
 MEMORY = 2**29
 
-# each maps the scaled distances r to k(r) in place of a fresh block, with k(0) = 1 (Rasmussen and Williams, §4.2)
+# each maps the scaled distances r to k(r) in place of a fresh block, with k(0) = 1 (Rasmussen and
+# Williams, §4.2)
 _KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "squared_exponential": lambda r: r.square_().mul_(-0.5).exp_(),
     "exponential": lambda r: r.neg_().exp_(),
@@ -26,21 +27,27 @@ _KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class KernelMatrix(LinearOperator):
-    """K_ij = σ²·k(‖x_i − x_j‖/l) + noise·δ_ij for points (n, d); its spectrum lies in [noise, nσ² + noise].
+    """K_ij = σ²·k(‖x_i − x_j‖/l) + noise·δ_ij for points (n, d); its spectrum lies in [noise, nσ² +
+    noise].
 
-    Formed once where n² entries fit into ``memory`` bytes. Else each product makes as many rows at a time as fit.
+    Formed once where n² entries fit into ``memory`` bytes. Else each product makes as many rows at
+    a time as fit.
     """
 
-    def __init__(self, points: Tensor, kind: str, variance: float, noise: float, memory: int) -> None:
+    def __init__(
+        self, points: Tensor, kind: str, variance: float, noise: float, memory: int
+    ) -> None:
         super().__init__(len(points), points.dtype, points.device, psd=True)
         self.points, self.kind, self.variance, self.noise = points, kind, variance, noise
-        # beside a block of entries stand one or two of the same size, in which the kernel is evaluated
+        # beside a block of entries stand one or two of the same size, in which the kernel is
+        # evaluated
         self.rows = min(self.dim, max(1, memory // (3 * self.dim * points.element_size())))
         self._formed: Tensor | None = None
 
     def _entries(self, rows: Tensor) -> Tensor:
         """K[rows, :] without the noise, (k, n)."""
-        # by differences: the formula through inner products loses half the digits of small distances
+        # by differences: the formula through inner products loses half the digits of small
+        # distances
         distance = torch.cdist(rows, self.points, compute_mode="donot_use_mm_for_euclid_dist")
         return _KINDS[self.kind](distance).mul_(self.variance)
 
@@ -67,7 +74,9 @@ class KernelMatrix(LinearOperator):
         return found
 
     def known_diagonal(self) -> Tensor:
-        return torch.full((self.dim,), self.variance + self.noise, dtype=self.dtype, device=self.device)
+        return torch.full(
+            (self.dim,), self.variance + self.noise, dtype=self.dtype, device=self.device
+        )
 
     def known_squares(self) -> float | None:
         if self.rows < self.dim:
@@ -89,9 +98,10 @@ def kernel_matrix(
 ) -> KernelMatrix:
     """The kernel matrix of ``points`` (n, d) as an operator, on their device and in their dtype.
 
-    ``kind`` is "squared_exponential", exp(−r²/2), "exponential" (also "matern12"), exp(−r), "matern32" or "matern52";
-    r is the distance over ``length_scale``, one number or one a dimension. ``noise`` is the variance added to the
-    diagonal. Above ``memory`` bytes the matrix is made in blocks of rows, anew for every product.
+    ``kind`` is "squared_exponential", exp(−r²/2), "exponential" (also "matern12"), exp(−r),
+    "matern32" or "matern52"; r is the distance over ``length_scale``, one number or one a
+    dimension. ``noise`` is the variance added to the diagonal. Above ``memory`` bytes the matrix is
+    made in blocks of rows, anew for every product.
 
     >>> kernel_matrix([[0.0], [1.0]], "exponential") @ torch.tensor([1.0, 0.0], dtype=torch.float64)
     tensor([1.0000, 0.3679], dtype=torch.float64)
@@ -100,7 +110,10 @@ def kernel_matrix(
     require_positive(variance, "variance")
     require_count(memory, "memory", 1)
     require(
-        isinstance(noise, int | float) and 0 <= noise < math.inf, "noise", "be a finite number of at least 0", noise
+        isinstance(noise, int | float) and 0 <= noise < math.inf,
+        "noise",
+        "be a finite number of at least 0",
+        noise,
     )
     places = _as_points(points)
     # centred first: far from the origin the division would round away small distances
@@ -110,15 +123,27 @@ def kernel_matrix(
 
 def _as_points(points: Any) -> Tensor:
     try:
-        tensor = points.detach() if isinstance(points, Tensor) else torch.as_tensor(np.array(points))
+        tensor = (
+            points.detach() if isinstance(points, Tensor) else torch.as_tensor(np.array(points))
+        )
     except (TypeError, ValueError) as error:
-        raise TypeError(f"points must be an array of numbers (n, d), got {describe(points)}") from error
+        raise TypeError(
+            f"points must be an array of numbers (n, d), got {describe(points)}"
+        ) from error
     plain = not tensor.is_complex() and tensor.dtype != torch.bool
     require(plain, "points", "be real numbers", str(tensor.dtype), error=TypeError)
     shaped = tensor.ndim == 2 and tensor.numel() > 0
-    require(shaped, "points", "have shape (n, d), and not be empty", tensor, "for one dimension pass points[:, None]")
+    require(
+        shaped,
+        "points",
+        "have shape (n, d), and not be empty",
+        tensor,
+        "for one dimension pass points[:, None]",
+    )
     tensor = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.double()
-    require(bool(torch.isfinite(tensor).all()), "points", "hold finite numbers only", "NaN or infinity")
+    require(
+        bool(torch.isfinite(tensor).all()), "points", "hold finite numbers only", "NaN or infinity"
+    )
     return tensor
 
 
@@ -126,6 +151,8 @@ def _as_scale(length_scale: float | Sequence[float], dimensions: int) -> Tensor:
     if isinstance(length_scale, int | float):
         return torch.tensor([require_positive(length_scale, "length_scale")], dtype=torch.float64)
     scale = torch.as_tensor(length_scale, dtype=torch.float64)
-    fits = scale.shape in ((), (1,), (dimensions,)) and bool((torch.isfinite(scale) & (scale > 0)).all())
+    fits = scale.shape in ((), (1,), (dimensions,)) and bool(
+        (torch.isfinite(scale) & (scale > 0)).all()
+    )
     require(fits, "length_scale", f"be one number above 0, or {dimensions} of them", scale)
     return scale

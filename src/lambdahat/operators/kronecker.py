@@ -1,4 +1,6 @@
-"""KFAC and EKFAC: the Fisher as one Kronecker product a layer, its inverse and log-determinant in closed form."""
+"""KFAC and EKFAC: the Fisher as one Kronecker product a layer, its inverse and log-determinant
+in closed form.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ SHARING = ("expand", "reduce")
 class KroneckerBlock:
     """The block G ⊗ A of a layer's matrix [W | b] raveled by rows, one in each of g groups.
 
-    ``A`` (g, n, n) is the second moment of the inputs, ``G`` (g, m, m) that of the output gradients. Where
-    ``corrected`` (g, m, n) is given (EKFAC), the block is U diag(corrected) Uᵀ with U = U_G ⊗ U_A instead.
+    ``A`` (g, n, n) is the second moment of the inputs, ``G`` (g, m, m) that of the output
+    gradients. Where ``corrected`` (g, m, n) is given (EKFAC), the block is U diag(corrected) Uᵀ
+    with U = U_G ⊗ U_A instead.
     """
 
     names: tuple[str, ...]
@@ -50,9 +53,11 @@ class KroneckerBlock:
 
     @property
     def singular(self) -> bool:
-        """Whether an eigenvalue may be 0, to n·eps·λ_max of a factor: the bound on its rounding, far above most of it.
+        """Whether an eigenvalue may be 0, to n·eps·λ_max of a factor: the bound on its rounding,
+        far above most of it.
 
-        To take all below it for 0 in a damped inverse is a thousand times the error of keeping them.
+        To take all below it for 0 in a damped inverse is a thousand times the error of keeping
+        them.
         """
         if self.corrected is not None:
             return not bool((self.values > 0).all())
@@ -65,7 +70,8 @@ class KroneckerBlock:
     def with_values(self, corrected: Tensor) -> KroneckerBlock:
         """The block with other eigenvalues in the same basis."""
         block = replace(self, corrected=corrected)
-        block.__dict__["basis"] = self.basis  # a second decomposition may turn degenerate eigenvectors
+        # a second decomposition may turn degenerate eigenvectors
+        block.__dict__["basis"] = self.basis
         return block
 
     def apply(self, X: Tensor) -> Tensor:
@@ -80,21 +86,24 @@ class KroneckerBlock:
     def diagonal(self) -> Tensor:
         """The diagonal (g, m, n)."""
         if self.corrected is None:
-            return self.G.diagonal(dim1=1, dim2=2).unsqueeze(-1) * self.A.diagonal(dim1=1, dim2=2).unsqueeze(-2)
+            return self.G.diagonal(dim1=1, dim2=2).unsqueeze(-1) * self.A.diagonal(
+                dim1=1, dim2=2
+            ).unsqueeze(-2)
         right, left = self.basis[1], self.basis[3]
         return (left.square() @ self.values @ right.square().mT).to(self.A.dtype)
 
     def damped(self, damping: float, factored: bool) -> Tensor:
         """The eigenvalues of the damped block (g, m, n).
 
-        Factored: (λ_G + √δ/π)(λ_A + π√δ), with π² the ratio of the mean eigenvalues of A and G (Martens & Grosse
-        2015, §6.3).
+        Factored: (λ_G + √δ/π)(λ_A + π√δ), with π² the ratio of the mean eigenvalues of A and G
+        (Martens & Grosse 2015, §6.3).
         """
         if not factored:
             return self.values + damping
         inputs, _, outputs, _ = self.basis
         pi = (inputs.mean(dim=1, keepdim=True) / outputs.mean(dim=1, keepdim=True)).sqrt()
-        pi = torch.where(pi.isfinite() & (pi > 0), pi, 1.0)  # a layer without inputs or gradients: no scale to balance
+        # a layer without inputs or gradients: no scale to balance
+        pi = torch.where(pi.isfinite() & (pi > 0), pi, 1.0)
         root = math.sqrt(damping)
         return (outputs + root / pi).unsqueeze(-1) * (inputs + pi * root).unsqueeze(-2)
 
@@ -107,7 +116,11 @@ class KroneckerBlock:
     def __str__(self) -> str:
         groups, width, depth = self.indices.shape
         product = f"{width}×{width} ⊗ {depth}×{depth}"
-        return f"kronecker {product}" if groups == 1 else f"kronecker {product}, in each of {groups} groups"
+        return (
+            f"kronecker {product}"
+            if groups == 1
+            else f"kronecker {product}, in each of {groups} groups"
+        )
 
 
 @dataclass(frozen=True)
@@ -152,9 +165,11 @@ Block = KroneckerBlock | DiagonalBlock
 
 
 class KFAC(LinearOperator):
-    """A block-diagonal approximation of the Fisher: ``blocks`` has one block for every layer or loose parameter.
+    """A block-diagonal approximation of the Fisher: ``blocks`` has one block for every layer or
+    loose parameter.
 
-    ``shared`` names the layers that are applied at several positions of a sample, for which ``sharing`` matters.
+    ``shared`` names the layers that are applied at several positions of a sample, for which
+    ``sharing`` matters.
     """
 
     def __init__(
@@ -166,7 +181,9 @@ class KFAC(LinearOperator):
         sharing: str = "expand",
         shared: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(problem.num_parameters, _dtype(problem), problem.device, psd=True, space=problem.space)
+        super().__init__(
+            problem.num_parameters, _dtype(problem), problem.device, psd=True, space=problem.space
+        )
         self.blocks = dict(blocks)
         self.corrected, self.sharing, self.shared = corrected, sharing, shared
         self._memory = problem.memory
@@ -177,8 +194,12 @@ class KFAC(LinearOperator):
     def room(self, share: float) -> float:
         if self._memory is None:
             return super().room(share)
-        shapes = [part.indices.shape for part in self.blocks.values() if isinstance(part, KroneckerBlock)]
-        return self._memory - _held(self.dim, shapes, self.dtype, self.corrected) - self.column_bytes()
+        shapes = [
+            part.indices.shape for part in self.blocks.values() if isinstance(part, KroneckerBlock)
+        ]
+        return (
+            self._memory - _held(self.dim, shapes, self.dtype, self.corrected) - self.column_bytes()
+        )
 
     def column_bytes(self) -> int:
         return 5 * self.dim * self.dtype.itemsize
@@ -208,7 +229,11 @@ class KFAC(LinearOperator):
     def eigenvalues(self) -> Tensor:
         """All P eigenvalues, ascending, in float64, from those of the factors."""
         self._require_basis()
-        return torch.cat([part.values.double().reshape(-1) for part in self.blocks.values()]).sort().values
+        return (
+            torch.cat([part.values.double().reshape(-1) for part in self.blocks.values()])
+            .sort()
+            .values
+        )
 
     def logdet(self, damping: float = 0.0) -> float:
         """log det(K + δI), exactly; −∞ when that is singular."""
@@ -219,8 +244,8 @@ class KFAC(LinearOperator):
     def inverse(self, damping: float, *, factored: bool = False) -> KFACInverse:
         """(K + δI)⁻¹, exactly, through the eigendecompositions of the factors.
 
-        ``factored=True`` damps each factor instead, (G + (√δ/π) I)⁻¹ ⊗ (A + π√δ I)⁻¹ (Martens & Grosse 2015, §6.3), as
-        optimisers do; EKFAC has no factors to damp.
+        ``factored=True`` damps each factor instead, (G + (√δ/π) I)⁻¹ ⊗ (A + π√δ I)⁻¹ (Martens &
+        Grosse 2015, §6.3), as optimisers do; EKFAC has no factors to damp.
         """
         self._require_basis()
         plain = not (factored and self.corrected)
@@ -230,8 +255,16 @@ class KFAC(LinearOperator):
     def _require_basis(self) -> None:
         """Refuse decompositions of the factors that the problem's memory cannot hold."""
         if self._memory is not None:
-            shapes = [part.indices.shape for part in self.blocks.values() if isinstance(part, KroneckerBlock)]
-            _require_memory(self._memory, _held(self.dim, shapes, self.dtype, True), "the eigenvectors of its factors")
+            shapes = [
+                part.indices.shape
+                for part in self.blocks.values()
+                if isinstance(part, KroneckerBlock)
+            ]
+            _require_memory(
+                self._memory,
+                _held(self.dim, shapes, self.dtype, True),
+                "the eigenvectors of its factors",
+            )
 
 
 class KFACInverse(LinearOperator):
@@ -256,7 +289,11 @@ class KFACInverse(LinearOperator):
         out = torch.empty_like(block)
         for label, part in self.kfac.blocks.items():
             where = part.indices.reshape(-1)
-            out[where] = part.apply_values(self._values[label], _rows(block, part)).reshape(block.shape[1], -1).T
+            out[where] = (
+                part.apply_values(self._values[label], _rows(block, part))
+                .reshape(block.shape[1], -1)
+                .T
+            )
         return out
 
 
@@ -271,35 +308,43 @@ def kfac(
     samples: int = 1,
     seed: int = 0,
 ) -> KFAC:
-    """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at today's parameters.
+    """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at
+    today's parameters.
 
-    A linear or convolution layer's block is G ⊗ A, the moment of its output gradients and that of its inputs, the bias
-    among the weights (Martens & Grosse 2015; convolutions: Grosse & Martens 2016). Other parameters (norm layers,
-    embeddings, tied weights, …) keep their exact Fisher diagonal; ``structure()`` lists both.
+    A linear or convolution layer's block is G ⊗ A, the moment of its output gradients and that of
+    its inputs, the bias among the weights (Martens & Grosse 2015; convolutions: Grosse & Martens
+    2016). Other parameters (norm layers, embeddings, tied weights, …) keep their exact Fisher
+    diagonal; ``structure()`` lists both.
 
-    Args:
-        problem: The problem, of a model and a loss of its output.
-        kind: Where M comes from: "exact" from the loss's Hessian at the output, or the Fisher there for "gaussian_nll",
-            at one backward pass for each number that a sample's output has; "monte_carlo" from ``samples`` labels a
-            data point drawn from the model; "empirical" from the data's own labels.
-        sharing: For layers applied at several positions of a sample, such as convolutions and linear layers on
-            sequences: "expand" counts each position as a sample, which is exact for deep linear networks with a loss
-            at each position; "reduce" takes the mean input and the summed gradient over the positions of a sample,
-            which is exact for deep linear networks that average over positions before the loss (Eschenhagen et al.
-            2023). The repr says which was used where a layer shares its weights.
+    Args: problem: The problem, of a model and a loss of its output. kind: Where M comes from:
+        "exact" from the loss's Hessian at the output, or the Fisher there for "gaussian_nll",
+            at one backward pass for each number that a sample's output has; "monte_carlo" from
+            ``samples`` labels a data point drawn from the model; "empirical" from the data's own
+            labels.
+        sharing: For layers applied at several positions of a sample, such as convolutions and
+            linear layers on sequences: "expand" counts each position as a sample, which is exact
+            for deep linear networks with a loss at each position; "reduce" takes the mean input and
+            the summed gradient over the positions of a sample, which is exact for deep linear
+            networks that average over positions before the loss (Eschenhagen et al. 2023). The repr
+            says which was used where a layer shares its weights.
         correction: True gives EKFAC.
         samples: Labels drawn for each data point with kind="monte_carlo".
         seed: Seed of those draws.
 
-    Returns:
-        An operator with closed-form inverse, log-determinant and eigenvalues, which later training does not change.
+    Returns: An operator with closed-form inverse, log-determinant and eigenvalues, which later
+        training does not change.
     """
     require_problem(problem)
     require_kind(kind)
     require_choice(sharing, "sharing", SHARING)
     require_count(samples, "samples")
     require_count(seed, "seed", least=0)
-    require(samples == 1 or kind == "monte_carlo", "samples", 'be left out unless kind is "monte_carlo"', samples)
+    require(
+        samples == 1 or kind == "monte_carlo",
+        "samples",
+        'be left out unless kind is "monte_carlo"',
+        samples,
+    )
     problem = problem.with_output("KFAC")
     require(
         problem.norm != "train",
@@ -311,7 +356,9 @@ def kfac(
     fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)
     layers, reasons = find_layers(problem)
     if problem.memory is not None:
-        need = _held(problem.num_parameters, [layer.indices.shape for layer in layers], dtype, correction)
+        need = _held(
+            problem.num_parameters, [layer.indices.shape for layer in layers], dtype, correction
+        )
         _require_memory((1 - PASS) * problem.memory, need, "its Kronecker factors")
     factors, diagonals, shared = moments(problem, layers, tuple(reasons), fisher, sharing, dtype)
     for name, parts in {**factors, **{name: (part,) for name, part in diagonals.items()}}.items():
@@ -322,9 +369,15 @@ def kfac(
             f"NaN or infinity at {name!r}",
             "look for a root, a log or a quotient at 0 in the model and the loss",
         )
-    kronecker = {layer.name: KroneckerBlock(layer.names, layer.indices, *factors[layer.name]) for layer in layers}
+    kronecker = {
+        layer.name: KroneckerBlock(layer.names, layer.indices, *factors[layer.name])
+        for layer in layers
+    }
     if correction:
-        bases = {label: (block.basis[1].to(dtype), block.basis[3].to(dtype)) for label, block in kronecker.items()}
+        bases = {
+            label: (block.basis[1].to(dtype), block.basis[3].to(dtype))
+            for label, block in kronecker.items()
+        }
         exact = second_moments(problem, layers, bases, fisher)
         kronecker = {label: block.with_values(exact[label]) for label, block in kronecker.items()}
     blocks: dict[str, Block] = {**kronecker}
@@ -337,17 +390,26 @@ def kfac(
 
 
 @default_context()
-def ekfac(problem: Problem, *, kind: str = "exact", sharing: str = "expand", samples: int = 1, seed: int = 0) -> KFAC:
-    """KFAC with the eigenvalues that are best in its eigenbasis: the Fisher's own diagonal there (George et al. 2018).
+def ekfac(
+    problem: Problem,
+    *,
+    kind: str = "exact",
+    sharing: str = "expand",
+    samples: int = 1,
+    seed: int = 0,
+) -> KFAC:
+    """KFAC with the eigenvalues that are best in its eigenbasis: the Fisher's own diagonal there
+    (George et al. 2018).
 
-    Never further from the Fisher in Frobenius norm than KFAC with the same ``sharing``, which sets the eigenbasis; one
-    more pass over the data. The arguments are those of ``kfac``.
+    Never further from the Fisher in Frobenius norm than KFAC with the same ``sharing``, which sets
+    the eigenbasis; one more pass over the data. The arguments are those of ``kfac``.
     """
     return kfac(problem, kind=kind, sharing=sharing, correction=True, samples=samples, seed=seed)
 
 
 def _held(dim: int, shapes: Sequence[Sequence[int]], dtype: torch.dtype, decomposed: bool) -> int:
-    """Bytes of the factors of blocks (g, m, n) and of the places of P parameters, and what makes them.
+    """Bytes of the factors of blocks (g, m, n) and of the places of P parameters, and what makes
+    them.
 
     ``decomposed`` with eigenvalues and eigenvectors in float64, and the work space of the largest.
     """
@@ -372,14 +434,18 @@ def _dtype(problem: Problem) -> torch.dtype:
 
 
 def _rows(block: Tensor, part: Block) -> Tensor:
-    """The coordinates of one block in a (P, k) block of vectors, as (k, *the shape of its indices)."""
+    """The coordinates of one block in a (P, k) block of vectors, as (k, *the shape of its
+    indices).
+    """
     return block[part.indices.reshape(-1)].T.reshape(block.shape[1], *part.indices.shape)
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors in float64; eigenvalues of the size of the factor's and the solver's rounding are 0.
+    """Eigenvalues and eigenvectors in float64; eigenvalues of the size of the factor's and the
+    solver's rounding are 0.
 
-    A softmax leaves G an eigenvalue 0, and its rounding times the largest of A may exceed the damping.
+    A softmax leaves G an eigenvalue 0, and its rounding times the largest of A may exceed the
+    damping.
     """
     values, vectors = torch.linalg.eigh(matrix.double())
     noise = torch.finfo(matrix.dtype).eps + matrix.shape[-1] * torch.finfo(values.dtype).eps
@@ -393,5 +459,7 @@ def _settled(values: Tensor, noise: float) -> Tensor:
 
 def _require_damping(damping: float) -> float:
     real = isinstance(damping, int | float) and not isinstance(damping, bool)
-    require(real and 0.0 <= damping < math.inf, "damping", "be a finite number of at least 0", damping)
+    require(
+        real and 0.0 <= damping < math.inf, "damping", "be a finite number of at least 0", damping
+    )
     return float(damping)

@@ -1,8 +1,10 @@
-"""What KFAC is made of: layers and their weight sharing, input and output-gradient moments, per-sample diagonals.
+"""What KFAC is made of: layers and their weight sharing, input and output-gradient moments,
+per-sample diagonals.
 
-A layer's block is written as a matrix [W | b] of m outputs × n inputs (the bias as one more input that is always 1),
-in g groups: shape (g, m, n), with g = 1 but for grouped convolutions. A layer applied at R positions, as a convolution
-or a linear layer on a sequence, gives for one sample and one vector s at the output the gradient D = Σ_r g_r a_rᵀ.
+A layer's block is written as a matrix [W | b] of m outputs × n inputs (the bias as one more input
+that is always 1), in g groups: shape (g, m, n), with g = 1 but for grouped convolutions. A layer
+applied at R positions, as a convolution or a linear layer on a sequence, gives for one sample and
+one vector s at the output the gradient D = Σ_r g_r a_rᵀ.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ from lambdahat.problem import Problem
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CHUNK_ELEMENTS = 1 << 24
 PROBE_TOLERANCE = 0.05
-MOST_PASSES = 1 << 14  # backward passes for a batch beyond which the exact Fisher is not what anyone would wait for
+# backward passes for a batch beyond which the exact Fisher is not what anyone would wait for
+MOST_PASSES = 1 << 14
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear or convolution layer in Kronecker form; ``indices`` (g, m, n) place its block in the flat vector."""
+    """A linear or convolution layer in Kronecker form; ``indices`` (g, m, n) place its block in
+    the flat vector.
+    """
 
     name: str
     module: Any
@@ -62,13 +67,17 @@ class Layer:
         parts = []
         if self._has("weight"):
             linear = isinstance(self.module, nn.Linear)
-            parts.append(x.reshape(x.shape[0], -1, 1, x.shape[-1]) if linear else patches(x, self.module))
+            parts.append(
+                x.reshape(x.shape[0], -1, 1, x.shape[-1]) if linear else patches(x, self.module)
+            )
         if self._has("bias"):
             parts.append(torch.ones_like(self.outputs(y)[..., :1]))
         return torch.cat(parts, dim=-1)
 
     def chunk(self, y: Tensor) -> int:
-        """Samples at a time, so that neither the rows of inputs nor the per-sample gradients grow large."""
+        """Samples at a time, so that neither the rows of inputs nor the per-sample gradients
+        grow large.
+        """
         groups, width, depth = self.indices.shape
         rows = y[0].numel() // (groups * width)
         return max(1, CHUNK_ELEMENTS // (groups * depth * max(rows, width)))
@@ -78,10 +87,14 @@ class Layer:
 
 
 def patches(x: Tensor, module: Any) -> Tensor:
-    """The inputs under the kernel at each position, (b, R, groups, channels/groups · kernel), in 1 to 3 dimensions."""
+    """The inputs under the kernel at each position, (b, R, groups, channels/groups · kernel), in
+    1 to 3 dimensions.
+    """
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = F.pad(x, borders(module), mode=mode)
-    for axis, (size, step, gap) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True)):
+    for axis, (size, step, gap) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    ):
         x = x.unfold(axis + 2, (size - 1) * gap + 1, step)[..., ::gap]
     count = len(module.kernel_size)
     x = x.unflatten(1, (module.groups, -1))
@@ -106,7 +119,9 @@ def recording(layers: Sequence[Layer]) -> Iterator[list[Call]]:
     handles: list[Any] = []
 
     def watch(layer: Layer) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        def hook(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        ) -> Tensor:
             x = args[0] if args else kwargs["input"]
             if x.ndim < layer.least_dimensions:
                 return output  # without a batch there are no rows: the layer then fails the probe
@@ -116,7 +131,9 @@ def recording(layers: Sequence[Layer]) -> Iterator[list[Call]]:
         return hook
 
     try:
-        handles += [layer.module.register_forward_hook(watch(layer), with_kwargs=True) for layer in layers]
+        handles += [
+            layer.module.register_forward_hook(watch(layer), with_kwargs=True) for layer in layers
+        ]
         yield calls
     finally:
         for handle in handles:
@@ -127,9 +144,20 @@ def joined(output: Any) -> Tensor:
     """A model's output, or what has its structure, as one tensor with the samples first."""
     if isinstance(output, Tensor):
         return output
-    parts = [leaf for leaf in tree_leaves(as_tree(output)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    parts = [
+        leaf
+        for leaf in tree_leaves(as_tree(output))
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
     rows = bool(parts) and all(part.ndim > 0 and len(part) == len(parts[0]) for part in parts)
-    require(rows, "the model's output", "be tensors with a row for each sample for KFAC", output, "", TypeError)
+    require(
+        rows,
+        "the model's output",
+        "be tensors with a row for each sample for KFAC",
+        output,
+        "",
+        TypeError,
+    )
     return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1)
 
 
@@ -145,7 +173,9 @@ class Fisher:
         """The labels' stream, from its beginning: every pass over the data draws the same."""
         return generator(self.seed, "kfac", "labels")
 
-    def vectors(self, problem: Problem, output: Any, batch: Batch, rng: torch.Generator) -> Iterator[Tensor]:
+    def vectors(
+        self, problem: Problem, output: Any, batch: Batch, rng: torch.Generator
+    ) -> Iterator[Tensor]:
         """The vectors s_k of one batch, one by one, of the shape of the joined output."""
         loss, target = problem.loss_function, problem.target(batch)
         fixed = tree_map(lambda z: z.detach() if isinstance(z, Tensor) else z, output)
@@ -163,7 +193,9 @@ class Fisher:
             )
             drawn = (loss.random_factors(fixed, target, rng) for _ in range(self.samples))
             root = math.sqrt(self.samples)
-            return ((draw[0] if isinstance(output, Tensor) else joined(draw)) / root for draw in drawn)
+            return (
+                (draw[0] if isinstance(output, Tensor) else joined(draw)) / root for draw in drawn
+            )
         diagonal = loss.fisher(fixed, target)
         if diagonal is not None:
             weights = diagonal[0] if isinstance(output, Tensor) else joined(diagonal)
@@ -174,7 +206,8 @@ class Fisher:
         require(
             count <= MOST_PASSES,
             "kind",
-            f'be "monte_carlo" or "empirical" where "exact" takes more than {MOST_PASSES} backward passes for a batch',
+            f'be "monte_carlo" or "empirical" where "exact" takes more than {MOST_PASSES} backward'
+            " passes for a batch",
             f'"exact", which takes {count}',
         )
         return each
@@ -195,7 +228,9 @@ class Pass:
         if not self.calls:
             return ()
         ends = [call.y for call in self.calls]
-        return torch.autograd.grad(self.output, ends, vector, retain_graph=True, materialize_grads=True)
+        return torch.autograd.grad(
+            self.output, ends, vector, retain_graph=True, materialize_grads=True
+        )
 
 
 def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str) -> Iterator[Pass]:
@@ -206,23 +241,29 @@ def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str)
         parameters = {name: value.detach().requires_grad_() for name, value in values.items()}
         with recording(layers) as calls:
             output = as_tree(problem.output(parameters, batch))
-        yield Pass(weight, batch, fisher.vectors(problem, output, batch, rng), joined(output), calls)
+        yield Pass(
+            weight, batch, fisher.vectors(problem, output, batch, rng), joined(output), calls
+        )
         report(task, done + 1, total)
 
 
 def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
     """The layers in Kronecker form, and for every other parameter the reason why it is not in one.
 
-    A layer qualifies when its parameters' gradient is Σ_r g_r a_rᵀ over its recorded calls and each row r belongs to
-    one sample, which is checked on the first batch: a weight that is also used elsewhere, a subclass that computes
-    something else, or a layer on a learned input that all samples share does not.
+    A layer qualifies when its parameters' gradient is Σ_r g_r a_rᵀ over its recorded calls and each
+    row r belongs to one sample, which is checked on the first batch: a weight that is also used
+    elsewhere, a subclass that computes something else, or a layer on a learned input that all
+    samples share does not.
     """
     model = problem.model or nn.Module()  # a function has no layers
     aliases: dict[int, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(tensor), []).append(name)
     tied = {names[0] for names in aliases.values() if len(names) > 1}
-    reasons = {name: "tied" if name in tied else "not in a linear or convolution layer" for name in problem.space.names}
+    reasons = {
+        name: "tied" if name in tied else "not in a linear or convolution layer"
+        for name in problem.space.names
+    }
     candidates = [
         layer
         for name, module in model.named_modules()
@@ -255,14 +296,20 @@ def _layer(problem: Problem, name: str, module: Any, tied: set[str]) -> Layer | 
 def _probe(problem: Problem, layers: Sequence[Layer]) -> dict[str, str]:
     """The layers without Kronecker form on the first batch, each with the reason."""
     batch = problem.batches.first()
-    leaves = {name: value.detach().requires_grad_() for name, value in problem.named(problem.vector).items()}
+    leaves = {
+        name: value.detach().requires_grad_()
+        for name, value in problem.named(problem.vector).items()
+    }
     with recording(layers) as calls:
         output = joined(problem.output(leaves, batch))
     first = torch.randn(output.shape, generator=generator(0, "kfac", "probe")).to(output)
     rest = first.clone()
     first[1:], rest[:1] = 0.0, 0.0  # the first sample alone, and all the others
     inputs = [*(call.y for call in calls), *leaves.values()]
-    pulled = [torch.autograd.grad(output, inputs, v, retain_graph=True, materialize_grads=True) for v in (first, rest)]
+    pulled = [
+        torch.autograd.grad(output, inputs, v, retain_graph=True, materialize_grads=True)
+        for v in (first, rest)
+    ]
     grads = [g + h for g, h in zip(*pulled, strict=True)]
     flat = problem.space.flatten(dict(zip(leaves, grads[len(calls) :], strict=True)))
     shared = {
@@ -272,7 +319,9 @@ def _probe(problem: Problem, layers: Sequence[Layer]) -> dict[str, str]:
     }
     unfit = {}
     for layer in layers:
-        own = [(call, grad) for call, grad in zip(calls, grads, strict=False) if call.layer is layer]
+        own = [
+            (call, grad) for call, grad in zip(calls, grads, strict=False) if call.layer is layer
+        ]
         true = flat[layer.indices]
         if not own or not (_implied(own) - true).norm() <= PROBE_TOLERANCE * true.norm():
             unfit[layer.name] = "not used through its layer alone"
@@ -292,14 +341,21 @@ def _implied(calls: Sequence[tuple[Call, Tensor]]) -> Tensor:
 
 
 def moments(
-    problem: Problem, layers: Sequence[Layer], loose: Sequence[str], fisher: Fisher, sharing: str, dtype: torch.dtype
+    problem: Problem,
+    layers: Sequence[Layer],
+    loose: Sequence[str],
+    fisher: Fisher,
+    sharing: str,
+    dtype: torch.dtype,
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], set[str]]:
-    """The factors (A, G) of each layer, the exact Fisher diagonal of the ``loose`` parameters, and who shares weights.
+    """The factors (A, G) of each layer, the exact Fisher diagonal of the ``loose`` parameters, and
+    who shares weights.
 
-    With a_r the input and g_kr the output gradient of a layer at position r of a sample, "expand" has A = mean over
-    samples and positions of a_r a_rᵀ, (g, n, n), and G = mean over samples of Σ_k Σ_r g_kr g_krᵀ, (g, m, m), which is
-    Grosse & Martens 2016 for convolutions. "reduce" has the same of the one row Σ_r a_r/R and Σ_r g_kr of a sample
-    (Eschenhagen et al. 2023). The last are the layers that are applied at several positions or several times.
+    With a_r the input and g_kr the output gradient of a layer at position r of a sample, "expand"
+    has A = mean over samples and positions of a_r a_rᵀ, (g, n, n), and G = mean over samples of Σ_k
+    Σ_r g_kr g_krᵀ, (g, m, m), which is Grosse & Martens 2016 for convolutions. "reduce" has the
+    same of the one row Σ_r a_r/R and Σ_r g_kr of a sample (Eschenhagen et al. 2023). The last are
+    the layers that are applied at several positions or several times.
     """
     factors = {}
     for layer in layers:
@@ -311,14 +367,18 @@ def moments(
     shared: set[str] = set()
     for step in passes(problem, layers, fisher, "kfac"):
         calls = _by_layer(step.calls)
-        rows = {name: sum(call.layer.outputs(call.y).shape[:2].numel() for call in own) for name, own in calls.items()}
+        rows = {
+            name: sum(call.layer.outputs(call.y).shape[:2].numel() for call in own)
+            for name, own in calls.items()
+        }
         several = {name for name, count in rows.items() if count > step.batch.size}
         shared |= several
         reduced = several if sharing == "reduce" else set()
         for name, own in calls.items():
             if name in reduced:
                 _require_samples_first(own, step.batch, 'sharing="reduce"', 'sharing="expand"')
-            # by samples, not by weights in the loss: the mean over inputs is the same however they are batched
+            # by samples, not by weights in the loss: the mean over inputs is the same however they
+            # are batched
             count = step.batch.size if name in reduced else rows[name]
             share = step.batch.size / problem.num_samples / count
             for a in _input_rows(own, name in reduced, step.batch.size / rows[name], dtype):
@@ -338,8 +398,11 @@ def moments(
     return factors, diagonals, shared
 
 
-def _input_rows(calls: Sequence[Call], reduced: bool, scale: float, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The inputs a_r of all calls, (rows, g, n) at a time; or their mean over the positions of each sample.
+def _input_rows(
+    calls: Sequence[Call], reduced: bool, scale: float, dtype: torch.dtype
+) -> Iterator[Tensor]:
+    """The inputs a_r of all calls, (rows, g, n) at a time; or their mean over the positions of each
+    sample.
 
     ``scale`` is 1/R, R the positions of a sample in all calls.
     """
@@ -356,8 +419,12 @@ def _input_rows(calls: Sequence[Call], reduced: bool, scale: float, dtype: torch
         yield torch.stack(total).sum(dim=0) * scale
 
 
-def _gradient_rows(layer: Layer, grads: Sequence[Tensor], reduced: bool, dtype: torch.dtype) -> list[Tensor]:
-    """The output gradients g_r of all calls, (rows, g, m) each; or their sum over the positions of each sample."""
+def _gradient_rows(
+    layer: Layer, grads: Sequence[Tensor], reduced: bool, dtype: torch.dtype
+) -> list[Tensor]:
+    """The output gradients g_r of all calls, (rows, g, m) each; or their sum over the positions
+    of each sample.
+    """
     parts = [layer.outputs(grad).to(dtype) for grad in grads]
     if reduced:
         return [torch.stack([part.sum(dim=1) for part in parts]).sum(dim=0)]
@@ -365,9 +432,15 @@ def _gradient_rows(layer: Layer, grads: Sequence[Tensor], reduced: bool, dtype: 
 
 
 def _add_squares(
-    diagonals: dict[str, Tensor], problem: Problem, step: Pass, vectors: Sequence[Tensor], dtype: torch.dtype
+    diagonals: dict[str, Tensor],
+    problem: Problem,
+    step: Pass,
+    vectors: Sequence[Tensor],
+    dtype: torch.dtype,
 ) -> None:
-    squares = per_sample_squares(problem, tuple(diagonals), step.batch, torch.stack(list(vectors)), dtype)
+    squares = per_sample_squares(
+        problem, tuple(diagonals), step.batch, torch.stack(list(vectors)), dtype
+    )
     for name, square in squares.items():
         diagonals[name].add_(square, alpha=step.weight / step.batch.size)
 
@@ -390,9 +463,13 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def second_moments(
-    problem: Problem, layers: Sequence[Layer], bases: dict[str, tuple[Tensor, Tensor]], fisher: Fisher
+    problem: Problem,
+    layers: Sequence[Layer],
+    bases: dict[str, tuple[Tensor, Tensor]],
+    fisher: Fisher,
 ) -> dict[str, Tensor]:
-    """The Fisher's diagonal in each layer's Kronecker eigenbasis (U_A, U_G): mean_i Σ_k (U_Gᵀ D_ik U_A)², (g, m, n).
+    """The Fisher's diagonal in each layer's Kronecker eigenbasis (U_A, U_G): mean_i Σ_k (U_Gᵀ D_ik
+    U_A)², (g, m, n).
 
     D_ik = Σ_r g_r a_rᵀ is the gradient of one sample (George et al. 2018).
     """
@@ -400,12 +477,17 @@ def second_moments(
     for step in passes(problem, layers, fisher, "ekfac"):
         _require_samples_first(step.calls, step.batch, "EKFAC", "kfac(problem)")
         groups = _by_layer(step.calls)
-        squares = {name: _input_squares(calls[0], bases[name][0]) for name, calls in groups.items() if _is_flat(calls)}
+        squares = {
+            name: _input_squares(calls[0], bases[name][0])
+            for name, calls in groups.items()
+            if _is_flat(calls)
+        }
         for vector in step.vectors:
             found = _by_layer(step.calls, step.gradients(vector))
             for name, calls in groups.items():
                 right, left = bases[name]
-                if name in squares:  # one position: the square of an outer product is the outer product of squares
+                # one position: the square of an outer product is the outer product of squares
+                if name in squares:
                     g = calls[0].layer.outputs(found[name][0])[:, 0].to(left)
                     g = torch.einsum("bgi,gij->bgj", g, left).square()
                     total = torch.einsum("bgm,bgn->gmn", g, squares[name])
@@ -434,7 +516,9 @@ def _input_squares(call: Call, right: Tensor) -> Tensor:
     return torch.einsum("bgi,gij->bgj", a, right).square()
 
 
-def _projected_squares(calls: Sequence[Call], grads: Sequence[Tensor], right: Tensor, left: Tensor) -> Tensor:
+def _projected_squares(
+    calls: Sequence[Call], grads: Sequence[Tensor], right: Tensor, left: Tensor
+) -> Tensor:
     """Σ_i (U_Gᵀ D_i U_A)² over the samples of a batch, for all calls of one layer."""
     layer, size = calls[0].layer, min(call.layer.chunk(call.y) for call in calls)
     total = right.new_zeros(layer.indices.shape)
@@ -442,7 +526,9 @@ def _projected_squares(calls: Sequence[Call], grads: Sequence[Tensor], right: Te
         part = slice(start, start + size)
         g = torch.cat([layer.outputs(grad[part]) for grad in grads], dim=1).to(right)
         pairs = zip(calls, grads, strict=True)
-        a = torch.cat([layer.inputs(call.x[part], grad[part]) for call, grad in pairs], dim=1).to(right)
+        a = torch.cat([layer.inputs(call.x[part], grad[part]) for call, grad in pairs], dim=1).to(
+            right
+        )
         total += (left.mT @ torch.einsum("brgm,brgn->bgmn", g, a) @ right).square().sum(dim=0)
     return total
 
@@ -450,24 +536,38 @@ def _projected_squares(calls: Sequence[Call], grads: Sequence[Tensor], right: Te
 def per_sample_squares(
     problem: Problem, names: Sequence[str], batch: Batch, vectors: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Σ_i Σ_k (J_iᵀ s_ki)² of the named parameters, by element: through vmap, or sample by sample where that fails."""
+    """Σ_i Σ_k (J_iᵀ s_ki)² of the named parameters, by element: through vmap, or sample by
+    sample where that fails.
+    """
     values = problem.named(problem.vector)
     free = {name: value.detach() for name, value in values.items() if name in names}
     fixed = {name: value.detach() for name, value in values.items() if name not in names}
     size = max(1, CHUNK_ELEMENTS // (len(vectors) * sum(value.numel() for value in free.values())))
     try:
         return _squares_by_vmap(problem, free, fixed, batch, vectors, size, dtype)
-    except (RuntimeError, NotImplementedError):  # data-dependent control flow, an operation without a batching rule
+    # data-dependent control flow, an operation without a batching rule
+    except (RuntimeError, NotImplementedError):
         return _squares_one_by_one(problem, free, fixed, batch, vectors, dtype)
 
 
 def _squares_by_vmap(
-    problem: Problem, free: Parameters, fixed: Parameters, batch: Batch, vectors: Tensor, size: int, dtype: torch.dtype
+    problem: Problem,
+    free: Parameters,
+    fixed: Parameters,
+    batch: Batch,
+    vectors: Tensor,
+    size: int,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     def one(sample: Batch, own: Tensor) -> dict[str, Tensor]:
-        pull = torch.func.vjp(lambda chosen: joined(problem.output({**fixed, **chosen}, sample)), free)[1]
+        pull = torch.func.vjp(
+            lambda chosen: joined(problem.output({**fixed, **chosen}, sample)), free
+        )[1]
         grads = [pull(vector.unsqueeze(0))[0] for vector in own.unbind(0)]
-        return {name: torch.stack([grad[name].to(dtype) for grad in grads]).square().sum(dim=0) for name in free}
+        return {
+            name: torch.stack([grad[name].to(dtype) for grad in grads]).square().sum(dim=0)
+            for name in free
+        }
 
     out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
     for part in torch.arange(batch.size, device=problem.device).split(size):
@@ -482,14 +582,23 @@ def _squares_by_vmap(
 
 
 def _squares_one_by_one(
-    problem: Problem, free: Parameters, fixed: Parameters, batch: Batch, vectors: Tensor, dtype: torch.dtype
+    problem: Problem,
+    free: Parameters,
+    fixed: Parameters,
+    batch: Batch,
+    vectors: Tensor,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
     for part in torch.arange(batch.size, device=problem.device).split(1):
         leaves = {name: value.detach().requires_grad_() for name, value in free.items()}
         output = joined(problem.output({**fixed, **leaves}, take(batch, part)))
         for vector in vectors[:, part].unbind(0):
-            grads = torch.autograd.grad(output, list(leaves.values()), vector, retain_graph=True, allow_unused=True)
-            for name, grad in ((name, grad) for name, grad in zip(leaves, grads, strict=True) if grad is not None):
+            grads = torch.autograd.grad(
+                output, list(leaves.values()), vector, retain_graph=True, allow_unused=True
+            )
+            for name, grad in (
+                (name, grad) for name, grad in zip(leaves, grads, strict=True) if grad is not None
+            ):
                 out[name] += grad.to(dtype).square()
     return out

@@ -1,4 +1,6 @@
-"""The uses of layers in a forward pass: what entered each, and the edge of the autograd graph that it left by."""
+"""The uses of layers in a forward pass: what entered each, and the edge of the autograd graph
+that it left by.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ KNOWN = (nn.Linear, *CONVOLUTIONS, *BATCH_NORMS)
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a layer in the forward pass: what entered (normalised, for batch-norm) and the edge it left by.
+    """One use of a layer in the forward pass: what entered (normalised, for batch-norm) and the
+    edge it left by.
 
-    ``came`` is the edge that the input came by, None for a constant one. ``slope`` is W (O, I) of a linear layer and
-    γ/√(var + ε) (C,) of batch-norm, None of others.
+    ``came`` is the edge that the input came by, None for a constant one. ``slope`` is W (O, I) of a
+    linear layer and γ/√(var + ε) (C,) of batch-norm, None of others.
     """
 
     layer: nn.Module
@@ -37,7 +40,9 @@ class Call:
 
     @property
     def samples(self) -> int:
-        """The length of the first dimension; 0 where that is no batch's, for the layer took one sample without it."""
+        """The length of the first dimension; 0 where that is no batch's, for the layer took one
+        sample without it.
+        """
         own = len(self.layer.kernel_size) + 1 if isinstance(self.layer, CONVOLUTIONS) else 1
         return len(self.entered) if self.entered.ndim > own else 0
 
@@ -55,12 +60,16 @@ def recorded(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> tuple
 def uses_of_leaves(output: Tensor) -> Counter[int]:
     """How often each leaf enters the graph of the output, by its id."""
     children = (child for node in graph_nodes([output]) for child, _ in node.next_functions)
-    return Counter(id(child.variable) for child in children if type(child).__name__ == "AccumulateGrad")
+    return Counter(
+        id(child.variable) for child in children if type(child).__name__ == "AccumulateGrad"
+    )
 
 
 def names_in(prefix: str, layer: nn.Module, leaves: dict[str, Tensor]) -> set[str]:
     """The leaves that are a layer's own parameters."""
-    own = (full_name(prefix, key) for key, tensor in layer._parameters.items() if tensor is not None)
+    own = (
+        full_name(prefix, key) for key, tensor in layer._parameters.items() if tensor is not None
+    )
     return {name for name in own if name in leaves}
 
 
@@ -78,17 +87,24 @@ def owner(name: str) -> str:
 def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[Calls]:
     """Record what enters and leaves every layer that has a closed form, while the block runs.
 
-    Linear layers are recorded with their weights held constant too: what bends above them reaches the layers below.
+    Linear layers are recorded with their weights held constant too: what bends above them reaches
+    the layers below.
     """
     calls: Calls = {}
     handles = []
     for prefix, layer in () if problem.model is None else problem.model.named_modules():
-        if type(layer) not in KNOWN or not (type(layer) is nn.Linear or names_in(prefix, layer, leaves)):
+        if type(layer) not in KNOWN or not (
+            type(layer) is nn.Linear or names_in(prefix, layer, leaves)
+        ):
             continue
 
-        def note(layer: nn.Module, args: Any, kwargs: Any, left: Tensor, prefix: str = prefix) -> None:
+        def note(
+            layer: nn.Module, args: Any, kwargs: Any, left: Tensor, prefix: str = prefix
+        ) -> None:
             if left.requires_grad:
-                calls.setdefault(prefix, []).append(_call(layer, args[0] if args else kwargs["input"], left))
+                calls.setdefault(prefix, []).append(
+                    _call(layer, args[0] if args else kwargs["input"], left)
+                )
 
         # before the user's hooks, which may change what the layer gives
         handles.append(layer.register_forward_hook(note, with_kwargs=True, prepend=True))
@@ -111,7 +127,8 @@ def _call(layer: nn.Module, given: Tensor, left: Tensor) -> Call:
 
 
 def _standardised(layer: nn.Module, entered: Tensor) -> tuple[Tensor, Tensor]:
-    """x̂ = (x − mean)/√(var + ε) by the running statistics in use during the call, which may not be the layer's own.
+    """x̂ = (x − mean)/√(var + ε) by the running statistics in use during the call, which may not be
+    the layer's own.
 
     The slope is that of z = γ·x̂ + β in x.
     """

@@ -1,4 +1,6 @@
-"""Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters, from what entered the layer and the signals that come back to it."""
+"""Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters, from what entered the layer and the signals
+that come back to it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from torch.func import vmap
 
 from lambdahat.operators.layer_calls import CONVOLUTIONS, Call, full_name
 
-SIGNAL_BYTES = 512 << 20  # for the signals of some factors, and again for what is formed of them at a layer, …
+# for the signals of some factors, and again for what is formed of them at a layer, …
+SIGNAL_BYTES = 512 << 20
 FORMED_BYTES = 16 << 20  # … on a CPU no more than a cache should hold
-FEW_SIGNALS = 1 << 18  # numbers that come back for all seeds, up to which a CPU takes one pass for all as well
+# numbers that come back for all seeds, up to which a CPU takes one pass for all as well
+FEW_SIGNALS = 1 << 18
 
 Squares = dict[str, Tensor]
 Deltas = Sequence[Tensor] | Tensor  # K signals (B, …), or one tensor (K, B, …)
@@ -33,10 +37,12 @@ def pulled_squares(
     diagonal: bool,
     room: int | None = None,
 ) -> Squares:
-    """The squares of the layers called, for K seeds (K, B, …) at each of some places above and signs (K, B).
+    """The squares of the layers called, for K seeds (K, B, …) at each of some places above and
+    signs (K, B).
 
-    Summed over each parameter's elements unless ``diagonal``; by the parameter's name. Signals take ``room`` bytes at
-    the most, and what is formed of them as many again; ``SIGNAL_BYTES`` if not given.
+    Summed over each parameter's elements unless ``diagonal``; by the parameter's name. Signals take
+    ``room`` bytes at the most, and what is formed of them as many again; ``SIGNAL_BYTES`` if not
+    given.
     """
     squares: Squares = {}
     edges = [call.left for call in calls.values()]
@@ -51,7 +57,9 @@ def pulled_squares(
 
 
 def gradients(call: Call, delta: Tensor) -> Squares:
-    """Σ_i J_iᵀδ_i of a layer's parameters, by name in it, for one signal δ (B, …) from all samples together."""
+    """Σ_i J_iᵀδ_i of a layer's parameters, by name in it, for one signal δ (B, …) from all
+    samples together.
+    """
     wide = torch.promote_types(call.entered.dtype, torch.float32)
     layer, a, d = call.layer, call.entered.to(wide), delta.to(wide)
     if isinstance(layer, nn.Linear):
@@ -74,16 +82,21 @@ def add_squares(total: Squares, more: Squares) -> None:
 def _step(seeds: Sequence[Tensor], calls: dict[str, Call], room: int) -> int:
     """How many factors to send back together, so that their signals stay within the budget.
 
-    At a layer's output and, on the way there, at its input; half as many where one pass makes all of them, which holds
-    those of two layers at a time beside the ones that are kept.
+    At a layer's output and, on the way there, at its input; half as many where one pass makes all
+    of them, which holds those of two layers at a time beside the ones that are kept.
     """
-    row = sum(max(call.entered.numel(), call.width) for call in calls.values()) * seeds[0].element_size()
+    row = (
+        sum(max(call.entered.numel(), call.width) for call in calls.values())
+        * seeds[0].element_size()
+    )
     most = max(1, min(len(seeds[0]), room // max(1, row)))
     return max(1, min(most, room // max(1, 2 * row))) if _together(most, seeds, calls) else most
 
 
 def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, Call]) -> bool:
-    """Whether so many factors go back in one pass: where the time is that of starting operations."""
+    """Whether so many factors go back in one pass: where the time is that of starting
+    operations.
+    """
     few = count * sum(call.width for call in calls.values()) <= FEW_SIGNALS
     return count > 1 and (seeds[0].is_cuda or few)
 
@@ -93,7 +106,8 @@ def _signals(
 ) -> Sequence[Deltas | None]:
     """δ (B, …) at each edge, for each of K seeds above; None at an edge that is not below.
 
-    All seeds go in one pass where the time is that of starting operations, and one by one where it is arithmetic.
+    All seeds go in one pass where the time is that of starting operations, and one by one where it
+    is arithmetic.
     """
     if _together(len(seeds[0]), seeds, calls):
         found = in_one_pass(tops, edges, seeds)
@@ -106,10 +120,14 @@ def _signals(
     return [None if found[0] is None else found for found in zip(*columns, strict=True)]
 
 
-def in_one_pass(tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tensor]) -> list[Tensor | None] | None:
-    """What comes back to each input for K seeds (K, …) at the tops, (K, …); None if vmap does not take the graph.
+def in_one_pass(
+    tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tensor]
+) -> list[Tensor | None] | None:
+    """What comes back to each input for K seeds (K, …) at the tops, (K, …); None if vmap does not
+    take the graph.
 
-    Not by ``is_grads_batched``, which has no rules for convolutions and pooling and goes through their seeds in turn.
+    Not by ``is_grads_batched``, which has no rules for convolutions and pooling and goes through
+    their seeds in turn.
     """
     below: list[bool] = []
 
@@ -123,8 +141,8 @@ def in_one_pass(tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tens
             warnings.filterwarnings("ignore", message="There is a performance drop")
             found = iter(vmap(back)(*seeds))
     except Exception:
-        # a user's backward or hook may raise anything at a batched tensor; what is the user's own error, not ours, the
-        # pass that goes seed by seed raises again
+        # a user's backward or hook may raise anything at a batched tensor; what is the user's own
+        # error, not ours, the pass that goes seed by seed raises again
         return None
     return [next(found) if there else None for there in below]
 
@@ -152,11 +170,15 @@ class _Shared:
 
     @property
     def by_positions(self) -> bool:
-        """Whether L×L products of positions are fewer numbers, and less arithmetic, than O×I gradients."""
+        """Whether L×L products of positions are fewer numbers, and less arithmetic, than O×I
+        gradients.
+        """
         return self.length * (self.outputs + self.inputs) <= self.outputs * self.inputs
 
     def numbers(self, count: int, diagonal: bool) -> int:
-        """What ``count`` factors of one sample take: copies of signals and inputs, and the products of both."""
+        """What ``count`` factors of one sample take: copies of signals and inputs, and the
+        products of both.
+        """
         copies = self.groups * self.length * (count * self.outputs + 2 * (self.inputs + 1))
         if self.single:
             return copies
@@ -171,17 +193,26 @@ def _shared(call: Call) -> _Shared | None:
     if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
         return None
     groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-    return _Shared(tuple(layer.weight.shape), groups, call.width // max(1, len(call.entered) * len(layer.weight)))
+    return _Shared(
+        tuple(layer.weight.shape),
+        groups,
+        call.width // max(1, len(call.entered) * len(layer.weight)),
+    )
 
 
 def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
-    """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B), by as many samples as fit.
+    """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B), by as many samples as
+    fit.
 
     Squares and their sums are taken in single precision at least.
     """
     size, shared = len(call.entered), _shared(call)
     wide = torch.promote_types(call.entered.dtype, torch.float32)
-    numbers = 2 * len(signs) * call.width // max(1, size) if shared is None else shared.numbers(len(signs), diagonal)
+    numbers = (
+        2 * len(signs) * call.width // max(1, size)
+        if shared is None
+        else shared.numbers(len(signs), diagonal)
+    )
     room = room if signs.is_cuda else min(room, FORMED_BYTES)
     rows = max(1, room // max(1, numbers * wide.itemsize))
     if rows >= size:
@@ -190,12 +221,20 @@ def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool, room: in
     for start in range(0, size, rows):
         part = slice(start, start + rows)
         some = deltas[:, part] if isinstance(deltas, Tensor) else [delta[part] for delta in deltas]
-        add_squares(total, _rows_squares(call.layer, call.entered[part], some, signs[:, part], shared, diagonal))
+        add_squares(
+            total,
+            _rows_squares(call.layer, call.entered[part], some, signs[:, part], shared, diagonal),
+        )
     return total
 
 
 def _rows_squares(
-    layer: nn.Module, entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared | None, diagonal: bool
+    layer: nn.Module,
+    entered: Tensor,
+    deltas: Deltas,
+    signs: Tensor,
+    shared: _Shared | None,
+    diagonal: bool,
 ) -> Squares:
     """Of some samples together."""
     wide = torch.promote_types(entered.dtype, torch.float32)
@@ -211,9 +250,14 @@ def _rows_squares(
         a = entered.flatten(1, -2).transpose(1, 2)
         ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2))
     else:
-        a, ds = patches(layer, entered), _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2))
+        a, ds = (
+            patches(layer, entered),
+            _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2)),
+        )
     if shared.single:
-        squares = _linear_squares(a.squeeze(2), _mapped(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal)
+        squares = _linear_squares(
+            a.squeeze(2), _mapped(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal
+        )
     elif shared.by_positions and not diagonal:
         return _position_squares(a, ds, signs, shared)
     else:
@@ -223,7 +267,9 @@ def _rows_squares(
 
 def _mapped(deltas: Deltas, change: Callable[[Tensor, int], Tensor]) -> Deltas:
     """``change(signals, dimension of the batch)`` of all."""
-    return change(deltas, 1) if isinstance(deltas, Tensor) else [change(delta, 0) for delta in deltas]
+    return (
+        change(deltas, 1) if isinstance(deltas, Tensor) else [change(delta, 0) for delta in deltas]
+    )
 
 
 def _linear_squares(entered: Tensor, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
@@ -238,19 +284,30 @@ def _linear_squares(entered: Tensor, deltas: Deltas, signs: Tensor, diagonal: bo
     else:
         lengths = torch.stack([torch.linalg.vector_norm(d, dim=1) for d in deltas])
     sizes = (lengths.square() * signs).sum(dim=0)
-    return {"weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(), "bias": sizes.sum()}
+    return {
+        "weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(),
+        "bias": sizes.sum(),
+    }
 
 
 def one_position(entered: Tensor, curvature: Tensor, diagonal: bool) -> Squares:
-    """Of a linear layer with ∂²ℓ_i/∂z_o² = ``curvature`` (B, O): ∂²ℓ_i/∂W_oj² = a_j²·∂²ℓ_i/∂z_o²."""
+    """Of a linear layer with ∂²ℓ_i/∂z_o² = ``curvature`` (B, O): ∂²ℓ_i/∂W_oj² =
+    a_j²·∂²ℓ_i/∂z_o².
+    """
     if diagonal:
         return {"weight": curvature.T @ entered.square(), "bias": curvature.sum(dim=0)}
     sizes = curvature.sum(dim=1)
-    return {"weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(), "bias": sizes.sum()}
+    return {
+        "weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(),
+        "bias": sizes.sum(),
+    }
 
 
-def _shared_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared, diagonal: bool) -> Squares:
-    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B, g·O, L).
+def _shared_squares(
+    entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared, diagonal: bool
+) -> Squares:
+    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B,
+    g·O, L).
 
     A row of ones beside a gives the bias's gradient in the same product.
     """
@@ -261,7 +318,9 @@ def _shared_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Sha
         d = deltas.reshape(count, *rows).transpose(0, 1)
     else:
         d = torch.stack([delta.reshape(rows) for delta in deltas], dim=1)
-    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(size, groups, count, shared.outputs, -1)
+    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(
+        size, groups, count, shared.outputs, -1
+    )
     if diagonal:
         squares = per_sample.square_().mul_(signs.T[:, None, :, None, None]).sum(dim=(0, 2))
         return {"weight": squares[..., :-1], "bias": squares[..., -1].flatten()}
@@ -280,15 +339,25 @@ def _position_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _S
     count, size, pairs = len(d), len(entered) * shared.groups, shared.length**2
     d = d.reshape(count * size, shared.outputs, shared.length)
     a = entered.reshape(size, shared.inputs, shared.length)
-    ours, theirs = torch.bmm(d.mT, d).reshape(count, size, pairs), torch.bmm(a.mT, a).reshape(size, pairs)
+    ours, theirs = (
+        torch.bmm(d.mT, d).reshape(count, size, pairs),
+        torch.bmm(a.mT, a).reshape(size, pairs),
+    )
     sizes = torch.einsum("knp,np->kn", ours, theirs).reshape(count, -1, shared.groups).sum(dim=2)
-    offsets = torch.linalg.vector_norm(d.sum(dim=2), dim=1).square().reshape(count, -1, shared.groups).sum(dim=2)
+    offsets = (
+        torch.linalg.vector_norm(d.sum(dim=2), dim=1)
+        .square()
+        .reshape(count, -1, shared.groups)
+        .sum(dim=2)
+    )
     return {"weight": (sizes * signs).sum(), "bias": (offsets * signs).sum()}
 
 
 def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
     """Batch-norm with running statistics, z = γ·x̂ + β."""
-    weight, bias = (part.reshape(*delta.shape[:3], -1).sum(dim=3) for part in (delta * scaled, delta))
+    weight, bias = (
+        part.reshape(*delta.shape[:3], -1).sum(dim=3) for part in (delta * scaled, delta)
+    )
     form = "kbo,kb->o" if diagonal else "kbo,kb->"
     return {
         "weight": torch.einsum(form, weight.square(), signs),
@@ -299,7 +368,8 @@ def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) 
 def patches(layer: nn.Module, entered: Tensor) -> Tensor:
     """What each output position of a convolution sees: (B, C·k, L), channels outermost.
 
-    By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is slower on a CPU.
+    By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is
+    slower on a CPU.
     """
     assert isinstance(layer, CONVOLUTIONS)
     windows, dims, added = entered, len(layer.kernel_size), borders(layer)
@@ -317,14 +387,17 @@ def patches(layer: nn.Module, entered: Tensor) -> Tensor:
 def borders(layer: Any) -> list[int]:
     """What is added to the input before and after, the last dimension first.
 
-    Zeros by the layer's settings as they are now, as torch does, for users change them; others as it was made.
+    Zeros by the layer's settings as they are now, as torch does, for users change them; others as
+    it was made.
     """
     if layer.padding_mode != "zeros":
         return list(layer._reversed_padding_repeated_twice)
     if layer.padding == "valid":
         return [0] * (2 * len(layer.kernel_size))
     if layer.padding == "same":
-        totals = [hole * (size - 1) for size, hole in zip(layer.kernel_size, layer.dilation, strict=True)]
+        totals = [
+            hole * (size - 1) for size, hole in zip(layer.kernel_size, layer.dilation, strict=True)
+        ]
         pairs = [(total // 2, total - total // 2) for total in totals]
     else:
         pairs = [(border, border) for border in layer.padding]

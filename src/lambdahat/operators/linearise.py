@@ -1,7 +1,8 @@
 """Products of one batch with a vector: what is kept between products, and how each mode makes them.
 
-A *product* is built once for a batch at fixed parameters and then called with tangents, one tensor per parameter, or
-with a block of them along a leading dimension. Building runs the model; calling a kept product is backward passes only.
+A *product* is built once for a batch at fixed parameters and then called with tangents, one tensor
+per parameter, or with a block of them along a leading dimension. Building runs the model; calling a
+kept product is backward passes only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ OutputMap = Callable[[list[Tensor]], list[Tensor]]
 
 
 class _Flag:
-    """A global setting of torch that has one value while any thread needs it, and its own again after the last."""
+    """A global setting of torch that has one value while any thread needs it, and its own again
+    after the last.
+    """
 
     def __init__(self, read: Callable[[], bool], write: Callable[[bool], Any], value: bool) -> None:
         self._read, self._write, self._value = read, write, value
@@ -63,15 +66,19 @@ def _search(value: bool) -> None:
     torch.backends.cudnn.benchmark = value
 
 
-_PLAIN_ATTENTION = _Flag(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False)
+_PLAIN_ATTENTION = _Flag(
+    torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
+)
 _SEARCH = _Flag(lambda: bool(torch.backends.cudnn.benchmark), _search, True)
 
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """What the passes of an operator run under: gradients on, and kernels that have second derivatives.
+    """What the passes of an operator run under: gradients on, and kernels that have second
+    derivatives.
 
-    Attention goes by the plain kernel: the fused ones have no second derivative, no forward mode and no batching rule.
+    Attention goes by the plain kernel: the fused ones have no second derivative, no forward mode
+    and no batching rule.
     """
     with _PLAIN_ATTENTION.held(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         yield
@@ -79,7 +86,8 @@ def twice_differentiable() -> Iterator[None]:
 
 @contextmanager
 def repeated() -> Iterator[None]:
-    """The same for passes whose shapes come back at every product, so that cuDNN's search for fast kernels pays.
+    """The same for passes whose shapes come back at every product, so that cuDNN's search for fast
+    kernels pays.
 
     A check runs once, over a few samples, and must not search: that takes longer than the check.
     """
@@ -106,7 +114,9 @@ def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
 
 
 def kind_of(node: Any) -> str:
-    """What a node does, by its name; a custom function may call itself anything, so that its name says nothing."""
+    """What a node does, by its name; a custom function may call itself anything, so that its
+    name says nothing.
+    """
     return _kind(type(node))  # type: ignore[arg-type]  # a class is hashable
 
 
@@ -118,7 +128,9 @@ def _kind(node: type[Any]) -> str:
 
 
 def require_graph(tensors: Sequence[Tensor]) -> None:
-    """Raise where a node of the graph has no derivative: autograd would take it for a constant and say nothing."""
+    """Raise where a node of the graph has no derivative: autograd would take it for a constant
+    and say nothing.
+    """
     if any(type(node).__name__ in ("Error", "NotImplemented") for node in graph_nodes(tensors)):
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
@@ -130,7 +142,8 @@ def saved_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # with its own node it would be a cycle that no collector sees; unpacking puts it back
+        # with its own node it would be a cycle that no collector sees; unpacking puts it back
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = run()
@@ -146,14 +159,17 @@ def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
 
 
 def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """Reverse over reverse: keeps the graph of ∇L, so that each Hv = ∂(∇L·v)/∂θ is one backward pass through it."""
+    """Reverse over reverse: keeps the graph of ∇L, so that each Hv = ∂(∇L·v)/∂θ is one backward
+    pass through it.
+    """
     parameters = list(leaves.values())
     with PlainConvolutions():
         loss = problem.batch_loss(leaves, batch)
     grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
     require_graph([grads[i] for i in live])
-    kept = [get_gradient_edge(grads[i]) for i in live]  # not the gradients themselves, a vector for each batch
+    # not the gradients themselves, a vector for each batch
+    kept = [get_gradient_edge(grads[i]) for i in live]
 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
         if not kept:  # a loss linear in every parameter
@@ -164,18 +180,25 @@ def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
 
 
 def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """Forward over reverse: dual numbers through the gradient; nothing is kept, and what is checkpointed runs again."""
+    """Forward over reverse: dual numbers through the gradient; nothing is kept, and what is
+    checkpointed runs again.
+    """
     names = list(leaves)
 
     def gradient(*parameters: Tensor) -> tuple[Tensor, ...]:
-        return grad(lambda ps: problem.batch_loss(dict(zip(names, ps, strict=True)), batch))(parameters)  # type: ignore[no-any-return]
+        return grad(lambda ps: problem.batch_loss(dict(zip(names, ps, strict=True)), batch))(
+            parameters
+        )  # type: ignore[no-any-return]
 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
         points = tuple(leaf.detach() for leaf in leaves.values())
         if batched:
             return list(vmap(lambda *t: jvp(gradient, points, t)[1])(*tangents))
         with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(p, t).requires_grad_() for p, t in zip(points, tangents, strict=True)]
+            duals = [
+                forward_ad.make_dual(p, t).requires_grad_()
+                for p, t in zip(points, tangents, strict=True)
+            ]
             with recomputing(problem.recomputes, require_graph):
                 loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
             grads = torch.autograd.grad(loss, duals, allow_unused=True)
@@ -187,14 +210,18 @@ def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
 def hessian_finite(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
     """Central differences (∇L(θ + hv) − ∇L(θ − hv))/2h, for models that autograd cannot take twice.
 
-    h = ε^{1/3}·(1 + ‖θ‖)/‖v‖ balances truncation O(h²) against rounding O(ε/h), for an error of about ε^{2/3}.
+    h = ε^{1/3}·(1 + ‖θ‖)/‖v‖ balances truncation O(h²) against rounding O(ε/h), for an error of
+    about ε^{2/3}.
     """
     names = list(leaves)
     points = [leaf.detach() for leaf in leaves.values()]
     scale = 1.0 + torch.stack([point.double().norm() for point in points]).norm()
 
     def gradient(step: Tensor, tangents: Tangents) -> list[Tensor]:
-        moved = [(p + step.to(p.dtype) * t).requires_grad_() for p, t in zip(points, tangents, strict=True)]
+        moved = [
+            (p + step.to(p.dtype) * t).requires_grad_()
+            for p, t in zip(points, tangents, strict=True)
+        ]
         with recomputing(problem.recomputes):
             loss = problem.batch_loss(dict(zip(names, moved, strict=True)), batch)
         grads = torch.autograd.grad(loss, moved, allow_unused=True)
@@ -205,7 +232,11 @@ def hessian_finite(problem: Problem, leaves: dict[str, Tensor], batch: Batch) ->
             columns = [product([t[i] for t in tangents]) for i in range(len(tangents[0]))]
             return [torch.stack(parts) for parts in zip(*columns, strict=True)]
         size = torch.stack([t.double().norm() for t in tangents]).norm()
-        step = torch.finfo(points[0].dtype).eps ** (1 / 3) * scale / torch.where(size > 0, size, torch.ones_like(size))
+        step = (
+            torch.finfo(points[0].dtype).eps ** (1 / 3)
+            * scale
+            / torch.where(size > 0, size, torch.ones_like(size))
+        )
         ahead, behind = gradient(step, tangents), gradient(-step, tangents)
         return [(a - b) / (2 * step).to(a.dtype) for a, b in zip(ahead, behind, strict=True)]
 
@@ -213,21 +244,29 @@ def hessian_finite(problem: Problem, leaves: dict[str, Tensor], batch: Batch) ->
 
 
 def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder:
-    """JᵀMJv with the graphs of the output and of Jᵀu kept: Jv = ∂(Jᵀu · v)/∂u is one backward pass, Jᵀ another."""
+    """JᵀMJv with the graphs of the output and of Jᵀu kept: Jv = ∂(Jᵀu · v)/∂u is one backward
+    pass, Jᵀ another.
+    """
 
     def build(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
         parameters = list(leaves.values())
         with PlainConvolutions():
             outputs, multiply = _outputs(problem, leaves, batch, make_map)
         seeds = [torch.zeros_like(z, requires_grad=True) for z in outputs]
-        grads = torch.autograd.grad(outputs, parameters, seeds, create_graph=True, allow_unused=True)
+        grads = torch.autograd.grad(
+            outputs, parameters, seeds, create_graph=True, allow_unused=True
+        )
         live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
         require_graph([grads[i] for i in live])
         kept = [get_gradient_edge(grads[i]) for i in live]
 
         def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
             forward = _pull(kept, seeds, [tangents[i] for i in live], batched)
-            weighted = vmap(lambda *u: tuple(multiply(list(u))))(*forward) if batched else multiply(forward)
+            weighted = (
+                vmap(lambda *u: tuple(multiply(list(u))))(*forward)
+                if batched
+                else multiply(forward)
+            )
             return _pull(outputs, parameters, list(weighted), batched)
 
         return product
@@ -247,13 +286,19 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
                 return [torch.stack(parts) for parts in zip(*columns, strict=True)]
             parameters = [leaf.detach().requires_grad_() for leaf in leaves.values()]
             with forward_ad.dual_level():
-                duals = [forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)]
+                duals = [
+                    forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)
+                ]
                 with recomputing(problem.recomputes):
                     structure = as_tree(problem.output(dict(zip(names, duals, strict=True)), batch))
                 leaves_, spec = tree_flatten(structure)
-                pairs = [forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None) for z in leaves_]
+                pairs = [
+                    forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None)
+                    for z in leaves_
+                ]
             primal = tree_unflatten(
-                [pair[0].detach() if isinstance(pair[0], Tensor) else pair[0] for pair in pairs], spec
+                [pair[0].detach() if isinstance(pair[0], Tensor) else pair[0] for pair in pairs],
+                spec,
             )
             live = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].requires_grad]
             forward = [torch.zeros_like(z) if t is None else t.detach() for z, t in live]
@@ -266,7 +311,8 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 
 
 def sample_gradients(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """(1/B) Σ_i g_i (g_iᵀv) with the per-sample gradients kept: for problems that are one function of the batch.
+    """(1/B) Σ_i g_i (g_iᵀv) with the per-sample gradients kept: for problems that are one function
+    of the batch.
 
     The gradients come by vmap or, where an operation does not take it, one by one.
     """
@@ -276,12 +322,15 @@ def sample_gradients(problem: Problem, leaves: dict[str, Tensor], batch: Batch) 
     columns, single = rows_of(batch)
 
     def gradient(*rows: Tensor) -> Tensor:
-        found = grad(lambda parameters: problem.batch_loss(parameters, single(*rows)).reshape(()))(points)
+        found = grad(lambda parameters: problem.batch_loss(parameters, single(*rows)).reshape(()))(
+            points
+        )
         return torch.cat([found[name].reshape(-1) for name in names])
 
     try:
         rows = vmap(gradient)(*columns)
-    except RuntimeError:  # control flow that depends on the data, an operation without a batching rule
+    # control flow that depends on the data, an operation without a batching rule
+    except RuntimeError:
         rows = torch.stack([gradient(*sample) for sample in zip(*columns, strict=True)])
     sizes = [point.numel() for point in points.values()]
 
@@ -290,7 +339,10 @@ def sample_gradients(problem: Problem, leaves: dict[str, Tensor], batch: Batch) 
         flat = torch.cat([t.reshape(*lead, -1) for t in tangents], dim=-1)
         out = (flat @ rows.T) @ rows / batch.size
         pieces = out.split(sizes, dim=-1)
-        return [piece.reshape(*lead, *point.shape) for piece, point in zip(pieces, points.values(), strict=True)]
+        return [
+            piece.reshape(*lead, *point.shape)
+            for piece, point in zip(pieces, points.values(), strict=True)
+        ]
 
     return product
 
@@ -328,13 +380,19 @@ def fisher_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
         loss = problem.loss_function
         diagonal = None if loss is None else loss.fisher(output, problem.target(batch))
         assert diagonal is not None
-        return lambda u: [weight * part / batch.size for weight, part in zip(diagonal, u, strict=True)]
+        return lambda u: [
+            weight * part / batch.size for weight, part in zip(diagonal, u, strict=True)
+        ]
 
     return make
 
 
-def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Callable[[Any, Batch], OutputMap]:
-    """u ↦ (1/KB) Σ_k r_ik (r_ikᵀ u_i) per sample i, for K residuals r of a batch, one tensor per output each."""
+def rank_one_map(
+    residuals: Callable[[Any, Batch], list[list[Tensor]]],
+) -> Callable[[Any, Batch], OutputMap]:
+    """u ↦ (1/KB) Σ_k r_ik (r_ikᵀ u_i) per sample i, for K residuals r of a batch, one tensor per
+    output each.
+    """
 
     def make(output: Any, batch: Batch) -> OutputMap:
         drawn = residuals(output, batch)
@@ -342,9 +400,14 @@ def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Calla
         def multiply(u: list[Tensor]) -> list[Tensor]:
             total = [torch.zeros_like(part) for part in u]
             for draw in drawn:
-                along = sum((r * part).flatten(1).sum(dim=1) for r, part in zip(draw, u, strict=True))
+                along = sum(
+                    (r * part).flatten(1).sum(dim=1) for r, part in zip(draw, u, strict=True)
+                )
                 assert isinstance(along, Tensor)
-                total = [t + r * along.reshape(-1, *[1] * (r.ndim - 1)) for t, r in zip(total, draw, strict=True)]
+                total = [
+                    t + r * along.reshape(-1, *[1] * (r.ndim - 1))
+                    for t, r in zip(total, draw, strict=True)
+                ]
             return [part / (len(drawn) * batch.size) for part in total]
 
         return multiply
@@ -353,18 +416,23 @@ def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Calla
 
 
 def loss_slopes(problem: Problem, output: Any, batch: Batch) -> list[Tensor]:
-    """∂ℓ/∂z of a batch times its size, for every tensor of the output, at the data's own targets."""
+    """∂ℓ/∂z of a batch times its size, for every tensor of the output, at the data's own
+    targets.
+    """
     flat, spec = tree_flatten(output)
     points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
     live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
     value = problem.output_loss(tree_unflatten(points, spec), batch)
-    return [slope * batch.size for slope in torch.autograd.grad(value, live, materialize_grads=True)]
+    return [
+        slope * batch.size for slope in torch.autograd.grad(value, live, materialize_grads=True)
+    ]
 
 
 def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Tensor]]]:
     """The one residual of the empirical Fisher at the data's own target: r_i = n ∂L/∂z_i.
 
-    It lacks the root of the batch's share, for r_i r_iᵀ is multiplied by the batch's weight in the mean elsewhere.
+    It lacks the root of the batch's share, for r_i r_iᵀ is multiplied by the batch's weight in the
+    mean elsewhere.
     """
 
     def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
@@ -374,8 +442,12 @@ def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Te
     return residuals
 
 
-def monte_carlo_residuals(problem: Problem, samples: int, seed: int) -> Callable[[Any, Batch], list[list[Tensor]]]:
-    """``samples`` residuals with E[r rᵀ] = M, from targets that the model itself predicts; the same at every call."""
+def monte_carlo_residuals(
+    problem: Problem, samples: int, seed: int
+) -> Callable[[Any, Batch], list[list[Tensor]]]:
+    """``samples`` residuals with E[r rᵀ] = M, from targets that the model itself predicts; the
+    same at every call.
+    """
 
     def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
         loss = problem.loss_function
@@ -389,7 +461,10 @@ def monte_carlo_residuals(problem: Problem, samples: int, seed: int) -> Callable
 
 
 def _outputs(
-    problem: Problem, leaves: dict[str, Tensor], batch: Batch, make_map: Callable[[Any, Batch], OutputMap]
+    problem: Problem,
+    leaves: dict[str, Tensor],
+    batch: Batch,
+    make_map: Callable[[Any, Batch], OutputMap],
 ) -> tuple[list[Tensor], OutputMap]:
     """The differentiable tensors of the model's output and the map of tangents on them."""
     flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
@@ -399,7 +474,9 @@ def _outputs(
 
 
 def _between_live(outputs: Sequence[Any], multiply: OutputMap) -> OutputMap:
-    """A map of tangents on all real tensors of an output as one on those that parameters enter; others do not move."""
+    """A map of tangents on all real tensors of an output as one on those that parameters enter;
+    others do not move.
+    """
     smooth = [z for z in outputs if _smooth(z)]
     moving = [z.requires_grad for z in smooth]
     if all(moving):
@@ -407,7 +484,10 @@ def _between_live(outputs: Sequence[Any], multiply: OutputMap) -> OutputMap:
 
     def between(u: list[Tensor]) -> list[Tensor]:
         given = iter(u)
-        every = [next(given) if moves else torch.zeros_like(z) for z, moves in zip(smooth, moving, strict=True)]
+        every = [
+            next(given) if moves else torch.zeros_like(z)
+            for z, moves in zip(smooth, moving, strict=True)
+        ]
         return [part for part, moves in zip(multiply(every), moving, strict=True) if moves]
 
     return between
@@ -417,11 +497,17 @@ def _smooth(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _pull(outputs: Sequence[Any], inputs: Sequence[Tensor], seeds: Sequence[Tensor], batched: bool) -> list[Tensor]:
+def _pull(
+    outputs: Sequence[Any], inputs: Sequence[Tensor], seeds: Sequence[Tensor], batched: bool
+) -> list[Tensor]:
     """A backward pass that keeps its graph; inputs that are not reached get zeros."""
-    found = torch.autograd.grad(outputs, inputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=batched)
+    found = torch.autograd.grad(
+        outputs, inputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=batched
+    )
     lead = (len(seeds[0]),) if batched else ()
-    return [i.new_zeros(*lead, *i.shape) if g is None else g for g, i in zip(found, inputs, strict=True)]
+    return [
+        i.new_zeros(*lead, *i.shape) if g is None else g for g, i in zip(found, inputs, strict=True)
+    ]
 
 
 def _tangent(gradient: Tensor | None, like: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Matrices that are there: dense, sparse, or anything that SciPy or ``linear_operator`` can multiply with."""
+"""Matrices that are there: dense, sparse, or anything that SciPy or ``linear_operator`` can
+multiply with.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ from lambdahat._rng import generator
 from lambdahat.operators.base import Identity, LinearOperator, Scaled, Sum, read_array
 
 SYMMETRY_CHECK_COLUMNS = 8
-SYMMETRY_NOISE = 20.0  # how far rounding, as the linearity of the products shows it, may leave uᵀAv from vᵀAu
-SYMMETRY_SHARE = 4e-7  # of ‖A‖_F: entries that were rounded to float32 on either side of the diagonal
+# how far rounding, as the linearity of the products shows it, may leave uᵀAv from vᵀAu
+SYMMETRY_NOISE = 20.0
+# of ‖A‖_F: entries that were rounded to float32 on either side of the diagonal
+SYMMETRY_SHARE = 4e-7
 
 
 class _Shaped(Protocol):
@@ -54,7 +58,9 @@ class Matrix(LinearOperator):
         entries = self.matrix.to_sparse_coo().coalesce()
         rows, columns = entries.indices()
         on = rows == columns
-        return torch.zeros(self.dim, dtype=self.dtype, device=self.device).index_add_(0, rows[on], entries.values()[on])
+        return torch.zeros(self.dim, dtype=self.dtype, device=self.device).index_add_(
+            0, rows[on], entries.values()[on]
+        )
 
     def known_squares(self) -> float | None:
         values = _values(self.matrix).double()
@@ -78,22 +84,30 @@ class Matrix(LinearOperator):
     def rescaled(self, scale: Tensor) -> Matrix:
         """D A D with D = diag(``scale``), formed."""
         if self.matrix.layout == torch.strided:
-            return Matrix(scale[:, None] * self.matrix * scale, symmetric=self.symmetric, psd=self.psd)
+            return Matrix(
+                scale[:, None] * self.matrix * scale, symmetric=self.symmetric, psd=self.psd
+            )
         entries = self.matrix.to_sparse_coo().coalesce()
         rows, columns = entries.indices()
         values = entries.values() * scale[rows] * scale[columns]
-        scaled = torch.sparse_coo_tensor(entries.indices(), values, self.shape, check_invariants=True).coalesce()
+        scaled = torch.sparse_coo_tensor(
+            entries.indices(), values, self.shape, check_invariants=True
+        ).coalesce()
         csr = self.matrix.layout == torch.sparse_csr
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return Matrix(scaled.to_sparse_csr() if csr else scaled, symmetric=self.symmetric, psd=self.psd)
+            return Matrix(
+                scaled.to_sparse_csr() if csr else scaled, symmetric=self.symmetric, psd=self.psd
+            )
 
     def _absolute_row_sums(self) -> Tensor:
         """Σ_j |a_ij| (P,)."""
         if self.matrix.layout == torch.strided:
             return self.matrix.abs().sum(dim=1, dtype=torch.float64)
         if _is_host_csr(self.matrix):
-            return torch.as_tensor(_as_scipy(self.matrix, self.matrix.values().abs().double()) @ np.ones(self.dim))
+            return torch.as_tensor(
+                _as_scipy(self.matrix, self.matrix.values().abs().double()) @ np.ones(self.dim)
+            )
         entries = self.matrix.to_sparse_coo().coalesce()
         sums = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         return sums.index_add_(0, entries.indices()[0], entries.values().abs().double())
@@ -106,13 +120,18 @@ class FromScipy(LinearOperator):
     """A ``scipy.sparse.linalg.LinearOperator``, on the CPU."""
 
     def __init__(self, inner: Any, *, symmetric: bool, psd: bool) -> None:
-        kind = np.float32 if inner.dtype is not None and np.dtype(inner.dtype) == np.float32 else np.float64
+        kind = (
+            np.float32
+            if inner.dtype is not None and np.dtype(inner.dtype) == np.float32
+            else np.float64
+        )
         dtype = torch.float32 if kind is np.float32 else torch.float64
         super().__init__(inner.shape[0], dtype, torch.device("cpu"), symmetric=symmetric, psd=psd)
         self.inner = inner
 
     def _apply(self, block: Tensor) -> Tensor:
-        return torch.as_tensor(self.inner.matmat(block.numpy())).to(self.dtype, copy=True)  # it may hand out its own
+        # it may hand out its own
+        return torch.as_tensor(self.inner.matmat(block.numpy())).to(self.dtype, copy=True)
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         if self.symmetric:
@@ -121,7 +140,9 @@ class FromScipy(LinearOperator):
 
 
 class FromTorchOperator(LinearOperator):
-    """A ``linear_operator.LinearOperator``, the matrices of GPyTorch, known by its products and its diagonal."""
+    """A ``linear_operator.LinearOperator``, the matrices of GPyTorch, known by its products and
+    its diagonal.
+    """
 
     def __init__(self, inner: Any, *, symmetric: bool, psd: bool) -> None:
         dtype = inner.dtype if inner.dtype in (torch.float32, torch.float64) else torch.float32
@@ -139,7 +160,9 @@ class FromTorchOperator(LinearOperator):
     @torch.no_grad()
     def columns(self, indices: Sequence[int]) -> Tensor:
         self.matvecs += len(indices)
-        return _evaluate(self.inner[:, torch.as_tensor(indices, device=self.device)]).to(self.dtype, copy=True)
+        return _evaluate(self.inner[:, torch.as_tensor(indices, device=self.device)]).to(
+            self.dtype, copy=True
+        )
 
     @torch.no_grad()
     def dense(self) -> Tensor:
@@ -149,18 +172,17 @@ class FromTorchOperator(LinearOperator):
 def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -> LinearOperator:
     """A matrix as an operator.
 
-    Dense and sparse torch tensors, NumPy arrays and nested lists, SciPy's sparse matrices and ``LinearOperator``, and
-    the operators of ``linear_operator`` and GPyTorch. Functions that take an operator take all of these directly.
+    Dense and sparse torch tensors, NumPy arrays and nested lists, SciPy's sparse matrices and
+    ``LinearOperator``, and the operators of ``linear_operator`` and GPyTorch. Functions that take
+    an operator take all of these directly.
 
-    Args:
-        matrix: The matrix.
-        symmetric: Checked where the entries are there. Where only products are, it is assumed, and checked on random
+    Args: matrix: The matrix. symmetric: Checked where the entries are there. Where only products
+        are, it is assumed, and checked on random
             vectors to the rounding of the products.
         psd: The caller's promise that the matrix is positive semi-definite.
 
-    Raises:
-        ValueError: If the matrix is not square, real and finite, or not symmetric where it has to be.
-        TypeError: If it is no matrix.
+    Raises: ValueError: If the matrix is not square, real and finite, or not symmetric where it has
+        to be. TypeError: If it is no matrix.
 
     >>> A = operator([[2.0, 1.0], [1.0, 3.0]])
     >>> A @ torch.tensor([1.0, 0.0])
@@ -170,7 +192,11 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
         return matrix
     if _is_torch_operator(matrix):
         return _from_torch_operator(matrix, symmetric, psd)
-    if not isinstance(matrix, Tensor | np.ndarray) and hasattr(matrix, "shape") and hasattr(matrix, "matvec"):
+    if (
+        not isinstance(matrix, Tensor | np.ndarray)
+        and hasattr(matrix, "shape")
+        and hasattr(matrix, "matvec")
+    ):
         return _from_scipy_operator(matrix, symmetric, psd)
     tensor = _as_tensor(matrix)
     _require_square(tensor)
@@ -178,7 +204,9 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
     require(math.isfinite(largest), "matrix", "hold finite numbers only", "NaN or infinity")
     if symmetric is None or symmetric:
         found = _asymmetry(tensor) <= 1e-5 * largest
-        require(found or symmetric is None, "matrix", "be symmetric as declared", "an asymmetric one")
+        require(
+            found or symmetric is None, "matrix", "be symmetric as declared", "an asymmetric one"
+        )
         symmetric = found
     _require_psd_fits(psd, symmetric)
     return Matrix(tensor, symmetric=symmetric, psd=psd)
@@ -200,13 +228,17 @@ def as_operator(
 
 
 def identity(like: OperatorLike) -> Identity:
-    """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 * identity(H)``."""
+    """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 *
+    identity(H)``.
+    """
     like = as_operator(like)
     return Identity(like.dim, like.dtype, like.device, like.space)
 
 
 def _from_scipy_operator(matrix: Any, symmetric: bool | None, psd: bool) -> LinearOperator:
-    """SciPy's ``LinearOperator``, or anything with ``shape`` and ``matvec`` that SciPy takes for one."""
+    """SciPy's ``LinearOperator``, or anything with ``shape`` and ``matvec`` that SciPy takes for
+    one.
+    """
     from scipy.sparse.linalg import aslinearoperator
 
     given = aslinearoperator(matrix)
@@ -226,12 +258,15 @@ def _is_torch_operator(matrix: Any) -> bool:
 
 
 def _from_torch_operator(matrix: Any, symmetric: bool | None, psd: bool) -> LinearOperator:
-    """Its entries, diagonals, sums and multiples as ours, which know more of themselves; the rest by its products."""
+    """Its entries, diagonals, sums and multiples as ours, which know more of themselves; the
+    rest by its products.
+    """
     from linear_operator import operators as kinds
 
     _require_square(matrix)
     require(not matrix.dtype.is_complex, "matrix", "be real", str(matrix.dtype))
-    if hasattr(matrix, "kernel") and hasattr(matrix, "x1"):  # a kernel of GPyTorch between two sets of inputs
+    # a kernel of GPyTorch between two sets of inputs
+    if hasattr(matrix, "kernel") and hasattr(matrix, "x1"):
         alike = matrix.x1.shape == matrix.x2.shape and bool((matrix.x1 == matrix.x2).all())
         return _from_torch_operator(matrix.evaluate_kernel(), symmetric, psd=psd or alike)
     if isinstance(matrix, kinds.DenseLinearOperator):
@@ -249,10 +284,15 @@ def _from_torch_operator(matrix: Any, symmetric: bool | None, psd: bool) -> Line
             first = Sum(first, other)
         return first
     if isinstance(matrix, kinds.ConstantMulLinearOperator) and symmetric is None:
-        return Scaled(_from_torch_operator(matrix.base_linear_op, None, False), float(matrix.expanded_constant))
+        return Scaled(
+            _from_torch_operator(matrix.base_linear_op, None, False),
+            float(matrix.expanded_constant),
+        )
     _require_psd_fits(psd, symmetric is not False)
     squares = kinds.RootLinearOperator, kinds.LowRankRootLinearOperator
-    result = FromTorchOperator(matrix, symmetric=symmetric is not False, psd=psd or isinstance(matrix, squares))
+    result = FromTorchOperator(
+        matrix, symmetric=symmetric is not False, psd=psd or isinstance(matrix, squares)
+    )
     if result.symmetric:
         _require_symmetric_products(result)
     return result
@@ -266,7 +306,9 @@ def _evaluate(product: Any) -> Tensor:
 def _diagonal_matrix(values: Tensor) -> Tensor:
     """diag(values), sparse."""
     index = torch.arange(len(values), device=values.device)
-    return torch.sparse_coo_tensor(torch.stack([index, index]), values, (len(values),) * 2).coalesce()
+    return torch.sparse_coo_tensor(
+        torch.stack([index, index]), values, (len(values),) * 2
+    ).coalesce()
 
 
 def _as_tensor(matrix: Any) -> Tensor:
@@ -274,8 +316,11 @@ def _as_tensor(matrix: Any) -> Tensor:
         _require_real(matrix.dtype)
         csr = matrix.tocsr()
         csr.sum_duplicates()
-        data = torch.as_tensor(csr.data if csr.data.dtype == np.float32 else csr.data.astype(np.float64))
-        kind = np.int32 if max(csr.nnz, csr.shape[1]) < 2**31 else np.int64  # half the memory traffic where they fit
+        data = torch.as_tensor(
+            csr.data if csr.data.dtype == np.float32 else csr.data.astype(np.float64)
+        )
+        # half the memory traffic where they fit
+        kind = np.int32 if max(csr.nnz, csr.shape[1]) < 2**31 else np.int64
         parts = torch.as_tensor(csr.indptr.astype(kind)), torch.as_tensor(csr.indices.astype(kind))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -284,10 +329,21 @@ def _as_tensor(matrix: Any) -> Tensor:
         tensor = read_array(matrix, "matrix").detach()
     except TypeError as error:
         of = f" and dtype {matrix.dtype}" if isinstance(matrix, np.ndarray) else ""
-        cure = "array.astype(float) makes one of real numbers" if of else "for a problem call lh.hessian(problem)"
-        raise TypeError(f"matrix must be a square array of numbers, got {describe(matrix)}{of}; {cure}") from error
+        cure = (
+            "array.astype(float) makes one of real numbers"
+            if of
+            else "for a problem call lh.hessian(problem)"
+        )
+        raise TypeError(
+            f"matrix must be a square array of numbers, got {describe(matrix)}{of}; {cure}"
+        ) from error
     tensor = tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor
-    require(tensor.dtype != torch.bool and not tensor.is_complex(), "matrix", "be real", str(tensor.dtype))
+    require(
+        tensor.dtype != torch.bool and not tensor.is_complex(),
+        "matrix",
+        "be real",
+        str(tensor.dtype),
+    )
     if tensor.is_floating_point() and tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
@@ -300,13 +356,22 @@ def _require_real(dtype: Any) -> None:
 
 def _require_psd_fits(psd: bool, symmetric: bool) -> None:
     fits = symmetric or not psd
-    require(fits, "matrix", "be symmetric to be positive semi-definite", "one that is not", "pass psd=False")
+    require(
+        fits,
+        "matrix",
+        "be symmetric to be positive semi-definite",
+        "one that is not",
+        "pass psd=False",
+    )
 
 
 def _require_square(matrix: Any) -> None:
     shape = tuple(matrix.shape)
     require(
-        len(shape) == 2 and shape[0] == shape[1] and shape[0] > 0, "matrix", "be square and not empty", f"shape {shape}"
+        len(shape) == 2 and shape[0] == shape[1] and shape[0] > 0,
+        "matrix",
+        "be square and not empty",
+        f"shape {shape}",
     )
 
 
@@ -329,8 +394,14 @@ def _is_host_csr(matrix: Tensor) -> bool:
 
 
 def _as_scipy(matrix: Tensor, values: Tensor | None = None) -> Any:
-    """A sparse torch matrix on the host as SciPy's, of the same memory; with other ``values`` where they are given."""
-    parts = (matrix.values() if values is None else values, matrix.col_indices(), matrix.crow_indices())
+    """A sparse torch matrix on the host as SciPy's, of the same memory; with other ``values``
+    where they are given.
+    """
+    parts = (
+        matrix.values() if values is None else values,
+        matrix.col_indices(),
+        matrix.crow_indices(),
+    )
     return scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=matrix.shape)
 
 
@@ -341,8 +412,11 @@ def _asymmetry(matrix: Tensor) -> float:
     if _is_host_csr(matrix):
         csr = _as_scipy(matrix)
         other = csr.tocsc()
-        # of a symmetric pattern with sorted indices the columns are the rows, and the difference that of the entries
-        same = np.array_equal(csr.indptr, other.indptr) and np.array_equal(csr.indices, other.indices)
+        # of a symmetric pattern with sorted indices the columns are the rows, and the difference
+        # that of the entries
+        same = np.array_equal(csr.indptr, other.indptr) and np.array_equal(
+            csr.indices, other.indices
+        )
         off = csr.data - other.data if same else (csr - csr.T).data
         return float(np.abs(off).max(initial=0.0))
     difference = (matrix.to_sparse_coo() - matrix.to_sparse_coo().T).coalesce().values()
@@ -350,10 +424,12 @@ def _asymmetry(matrix: Tensor) -> float:
 
 
 def _require_symmetric_products(result: LinearOperator) -> None:
-    """uᵀ(Av) = vᵀ(Au) on random vectors, to the rounding of the products; the products made are not counted.
+    """uᵀ(Av) = vᵀ(Au) on random vectors, to the rounding of the products; the products made are not
+    counted.
 
-    How far A(u + v) is from Au + Av says what that rounding is, be it that of the dtype or of a solver inside. An
-    asymmetry of δ in one entry shows as δ·(u_iv_j − u_jv_i), which for one of 28 pairs is 0.5·δ or more.
+    How far A(u + v) is from Au + Av says what that rounding is, be it that of the dtype or of a
+    solver inside. An asymmetry of δ in one entry shows as δ·(u_iv_j − u_jv_i), which for one of 28
+    pairs is 0.5·δ or more.
     """
     rng, shape = generator(0, "symmetry"), (result.dim, SYMMETRY_CHECK_COLUMNS)
     block = torch.randn(*shape, generator=rng, dtype=torch.float64).to(result.device, result.dtype)

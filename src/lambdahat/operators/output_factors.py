@@ -1,7 +1,9 @@
-"""Factors of the loss's curvature at the output: per sample i, M_i = Σ_k c_ik s_ik s_ikᵀ with c = ±1.
+"""Factors of the loss's curvature at the output: per sample i, M_i = Σ_k c_ik s_ik s_ikᵀ with c =
+±1.
 
-There are such where every sample has an output of its own, the same alone as among others, and the loss is a mean over
-samples: a model that normalises by its batch or a root of a mean square has none.
+There are such where every sample has an output of its own, the same alone as among others, and the
+loss is a mean over samples: a model that normalises by its batch or a root of a mean square has
+none.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
 from lambdahat.losses import Custom, diagonal_factors
 from lambdahat.operators.few_samples import Few
-from lambdahat.operators.linearise import empirical_residuals, monte_carlo_residuals, twice_differentiable
+from lambdahat.operators.linearise import (
+    empirical_residuals,
+    monte_carlo_residuals,
+    twice_differentiable,
+)
 from lambdahat.problem import Problem
 
 PROBE = 8
@@ -33,15 +39,24 @@ KINDS = {
 
 def require_kind(kind: Any) -> str:
     """One of the kinds of Fisher; names that other libraries use are told ours."""
-    ours = next((name for name, others in KINDS.items() if isinstance(kind, str) and kind.lower() in others), None)
+    ours = next(
+        (
+            name
+            for name, others in KINDS.items()
+            if isinstance(kind, str) and kind.lower() in others
+        ),
+        None,
+    )
     return require_choice(kind, "kind", tuple(KINDS), f"use kind={ours!r}" if ours else "")
 
 
 @dataclass(frozen=True)
 class Factors:
-    """``make(output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ = M; K = ``count``.
+    """``make(output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ = M; K =
+    ``count``.
 
-    ``parts``: whether part of a batch has the factors it has within the whole, up to the share of terms that count.
+    ``parts``: whether part of a batch has the factors it has within the whole, up to the share of
+    terms that count.
     """
 
     count: int
@@ -50,9 +65,11 @@ class Factors:
 
 
 def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
-    """Factors of M, the "hessian" of the loss at the output or one of the Fishers; None where there are none.
+    """Factors of M, the "hessian" of the loss at the output or one of the Fishers; None where there
+    are none.
 
-    ``kind``: "hessian", "fisher" for a loss whose Fisher is diagonal and another matrix, "monte_carlo" or "empirical".
+    ``kind``: "hessian", "fisher" for a loss whose Fisher is diagonal and another matrix,
+    "monte_carlo" or "empirical".
     """
     problem, batch, loss = few.problem, few.batch, few.problem.loss_function
     assert loss is not None
@@ -60,10 +77,14 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
     if output is None:
         return None
     if kind == "fisher":
-        return Factors(output[0].numel(), lambda output, batch: _of_diagonal_fisher(problem, output, batch))
+        return Factors(
+            output[0].numel(), lambda output, batch: _of_diagonal_fisher(problem, output, batch)
+        )
     if kind != "hessian":
         residuals = (
-            empirical_residuals(problem) if kind == "empirical" else monte_carlo_residuals(problem, samples, seed)
+            empirical_residuals(problem)
+            if kind == "empirical"
+            else monte_carlo_residuals(problem, samples, seed)
         )
 
         def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -79,7 +100,9 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
     if known or width > WIDEST_CUSTOM or not _loss_separates(problem, output, batch):
         return None
     return Factors(
-        width, lambda output, batch: _by_eigenvectors(problem, output, batch), parts=not isinstance(loss, Custom)
+        width,
+        lambda output, batch: _by_eigenvectors(problem, output, batch),
+        parts=not isinstance(loss, Custom),
     )
 
 
@@ -89,7 +112,9 @@ def samples_separate(few: Few) -> bool:
 
 
 def _separate_output(few: Few) -> Tensor | None:
-    """The output of a few samples if the first alone and the others by themselves give the same; else None."""
+    """The output of a few samples if the first alone and the others by themselves give the same;
+    else None.
+    """
     problem, size = few.problem, few.batch.size
     if not isinstance(few.output, Tensor) or few.output.ndim == 0 or len(few.output) != size:
         return None
@@ -98,21 +123,26 @@ def _separate_output(few: Few) -> Tensor | None:
     try:
         with twice_differentiable(), torch.no_grad():
             apart = [problem.output(few.leaves, take(few.given, which)) for which in parts]
-    except (RuntimeError, ValueError, IndexError, AssertionError):  # a model for one batch size only
+    # a model for one batch size only
+    except (RuntimeError, ValueError, IndexError, AssertionError):
         return None
     shapes = [(which.stop - which.start, *together.shape[1:]) for which in parts]
     if [z.shape for z in apart] != shapes:
         return None
     off = torch.cat(apart) - together
-    gap, scale = torch.stack([torch.linalg.vector_norm(z, math.inf) for z in (off, together)]).tolist()
+    gap, scale = torch.stack(
+        [torch.linalg.vector_norm(z, math.inf) for z in (off, together)]
+    ).tolist()
     return together if gap <= tolerance(problem) * scale else None
 
 
 def require_separable(problem: Problem) -> None:
-    """Raise unless the loss of a batch is the mean of its samples' own losses, on a few samples of the first batch.
+    """Raise unless the loss of a batch is the mean of its samples' own losses, on a few samples of
+    the first batch.
 
-    Targets that do not count leave a sample less weight in the mean. That is right where its gradient is taken within
-    the batch; a loss without an output is differentiated sample by sample, so that there the weights must be even.
+    Targets that do not count leave a sample less weight in the mean. That is right where its
+    gradient is taken within the batch; a loss without an output is differentiated sample by sample,
+    so that there the weights must be even.
     """
     require(
         problem.norm != "train",
@@ -135,7 +165,9 @@ def require_separable(problem: Problem) -> None:
             "samples of uneven weight",
             'use loss="cross_entropy", or samples of one length',
         )
-    shares = torch.tensor([1.0 if even else terms(single) for single in singles], dtype=torch.float64)
+    shares = torch.tensor(
+        [1.0 if even else terms(single) for single in singles], dtype=torch.float64
+    )
     try:
         with torch.no_grad(), twice_differentiable():
             together = float(problem.batch_loss(parameters, few))
@@ -143,8 +175,12 @@ def require_separable(problem: Problem) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # a model for one batch size only: nothing to compare
     alone = torch.tensor([float(loss) for loss in found], dtype=torch.float64)
-    mean = float(torch.where(shares > 0, shares * alone, 0.0).sum() / shares.sum().clamp(min=1e-300))
-    close = abs(together - mean) <= tolerance(problem) * (1.0 + float(alone.abs().nan_to_num().max()))
+    mean = float(
+        torch.where(shares > 0, shares * alone, 0.0).sum() / shares.sum().clamp(min=1e-300)
+    )
+    close = abs(together - mean) <= tolerance(problem) * (
+        1.0 + float(alone.abs().nan_to_num().max())
+    )
     require(
         close,
         "the loss of a batch",
@@ -158,7 +194,11 @@ def why_no_factors(few: Few) -> str:
     """The reason, where ``exact_factors`` finds none."""
     if few.failed:
         return few.failed
-    return "the loss has no factors at this output" if samples_separate(few) else "samples mix in the model"
+    return (
+        "the loss has no factors at this output"
+        if samples_separate(few)
+        else "samples mix in the model"
+    )
 
 
 def tolerance(problem: Problem) -> float:
@@ -186,37 +226,68 @@ def _of_diagonal_fisher(problem: Problem, output: Tensor, batch: Batch) -> tuple
 
 
 def _by_eigenvectors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Signed factors √|λ|·v of the loss's Hessian at each sample's output, for a loss without a closed form."""
-    values, vectors = torch.linalg.eigh(_loss_blocks(problem, output, batch)[0].double() * batch.size)
+    """Signed factors √|λ|·v of the loss's Hessian at each sample's output, for a loss without a
+    closed form.
+    """
+    values, vectors = torch.linalg.eigh(
+        _loss_blocks(problem, output, batch)[0].double() * batch.size
+    )
     factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
     return factors.to(output.dtype).reshape(-1, *output.shape), values.sign().T.to(output.dtype)
 
 
 def positive_factors(problem: Problem, output: Any, batch: Batch) -> tuple[int, Iterator[Tensor]]:
-    """K and factors s_k (B, …) with Σ_k s_k s_kᵀ = M, for a loss without a closed form that is convex where it is."""
+    """K and factors s_k (B, …) with Σ_k s_k s_kᵀ = M, for a loss without a closed form that is
+    convex where it is.
+    """
     loss = problem.loss_function
     assert loss is not None
     cure = 'use kind="empirical", or a named loss'
     single = isinstance(output, Tensor) and output.ndim > 0 and len(output) == batch.size
-    require(single, "the model's output", f"be one tensor for KFAC with the loss {loss.name!r}", output, cure)
+    require(
+        single,
+        "the model's output",
+        f"be one tensor for KFAC with the loss {loss.name!r}",
+        output,
+        cure,
+    )
     width = output[0].numel()
     require(
         width <= WIDEST_CUSTOM,
         "kind",
-        f'be "empirical" for the loss {loss.name!r}, which has no closed form, of more than {WIDEST_CUSTOM} outputs',
+        f'be "empirical" for the loss {loss.name!r}, which has no closed form, of more than'
+        f" {WIDEST_CUSTOM} outputs",
         f'"exact" of {width} outputs',
         cure,
     )
-    require(_loss_separates(problem, output, batch), "loss", "be a sum over samples for KFAC", repr(loss.name), cure)
+    require(
+        _loss_separates(problem, output, batch),
+        "loss",
+        "be a sum over samples for KFAC",
+        repr(loss.name),
+        cure,
+    )
     factors, signs = _by_eigenvectors(problem, output, batch)
     sizes = factors.reshape(*signs.shape, -1).square().sum(dim=2)
     convex = bool((sizes * (signs < 0)).max() <= tolerance(problem) * sizes.max())
-    require(convex, "loss", "be convex in the model's output for KFAC", f"{loss.name!r}, which is not here", cure)
-    return width, iter(torch.where((signs > 0).reshape(*signs.shape, *[1] * (output.ndim - 1)), factors, 0.0))
+    require(
+        convex,
+        "loss",
+        "be convex in the model's output for KFAC",
+        f"{loss.name!r}, which is not here",
+        cure,
+    )
+    return width, iter(
+        torch.where((signs > 0).reshape(*signs.shape, *[1] * (output.ndim - 1)), factors, 0.0)
+    )
 
 
-def _loss_blocks(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """∂²L_batch/∂z_i² (B, D, D) with the rows of all samples together, and the product with ∂²L_batch/∂z² itself."""
+def _loss_blocks(
+    problem: Problem, output: Tensor, batch: Batch
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """∂²L_batch/∂z_i² (B, D, D) with the rows of all samples together, and the product with
+    ∂²L_batch/∂z² itself.
+    """
     point = output.detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(problem.output_loss(point, batch), point, create_graph=True)
@@ -227,14 +298,18 @@ def _loss_blocks(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor
         return torch.autograd.grad(slope, point, u, retain_graph=True, materialize_grads=True)[0]
 
     eye = torch.eye(output[0].numel(), dtype=output.dtype, device=output.device)
-    rows = [product(e.reshape(output.shape[1:]).expand_as(output)).reshape(len(output), -1) for e in eye]
+    rows = [
+        product(e.reshape(output.shape[1:]).expand_as(output)).reshape(len(output), -1) for e in eye
+    ]
     return torch.stack(rows, dim=1), product
 
 
 def _loss_separates(problem: Problem, output: Tensor, batch: Batch) -> bool:
     """Whether the loss is a sum over samples, as a root of a mean or a contrastive loss is not."""
     blocks, product = _loss_blocks(problem, output, batch)
-    draw = torch.randn(output.shape, generator=generator(0, "loss separates"), dtype=torch.float64).to(output)
+    draw = torch.randn(
+        output.shape, generator=generator(0, "loss separates"), dtype=torch.float64
+    ).to(output)
     apart = torch.einsum("bij,bj->bi", blocks, draw.reshape(len(output), -1)).reshape(output.shape)
     together = product(draw)
     return bool((apart - together).abs().max() <= tolerance(problem) * together.abs().max())

@@ -1,12 +1,14 @@
-"""Is the model's output piecewise linear in every single weight, up to activations that act elementwise?
+"""Is the model's output piecewise linear in every single weight, up to activations that act
+elementwise?
 
-Without such activations ∂²z/∂θ_i² = 0 for each i, and the Hessian of the loss has the diagonal, hence the trace, of its
-Gauss–Newton matrix; what smooth ones add is in ``residuals.py``. The answer is read off the autograd graph of a forward
-pass, so that functional calls and tied weights are seen as well as modules: every node must be linear or piecewise
-linear or one function of each element, and a product of two differentiable tensors must not meet the same parameter on
-both sides. What a graph may hide, such as hooks on tensors, is caught by a number: the second derivative of a random
-mix of the outputs along a random direction of each parameter must be 0, or with smooth activations what these give
-(``residual_checks.py``).
+Without such activations ∂²z/∂θ_i² = 0 for each i, and the Hessian of the loss has the diagonal,
+hence the trace, of its Gauss–Newton matrix; what smooth ones add is in ``residuals.py``. The answer
+is read off the autograd graph of a forward pass, so that functional calls and tied weights are seen
+as well as modules: every node must be linear or piecewise linear or one function of each element,
+and a product of two differentiable tensors must not meet the same parameter on both sides. What a
+graph may hide, such as hooks on tensors, is caught by a number: the second derivative of a random
+mix of the outputs along a random direction of each parameter must be 0, or with smooth activations
+what these give (``residual_checks.py``).
 """
 
 from __future__ import annotations
@@ -27,31 +29,36 @@ from lambdahat.problem import Problem
 
 # Autograd nodes by name. Linear or piecewise linear in all differentiable inputs together:
 _LINEAR = """
-    Abs AdaptiveAvgPool1D AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Add Alias Amax Amin
-    Aminmax AsStrided AvgPool1D AvgPool2D AvgPool3D Cat ChannelShuffle Clamp ClampMax ClampMin Clone ConstantPadNd
-    CopyBackwards CopySlices Cummax Cummin Cumsum Diagonal Embedding Expand Flip FractionalMaxPool2D Gather Hardshrink
-    Hardtanh Im2Col Index IndexAdd IndexCopy IndexPut IndexSelect Kthvalue LeakyRelu MaskedFill Max
-    MaxPool2DWithIndices MaxPool3DWithIndices Maximum Mean Median Min Minimum MkldnnAdaptiveAvgPool2D MkldnnMaxPool2D
-    MkldnnMaxPool3D Neg Permute PixelShuffle PixelUnshuffle ReflectionPad1D ReflectionPad2D ReflectionPad3D Relu Repeat
-    ReplicationPad1D ReplicationPad2D ReplicationPad3D ReshapeAlias Roll Rsub ScatterAdd Select Slice Softshrink Sort
-    Split SplitWithSizes Squeeze Stack Sub Sum T Threshold ToCopy Topk Trace Transpose Tril Triu Unbind Unfold
-    UnsafeView Unsqueeze UpsampleBicubic2D UpsampleBilinear2D UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D
+    Abs AdaptiveAvgPool1D AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D
+    Add Alias Amax Amin Aminmax AsStrided AvgPool1D AvgPool2D AvgPool3D Cat ChannelShuffle Clamp
+    ClampMax ClampMin Clone ConstantPadNd CopyBackwards CopySlices Cummax Cummin Cumsum Diagonal
+    Embedding Expand Flip FractionalMaxPool2D Gather Hardshrink Hardtanh Im2Col Index IndexAdd
+    IndexCopy IndexPut IndexSelect Kthvalue LeakyRelu MaskedFill Max MaxPool2DWithIndices
+    MaxPool3DWithIndices Maximum Mean Median Min Minimum MkldnnAdaptiveAvgPool2D MkldnnMaxPool2D
+    MkldnnMaxPool3D Neg Permute PixelShuffle PixelUnshuffle ReflectionPad1D ReflectionPad2D
+    ReflectionPad3D Relu Repeat ReplicationPad1D ReplicationPad2D ReplicationPad3D ReshapeAlias
+    Roll Rsub ScatterAdd Select Slice Softshrink Sort Split SplitWithSizes Squeeze Stack Sub Sum
+    T Threshold ToCopy Topk Trace Transpose Tril Triu Unbind Unfold UnsafeView Unsqueeze
+    UpsampleBicubic2D UpsampleBilinear2D UpsampleLinear1D UpsampleNearest1D UpsampleNearest2D
     UpsampleNearest3D UpsampleTrilinear3D View Where"""
-# Linear in each differentiable input with the others fixed; the first two multiply each other, the rest are added:
+# Linear in each differentiable input with the others fixed; the first two multiply each other, the
+# rest are added:
 _PRODUCTS = """
-    Bmm Convolution ConvolutionOverrideable CudnnBatchNorm CudnnConvolution Dot Linear MiopenBatchNorm
-    MkldnnConvolution Mm Mul Mv NativeBatchNorm PreluKernel"""
+    Bmm Convolution ConvolutionOverrideable CudnnBatchNorm CudnnConvolution Dot Linear
+    MiopenBatchNorm MkldnnConvolution Mm Mul Mv NativeBatchNorm PreluKernel"""
 # The same, with what is added first:
 _ADDED_PRODUCTS = "Addbmm Addcmul Addmm Addmv Baddbmm SparseAddmm"
-# Done in place on part of a tensor these leave a CopySlices node that says no more than that; each is piecewise linear:
+# Done in place on part of a tensor these leave a CopySlices node that says no more than that; each
+# is piecewise linear:
 _IN_PLACE = """
-    abs_ add_ clamp_ clamp_max_ clamp_min_ copy_ fill_ hardtanh_ leaky_relu_ masked_fill_ neg_ relu_ sub_ threshold_
-    zero_"""
+    abs_ add_ clamp_ clamp_max_ clamp_min_ copy_ fill_ hardtanh_ leaky_relu_ masked_fill_ neg_
+    relu_ sub_ threshold_ zero_"""
 
 # One function of each element, that has a second derivative:
 _SMOOTH = """
-    Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish Log Log10 Log1P Log2
-    LogSigmoid Logit Mish Pow Reciprocal Rsqrt Sigmoid Silu Sin Sinc Sinh Softplus Sqrt Tan Tanh"""
+    Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish Log
+    Log10 Log1P Log2 LogSigmoid Logit Mish Pow Reciprocal Rsqrt Sigmoid Silu Sin Sinc Sinh
+    Softplus Sqrt Tan Tanh"""
 
 LINEAR, IN_PLACE, SMOOTH = (frozenset(names.split()) for names in (_LINEAR, _IN_PLACE, _SMOOTH))
 FACTORS: dict[str, tuple[int, ...]] = {
@@ -63,10 +70,12 @@ FACTORS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """What is in the way of a closed form: ``curved``, why the output may not be piecewise linear in single weights.
+    """What is in the way of a closed form: ``curved``, why the output may not be piecewise linear
+    in single weights.
 
-    ``refused``: why it may not be so even up to the smooth activations, which are the nodes ``bends``. Empty if nothing
-    is. ``columns``: the signals that the activations take in ``residuals.py``.
+    ``refused``: why it may not be so even up to the smooth activations, which are the nodes
+    ``bends``. Empty if nothing is. ``columns``: the signals that the activations take in
+    ``residuals.py``.
     """
 
     curved: str
@@ -77,7 +86,9 @@ class Form:
 
 @torch.enable_grad()
 def form_of(few: Few) -> Form:
-    """The form of the model on a few samples; ``form_of_graph`` is for the graphs of others: a model may branch."""
+    """The form of the model on a few samples; ``form_of_graph`` is for the graphs of others: a
+    model may branch.
+    """
     problem, leaves, batch, output = few.problem, few.leaves, few.batch, few.output
     reason = _unfixed_statistics(problem) or few.failed
     if not reason and not isinstance(output, Tensor):
@@ -94,13 +105,17 @@ def form_of(few: Few) -> Form:
     return refused_form(reason) if reason else form
 
 
-def form_of_graph(problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor) -> Form:
+def form_of_graph(
+    problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor
+) -> Form:
     """What is known from the graph of this output alone."""
     root = output.grad_fn
     if root is None:
         return Form("", "")
     if normalised(problem, batch, output) is not None:
-        root = root.next_functions[0][0]  # cross-entropy does not feel a last log-softmax: start at the logits
+        root = root.next_functions[0][
+            0
+        ]  # cross-entropy does not feel a last log-softmax: start at the logits
     return _walk(root, {id(leaf): name for name, leaf in leaves.items()})
 
 
@@ -138,7 +153,9 @@ def _walk(root: Any, names: dict[int, str]) -> Form:
         below[node] = frozenset().union(*sets)
         parts = parts or kind == "CopySlices"
         if any(made.dtype.is_complex for made in getattr(node, "_input_metadata", ())):
-            return refused_form("it computes with complex numbers")  # of which abs(z) is no piecewise linear function
+            return refused_form(
+                "it computes with complex numbers"
+            )  # of which abs(z) is no piecewise linear function
         reason = _objection(node, kind, sets)
         curved = curved or reason
         if kind in SMOOTH and len(children) == 1:
@@ -163,7 +180,12 @@ def _objection(node: Any, kind: str, sets: list[frozenset[str]]) -> str:
     if "BatchNorm" in kind and getattr(node, "_saved_training", True):
         return "batch normalisation uses the statistics of its batch"
     factors = [sets[i] for i in FACTORS[kind] if i < len(sets)]
-    shared = sorted(name for i, first in enumerate(factors) for second in factors[i + 1 :] for name in first & second)
+    shared = sorted(
+        name
+        for i, first in enumerate(factors)
+        for second in factors[i + 1 :]
+        for name in first & second
+    )
     return f"{shared[0]} enters twice on one path, through {kind}" if shared else ""
 
 
@@ -192,18 +214,30 @@ def _hidden_writes(few: Few) -> str:
 
 
 def _bend(few: Few) -> str:
-    """Second derivatives that are there in number: ∂²(uᵀz)/∂θ_k² v_k ≠ 0 for some parameter, u and v_k random.
+    """Second derivatives that are there in number: ∂²(uᵀz)/∂θ_k² v_k ≠ 0 for some parameter, u and
+    v_k random.
 
-    The parameters of a layer, of one prefix, are looked at together first: mostly it is linear in them together.
+    The parameters of a layer, of one prefix, are looked at together first: mostly it is linear in
+    them together.
     """
-    leaves, live = few.leaves, {name: slope for name, slope in few.mixed(True).slopes.items() if slope.requires_grad}
-    rng = generator(0, "piecewise", device=few.output.device)  # many numbers, of which none cross to the GPU
+    leaves, live = (
+        few.leaves,
+        {name: slope for name, slope in few.mixed(True).slopes.items() if slope.requires_grad},
+    )
+    rng = generator(
+        0, "piecewise", device=few.output.device
+    )  # many numbers, of which none cross to the GPU
     layers: dict[str, list[str]] = {}
     for name in live:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     sizes = _bent([names for names in layers.values() if len(names) > 1], leaves, live, rng)
     bent = {name for name, (size, _) in sizes.items() if size}
-    alone = [[name] for names in layers.values() if len(names) == 1 or bent.intersection(names) for name in names]
+    alone = [
+        [name]
+        for names in layers.values()
+        if len(names) == 1 or bent.intersection(names)
+        for name in names
+    ]
     for name, (size, allowed) in _bent(alone, leaves, live, rng).items():
         if size > allowed:
             return f"its second derivative in {name} does not vanish"
@@ -211,11 +245,16 @@ def _bend(few: Few) -> str:
 
 
 def _bent(
-    groups: list[list[str]], leaves: dict[str, Tensor], slopes: dict[str, Tensor], rng: torch.Generator
+    groups: list[list[str]],
+    leaves: dict[str, Tensor],
+    slopes: dict[str, Tensor],
+    rng: torch.Generator,
 ) -> dict[str, tuple[float, float]]:
-    """How much a parameter's slope changes along a random direction of all of its group, and by rounding at the most.
+    """How much a parameter's slope changes along a random direction of all of its group, and by
+    rounding at the most.
 
-    Those of all groups are read at once: every reading waits for the GPU. What does not depend on it changes by 0.
+    Those of all groups are read at once: every reading waits for the GPU. What does not depend on
+    it changes by 0.
     """
     names = [name for group in groups for name in group]
     if not names:
@@ -226,12 +265,17 @@ def _bent(
         points, moved, along = ([of[name] for name in group] for of in (leaves, slopes, directions))
         try:
             found = torch.autograd.grad(moved, points, along, retain_graph=True, allow_unused=True)
-        except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ):  # an operation that can be differentiated only once
             continue
         bends |= {name: bend for name, bend in zip(group, found, strict=True) if bend is not None}
     if not bends:
         return {}
-    norms = torch._foreach_norm([of[name].detach() for of in (bends, slopes, directions) for name in bends])
+    norms = torch._foreach_norm(
+        [of[name].detach() for of in (bends, slopes, directions) for name in bends]
+    )
     rows = zip(*torch.stack(norms).view(3, -1).tolist(), strict=True)
     eps = [torch.finfo(leaves[name].dtype).eps for name in bends]
     return {

@@ -1,12 +1,15 @@
-"""Which layers a check of second derivatives looks at, and which of them at once, in passes that depth does not add to.
+"""Which layers a check of second derivatives looks at, and which of them at once, in passes that
+depth does not add to.
 
-What a graph hides, a hook on a tensor, is felt by every layer below it, from the output down the less the further. So
-of many layers some are followed to the output: those with no layer below, which feel all, and others at equal
-distances. Besides, every stretch of the graph from a layer to the next is looked at by itself, at the cost of one pass.
+What a graph hides, a hook on a tensor, is felt by every layer below it, from the output down the
+less the further. So of many layers some are followed to the output: those with no layer below,
+which feel all, and others at equal distances. Besides, every stretch of the graph from a layer to
+the next is looked at by itself, at the cost of one pass.
 
-A direction of several layers at once has the second derivatives ∂²/∂θ_ℓ∂θ_m besides. Activations account for these too
-unless ℓ and m are multiplied somewhere, as a layer's weight is by what the layers below gave. Layers that are nowhere
-multiplied, such as those of parallel branches, go together.
+A direction of several layers at once has the second derivatives ∂²/∂θ_ℓ∂θ_m besides. Activations
+account for these too unless ℓ and m are multiplied somewhere, as a layer's weight is by what the
+layers below gave. Layers that are nowhere multiplied, such as those of parallel branches, go
+together.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from lambdahat.operators.layer_calls import Call, owner
 from lambdahat.operators.linearise import kind_of
 from lambdahat.operators.piecewise import FACTORS, SMOOTH
 
-MOST_PROBED = 8  # groups of layers, each of which takes two passes through the graph; up to so many all are looked at
+# groups of layers, each of which takes two passes through the graph; up to so many all are looked
+# at
+MOST_PROBED = 8
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,9 @@ class Stretch:
 class Layers:
     """What the graph of an output says of its layers, ``once``, that ``leaves`` enter by.
 
-    Each is one bit of a mask. ``order``: the layers, lower ones first; ``lowest``: those with no layer below; ``met``:
-    those that each was seen to be multiplied by, of two at least at one of them.
+    Each is one bit of a mask. ``order``: the layers, lower ones first; ``lowest``: those with no
+    layer below; ``met``: those that each was seen to be multiplied by, of two at least at one of
+    them.
     """
 
     def __init__(self, output: Tensor, leaves: dict[str, Tensor], once: dict[str, Call]) -> None:
@@ -72,11 +78,18 @@ class Layers:
             self.lowest |= self._below[node]
 
     def probed(self) -> list[list[str]]:
-        """Groups of layers that are nowhere multiplied, by name, from the lowest up: all, or some as said above."""
-        return [[self._name(bit) for bit in _bits_of(group)] for group in _spread(self._groups(), self.lowest)]
+        """Groups of layers that are nowhere multiplied, by name, from the lowest up: all, or
+        some as said above.
+        """
+        return [
+            [self._name(bit) for bit in _bits_of(group)]
+            for group in _spread(self._groups(), self.lowest)
+        ]
 
     def stretches(self) -> list[Stretch]:
-        """One for each node: from the last layer below it, in their order, to the first above; those alike once."""
+        """One for each node: from the last layer below it, in their order, to the first above;
+        those alike once.
+        """
         place = {bit: i for i, bit in enumerate(self.order)}
         last: dict[Any, int] = {None: -1}
         for node in self._nodes:
@@ -95,7 +108,9 @@ class Layers:
         bit = self.order[low]
         top = self._once[self._name(self.order[high])].left if high < len(self.order) else None
         end = len(after) if top is None else after[top.node]
-        between = tuple(node for node in self._smooth if self._below[node] & bit and after[node] < end)
+        between = tuple(
+            node for node in self._smooth if self._below[node] & bit and after[node] < end
+        )
         return Stretch(self._name(bit), top, between)
 
     def _name(self, bit: int) -> str:
@@ -106,7 +121,11 @@ class Layers:
         groups: list[int] = []
         barred: list[int] = []  # what the members of a group are multiplied by
         for bit in self.order:
-            fits = (i for i, group in enumerate(groups) if not (self.met[bit] & group or barred[i] & bit))
+            fits = (
+                i
+                for i, group in enumerate(groups)
+                if not (self.met[bit] & group or barred[i] & bit)
+            )
             place = next(fits, len(groups))
             if place == len(groups):
                 groups.append(0)
@@ -117,7 +136,9 @@ class Layers:
 
 
 def _spread(groups: list[int], lowest: int) -> list[int]:
-    """All groups if they are few; else those that hold the lowest layers, and of the others some at equal distances."""
+    """All groups if they are few; else those that hold the lowest layers, and of the others some
+    at equal distances.
+    """
     if len(groups) <= MOST_PROBED:
         return groups
     chosen = {i for i, group in enumerate(groups) if group & lowest}

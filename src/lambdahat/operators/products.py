@@ -1,4 +1,6 @@
-"""The products of a problem's batches: which keep their graph, in which mode, and how blocks go through them."""
+"""The products of a problem's batches: which keep their graph, in which mode, and how blocks go
+through them.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ GRAPH_FRACTION = 0.4
 CROWDED = 0.25  # share of a GPU's memory in use from which graphs that nobody holds are looked for
 BLOCK = 16
 CUDA_GRAPH_BYTES = 1 << 30
-ALIGNED = 64  # bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere
-FINITE = "products by finite differences, good to about ε^(2/3), for autograd cannot differentiate the model twice: "
+# bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere
+ALIGNED = 64
+FINITE = (
+    "products by finite differences, good to about ε^(2/3), for autograd cannot differentiate the"
+    " model twice: "
+)
 
 
 class Products:
-    """The products of all batches: which are kept, in which mode, and how blocks go through them."""
+    """The products of all batches: which are kept, in which mode, and how blocks go through
+    them.
+    """
 
     def __init__(
         self,
@@ -59,7 +67,12 @@ class Products:
         if self.kept == 0:  # what it holds is needed
             first = None
         # forward mode takes twice the memory of the pass that a budget is made for
-        if self.kept < count and len(self.modes) > 1 and self.problem.memory is None and not self.recomputes:
+        if (
+            self.kept < count
+            and len(self.modes) > 1
+            and self.problem.memory is None
+            and not self.recomputes
+        ):
             self.mode = self._fastest_unkept()
         self._fill(first)
         self.vmaps = not self.recomputes
@@ -102,17 +115,22 @@ class Products:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
                 return self._sum(rows, batched=True)
-        except (RuntimeError, NotImplementedError):  # an operation without a batching rule: one by one from now on
+        # an operation without a batching rule: one by one from now on
+        except (RuntimeError, NotImplementedError):
             self.vmaps = False
             return self._apply(rows)
 
     def _sum(self, rows: Tensor, batched: bool, only: int | None = None) -> Tensor:
-        """Σ_b w_b A_b rows, accumulated in the operator's dtype; A_b rows for ``only`` one of the batches."""
+        """Σ_b w_b A_b rows, accumulated in the operator's dtype; A_b rows for ``only`` one of
+        the batches.
+        """
         if rows.is_cuda and rows.data_ptr() % ALIGNED:  # a row of a block
             rows = rows.clone()
         tangents = [
             piece.to(leaf.dtype)
-            for piece, leaf in zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
+            for piece, leaf in zip(
+                self.problem.space.split(rows), self.leaves.values(), strict=True
+            )
         ]
         total: list[Tensor] = []
         for product, weight in self._each(only):
@@ -120,7 +138,8 @@ class Products:
             if total:
                 torch._foreach_add_(total, parts, alpha=weight)
             else:
-                # not scaled in place: what autograd gives may be shared; and with one batch there is nothing to scale
+                # not scaled in place: what autograd gives may be shared; and with one batch there
+                # is nothing to scale
                 total = parts if weight == 1.0 else list(torch._foreach_mul(parts, weight))
         if not total:  # more ranks than batches
             return torch.zeros_like(rows)
@@ -129,14 +148,21 @@ class Products:
     def _each(self, only: int | None = None) -> Any:
         for i, (weight, batch) in enumerate(self.problem.share):
             if only is None or i == only:
-                yield (self.cache[i] if i < len(self.cache) else self._build(batch)), weight if only is None else 1.0
+                yield (
+                    (self.cache[i] if i < len(self.cache) else self._build(batch)),
+                    weight if only is None else 1.0,
+                )
 
     def _first(self) -> Batch:
         """The first batch of the share or, where there is none in it, of the data."""
-        return next((batch for _, batch in self.problem.share), None) or self.problem.batches.first()
+        return (
+            next((batch for _, batch in self.problem.share), None) or self.problem.batches.first()
+        )
 
     def _build(self, batch: Batch) -> linearise.Product:
-        """The product of one batch; where memory runs out, once more without what was kept of the others."""
+        """The product of one batch; where memory runs out, once more without what was kept of
+        the others.
+        """
         try:
             return self._built(batch)
         except torch.OutOfMemoryError:
@@ -149,7 +175,8 @@ class Products:
         build = self.modes[self.mode]
         if self.stream is None:
             return build(self.problem, self.leaves, batch)
-        # graphs are built on a stream of their own, so that a CUDA graph can capture the backward passes on it
+        # graphs are built on a stream of their own, so that a CUDA graph can capture the backward
+        # passes on it
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             product = build(self.problem, self.leaves, batch)
@@ -157,7 +184,9 @@ class Products:
         return product
 
     def _first_that_works(self) -> tuple[linearise.Product, int]:
-        """The first batch's product in the first mode that the model can take, and the bytes its graph keeps."""
+        """The first batch's product in the first mode that the model can take, and the bytes its
+        graph keeps.
+        """
         batch = self._first()
         failures: list[str] = []
         for mode in list(self.modes):
@@ -176,20 +205,29 @@ class Products:
             except (RuntimeError, NotImplementedError) as error:
                 failures.append(f"{mode}: {str(error).splitlines()[0][:120]}")
                 del self.modes[mode]
-        raise TypeError("the model must be differentiable twice in some mode, got " + "; ".join(failures))
+        raise TypeError(
+            "the model must be differentiable twice in some mode, got " + "; ".join(failures)
+        )
 
     def _build_and_weigh(self, batch: Batch) -> tuple[linearise.Product, int]:
-        """A product and the bytes it keeps or, where nothing is kept, those a pass of the model takes."""
+        """A product and the bytes it keeps or, where nothing is kept, those a pass of the model
+        takes.
+        """
         if self.mode == "reverse":
             return linearise.saved_bytes(lambda: self._build(batch))
         if self.mode == "samples":
-            return self._build(batch), batch.size * self.problem.num_parameters * self.dtype.itemsize
+            return (
+                self._build(batch),
+                batch.size * self.problem.num_parameters * self.dtype.itemsize,
+            )
         with recomputing(self.recomputes):
             _, size = linearise.saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
         return self._build(batch), size
 
     def _fastest_unkept(self) -> str:
-        """One timed product of the first batch in each mode, rebuilt as a batch that is not kept would be."""
+        """One timed product of the first batch in each mode, rebuilt as a batch that is not kept
+        would be.
+        """
         batch = self._first()
         seconds: dict[str, float] = {}
         tangents = [torch.ones_like(leaf) for leaf in self.leaves.values()]
@@ -224,7 +262,9 @@ class Products:
         return GRAPH_FRACTION * _room(self.device) if memory is None else GRAPHS * memory
 
     def _block(self) -> int:
-        """Columns that go through vmap together: as many as keep their activations within the budget."""
+        """Columns that go through vmap together: as many as keep their activations within the
+        budget.
+        """
         memory = self.problem.memory
         room = free_memory(self.device) * GRAPH_FRACTION if memory is None else PASS * memory
         if memory is not None and self.kept < len(self.problem.share):
@@ -237,7 +277,9 @@ class Products:
         return whole and (self.replay is not None or not self.tried_replay)
 
     def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
-        """A product (P,) → (P,) of one vector that a larger CUDA graph can take in, and the stream to record it on."""
+        """A product (P,) → (P,) of one vector that a larger CUDA graph can take in, and the
+        stream to record it on.
+        """
         if not self._may_replay() or self.problem.ranks.size > 1:
             return None
         assert self.stream is not None
@@ -249,7 +291,9 @@ class Products:
         return product, self.stream
 
     def _capture(self) -> Callable[[Tensor], Tensor] | None:
-        """One product as a CUDA graph: small networks are bound by launches, which a replay makes in one."""
+        """One product as a CUDA graph: small networks are bound by launches, which a replay
+        makes in one.
+        """
         assert self.stream is not None
         given = torch.zeros(self.problem.num_parameters, dtype=self.dtype, device=self.device)
         graph = torch.cuda.CUDAGraph()
@@ -274,7 +318,9 @@ class Products:
 
 
 def _room(device: torch.device) -> int:
-    """What is free on a device, without the graphs of operators that nobody holds: they wait in reference cycles."""
+    """What is free on a device, without the graphs of operators that nobody holds: they wait in
+    reference cycles.
+    """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         if torch.cuda.memory_allocated(device) > CROWDED * total:

@@ -12,10 +12,12 @@ _sides = threading.local()
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """The stream of a CUDA device on which work warms up and is recorded, None elsewhere: one for each thread.
+    """The stream of a CUDA device on which work warms up and is recorded, None elsewhere: one for
+    each thread.
 
-    One for all, because cuBLAS keeps a workspace, 32 MiB on an H200, for every stream that a thread ever used, and
-    another for the backward passes on it. Not shared by threads, for a recording takes in all that is started on it.
+    One for all, because cuBLAS keeps a workspace, 32 MiB on an H200, for every stream that a thread
+    ever used, and another for the backward passes on it. Not shared by threads, for a recording
+    takes in all that is started on it.
     """
     if device.type != "cuda":
         return None
@@ -27,11 +29,13 @@ def side_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 class Replay:
-    """Runs functions of no arguments that read and write fixed tensors, by key: first as they are, later as a graph.
+    """Runs functions of no arguments that read and write fixed tensors, by key: first as they are,
+    later as a graph.
 
-    A function's first run warms up, its second is recorded; both do their work once. Where CUDA cannot record it, or
-    records already, it runs as it is. ``stream`` is where it warms up and is recorded, for functions whose autograd
-    graphs were built on that stream. ``replays`` counts the runs that were replays.
+    A function's first run warms up, its second is recorded; both do their work once. Where CUDA
+    cannot record it, or records already, it runs as it is. ``stream`` is where it warms up and is
+    recorded, for functions whose autograd graphs were built on that stream. ``replays`` counts the
+    runs that were replays.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
@@ -71,7 +75,9 @@ class Replay:
 
 @contextmanager
 def beside(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """What is inside runs on a stream of its own, after what came before and before what comes after."""
+    """What is inside runs on a stream of its own, after what came before and before what comes
+    after.
+    """
     if stream is None:
         yield
         return
@@ -79,5 +85,6 @@ def beside(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[N
     try:
         with torch.cuda.stream(stream):
             yield
-    finally:  # what was started may still read or write tensors that the caller gives up after an error
+    # what was started may still read or write tensors that the caller gives up after an error
+    finally:
         torch.cuda.current_stream(device).wait_stream(stream)

@@ -1,13 +1,15 @@
 """What smooth activations add to the diagonal of the Hessian, beside the Gauss–Newton matrix's.
 
-Where a network is linear, piecewise linear or a product in everything but activations a = φ(z) of single elements,
-∂²ℓ/∂θ_j² has besides the Gauss–Newton term Σ_k Σ_i r_ki (∂z_ki/∂θ_j)², with r_k = φ''(z_k)·∂ℓ/∂a_k, over all such
-activations k: as much as Gauss–Newton matrices of the "outputs" z_k, with M = diag(r_k).
+Where a network is linear, piecewise linear or a product in everything but activations a = φ(z) of
+single elements, ∂²ℓ/∂θ_j² has besides the Gauss–Newton term Σ_k Σ_i r_ki (∂z_ki/∂θ_j)², with r_k =
+φ''(z_k)·∂ℓ/∂a_k, over all such activations k: as much as Gauss–Newton matrices of the "outputs"
+z_k, with M = diag(r_k).
 
-At the layer z = Wa + b itself the matrix is diag(r), and one linear map further down, z' = Wφ(z) + b, its diagonal is
-φ'(z)²·(W∘W)ᵀr: one product for all columns. A perceptron of two hidden layers has no others. Below, columns √|r_i|·e_i
-are sent back one by one or, in their place, random signs of all: E[(Σ_i ε_i √r_i J_ij)²] = Σ_i r_i J_ij², for r > 0 and
-r < 0 apart, independent from sample to sample.
+At the layer z = Wa + b itself the matrix is diag(r), and one linear map further down, z' = Wφ(z) +
+b, its diagonal is φ'(z)²·(W∘W)ᵀr: one product for all columns. A perceptron of two hidden layers
+has no others. Below, columns √|r_i|·e_i are sent back one by one or, in their place, random signs
+of all: E[(Σ_i ε_i √r_i J_ij)²] = Σ_i r_i J_ij², for r > 0 and r < 0 apart, independent from sample
+to sample.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from lambdahat.problem import Problem
 
 # Autograd nodes by name. These move elements, or leave some out:
 _MOVES = """
-    Alias ChannelShuffle Clone Flip Permute PixelShuffle PixelUnshuffle ReshapeAlias Roll Select Slice Squeeze T ToCopy
-    Transpose UnsafeView Unsqueeze View"""
+    Alias ChannelShuffle Clone Flip Permute PixelShuffle PixelUnshuffle ReshapeAlias Roll Select
+    Slice Squeeze T ToCopy Transpose UnsafeView Unsqueeze View"""
 # The output depends, element by element, on one element of the only input that is no constant:
 _ELEMENTWISE = """
-    Abs Add Clamp ClampMax ClampMin Div Hardshrink Hardtanh LeakyRelu MaskedFill Mul Neg Relu Rsub Softshrink Sub
-    Threshold"""
+    Abs Add Clamp ClampMax ClampMin Div Hardshrink Hardtanh LeakyRelu MaskedFill Mul Neg Relu
+    Rsub Softshrink Sub Threshold"""
 
 MOVES, ELEMENTWISE = frozenset(_MOVES.split()), SMOOTH | frozenset(_ELEMENTWISE.split())
 
@@ -45,8 +47,8 @@ MOVES, ELEMENTWISE = frozenset(_MOVES.split()), SMOOTH | frozenset(_ELEMENTWISE.
 class Bend:
     """A smooth activation a = φ(z): the edge that z came by, and r = φ''(z)·∂ℓ/∂a (B, …).
 
-    ``near``: the diagonal (B, O) of Jᵀdiag(r)J at the layers that at most one linear map separates from z, by name.
-    ``far``: the layers below whose part takes the whole matrix.
+    ``near``: the diagonal (B, O) of Jᵀdiag(r)J at the layers that at most one linear map separates
+    from z, by name. ``far``: the layers below whose part takes the whole matrix.
     """
 
     edge: GradientEdge
@@ -63,8 +65,8 @@ class Bend:
 class Residuals:
     """Σ_k Σ_i r_ki (∂z_ki/∂θ_j)² for each part of the data that it is called with, exactly.
 
-    What it finds in the graphs is kept: ``curved``, the first smooth activation; ``refused``, why a part has no such
-    form; ``columns``, the largest number of signals that far layers take.
+    What it finds in the graphs is kept: ``curved``, the first smooth activation; ``refused``, why a
+    part has no such form; ``columns``, the largest number of signals that far layers take.
     """
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], diagonal: bool = False) -> None:
@@ -72,19 +74,28 @@ class Residuals:
         self.curved, self.refused, self.columns = "", "", 0
 
     def __call__(self, part: Part) -> Squares:
-        return self.squares_of(self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0]), part)
+        return self.squares_of(
+            self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0]), part
+        )
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
         """Of these activations."""
         found = [_near_squares(bends, part.once, self.diagonal)]
-        return _added(found + [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far], part)
+        return _added(
+            found + [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far], part
+        )
 
     def bends(self, part: Part, slope: Callable[[], Tensor]) -> list[Bend]:
-        """The smooth activations of a part, for ∂ℓ/∂z = ``slope()`` (B, …) at its output; none if it has no form."""
+        """The smooth activations of a part, for ∂ℓ/∂z = ``slope()`` (B, …) at its output; none if
+        it has no form.
+        """
         form = form_of_graph(self.problem, self.leaves, part.batch, part.output)
         outside = sorted(set(self.leaves) - part.layered) if form.bends else []
         if outside and not form.refused:
-            reason = f"{outside[0]} does not enter once, through a linear, convolution or batch-norm layer"
+            reason = (
+                f"{outside[0]} does not enter once, through a linear, convolution or batch-norm"
+                " layer"
+            )
             self.refused = self.refused or f"{form.curved}, and {reason}"
         self.curved, self.refused = self.curved or form.curved, self.refused or form.refused
         found = [] if self.refused or not form.bends else list(_bends(form.bends, part, slope()))
@@ -104,9 +115,13 @@ class SampledResiduals(Residuals):
 
 
 class ResidualRounds(Residuals):
-    """Several rounds of random signs in one pass over the data: ``totals`` (R,), the trace by each."""
+    """Several rounds of random signs in one pass over the data: ``totals`` (R,), the trace by
+    each.
+    """
 
-    def __init__(self, problem: Problem, leaves: dict[str, Tensor], seed: int, rounds: Sequence[int]) -> None:
+    def __init__(
+        self, problem: Problem, leaves: dict[str, Tensor], seed: int, rounds: Sequence[int]
+    ) -> None:
         super().__init__(problem, leaves)
         self.seed, self.rounds = seed, rounds
         self.totals = torch.zeros(len(rounds), dtype=torch.float64, device=problem.device)
@@ -123,7 +138,9 @@ def _added(found: Sequence[Squares], part: Part) -> Squares:
     """The sum over some, of the parameters that enter by layers alone."""
     total: Squares = {}
     for squares in found:
-        add_squares(total, {name: square for name, square in squares.items() if name in part.layered})
+        add_squares(
+            total, {name: square for name, square in squares.items() if name in part.layered}
+        )
     return total
 
 
@@ -136,15 +153,24 @@ def _bends(nodes: Sequence[Any], part: Part, slope: Tensor) -> Iterator[Bend]:
         residual = second_slope(node, delta, edge)
         near, stop = _descend(edge, residual, lefts, part.once)
         below = set(nodes_below([stop]))
-        yield Bend(edge, residual, near, tuple(prefix for (left, _), prefix in lefts.items() if left in below))
+        yield Bend(
+            edge,
+            residual,
+            near,
+            tuple(prefix for (left, _), prefix in lefts.items() if left in below),
+        )
 
 
 def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
-    """φ''(z)·δ: the derivative of φ'(z)·δ, which is what the node itself computes, with the graph of z."""
+    """φ''(z)·δ: the derivative of φ'(z)·δ, which is what the node itself computes, with the graph
+    of z.
+    """
     slope = node(delta)
     if not slope.requires_grad:
         return torch.zeros_like(slope)
-    (found,) = torch.autograd.grad(slope, edge, torch.ones_like(slope), retain_graph=True, allow_unused=True)
+    (found,) = torch.autograd.grad(
+        slope, edge, torch.ones_like(slope), retain_graph=True, allow_unused=True
+    )
     return torch.zeros_like(slope) if found is None else found
 
 
@@ -152,7 +178,8 @@ def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
 def _descend(
     edge: GradientEdge, residual: Tensor, lefts: dict[tuple[Any, int], str], once: dict[str, Call]
 ) -> tuple[dict[str, Tensor], Any]:
-    """The diagonal of Jᵀdiag(r)J at the layers that it is enough for, and the node below which it is not.
+    """The diagonal of Jᵀdiag(r)J at the layers that it is enough for, and the node below which it
+    is not.
 
     Down from z, as long as one path leads there: a second linear map would take the whole matrix.
     """
@@ -182,9 +209,13 @@ def _descend(
 
 
 def _through(node: Any, q: Tensor) -> tuple[tuple[Any, int], Tensor] | None:
-    """The edge below a node that moves elements or acts on each, and the diagonal there; None for other nodes."""
+    """The edge below a node that moves elements or acts on each, and the diagonal there; None for
+    other nodes.
+    """
     kind = kind_of(node)
-    inputs = [(index, child) for index, child in enumerate(node.next_functions) if child[0] is not None]
+    inputs = [
+        (index, child) for index, child in enumerate(node.next_functions) if child[0] is not None
+    ]
     if len(inputs) != 1 or not (kind in MOVES or kind in ELEMENTWISE):
         return None
     (index, place), dtype = inputs[0], node._input_metadata[0].dtype
@@ -237,7 +268,11 @@ def _sampled_squares(bends: Sequence[Bend], part: Part, seed: int, index: int) -
     seeds, rng = [], generator(seed, "sampled residuals", index, part.batch.index)
     for bend in bends:
         signs = torch.randint(2, bend.residual.shape, generator=rng).to(bend.residual) * 2 - 1
-        seeds.append(torch.stack([part.clamp(min=0).sqrt() * signs for part in (bend.residual, -bend.residual)]))
+        seeds.append(
+            torch.stack(
+                [part.clamp(min=0).sqrt() * signs for part in (bend.residual, -bend.residual)]
+            )
+        )
     signs = seeds[0].new_ones(2, len(bends[0].residual))
     signs[1] = -1.0
     return pulled_squares([bend.edge for bend in bends], seeds, signs, part.once, False, part.room)

@@ -1,8 +1,9 @@
 """How far the products of a model in reduced precision are from those in float64.
 
-A product goes through the forward and the backward passes of the model, and the rounding in there can be far above that
-of the dtype: sums of large terms that cancel, normalisation of inputs with a large mean, activations near a kink. No
-spread of an estimator shows it, for it is nearly the same in all products. So a few products are made again in float64.
+A product goes through the forward and the backward passes of the model, and the rounding in there
+can be far above that of the dtype: sums of large terms that cancel, normalisation of inputs with a
+large mean, activations near a kink. No spread of an estimator shows it, for it is nearly the same
+in all products. So a few products are made again in float64.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
 from lambdahat.problem import Problem
 
-FEW, MANY = 256, 4096  # samples on which products are compared; of larger data sets, as many drawn at random
-PARTS = 4  # into which those are cut, to tell errors that all samples share from those that average out
+# samples on which products are compared; of larger data sets, as many drawn at random
+FEW, MANY = 256, 4096
+# into which those are cut, to tell errors that all samples share from those that average out
+PARTS = 4
 LONGER = 3.0  # by how much the sums over all samples may err more than those over the samples drawn
 SPARSE = 8  # rows below which the root mean square of a parameter's rows may be near 0 by chance
 VECTORS = 12  # of float64 that a comparison takes
@@ -36,7 +39,9 @@ MEMORY_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Reading:
-    """What the error E of an operator A does to a unit vector x: ``error`` ‖Ex‖, ``form`` |xᵀEx|, ``size`` ‖Ax‖."""
+    """What the error E of an operator A does to a unit vector x: ``error`` ‖Ex‖, ``form``
+    |xᵀEx|, ``size`` ‖Ax‖.
+    """
 
     error: float
     form: float
@@ -49,10 +54,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The errors E of an operator A on a ``random`` unit vector z, and on a unit vector v near the ``leading`` ones.
+    """The errors E of an operator A on a ``random`` unit vector z, and on a unit vector v near the
+    ``leading`` ones.
 
-    For each named parameter, or for all rows together, ``rows`` has the root mean square of √P·Ez, the norm of a row of
-    E, ``row_sizes`` that of a row of A, and ``lengths`` how many rows there are.
+    For each named parameter, or for all rows together, ``rows`` has the root mean square of √P·Ez,
+    the norm of a row of E, ``row_sizes`` that of a row of A, and ``lengths`` how many rows there
+    are.
     """
 
     dim: int
@@ -85,20 +92,32 @@ class Rounding:
     def scaled(self, factor: float) -> Rounding:
         """That of a multiple of the operator."""
         rows, sizes = (tuple(factor * row for row in part) for part in (self.rows, self.row_sizes))
-        return Rounding(self.dim, self.random.scaled(factor), self.leading.scaled(factor), rows, sizes, self.lengths)
+        return Rounding(
+            self.dim,
+            self.random.scaled(factor),
+            self.leading.scaled(factor),
+            rows,
+            sizes,
+            self.lengths,
+        )
 
     def row_norms(self) -> tuple[Tensor, Tensor]:
-        """The norms of the rows of E, which |E_ii| is at most, and of A, each (P,) and the same within a parameter."""
+        """The norms of the rows of E, which |E_ii| is at most, and of A, each (P,) and the same
+        within a parameter.
+        """
         lengths = torch.tensor(self.lengths)
-        errors, sizes = (torch.tensor(part, dtype=torch.float64) for part in (self.rows, self.row_sizes))
+        errors, sizes = (
+            torch.tensor(part, dtype=torch.float64) for part in (self.rows, self.row_sizes)
+        )
         return errors.repeat_interleave(lengths), sizes.repeat_interleave(lengths)
 
 
 def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None:
-    """The rounding of an operator's products; None where it is exact by definition, or there is no memory to measure.
+    """The rounding of an operator's products; None where it is exact by definition, or there is no
+    memory to measure.
 
-    A matrix is what its entries say. What goes through a model in float32 or less is compared with float64 on so many
-    samples at most, by two products in each precision, once for each operator.
+    A matrix is what its entries say. What goes through a model in float32 or less is compared with
+    float64 on so many samples at most, by two products in each precision, once for each operator.
     """
     if isinstance(operator, Normalised):
         inner = rounding_of(operator.inner, samples)
@@ -113,7 +132,9 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
 
 
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
-    """E·v (P,) for a vector that is given, in float64, from at most 4,096 samples; None as in ``rounding_of``."""
+    """E·v (P,) for a vector that is given, in float64, from at most 4,096 samples; None as in
+    ``rounding_of``.
+    """
     comparison = Comparison.of(operator, MANY)
     return None if comparison is None else comparison.multiply(vector[:, None])[1][:, 0]
 
@@ -127,7 +148,9 @@ def _measure(operator: LinearOperator, comparison: Comparison) -> Rounding | Non
     if 0 < float(size) < math.inf:  # the product turns z towards the leading eigenvectors
         v = (image / size).to(operator.dtype)
         image_v, error_v = comparison.multiply(v)
-    lengths = (operator.dim,) if operator.space is None else tuple(map(math.prod, operator.space.shapes))
+    lengths = (
+        (operator.dim,) if operator.space is None else tuple(map(math.prod, operator.space.shapes))
+    )
     root = math.sqrt(operator.dim)
     rows, sizes = (
         tuple(root * float(piece.square().mean().sqrt()) for piece in part[:, 0].split(lengths))
@@ -145,12 +168,15 @@ def _measure(operator: LinearOperator, comparison: Comparison) -> Rounding | Non
 def _filled(
     rows: tuple[float, ...], sizes: tuple[float, ...], lengths: tuple[int, ...], eps: float
 ) -> tuple[float, ...]:
-    """The errors of rows, those of parameters with fewer than ``SPARSE`` rows raised to what is usual in this operator.
+    """The errors of rows, those of parameters with fewer than ``SPARSE`` rows raised to what is
+    usual in this operator.
 
-    One reading can be 0 by chance. Usual is the relative error of all rows, and the rounding of a row of the usual
-    size: entries that cancel are made of such.
+    One reading can be 0 by chance. Usual is the relative error of all rows, and the rounding of a
+    row of the usual size: entries that cancel are made of such.
     """
-    whole, error = (sum(n * each**2 for each, n in zip(part, lengths, strict=True)) for part in (sizes, rows))
+    whole, error = (
+        sum(n * each**2 for each, n in zip(part, lengths, strict=True)) for part in (sizes, rows)
+    )
     if not whole > 0:
         return rows
     relative, usual = math.sqrt(error / whole), eps * math.sqrt(whole / sum(lengths))
@@ -162,7 +188,8 @@ def _filled(
 class _Twins:
     """Two operators of the same samples: in the model's own precision, and in float64.
 
-    Their batches are ``parts`` of what ``copies`` times as many samples there are; 0 parts where they are all samples.
+    Their batches are ``parts`` of what ``copies`` times as many samples there are; 0 parts where
+    they are all samples.
     """
 
     own: Curvature
@@ -172,7 +199,9 @@ class _Twins:
 
 
 class Comparison:
-    """Products of an operator in its own precision and with its models in float64 in their place."""
+    """Products of an operator in its own precision and with its models in float64 in their
+    place.
+    """
 
     def __init__(self, operator: LinearOperator, models: list[Curvature], samples: int) -> None:
         self.operator = operator
@@ -180,8 +209,14 @@ class Comparison:
 
     @classmethod
     def of(cls, operator: LinearOperator, samples: int) -> Comparison | None:
-        """None for an operator without models in reduced precision, or without the memory for a comparison."""
-        models = [part for part in _parts_of(operator) if isinstance(part, Curvature) and part.problem.reduced]
+        """None for an operator without models in reduced precision, or without the memory for a
+        comparison.
+        """
+        models = [
+            part
+            for part in _parts_of(operator)
+            if isinstance(part, Curvature) and part.problem.reduced
+        ]
         if not models or not all(map(_fits, models)):
             return None
         with default_context(), rng_untouched(), warnings.catch_warnings():
@@ -194,26 +229,33 @@ class Comparison:
     def multiply(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """A·block and its error, both (P, k) in float64.
 
-        Errors e_b of parts that are a sample of the data have a mean that all share, and a spread that averages out
-        over the whole: ‖e‖² is about Σ_{b≠c} e_b·e_c/(s(s−1)) + spread/N for N parts in all. The error is that of the
-        sample with this norm, times what longer sums may add.
+        Errors e_b of parts that are a sample of the data have a mean that all share, and a spread
+        that averages out over the whole: ‖e‖² is about Σ_{b≠c} e_b·e_c/(s(s−1)) + spread/N for N
+        parts in all. The error is that of the sample with this norm, times what longer sums may
+        add.
         """
         block = block.to(self.operator.dtype)
         count = max(1, *(twins.parts for _, twins in self._twins))
         with default_context(), rng_untouched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pairs = [(self._product(block, part, False), self._product(block, part, True)) for part in range(count)]
+            pairs = [
+                (self._product(block, part, False), self._product(block, part, True))
+                for part in range(count)
+            ]
         image = torch.stack([double for _, double in pairs]).mean(dim=0)
         errors = torch.stack([own - double for own, double in pairs])
         mean = errors.mean(dim=0)
         if count == 1:
             return image, mean
         squares = errors.square().sum(dim=(0, 1))
-        shared = ((count * mean).square().sum(dim=0) - squares).clamp_min(0.0) / (count * (count - 1))
+        shared = ((count * mean).square().sum(dim=0) - squares).clamp_min(0.0) / (
+            count * (count - 1)
+        )
         spread = (squares / count - shared).clamp_min(0.0)
         copies = min(twins.copies for _, twins in self._twins)
         size = LONGER * (shared + spread / (count * copies)).sqrt()
-        size = size.maximum(torch.finfo(self.operator.dtype).eps * image.norm(dim=0))  # sums over all are longer
+        # sums over all are longer
+        size = size.maximum(torch.finfo(self.operator.dtype).eps * image.norm(dim=0))
         norm = mean.norm(dim=0)
         return image, mean * torch.where(norm > 0, size / norm.clamp_min(1e-300), 0.0)
 
@@ -248,13 +290,21 @@ def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
             continue
         found[id(each)] = each
         for value in vars(each).values():
-            several = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            several = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list)
+                else [value]
+            )
             left += [part for part in several if isinstance(part, LinearOperator)]
     return list(found.values())
 
 
 def _fits(model: Curvature) -> bool:
-    """Whether there is room for the vectors of a comparison; a problem's budget is kept for its estimators."""
+    """Whether there is room for the vectors of a comparison; a problem's budget is kept for its
+    estimators.
+    """
     free = model.budget() is None and model.free_memory()
     return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
 
@@ -271,7 +321,8 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
         double.prepare()
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever a model raises that does not run in float64, or on a device without it
+    # whatever a model raises that does not run in float64, or on a device without it
+    except Exception:
         double = model.like(_perturbed(few, torch.finfo(whole.vector.dtype).eps))
     return _Twins(own, double, parts, whole.num_samples / few.num_samples)
 
@@ -279,10 +330,16 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
 def _perturbed(problem: Problem, eps: float) -> Problem:
     """The problem with each parameter changed by one rounding, where not all of it runs in float64.
 
-    The rounding in a layer is about that of its weights, so that the change is of the size of the error.
+    The rounding in a layer is about that of its weights, so that the change is of the size of the
+    error.
     """
     vector = problem.vector
-    signs = torch.randint(0, 2, vector.shape, generator=generator(0, "perturbation")).mul_(2).sub_(1).to(vector)
+    signs = (
+        torch.randint(0, 2, vector.shape, generator=generator(0, "perturbation"))
+        .mul_(2)
+        .sub_(1)
+        .to(vector)
+    )
     return problem.at(vector * (1 + eps * signs))
 
 
@@ -295,14 +352,20 @@ class _Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        entered, left = ([x.dtype for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, out))
-        reduced = any(dtype.is_floating_point and dtype.itemsize < torch.float64.itemsize for dtype in left)
+        entered, left = (
+            [x.dtype for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, out)
+        )
+        reduced = any(
+            dtype.is_floating_point and dtype.itemsize < torch.float64.itemsize for dtype in left
+        )
         self.seen |= reduced and torch.float64 in entered
         return out
 
 
 def _casts_inside(problem: Problem) -> bool:
-    """Whether the model or the loss of a problem in float64 casts to less, by one evaluation on two samples."""
+    """Whether the model or the loss of a problem in float64 casts to less, by one evaluation on
+    two samples.
+    """
     batch = problem.batches.first()
     batch = batch if problem.norm == "train" else take(batch, slice(0, 2))
     with torch.no_grad(), _Casts() as casts:
@@ -311,7 +374,8 @@ def _casts_inside(problem: Problem) -> bool:
 
 
 def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
-    """The problem on a few samples, in parts of the same size, and how many parts; 0 where those are all samples.
+    """The problem on a few samples, in parts of the same size, and how many parts; 0 where those
+    are all samples.
 
     Where the samples of a batch share their statistics, the parts are whole batches.
     """
@@ -320,7 +384,8 @@ def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
         most = max(4, samples // batches.first().size)
         if len(batches) <= most:
             return problem, 0
-        spread = torch.linspace(0, len(batches) - 1, most).round().long().tolist()  # later ones may be others
+        # later ones may be others
+        spread = torch.linspace(0, len(batches) - 1, most).round().long().tolist()
         chosen = [batch.data for batch in batches.some(spread)]
         return problem.on(Batches(lambda: chosen, problem.device, batches.dtype)), most
     if batches.num_samples <= samples:

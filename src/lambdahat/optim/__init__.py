@@ -1,4 +1,6 @@
-"""The optimisers of the field, drop-in for ``torch.optim``; averaging, schedules and regularizers beside them."""
+"""The optimisers of the field, drop-in for ``torch.optim``; averaging, schedules and
+regularizers beside them.
+"""
 
 from lambdahat.derivatives import true_second_derivatives
 from lambdahat.optim import schedules
@@ -12,7 +14,15 @@ from lambdahat.optim.lookahead import Lookahead
 from lambdahat.optim.ngd import NGD
 from lambdahat.optim.padam import Padam, PadamW
 from lambdahat.optim.products import BatchProduct, batch_product
-from lambdahat.optim.regularizers import L1, L2, Metric, SelectiveL2, StoppedL2, StoppedThenSelectiveL2, layers_of
+from lambdahat.optim.regularizers import (
+    L1,
+    L2,
+    Metric,
+    SelectiveL2,
+    StoppedL2,
+    StoppedThenSelectiveL2,
+    layers_of,
+)
 from lambdahat.optim.schedules import make_schedule
 from lambdahat.optim.spectral_sgd import SpectralSGD
 

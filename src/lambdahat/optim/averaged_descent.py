@@ -13,7 +13,8 @@ from lambdahat.optim.wrapping import Wrapper
 
 
 class Averaged(OwnsAverage, Wrapper):
-    """``base`` with its iterates averaged from step ``average_start`` on, every ``average_every`` steps.
+    """``base`` with its iterates averaged from step ``average_start`` on, every ``average_every``
+    steps.
 
     The average is read, started and stopped as ``Gadam``'s is; the steps are ``base``'s.
     """
@@ -38,7 +39,8 @@ class Averaged(OwnsAverage, Wrapper):
 
 
 class SWA(Averaged):
-    """Stochastic weight averaging: SGD whose iterates are averaged (Izmailov et al., 2018); with ``patience`` SWA-Auto.
+    """Stochastic weight averaging: SGD whose iterates are averaged (Izmailov et al., 2018); with
+    ``patience`` SWA-Auto.
 
     Give it the rate of ``schedules.averaging_decay``, which is constant once averaging has begun.
     """
@@ -56,13 +58,17 @@ class SWA(Averaged):
         patience: int | None = None,
     ) -> None:
         base = torch.optim.SGD(params, lr, momentum, weight_decay=weight_decay, nesterov=nesterov)
-        super().__init__(base, average_start=average_start, average_every=average_every, patience=patience)
+        super().__init__(
+            base, average_start=average_start, average_every=average_every, patience=patience
+        )
 
 
 class ASGD(HasAverage, torch.optim.ASGD):
-    """``torch.optim.ASGD`` (Polyak and Juditsky, 1992), whose average can be read as ``Gadam``'s is.
+    """``torch.optim.ASGD`` (Polyak and Juditsky, 1992), whose average can be read as ``Gadam``'s
+    is.
 
-    Its rate is α/(1 + λαt)^a with λ ``lambd`` and a ``alpha``; the average holds the iterates from step ``t0`` + 2 on.
+    Its rate is α/(1 + λαt)^a with λ ``lambd`` and a ``alpha``; the average holds the iterates from
+    step ``t0`` + 2 on.
     """
 
     AVERAGE = "ax"
@@ -70,5 +76,10 @@ class ASGD(HasAverage, torch.optim.ASGD):
     @property
     def averaging(self) -> bool:
         """Whether an average has begun: its weight of the next iterate is below 1."""
-        known = [self.state[p] for group in self.param_groups for p in group["params"][:1] if p in self.state]
+        known = [
+            self.state[p]
+            for group in self.param_groups
+            for p in group["params"][:1]
+            if p in self.state
+        ]
         return any(float(state["mu"]) < 1 for state in known if state)

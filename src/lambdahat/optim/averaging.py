@@ -1,4 +1,6 @@
-"""Averages of a model's weights beside any optimiser, and the batch-norm statistics that they need."""
+"""Averages of a model's weights beside any optimiser, and the batch-norm statistics that they
+need.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ UNITS = ("epoch", "step")
 
 
 class IterateAverage:
-    """The mean (``kind="average"``) or exponential moving average (``"ema"``) of a model's iterates.
+    """The mean (``kind="average"``) or exponential moving average (``"ema"``) of a model's
+    iterates.
 
-    Call ``update()`` once per ``unit`` (an epoch or a step); calls number ``start``, ``start + every``, … are averaged.
-    The mean is θ̄ ← θ̄ + (θ − θ̄)/(n + 1), the other θ̄ ← ρθ̄ + (1 − ρ)θ with ρ = ``decay``; both begin at the first
-    iterate averaged (``torch.optim.swa_utils``). The spectral thesis averages once per epoch from epoch 161 on.
+    Call ``update()`` once per ``unit`` (an epoch or a step); calls number ``start``, ``start +
+    every``, … are averaged. The mean is θ̄ ← θ̄ + (θ − θ̄)/(n + 1), the other θ̄ ← ρθ̄ + (1 − ρ)θ
+    with ρ = ``decay``; both begin at the first iterate averaged (``torch.optim.swa_utils``). The
+    spectral thesis averages once per epoch from epoch 161 on.
     """
 
     def __init__(
@@ -33,12 +37,17 @@ class IterateAverage:
         every: int = 1,
         decay: float = 0.999,
     ) -> None:
-        self.kind, self.unit = require_choice(kind, "kind", KINDS), require_choice(unit, "unit", UNITS)
+        self.kind, self.unit = (
+            require_choice(kind, "kind", KINDS),
+            require_choice(unit, "unit", UNITS),
+        )
         self.start, self.every = require_count(start, "start"), require_count(every, "every")
         require(0 <= decay < 1, "decay", "lie in [0, 1)", repr(decay))
         self.calls = 0
         self._live = model
-        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay) if kind == "ema" else None)
+        self._averaged = AveragedModel(
+            model, multi_avg_fn=get_ema_multi_avg_fn(decay) if kind == "ema" else None
+        )
         self._averaged.requires_grad_(False)
 
     @property
@@ -58,7 +67,9 @@ class IterateAverage:
             self._averaged.update_parameters(self._live)
 
     def refresh_batch_norm(self, batches: Iterable[Any], limit: int | None = None) -> None:
-        """Batch-norm statistics of the averaged weights, which no average of statistics gives (§7.3.1)."""
+        """Batch-norm statistics of the averaged weights, which no average of statistics gives
+        (§7.3.1).
+        """
         refresh_batch_norm(self.model, batches, limit)
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,7 +81,8 @@ class IterateAverage:
 
 
 def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], limit: int | None = None) -> None:
-    """Renew ``model``'s batch-norm statistics from the first ``limit`` batches, by default all; a batch is x or (x, …).
+    """Renew ``model``'s batch-norm statistics from the first ``limit`` batches, by default all; a
+    batch is x or (x, …).
 
     Where passing all the data would double an epoch's cost a sample does (§7.3.1, spectral thesis).
     """

@@ -1,4 +1,6 @@
-"""What optimisers share that step along a direction of their own with ``torch.optim.SGD``'s momentum."""
+"""What optimisers share that step along a direction of their own with ``torch.optim.SGD``'s
+momentum.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ BLAS = (torch.float32, torch.float64)
 
 
 class Descent(Optimizer):
-    """θ ← θ − lr·b, b ← μ b + d from b = d at first, with a direction d that a subclass makes of the gradients.
+    """θ ← θ − lr·b, b ← μ b + d from b = d at first, with a direction d that a subclass makes of
+    the gradients.
 
-    With "nesterov" in the group the step is lr·(d + μ b). Weight decay λ is decoupled, θ ← (1 − lr·λ)θ − lr·b, where
-    ``decoupled`` says so, else part of the gradient, as in ``torch.optim.SGD``. ``param_groups[0]`` counts the steps.
+    With "nesterov" in the group the step is lr·(d + μ b). Weight decay λ is decoupled, θ ← (1 −
+    lr·λ)θ − lr·b, where ``decoupled`` says so, else part of the gradient, as in
+    ``torch.optim.SGD``. ``param_groups[0]`` counts the steps.
     """
 
     decoupled = False
@@ -52,7 +56,9 @@ class Descent(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step, and the loss that ``closure`` returns, which recomputes it and its gradients."""
+        """One step, and the loss that ``closure`` returns, which recomputes it and its
+        gradients.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -83,16 +89,29 @@ class Descent(Optimizer):
             decay = 0.0 if self.decoupled else group["weight_decay"]
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    require(not parameter.grad.is_sparse, "gradients", "be dense", "a sparse one", "use sparse=False")
-                    found[parameter] = parameter.grad.add(parameter, alpha=decay) if decay else parameter.grad
+                    require(
+                        not parameter.grad.is_sparse,
+                        "gradients",
+                        "be dense",
+                        "a sparse one",
+                        "use sparse=False",
+                    )
+                    found[parameter] = (
+                        parameter.grad.add(parameter, alpha=decay) if decay else parameter.grad
+                    )
         return found
 
     def require_same_point(self, problem: Problem) -> None:
-        """Refuse a problem whose vector is not this optimiser's parameters in their order, at their present values."""
+        """Refuse a problem whose vector is not this optimiser's parameters in their order, at
+        their present values.
+        """
         require_problem(problem)
         parameters = self.all_parameters()
         shapes = tuple(tuple(parameter.shape) for parameter in parameters)
-        cure = "make it of the model in training, with the parameters in the order of the optimiser's groups"
+        cure = (
+            "make it of the model in training, with the parameters in the order of the optimiser's"
+            " groups"
+        )
         require(
             problem.space.shapes == shapes,
             "problem",
@@ -100,23 +119,36 @@ class Descent(Optimizer):
             describe(list(problem.space.shapes)),
             cure,
         )
-        here = torch.cat([parameter.detach().to(problem.device, problem.dtype).reshape(-1) for parameter in parameters])
+        here = torch.cat(
+            [
+                parameter.detach().to(problem.device, problem.dtype).reshape(-1)
+                for parameter in parameters
+            ]
+        )
         same = torch.equal(here, problem.vector)
         require(same, "problem", "be at the optimiser's present parameters", "other values", cure)
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor], directions: Directions) -> None:
+    def _move(
+        self, group: dict[str, Any], parameters: list[Tensor], directions: Directions
+    ) -> None:
         if not parameters:
             return
         rate, momentum = self.rate(group), group["momentum"]
         steps = [directions[parameter] for parameter in parameters]
         if momentum:
             buffers = self._buffers(parameters, steps, momentum)
-            steps = list(torch._foreach_add(steps, buffers, alpha=momentum)) if group.get("nesterov") else buffers
+            steps = (
+                list(torch._foreach_add(steps, buffers, alpha=momentum))
+                if group.get("nesterov")
+                else buffers
+            )
         if self.decoupled and group["weight_decay"]:
             torch._foreach_mul_(parameters, 1.0 - rate * group["weight_decay"])
         torch._foreach_add_(parameters, steps, alpha=-rate)
 
-    def _buffers(self, parameters: list[Tensor], steps: list[Tensor], momentum: float) -> list[Tensor]:
+    def _buffers(
+        self, parameters: list[Tensor], steps: list[Tensor], momentum: float
+    ) -> list[Tensor]:
         """b ← μ b + d, or d where there is no b yet."""
         begun = [
             (parameter, d)
@@ -134,8 +166,13 @@ class Descent(Optimizer):
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """The norm of all tensors together; on a CPU by dot products, which take half the time of norms."""
-    if not all(tensor.device.type == "cpu" and tensor.dtype in BLAS for tensor in tensors) or not tensors:
+    """The norm of all tensors together; on a CPU by dot products, which take half the time of
+    norms.
+    """
+    if (
+        not all(tensor.device.type == "cpu" and tensor.dtype in BLAS for tensor in tensors)
+        or not tensors
+    ):
         return get_total_norm(tensors)
     flat = [tensor.reshape(-1) for tensor in tensors]
     return torch.stack([torch.dot(one, one) for one in flat]).sum().sqrt()

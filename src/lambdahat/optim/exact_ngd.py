@@ -27,11 +27,12 @@ RAISE = "raise alpha"
 class ExactNGD(Descent):
     """θ ← θ − lr·(F + κI)⁻¹∇L with F the Fisher matrix of all d parameters, κ = (α/d)·max(tr F, ε).
 
-    Eqs. 5–7 of the NGD paper, nothing approximated and no norm restored. ``fisher`` is the kind of ``lh.fisher``.
-    ``solver``: "dense" factors the matrix, by d products and d³/3 operations, and keeps d² numbers; "cg" keeps none and
-    solves each step by conjugate gradients to relative residual ``tol``. F comes from ``observe(problem)``, whenever
-    ``due``: before the first step and then every ``every`` steps; with "cg", which keeps no matrix, before each. As α
-    grows this becomes SGD at rate lr/κ. α and the solver are read from the first parameter group.
+    Eqs. 5–7 of the NGD paper, nothing approximated and no norm restored. ``fisher`` is the kind of
+    ``lh.fisher``. ``solver``: "dense" factors the matrix, by d products and d³/3 operations, and
+    keeps d² numbers; "cg" keeps none and solves each step by conjugate gradients to relative
+    residual ``tol``. F comes from ``observe(problem)``, whenever ``due``: before the first step and
+    then every ``every`` steps; with "cg", which keeps no matrix, before each. As α grows this
+    becomes SGD at rate lr/κ. α and the solver are read from the first parameter group.
     """
 
     def __init__(
@@ -52,7 +53,13 @@ class ExactNGD(Descent):
     ) -> None:
         self.fisher = require_choice(fisher, "fisher", FISHERS)
         self.solver = require_choice(solver, "solver", SOLVERS)
-        require(solver == "dense" or every == 1, "every", 'be 1 with solver="cg"', every, "it keeps no matrix")
+        require(
+            solver == "dense" or every == 1,
+            "every",
+            'be 1 with solver="cg"',
+            every,
+            "it keeps no matrix",
+        )
         self.tol, self.max_matvecs = tol, max_matvecs
         self.seed = require_count(seed, "seed", least=0)
         self._operator: LinearOperator | None = None
@@ -110,7 +117,10 @@ class ExactNGD(Descent):
             group["damping"] = _damping(float(matrix.trace()), size, group)
             self.state[self.all_parameters()[0]]["factor"] = _factor(matrix, group["damping"])
         else:
-            group["damping"], self._operator = _damping(float(trace(operator, seed=seed)), size, group), operator
+            group["damping"], self._operator = (
+                _damping(float(trace(operator, seed=seed)), size, group),
+                operator,
+            )
         group["observed"] = group["step"]
 
     def directions(self) -> Directions:
@@ -124,7 +134,12 @@ class ExactNGD(Descent):
             RuntimeError,
         )
         found, parameters = self.gradients(), self.all_parameters()
-        whole = torch.cat([found.get(parameter, torch.zeros_like(parameter)).reshape(-1) for parameter in parameters])
+        whole = torch.cat(
+            [
+                found.get(parameter, torch.zeros_like(parameter)).reshape(-1)
+                for parameter in parameters
+            ]
+        )
         step = self._solved(whole).to(whole)
         self.update_norm = torch.linalg.vector_norm(step)
         parts = step.split([parameter.numel() for parameter in parameters])
@@ -137,8 +152,16 @@ class ExactNGD(Descent):
         operator = self._operator
         assert operator is not None
         damped = operator + self.damping * identity(operator) if self.damping else operator
-        solution = conjugate_gradients(damped, gradient.to(operator.device), self.tol, self.max_matvecs)
-        require(solution.curvature > 0, "F + κI", "be positive definite", f"curvature {solution.curvature:.3g}", RAISE)
+        solution = conjugate_gradients(
+            damped, gradient.to(operator.device), self.tol, self.max_matvecs
+        )
+        require(
+            solution.curvature > 0,
+            "F + κI",
+            "be positive definite",
+            f"curvature {solution.curvature:.3g}",
+            RAISE,
+        )
         return solution.solution
 
 
@@ -151,5 +174,11 @@ def _factor(matrix: Tensor, damping: float) -> Tensor:
     """The Cholesky factor of F + κI in float64."""
     matrix.diagonal().add_(damping)
     factor, info = torch.linalg.cholesky_ex(matrix)
-    require(not bool(info), "F + κI", "be positive definite", f"a singular one at κ = {damping:.3g}", RAISE)
+    require(
+        not bool(info),
+        "F + κI",
+        "be positive definite",
+        f"a singular one at κ = {damping:.3g}",
+        RAISE,
+    )
     return factor  # type: ignore[no-any-return]

@@ -1,4 +1,6 @@
-"""Gadam: adaptive steps, decoupled weight decay and iterate averaging (chapter 7, spectral thesis)."""
+"""Gadam: adaptive steps, decoupled weight decay and iterate averaging (chapter 7, spectral
+thesis).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from lambdahat.optim.padam import PadamW
 
 
 class Gadam(OwnsAverage, PadamW):
-    """AdamW whose iterates are averaged from step ``average_start`` on, every ``average_every`` steps (Algorithm 9).
+    """AdamW whose iterates are averaged from step ``average_start`` on, every ``average_every``
+    steps (Algorithm 9).
 
-    Steps ignore the average; read it with ``average()``, ``averaged_parameters`` or ``averaged_model``. Once per epoch
-    from epoch 161 on, as in the thesis, is ``average_start=161 * n, average_every=n`` with n steps in an epoch.
-    ``average_start=None`` waits for ``start_averaging()`` or, with a ``patience``, for ``record``. ``p``, ``amsgrad``
-    and ``form`` are those of ``Padam``; with no averaging this is torch's AdamW.
+    Steps ignore the average; read it with ``average()``, ``averaged_parameters`` or
+    ``averaged_model``. Once per epoch from epoch 161 on, as in the thesis, is ``average_start=161 *
+    n, average_every=n`` with n steps in an epoch. ``average_start=None`` waits for
+    ``start_averaging()`` or, with a ``patience``, for ``record``. ``p``, ``amsgrad`` and ``form``
+    are those of ``Padam``; with no averaging this is torch's AdamW.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class Gadam(OwnsAverage, PadamW):
 
 
 class GadamX(Gadam):
-    """``Gadam`` with partially adaptive steps: p = 0.125 and AMSGrad; p = ½ is torch's AdamW with ``amsgrad``."""
+    """``Gadam`` with partially adaptive steps: p = 0.125 and AMSGrad; p = ½ is torch's AdamW
+    with ``amsgrad``.
+    """
 
     def __init__(
         self,
@@ -83,10 +89,12 @@ class GadamX(Gadam):
 
 
 class GadamAuto(Gadam):
-    """``Gadam`` that finds by itself when to average and when to stop, at a constant rate (§7.8.7, spectral thesis).
+    """``Gadam`` that finds by itself when to average and when to stop, at a constant rate (§7.8.7,
+    spectral thesis).
 
-    After each epoch give ``record`` the validation loss, of ``average()`` once ``averaging`` is true. ``patience``
-    epochs without a new best start the averaging; as many more without one set ``stopped``.
+    After each epoch give ``record`` the validation loss, of ``average()`` once ``averaging`` is
+    true. ``patience`` epochs without a new best start the averaging; as many more without one set
+    ``stopped``.
     """
 
     def __init__(
@@ -100,4 +108,6 @@ class GadamAuto(Gadam):
         average_every: int = 1,
         patience: int = 10,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, average_every=average_every, patience=patience)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, average_every=average_every, patience=patience
+        )

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat._rng import derived_seed
 from lambdahat.operators.kronecker_factors import Fisher, joined
-from lambdahat.optim.descent import Descent, Directions, require_fraction, require_nonnegative, total_norm
+from lambdahat.optim.descent import (
+    Descent,
+    Directions,
+    require_fraction,
+    require_nonnegative,
+    total_norm,
+)
 from lambdahat.optim.kronecker_blocks import apply, average, ready, refresh
 from lambdahat.optim.kronecker_layers import Layer, Sums, find_layers
 from lambdahat.optim.kronecker_rows import Rows, explain, rows_of, step_of
@@ -24,25 +30,29 @@ FIRST_STEPS = 10  # curvature changes fastest at the start of training
 
 
 class KFAC(Descent):
-    """Gradient descent preconditioned layer by layer with the Kronecker-factored Fisher (Martens & Grosse 2015).
+    """Gradient descent preconditioned layer by layer with the Kronecker-factored Fisher (Martens &
+    Grosse 2015).
 
-    A linear or convolution layer with gradient D of [W | b] steps along (G + √δ/π)⁻¹ D (A + π√δ)⁻¹, A the second moment
-    of its inputs, G that of the gradients at its outputs, π² = (tr A/n)/(tr G/m). ``kind="ekfac"`` steps along
-    U_G [(U_Gᵀ D U_A)/(S + δ)] U_Aᵀ, S the second moments of per-sample gradients in the eigenbasis (George et al.
-    2018). An embedding is a linear layer of one-hot inputs; a norm layer has one block of (γ, β) for each unit (Osawa
-    et al. 2019); other and tied parameters step along their plain gradient. ``structure()`` lists them all.
+    A linear or convolution layer with gradient D of [W | b] steps along (G + √δ/π)⁻¹ D (A + π√δ)⁻¹,
+    A the second moment of its inputs, G that of the gradients at its outputs, π² = (tr A/n)/(tr
+    G/m). ``kind="ekfac"`` steps along U_G [(U_Gᵀ D U_A)/(S + δ)] U_Aᵀ, S the second moments of
+    per-sample gradients in the eigenbasis (George et al. 2018). An embedding is a linear layer of
+    one-hot inputs; a norm layer has one block of (γ, β) for each unit (Osawa et al. 2019); other
+    and tied parameters step along their plain gradient. ``structure()`` lists them all.
 
-    ``fisher="empirical"`` takes the moments from the backward passes of training, through hooks on ``model`` in train
-    mode; the loss must be a mean over the batch, or over all batches that are accumulated. "monte_carlo" (labels drawn
-    from the model) and "exact" come from ``observe(problem)``, whenever ``due``.
+    ``fisher="empirical"`` takes the moments from the backward passes of training, through hooks on
+    ``model`` in train mode; the loss must be a mean over the batch, or over all batches that are
+    accumulated. "monte_carlo" (labels drawn from the model) and "exact" come from
+    ``observe(problem)``, whenever ``due``.
 
-    Moments are updated every ``factor_every`` steps by an average of weight ``decay``, inverses every
-    ``inverse_every``, both at each of the first ten steps. ``kl_clip`` (1e-3 is customary) shortens a group's steps
-    where they would change the output too much, None never does. ``rank`` keeps that many leading eigenpairs of factors
-    more than twice as wide and the mean of the rest (Puiu 2022): faster, and exact where the rest is flat. ``sharing``
-    is "expand" or "reduce" (Eschenhagen et al. 2023). Momentum is that of ``torch.optim.SGD`` on the preconditioned
-    gradient, weight decay is decoupled. ``parameters`` gives parameter groups; by default all that require a gradient.
-    With a ``GradScaler`` pass it as ``scaler``.
+    Moments are updated every ``factor_every`` steps by an average of weight ``decay``, inverses
+    every ``inverse_every``, both at each of the first ten steps. ``kl_clip`` (1e-3 is customary)
+    shortens a group's steps where they would change the output too much, None never does. ``rank``
+    keeps that many leading eigenpairs of factors more than twice as wide and the mean of the rest
+    (Puiu 2022): faster, and exact where the rest is flat. ``sharing`` is "expand" or "reduce"
+    (Eschenhagen et al. 2023). Momentum is that of ``torch.optim.SGD`` on the preconditioned
+    gradient, weight decay is decoupled. ``parameters`` gives parameter groups; by default all that
+    require a gradient. With a ``GradScaler`` pass it as ``scaler``.
     """
 
     decoupled = True
@@ -78,7 +88,13 @@ class KFAC(Descent):
         require_choice(kind, "kind", KINDS)
         require_choice(fisher, "fisher", FISHERS)
         require_choice(sharing, "sharing", ("expand", "reduce"))
-        require(rank is None or kind == "kfac", "rank", 'be None for kind="ekfac"', rank, "its basis is complete")
+        require(
+            rank is None or kind == "kfac",
+            "rank",
+            'be None for kind="ekfac"',
+            rank,
+            "its basis is complete",
+        )
         self.kind, self.fisher, self.scaler = kind, fisher, scaler
         self.rank = None if rank is None else require_count(rank, "rank")
         self.seed = require_count(seed, "seed", least=0)
@@ -120,15 +136,23 @@ class KFAC(Descent):
         require_count(group["inverse_every"], "inverse_every")
 
     def structure(self) -> dict[str, str]:
-        """What each layer's block is, and for each other parameter why it keeps its plain gradient."""
+        """What each layer's block is, and for each other parameter why it keeps its plain
+        gradient.
+        """
         blocks = {layer.name: str(layer) for layer in self.layers}
         return blocks | {name: f"plain gradient ({reason})" for name, reason in self._plain.items()}
 
     @property
     def due(self) -> bool:
-        """Whether ``observe(problem)`` is wanted before the next step; never for the empirical Fisher."""
+        """Whether ``observe(problem)`` is wanted before the next step; never for the empirical
+        Fisher.
+        """
         group = self.param_groups[0]
-        return self.fisher != "empirical" and self._is_due("factor_every") and bool(group["observed"] != group["step"])
+        return (
+            self.fisher != "empirical"
+            and self._is_due("factor_every")
+            and bool(group["observed"] != group["step"])
+        )
 
     def observe(self, problem: Problem) -> None:
         """Measure the moments on a problem of the same model and parameters."""
@@ -186,7 +210,9 @@ class KFAC(Descent):
         blocks: list[tuple[Layer, list[Tensor]]] = []
         clipped: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for index, (layer, group) in enumerate(self._with_groups()):
-            if ready(self.state[layer.key]) and all(parameter in found for parameter in layer.parameters):
+            if ready(self.state[layer.key]) and all(
+                parameter in found for parameter in layer.parameters
+            ):
                 gradients = [found[parameter] for parameter in layer.parameters]
                 steps = self._steps(layer, gradients, group["damping"], self._rows.get(index))
                 blocks.append((layer, steps))
@@ -201,13 +227,17 @@ class KFAC(Descent):
         self._forget()
         return found
 
-    def _steps(self, layer: Layer, gradients: list[Tensor], damping: float, rows: Rows | None) -> list[Tensor]:
+    def _steps(
+        self, layer: Layer, gradients: list[Tensor], damping: float, rows: Rows | None
+    ) -> list[Tensor]:
         """The preconditioned gradients of a layer's parameters."""
         state = self.state[layer.key]
         if rows is not None and explain(rows, gradients):
             return step_of(rows, state, len(gradients) > 1)
         dtype = torch.promote_types(layer.key.dtype, torch.float32)
-        return layer.split(apply(state, layer.matrix([gradient.to(dtype) for gradient in gradients]), damping))
+        return layer.split(
+            apply(state, layer.matrix([gradient.to(dtype) for gradient in gradients]), damping)
+        )
 
     def _forget(self) -> None:
         """Drop what was recorded since the last step."""
@@ -226,23 +256,35 @@ class KFAC(Descent):
         return exact and bool(self.layers) and self.layers[0].key.device.type == "cpu"
 
     def _clip(self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Shorten a group's steps d by ν = min(1, √(κ / Σ lr² dᵀg)), which bounds the change of the model's output.
+        """Shorten a group's steps d by ν = min(1, √(κ / Σ lr² dᵀg)), which bounds the change of the
+        model's output.
 
-        Σ lr² dᵀg is lr² dᵀFd, twice the Kullback–Leibler divergence of the step (Ba, Grosse & Martens 2017). A pair is
-        a step and its gradient.
+        Σ lr² dᵀg is lr² dᵀFd, twice the Kullback–Leibler divergence of the step (Ba, Grosse &
+        Martens 2017). A pair is a step and its gradient.
         """
-        change = torch.stack([group["lr"] ** 2 * (d * g.to(d.dtype)).sum().float() for d, g in pairs]).sum()
+        change = torch.stack(
+            [group["lr"] ** 2 * (d * g.to(d.dtype)).sum().float() for d, g in pairs]
+        ).sum()
         scale = (group["kl_clip"] / change.clamp_min(torch.finfo(change.dtype).tiny)).sqrt()
         for step, _ in pairs:
             step.mul_(scale.clamp_max(1.0).to(step))
 
     def _is_due(self, every: str) -> bool:
-        """Whether the work of "factor_every" or "inverse_every" is to be done: always in the first steps."""
+        """Whether the work of "factor_every" or "inverse_every" is to be done: always in the
+        first steps.
+        """
         group = self.param_groups[0]
         return bool(group["step"] < FIRST_STEPS or group["step"] % group[every] == 0)
 
     def _collect(
-        self, sums: Sums, index: int, x: Tensor, g: Tensor, samples: int, forward_pass: object, inputs: bool = True
+        self,
+        sums: Sums,
+        index: int,
+        x: Tensor,
+        g: Tensor,
+        samples: int,
+        forward_pass: object,
+        inputs: bool = True,
     ) -> None:
         layer = self.layers[index]
         dtype = torch.promote_types(layer.key.dtype, torch.float32)
@@ -264,20 +306,30 @@ class KFAC(Descent):
             watched, forward_pass = [y for _, _, y in calls], object()
             for number, vector in enumerate(vectors):
                 grads = torch.autograd.grad(
-                    output, watched, vector * (weight / batch.size), retain_graph=True, materialize_grads=True
+                    output,
+                    watched,
+                    vector * (weight / batch.size),
+                    retain_graph=True,
+                    materialize_grads=True,
                 )
                 for (index, x, _), g in zip(calls, grads, strict=True):
-                    self._collect(sums[index], index, x, g, batch.size, forward_pass, inputs=number == 0)
+                    self._collect(
+                        sums[index], index, x, g, batch.size, forward_pass, inputs=number == 0
+                    )
         return sums
 
     def _forward(
         self, problem: Problem, parameters: dict[str, Tensor], batch: Any
     ) -> tuple[Any, list[tuple[int, Tensor, Tensor]]]:
-        """The problem's output on a batch, and every call of a layer: its index, input and output."""
+        """The problem's output on a batch, and every call of a layer: its index, input and
+        output.
+        """
         calls: list[tuple[int, Tensor, Tensor]] = []
 
         def keep(index: int) -> Callable[..., Tensor]:
-            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            def hook(
+                _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+            ) -> Tensor:
                 calls.append((index, (args[0] if args else kwargs["input"]).detach(), output))
                 return output.clone()  # an activation in place must not touch what was recorded
 
@@ -309,10 +361,17 @@ class KFAC(Descent):
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         for layer, sums in zip(self.layers, self._sums, strict=True):
             if sums.samples:
-                average(self.state[layer.key], sums.totals, sums.factors(scale), self.param_groups[0]["decay"])
+                average(
+                    self.state[layer.key],
+                    sums.totals,
+                    sums.factors(scale),
+                    self.param_groups[0]["decay"],
+                )
 
     def _refresh(self) -> None:
-        missing = self.fisher != "empirical" and not any("updates" in self.state[layer.key] for layer in self.layers)
+        missing = self.fisher != "empirical" and not any(
+            "updates" in self.state[layer.key] for layer in self.layers
+        )
         require(
             not (missing and self.layers),
             "observe(problem)",
@@ -323,9 +382,17 @@ class KFAC(Descent):
         )
         for layer, group in self._with_groups():
             if "updates" in self.state[layer.key]:
-                refresh(self.state[layer.key], group["damping"], self.rank, self.kind == "ekfac", layer.name)
+                refresh(
+                    self.state[layer.key],
+                    group["damping"],
+                    self.rank,
+                    self.kind == "ekfac",
+                    layer.name,
+                )
 
     def _with_groups(self) -> list[tuple[Layer, dict[str, Any]]]:
         """Each layer with the parameter group of its first parameter."""
-        groups = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
+        groups = {
+            id(parameter): group for group in self.param_groups for parameter in group["params"]
+        }
         return [(layer, groups[id(layer.key)]) for layer in self.layers]

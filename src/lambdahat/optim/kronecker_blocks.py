@@ -1,7 +1,8 @@
 """A layer's running moments, their damped inverse, and its product with a gradient.
 
-The state of a layer is a dict of tensors: the moments "A" (g, n, n), or (g, n) where it is diagonal, and "G" (g, m, m),
-or "F" (units, k, k) of a norm layer; and what was made of them at the last refresh.
+The state of a layer is a dict of tensors: the moments "A" (g, n, n), or (g, n) where it is
+diagonal, and "G" (g, m, m), or "F" (units, k, k) of a norm layer; and what was made of them at the
+last refresh.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ MOMENTS = ("A", "G", "F", "squares")
 FIRST_ITERATIONS = 3
 
 
-def average(state: State, totals: dict[str, Tensor], factors: dict[str, float], decay: float) -> None:
-    """Mix fresh moments factor·total into the running ones: the plain mean of the first few, then an exponential one.
+def average(
+    state: State, totals: dict[str, Tensor], factors: dict[str, float], decay: float
+) -> None:
+    """Mix fresh moments factor·total into the running ones: the plain mean of the first few, then
+    an exponential one.
 
-    F ← ε F + (1 − ε) F_new, ε = min(1 − 1/k, decay) at the k-th (Martens & Grosse 2015, §5). A batch with NaN or
-    infinity in it, as loss scaling provokes, is left out.
+    F ← ε F + (1 − ε) F_new, ε = min(1 − 1/k, decay) at the k-th (Martens & Grosse 2015, §5). A
+    batch with NaN or infinity in it, as loss scaling provokes, is left out.
     """
     state["updates"] = state.get("updates", 0) + 1
     weight = 1.0 - min(1.0 - 1.0 / state["updates"], decay)
@@ -69,16 +73,21 @@ def ready(state: State) -> bool:
 
 
 def _damping(state: State, damping: float) -> tuple[Tensor, Tensor]:
-    """π√δ for A and √δ/π for G, (g, 1, 1), π² the ratio of their mean eigenvalues (Martens & Grosse 2015, §6.3)."""
+    """π√δ for A and √δ/π for G, (g, 1, 1), π² the ratio of their mean eigenvalues (Martens &
+    Grosse 2015, §6.3).
+    """
     A, G = state["A"], state["G"]
     of_inputs = A.mean(-1) if A.ndim == 2 else A.diagonal(dim1=1, dim2=2).mean(-1)
     pi = (of_inputs / G.diagonal(dim1=1, dim2=2).mean(-1)).sqrt()
-    pi = torch.where(pi.isfinite() & (pi > 0), pi, 1.0)[:, None, None]  # no inputs or gradients: no scale to balance
+    # no inputs or gradients: no scale to balance
+    pi = torch.where(pi.isfinite() & (pi > 0), pi, 1.0)[:, None, None]
     return pi * math.sqrt(damping), math.sqrt(damping) / pi
 
 
 def _refresh_side(state: State, side: str, shift: Tensor, rank: int | None, name: str) -> None:
-    """The inverse of one damped factor: a matrix, a diagonal, or c·(I + U diag(gains) Uᵀ) for one of low rank."""
+    """The inverse of one damped factor: a matrix, a diagonal, or c·(I + U diag(gains) Uᵀ) for
+    one of low rank.
+    """
     moment = state[side]
     if moment.ndim == 2:
         state[f"{side}_inverse"] = (moment + shift[..., 0]).reciprocal()
@@ -87,7 +96,10 @@ def _refresh_side(state: State, side: str, shift: Tensor, rank: int | None, name
     else:
         values, vectors, rest = _leading(moment, state.get(f"{side}_vectors"), rank)
         outside, shift = rest + shift[..., 0], shift[..., 0]
-        state[f"{side}_vectors"], state[f"{side}_gains"] = vectors, (outside / (values + shift) - 1.0).unsqueeze(1)
+        state[f"{side}_vectors"], state[f"{side}_gains"] = (
+            vectors,
+            (outside / (values + shift) - 1.0).unsqueeze(1),
+        )
         state[f"{side}_inverse"] = outside.reciprocal().unsqueeze(-1)
 
 
@@ -131,14 +143,18 @@ def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
 
 
 def _leading(moment: Tensor, start: Tensor | None, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``rank`` leading eigenpairs, (g, rank) and (g, n, rank), and the mean (g, 1) of the other eigenvalues.
+    """The ``rank`` leading eigenpairs, (g, rank) and (g, n, rank), and the mean (g, 1) of the other
+    eigenvalues.
 
-    By one step of subspace iteration from the last ones, with Rayleigh–Ritz (randomized KFAC, Puiu 2022).
+    By one step of subspace iteration from the last ones, with Rayleigh–Ritz (randomized KFAC, Puiu
+    2022).
     """
     groups, order, _ = moment.shape
     vectors, steps = start, 1
     if vectors is None:
-        draw = torch.randn(order, rank, generator=generator(0, "kfac", "subspace"), dtype=moment.dtype)
+        draw = torch.randn(
+            order, rank, generator=generator(0, "kfac", "subspace"), dtype=moment.dtype
+        )
         vectors, steps = draw.to(moment.device).expand(groups, -1, -1), FIRST_ITERATIONS
     for _ in range(steps):
         vectors = torch.linalg.qr(moment @ vectors).Q
@@ -149,9 +165,11 @@ def _leading(moment: Tensor, start: Tensor | None, rank: int) -> tuple[Tensor, T
 
 
 def _turn(state: State, name: str) -> None:
-    """The eigenbases of the moments, and the second moments "squares" (g, m, n) carried over to them (EKFAC).
+    """The eigenbases of the moments, and the second moments "squares" (g, m, n) carried over to
+    them (EKFAC).
 
-    Those of the old basis give in the new one the diagonal of the same matrix; the first are KFAC's own, λ_G λ_Aᵀ.
+    Those of the old basis give in the new one the diagonal of the same matrix; the first are KFAC's
+    own, λ_G λ_Aᵀ.
     """
     A, G = state["A"], state["G"]
     require(
@@ -165,10 +183,14 @@ def _turn(state: State, name: str) -> None:
     outputs, left = torch.linalg.eigh(G)
     inputs, right = (A, None) if A.ndim == 2 else torch.linalg.eigh(A)
     if "squares" not in state:
-        state["squares"] = outputs.clamp_min(0.0).unsqueeze(-1) * inputs.clamp_min(0.0).unsqueeze(-2)
+        state["squares"] = outputs.clamp_min(0.0).unsqueeze(-1) * inputs.clamp_min(0.0).unsqueeze(
+            -2
+        )
     else:
         turned = (left.mT @ state["G_basis"]).square() @ state["squares"]
-        state["squares"] = turned if right is None else turned @ (state["A_basis"].mT @ right).square()
+        state["squares"] = (
+            turned if right is None else turned @ (state["A_basis"].mT @ right).square()
+        )
     state["G_basis"] = left
     if right is not None:
         state["A_basis"] = right

@@ -1,8 +1,10 @@
-"""The layers that KFAC preconditions: their second moments of one call, and their gradient as one matrix.
+"""The layers that KFAC preconditions: their second moments of one call, and their gradient as one
+matrix.
 
-A layer is seen as [W | b] of m outputs × n inputs in g groups, (g, m, n), the bias as one more input that is always 1.
-A call with input x and gradient ∂L/∂y of a mean loss L adds to sums; with N samples in all, A = Σ a aᵀ / rows is the
-second moment of the inputs and G = N Σ g gᵀ that of the samples' own output gradients N·g.
+A layer is seen as [W | b] of m outputs × n inputs in g groups, (g, m, n), the bias as one more
+input that is always 1. A call with input x and gradient ∂L/∂y of a mean loss L adds to sums; with N
+samples in all, A = Σ a aᵀ / rows is the second moment of the inputs and G = N Σ g gᵀ that of the
+samples' own output gradients N·g.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Sums:
         self.totals[name] = self.totals[name] + part if name in self.totals else part
 
     def count(self, rows: int, samples: int, forward_pass: object) -> None:
-        """Count a call: its rows, and the samples of a forward pass once however often the layer was called in it."""
+        """Count a call: its rows, and the samples of a forward pass once however often the layer
+        was called in it.
+        """
         self.rows += rows
         self.samples += 0 if forward_pass in self.passes else samples
         self.passes.add(forward_pass)
@@ -65,7 +69,8 @@ class Layer(ABC):
     def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
         """Add the moments of one call with input x and output gradient g; the number of rows.
 
-        ``state`` may hold an eigenbasis (EKFAC). ``inputs=False`` leaves out what does not depend on g.
+        ``state`` may hold an eigenbasis (EKFAC). ``inputs=False`` leaves out what does not depend
+        on g.
         """
 
     @abstractmethod
@@ -80,11 +85,14 @@ class Layer(ABC):
 class Affine(Layer):
     """A linear or convolution layer.
 
-    ``sharing`` says what a layer applied at R positions of one sample does: "expand" counts every position as a row,
-    "reduce" takes the mean of a and the sum of g over them (Eschenhagen et al. 2023).
+    ``sharing`` says what a layer applied at R positions of one sample does: "expand" counts every
+    position as a row, "reduce" takes the mean of a and the sum of g over them (Eschenhagen et al.
+    2023).
     """
 
-    def __init__(self, name: str, module: Any, parameters: Sequence[nn.Parameter], sharing: str) -> None:
+    def __init__(
+        self, name: str, module: Any, parameters: Sequence[nn.Parameter], sharing: str
+    ) -> None:
         super().__init__(name, module, parameters)
         self.sharing = sharing
         self.linear = isinstance(module, nn.Linear)
@@ -113,7 +121,9 @@ class Affine(Layer):
             yield self._inputs(part, d) if inputs else d, d
 
     def _chunk(self, x: Tensor, g: Tensor) -> int:
-        """Samples at a time, so that neither unfolded inputs nor per-sample gradients grow large."""
+        """Samples at a time, so that neither unfolded inputs nor per-sample gradients grow
+        large.
+        """
         outputs = g.shape[-1] if self.linear else g.shape[1]
         positions = g[0].numel() // outputs
         if self.linear and positions == 1:
@@ -130,13 +140,20 @@ class Affine(Layer):
     def _inputs(self, x: Tensor, d: Tensor) -> Tensor:
         parts = []
         if self.trains("weight"):
-            parts.append(x.reshape(x.shape[0], -1, 1, x.shape[-1]) if self.linear else patches(x, self.module))
+            parts.append(
+                x.reshape(x.shape[0], -1, 1, x.shape[-1])
+                if self.linear
+                else patches(x, self.module)
+            )
         if self.trains("bias"):
             parts.append(torch.ones_like(d[..., :1]))
         return torch.cat(parts, dim=-1)
 
     def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([tensor.reshape(self.groups, len(tensor) // self.groups, -1) for tensor in tensors], dim=-1)
+        return torch.cat(
+            [tensor.reshape(self.groups, len(tensor) // self.groups, -1) for tensor in tensors],
+            dim=-1,
+        )
 
     def split(self, matrix: Tensor) -> list[Tensor]:
         sizes = [parameter.numel() // len(parameter) for parameter in self.parameters]
@@ -151,7 +168,9 @@ class Affine(Layer):
 
 
 class Embedding(Layer):
-    """An embedding (V, m) as a linear layer of one-hot inputs: A is diagonal, the frequency of each word, (1, V)."""
+    """An embedding (V, m) as a linear layer of one-hot inputs: A is diagonal, the frequency of
+    each word, (1, V).
+    """
 
     def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
         words, d = x.reshape(-1), g.reshape(-1, g.shape[-1])
@@ -168,12 +187,16 @@ class Embedding(Layer):
         return words.numel()
 
     def _squares(self, x: Tensor, d: Tensor, basis: Tensor) -> Tensor:
-        """Σ_i (U_Gᵀ D_i)², (1, m, V): the rows of a word that a sample has several times are added first."""
+        """Σ_i (U_Gᵀ D_i)², (1, m, V): the rows of a word that a sample has several times are
+        added first.
+        """
         vocabulary, samples = len(self.key), x.shape[0] if x.ndim > 1 else x.numel()
         of_sample = torch.arange(samples, device=x.device).repeat_interleave(x.numel() // samples)
         keys, place = torch.unique(of_sample * vocabulary + x.reshape(-1), return_inverse=True)
         each = d.new_zeros(len(keys), d.shape[1]).index_add_(0, place, d)
-        total = d.new_zeros(vocabulary, d.shape[1]).index_add_(0, keys % vocabulary, (each @ basis).square())
+        total = d.new_zeros(vocabulary, d.shape[1]).index_add_(
+            0, keys % vocabulary, (each @ basis).square()
+        )
         return total.T.unsqueeze(0)
 
     def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -187,9 +210,11 @@ class Embedding(Layer):
 
 
 class Norm(Layer):
-    """A normalisation layer γ ⊙ x̂ + β: one small block of (γ, β) for each unit (Osawa et al. 2019).
+    """A normalisation layer γ ⊙ x̂ + β: one small block of (γ, β) for each unit (Osawa et al.
+    2019).
 
-    Its matrix is (1, units, k), k the number of its trained parameters, and its moment F (units, k, k).
+    Its matrix is (1, units, k), k the number of its trained parameters, and its moment F (units, k,
+    k).
     """
 
     def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
@@ -207,10 +232,16 @@ class Norm(Layer):
         units = self.key.numel()
         if isinstance(self.module, nn.modules.batchnorm._NormBase | nn.GroupNorm):
             return g.reshape(g.shape[0], units, -1).sum(dim=2)
-        return g.reshape(g.shape[0], -1, units).sum(dim=1) if g.ndim > self.key.ndim else g.reshape(1, units)
+        return (
+            g.reshape(g.shape[0], -1, units).sum(dim=1)
+            if g.ndim > self.key.ndim
+            else g.reshape(1, units)
+        )
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """x̂, by the layer's own rule without its parameters and without touching its statistics."""
+        """x̂, by the layer's own rule without its parameters and without touching its
+        statistics.
+        """
         m = self.module
         if isinstance(m, nn.LayerNorm):
             return F.layer_norm(x, m.normalized_shape, None, None, m.eps)
@@ -237,7 +268,9 @@ class Norm(Layer):
 
 
 def projected_squares(a: Tensor, d: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    """Σ_i (U_Gᵀ D_i U_A)² with D_i = Σ_r d_ir a_irᵀ, (g, m, n), for rows (b, R, g, ·) (George et al. 2018)."""
+    """Σ_i (U_Gᵀ D_i U_A)² with D_i = Σ_r d_ir a_irᵀ, (g, m, n), for rows (b, R, g, ·) (George et
+    al. 2018).
+    """
     a, d = torch.einsum("brgn,gnk->brgk", a, right), torch.einsum("brgm,gmk->brgk", d, left)
     if a.shape[1] == 1:  # the square of an outer product is the outer product of squares
         return torch.einsum("bgm,bgn->gmn", d[:, 0].square(), a[:, 0].square())
@@ -251,8 +284,12 @@ def _gram(rows: Tensor) -> Tensor:
     return torch.einsum("rgi,rgj->gij", rows, rows)
 
 
-def find_layers(model: nn.Module, trained: Sequence[Tensor], sharing: str) -> tuple[list[Layer], dict[str, str]]:
-    """The layers whose parameters are ``trained`` by blocks, and for each other parameter the reason why it is not."""
+def find_layers(
+    model: nn.Module, trained: Sequence[Tensor], sharing: str
+) -> tuple[list[Layer], dict[str, str]]:
+    """The layers whose parameters are ``trained`` by blocks, and for each other parameter the
+    reason why it is not.
+    """
     names: dict[int, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
@@ -264,7 +301,9 @@ def find_layers(model: nn.Module, trained: Sequence[Tensor], sharing: str) -> tu
     }
     layers = []
     for name, module in model.named_modules():
-        own = [getattr(module, kind, None) for kind in ("weight", "bias") if kind in module._parameters]
+        own = [
+            getattr(module, kind, None) for kind in ("weight", "bias") if kind in module._parameters
+        ]
         free = [p for p in own if p is not None and id(p) in wanted and len(names[id(p)]) == 1]
         layer = _layer(name, module, free, sharing) if free else None
         if layer is not None:

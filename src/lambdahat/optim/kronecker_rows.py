@@ -28,7 +28,9 @@ class Rows(NamedTuple):
 
 
 def rows_of(layer: Layer, x: Tensor, g: Tensor) -> Rows | None:
-    """The rows of a call, where they make a step cheaper. On a CPU alone: ``explain`` waits for the device."""
+    """The rows of a call, where they make a step cheaper. On a CPU alone: ``explain`` waits for
+    the device.
+    """
     if not (isinstance(layer, Affine) and layer.linear and layer.trains("weight") and x.ndim == 2):
         return None
     count, n, m = len(x), x.shape[1], g.shape[1]
@@ -38,24 +40,30 @@ def rows_of(layer: Layer, x: Tensor, g: Tensor) -> Rows | None:
 
 
 def explain(rows: Rows, gradients: Sequence[Tensor]) -> bool:
-    """Whether the gradients of weight (and bias) are the sum over the rows: seen by their product with one vector.
+    """Whether the gradients of weight (and bias) are the sum over the rows: seen by their product
+    with one vector.
 
     Not so after accumulation, clipping or unscaling, or where a penalty is part of the loss.
     """
     probe, one = _probe(rows.x.shape[1], rows.x.dtype)
     if len(gradients) > 1:
-        found, inputs = torch.addmv(gradients[1], gradients[0], probe), torch.addmv(one, rows.x, probe)
+        found, inputs = (
+            torch.addmv(gradients[1], gradients[0], probe),
+            torch.addmv(one, rows.x, probe),
+        )
     else:
         found, inputs = gradients[0] @ probe, rows.x @ probe
     error = torch.addmv(found, rows.g.T, inputs, alpha=-1)
     bound = ROUNDING * torch.finfo(found.dtype).eps * _norm(found)
-    return 0.0 < bound < math.inf and _norm(error) <= bound  # squares that vanish or overflow tell nothing
+    # squares that vanish or overflow tell nothing
+    return 0.0 < bound < math.inf and _norm(error) <= bound
 
 
 def step_of(rows: Rows, state: dict[str, Any], biased: bool) -> list[Tensor]:
     """The steps of weight and, where ``biased``, bias: the parts of Σ_i (G⁻¹g_i)(A⁻¹a_i)ᵀ."""
     size = rows.x.shape[1]
-    # the products with W's and b's rows and columns of A⁻¹ apart: nothing is copied; A⁻¹aᵀ is faster than aA⁻¹
+    # the products with W's and b's rows and columns of A⁻¹ apart: nothing is copied; A⁻¹aᵀ is
+    # faster than aA⁻¹
     inverse = state["A_inverse"][0]
     g, of_weight = (rows.g @ state["G_inverse"][0]).T, inverse[:size, :size]
     if not biased:
@@ -68,7 +76,9 @@ def step_of(rows: Rows, state: dict[str, Any], biased: bool) -> list[Tensor]:
 @cache
 def _probe(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Numbers of one sign and no pattern, and a 1 for the bias."""
-    draw = torch.rand(size, generator=generator(0, "kfac", "rows", size), dtype=torch.float64).add_(0.5)
+    draw = torch.rand(size, generator=generator(0, "kfac", "rows", size), dtype=torch.float64).add_(
+        0.5
+    )
     return draw.to(dtype), torch.ones((), dtype=dtype)
 
 

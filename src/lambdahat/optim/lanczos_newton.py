@@ -20,14 +20,15 @@ CURVATURES = {"absolute_hessian": hessian, "ggn": ggn}
 class LanczosNewton(Descent):
     """Stochastic Lanczos steps: w ← w − α [Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ].
 
-    Eq. 6.6 of the spectral thesis (LanczosOPT): (λ_i, φ_i) are the Ritz pairs of ``pairs`` Lanczos steps from a random
-    vector on the Hessian, of which the absolute values count (Dauphin et al. 2014), or on the Gauss–Newton matrix
-    ("ggn"); the rest of the space steps at α/δ. ``eta`` above 1 shortens the steps in the sharp directions alone:
-    LOPT[η], §6.4.1.
+    Eq. 6.6 of the spectral thesis (LanczosOPT): (λ_i, φ_i) are the Ritz pairs of ``pairs`` Lanczos
+    steps from a random vector on the Hessian, of which the absolute values count (Dauphin et al.
+    2014), or on the Gauss–Newton matrix ("ggn"); the rest of the space steps at α/δ. ``eta`` above
+    1 shortens the steps in the sharp directions alone: LOPT[η], §6.4.1.
 
-    The pairs come from ``observe(problem)``, on a curvature batch of one's own choice, whenever ``due``: before the
-    first step and then every ``every`` steps. An observation costs ``pairs`` products and keeps ``pairs`` vectors.
-    Momentum and weight decay are those of ``torch.optim.SGD``, so that with no pairs this is SGD at rate lr/δ.
+    The pairs come from ``observe(problem)``, on a curvature batch of one's own choice, whenever
+    ``due``: before the first step and then every ``every`` steps. An observation costs ``pairs``
+    products and keeps ``pairs`` vectors. Momentum and weight decay are those of
+    ``torch.optim.SGD``, so that with no pairs this is SGD at rate lr/δ.
     """
 
     def __init__(
@@ -75,7 +76,12 @@ class LanczosNewton(Descent):
     def observe(self, problem: Problem) -> None:
         """Measure the Ritz pairs on a problem of the same model and parameters."""
         self.require_same_point(problem)
-        require(self.pairs <= problem.num_parameters, "pairs", f"lie in [0, {problem.num_parameters}]", self.pairs)
+        require(
+            self.pairs <= problem.num_parameters,
+            "pairs",
+            f"lie in [0, {problem.num_parameters}]",
+            self.pairs,
+        )
         group = self.param_groups[0]
         if self.pairs > 0:
             operator = CURVATURES[self.curvature](problem)
@@ -84,7 +90,9 @@ class LanczosNewton(Descent):
             values, vectors = _ritz_pairs(run)
             parameters = self.all_parameters()
             for parameter, part in zip(parameters, problem.space.split(vectors), strict=True):
-                self.state[parameter]["ritz_vectors"] = part.flatten(1).to(parameter.device, parameter.dtype, copy=True)
+                self.state[parameter]["ritz_vectors"] = part.flatten(1).to(
+                    parameter.device, parameter.dtype, copy=True
+                )
             self.state[parameters[0]]["ritz_values"] = values.to(parameters[0].device)
         group["observed"] = group["step"]
 
@@ -111,7 +119,8 @@ class LanczosNewton(Descent):
     def _preconditioned(self, gradients: Directions, eta: float, damping: float) -> Directions:
         """Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ.
 
-        What is left of g is projected twice: Ritz vectors are orthogonal to about √ε, and 1/δ would amplify that.
+        What is left of g is projected twice: Ritz vectors are orthogonal to about √ε, and 1/δ would
+        amplify that.
         """
         values = self.state[self.all_parameters()[0]]["ritz_values"]
         rest, inside = {p: g.reshape(-1) for p, g in gradients.items()}, torch.zeros_like(values)
@@ -127,12 +136,16 @@ class LanczosNewton(Descent):
         steps = {}
         for parameter, left in rest.items():
             vectors = self.state[parameter]["ritz_vectors"]
-            steps[parameter] = left.div_(damping).add_(gains.to(vectors) @ vectors).view_as(parameter)
+            steps[parameter] = (
+                left.div_(damping).add_(gains.to(vectors) @ vectors).view_as(parameter)
+            )
         return steps
 
 
 def _ritz_pairs(run: Lanczos) -> tuple[Tensor, Tensor]:
     """|λ| (m,) in float64 and the vectors φ (m, P), all that the run gave."""
     off = run.beta
-    values, turn = torch.linalg.eigh(torch.diag(run.alpha) + torch.diag(off, 1) + torch.diag(off, -1))
+    values, turn = torch.linalg.eigh(
+        torch.diag(run.alpha) + torch.diag(off, 1) + torch.diag(off, -1)
+    )
     return values.abs(), turn.T.to(run.basis) @ run.basis.T

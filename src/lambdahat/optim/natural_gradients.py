@@ -28,7 +28,9 @@ AxisFishers = dict[int, OnlineFisher]
 
 
 class Rule(NamedTuple):
-    """How gradients are preconditioned: the smoothing, the rank (None: min(⌈d/2⌉, 80)), and whether norms are kept."""
+    """How gradients are preconditioned: the smoothing, the rank (None: min(⌈d/2⌉, 80)), and
+    whether norms are kept.
+    """
 
     smoothing: Smoothing
     rank: int | None
@@ -36,7 +38,8 @@ class Rule(NamedTuple):
 
 
 class Directions(NamedTuple):
-    """The preconditioned stacks: ``tensors``, each (S, *shape), times ``factors``, with squared norms ``powers``.
+    """The preconditioned stacks: ``tensors``, each (S, *shape), times ``factors``, with squared
+    norms ``powers``.
 
     The last two are in float64, for all members of all stacks one after the other.
     """
@@ -54,10 +57,11 @@ def updating(step: int, period: int) -> bool:
 def natural_gradients(
     stacks: Sequence[AxisFishers], gradients: Sequence[Tensor], rule: Rule, update_now: bool
 ) -> Directions:
-    """The preconditioned gradients (S, *shape) of several stacks, and an update of all estimates where it is due.
+    """The preconditioned gradients (S, *shape) of several stacks, and an update of all estimates
+    where it is due.
 
-    The first call starts the estimates, one for each axis longer than 1. An update sees the gradient as the axes before
-    it left it, and changes what later calls do.
+    The first call starts the estimates, one for each axis longer than 1. An update sees the
+    gradient as the axes before it left it, and changes what later calls do.
     """
     tensors, seen = list(gradients), []
     before = power = _powers(tensors)
@@ -73,7 +77,9 @@ def natural_gradients(
                 met = (_members(scalar, tensors, index) for scalar in (power, gain))
                 seen.append(Seen(fishers[axis], joint_of(inner, rows), rows.shape[1], *met))
             own = tensors[index] is not gradients[index]
-            tensors[index] = _restored(precondition(fishers[axis], rows, inner, own), axis, tensors[index])
+            tensors[index] = _restored(
+                precondition(fishers[axis], rows, inner, own), axis, tensors[index]
+            )
         if update_now or axis == last:  # between axes only an update asks for the norms
             power = _powers(tensors)
             gain = (before + TINY) / (power + TINY) if rule.rescale else gain
@@ -84,7 +90,11 @@ def natural_gradients(
 
 def _longer(tensors: list[Tensor], axis: int) -> list[int]:
     """The stacks (S, *shape) whose tensors have this axis, of length above 1."""
-    return [index for index, tensor in enumerate(tensors) if tensor.ndim > axis + 1 and tensor.shape[axis + 1] > 1]
+    return [
+        index
+        for index, tensor in enumerate(tensors)
+        if tensor.ndim > axis + 1 and tensor.shape[axis + 1] > 1
+    ]
 
 
 def _members(values: Tensor, stacks: list[Tensor], index: int) -> Tensor:
@@ -95,7 +105,9 @@ def _members(values: Tensor, stacks: list[Tensor], index: int) -> Tensor:
 
 def _started(rows: Tensor, gain: Tensor, rule: Rule) -> OnlineFisher:
     scaled = rows * gain.sqrt()[:, None, None].to(rows.dtype)
-    return start(scaled, default_rank(rows.shape[-1], rule.rank), rule.smoothing, rows.device.type == "cpu")
+    return start(
+        scaled, default_rank(rows.shape[-1], rule.rank), rule.smoothing, rows.device.type == "cpu"
+    )
 
 
 def _powers(stacks: list[Tensor]) -> Tensor:
@@ -107,7 +119,9 @@ def _powers(stacks: list[Tensor]) -> Tensor:
 
 
 def _rows(tensor: Tensor, axis: int) -> Tensor:
-    """A stack (S, *shape) as (S, N, d) with d the length of ``axis``; the first and the last axis without a copy."""
+    """A stack (S, *shape) as (S, N, d) with d the length of ``axis``; the first and the last
+    axis without a copy.
+    """
     if tensor.ndim == 3:
         return tensor if axis else tensor.mT
     stack, size = tensor.shape[0], tensor.shape[axis + 1]

@@ -17,20 +17,33 @@ from lambdahat.optim.descent import require_fraction, require_nonnegative
 from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
 from lambdahat.optim.online_fisher import OnlineFisher, Smoothing
 
-SMALL = 4096  # on a CPU smaller tensors of one shape are worth a copy into a stack: calls cost more than numbers
+# on a CPU smaller tensors of one shape are worth a copy into a stack: calls cost more than numbers
+SMALL = 4096
 FIELDS = ("basis", "shared", "weights", "rest")
-CONSTANTS = ("alpha", "rank", "eta", "delta", "epsilon", "rescale", "momentum", "weight_decay", "decoupled")
+CONSTANTS = (
+    "alpha",
+    "rank",
+    "eta",
+    "delta",
+    "epsilon",
+    "rescale",
+    "momentum",
+    "weight_decay",
+    "decoupled",
+)
 
 
 class NGD(Optimizer):
-    """SGD on gradients multiplied by an online estimate of (F + κI)⁻¹, κ = (α/d)·max(tr F, ε) (Eqs. 5–7, NGD paper).
+    """SGD on gradients multiplied by an online estimate of (F + κI)⁻¹, κ = (α/d)·max(tr F, ε) (Eqs.
+    5–7, NGD paper).
 
-    Povey, Zhang and Khudanpur's (2015) estimate, one for each axis of length d of each tensor, applied in turn; the
-    other axes are its samples. ``alpha`` smooths: as it grows NGD becomes SGD. ``rank`` (by default min(⌈d/2⌉, 80)) is
-    that of the estimate's low-rank part, ``eta`` the weight of the newest gradient in it, ``period`` the steps between
-    updates after the first ten, ``delta`` and ``epsilon`` its relative and absolute floors. ``rescale`` keeps each
-    tensor's gradient norm. ``weight_decay`` is added to the gradient, or with ``decoupled`` shrinks the weights by
-    lr·weight_decay.
+    Povey, Zhang and Khudanpur's (2015) estimate, one for each axis of length d of each tensor,
+    applied in turn; the other axes are its samples. ``alpha`` smooths: as it grows NGD becomes SGD.
+    ``rank`` (by default min(⌈d/2⌉, 80)) is that of the estimate's low-rank part, ``eta`` the weight
+    of the newest gradient in it, ``period`` the steps between updates after the first ten,
+    ``delta`` and ``epsilon`` its relative and absolute floors. ``rescale`` keeps each tensor's
+    gradient norm. ``weight_decay`` is added to the gradient, or with ``decoupled`` shrinks the
+    weights by lr·weight_decay.
 
     No step waits for the device. On a GPU, steps are recorded in CUDA graphs after the first few.
     """
@@ -76,11 +89,18 @@ class NGD(Optimizer):
         require_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
-            require(parameter.is_floating_point(), "params", "be real floating point", str(parameter.dtype))
+            require(
+                parameter.is_floating_point(),
+                "params",
+                "be real floating point",
+                str(parameter.dtype),
+            )
 
     @property
     def update_norm(self) -> Tensor:
-        """‖F_s⁻¹∇L‖ of the last step, before momentum and learning rate, as a 0-dim tensor; 0 before the first."""
+        """‖F_s⁻¹∇L‖ of the last step, before momentum and learning rate, as a 0-dim tensor; 0
+        before the first.
+        """
         powers = [power for group in self._groups for power in group.powers]
         return torch.cat(powers).sum().sqrt() if powers else torch.zeros(())
 
@@ -142,7 +162,10 @@ class _Stack:
         self.places = [] if self.gradient is None else list(self.gradient.unbind())
         for axis in range(first.ndim):
             if f"axis{axis}_basis" in states[0]:
-                parts = (torch.stack([state[f"axis{axis}_{field}"] for state in states]) for field in FIELDS)
+                parts = (
+                    torch.stack([state[f"axis{axis}_{field}"] for state in states])
+                    for field in FIELDS
+                )
                 self.fishers[axis] = OnlineFisher(*parts).settled(first.device.type == "cpu")
         self.share()
 
@@ -167,7 +190,9 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 class _Batch:
-    """The parameters of a group that have gradients and the same age; those of equal shape are stacked."""
+    """The parameters of a group that have gradients and the same age; those of equal shape are
+    stacked.
+    """
 
     def __init__(self, parameters: list[Tensor], optimizer: NGD) -> None:
         device = parameters[0].device
@@ -176,7 +201,9 @@ class _Batch:
             alone = device.type == "cpu" and parameter.numel() > SMALL
             kind = id(parameter) if alone else (parameter.shape, parameter.dtype)
             kinds.setdefault(kind, []).append(parameter)
-        self.stacks = [_Stack(members, [optimizer.state[p] for p in members]) for members in kinds.values()]
+        self.stacks = [
+            _Stack(members, [optimizer.state[p] for p in members]) for members in kinds.values()
+        ]
         self.parameters = [parameter for stack in self.stacks for parameter in stack.parameters]
         self.states = [state for stack in self.stacks for state in stack.states]
         self.power = torch.zeros(len(parameters), dtype=torch.float64, device=device)
@@ -193,7 +220,8 @@ class _Batch:
         self._set_rate(settings["lr"])
         if age:
             self._replay((now, _fixed(settings)), lambda: self._work(settings, now))
-            for parameter in self.parameters:  # a replayed graph changes tensors behind autograd's back
+            # a replayed graph changes tensors behind autograd's back
+            for parameter in self.parameters:
                 torch.autograd.graph.increment_version(parameter)
         else:
             self._work(settings, now)
@@ -217,10 +245,14 @@ class _Batch:
             torch._foreach_mul_(self.parameters, 1.0 - decay * self._lr)
         elif decay:
             gradients = [
-                torch.stack(torch._foreach_add(list(gradient.unbind()), stack.parameters, alpha=decay))
+                torch.stack(
+                    torch._foreach_add(list(gradient.unbind()), stack.parameters, alpha=decay)
+                )
                 for stack, gradient in zip(self.stacks, gradients, strict=True)
             ]
-        found = natural_gradients([stack.fishers for stack in self.stacks], gradients, rule_of(settings), now)
+        found = natural_gradients(
+            [stack.fishers for stack in self.stacks], gradients, rule_of(settings), now
+        )
         self.power.copy_(found.powers)
         tensors = [tensor for stack in found.tensors for tensor in stack.unbind()]
         self._move(tensors, found.factors, settings["momentum"])
@@ -238,19 +270,30 @@ class _Batch:
         buffers = [state["momentum_buffer"] for state in self.states]
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_addcmul_(buffers, tensors, list(factors.to(dtype).unbind()))
-        torch._foreach_addcmul_(self.parameters, buffers, [self._lr.to(dtype)] * len(buffers), value=-1)
+        torch._foreach_addcmul_(
+            self.parameters, buffers, [self._lr.to(dtype)] * len(buffers), value=-1
+        )
 
 
 class _Group:
     """The parameters of a group that have gradients, by age, device and dtype."""
 
     def __init__(self, parameters: list[Tensor], optimizer: NGD) -> None:
-        self.parameters, self._places = parameters, [parameter.data_ptr() for parameter in parameters]
+        self.parameters, self._places = (
+            parameters,
+            [parameter.data_ptr() for parameter in parameters],
+        )
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
             gradient = parameter.grad
             sparse = gradient is not None and gradient.is_sparse
-            require(not sparse, "gradients", "be dense", "a sparse one", "use sparse=False in the embedding")
+            require(
+                not sparse,
+                "gradients",
+                "be dense",
+                "a sparse one",
+                "use sparse=False in the embedding",
+            )
             age = optimizer.state[parameter].setdefault("step", 0)
             kinds.setdefault((age, parameter.device, parameter.dtype), []).append(parameter)
         self._batches = [_Batch(members, optimizer) for members in kinds.values()]
@@ -276,7 +319,9 @@ class _Group:
 
 def rule_of(settings: dict[str, Any]) -> Rule:
     """The preconditioning that a parameter group asks for."""
-    smoothing = Smoothing(float(settings["alpha"]), settings["eta"], settings["delta"], settings["epsilon"])
+    smoothing = Smoothing(
+        float(settings["alpha"]), settings["eta"], settings["delta"], settings["epsilon"]
+    )
     return Rule(smoothing, settings["rank"], settings["rescale"])
 
 

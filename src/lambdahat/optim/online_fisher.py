@@ -1,8 +1,10 @@
-"""The online Fisher estimate of Povey, Zhang and Khudanpur (2015): low rank plus a multiple of the identity, in stacks.
+"""The online Fisher estimate of Povey, Zhang and Khudanpur (2015): low rank plus a multiple of the
+identity, in stacks.
 
-One estimate F = RᵀDR + ρI belongs to one axis of one tensor; the other axes are the N rows of X, (N, d). Everything
-works on stacks of S of them at once, and nothing waits for the device. In place of the authors' W = E^½R, R and ER are
-kept: any rotation of R's rows then serves, with D and E rotated along.
+One estimate F = RᵀDR + ρI belongs to one axis of one tensor; the other axes are the N rows of X,
+(N, d). Everything works on stacks of S of them at once, and nothing waits for the device. In place
+of the authors' W = E^½R, R and ER are kept: any rotation of R's rows then serves, with D and E
+rotated along.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ class Smoothing(NamedTuple):
 class OnlineFisher:
     """S estimates F = RᵀDR + ρI of order d; ``update`` changes them in place.
 
-    ``basis`` R, (S, R, d), has orthonormal rows; ``shared`` is ER with E = D(D + βI)⁻¹, β = ρ(1 + α) + α·tr(D)/d;
-    ``weights`` D is (S, R) on a CPU, where it is diagonal, else (S, R, R); ``rest`` is ρ, (S,). D and ρ are float64.
+    ``basis`` R, (S, R, d), has orthonormal rows; ``shared`` is ER with E = D(D + βI)⁻¹, β = ρ(1 +
+    α) + α·tr(D)/d; ``weights`` D is (S, R) on a CPU, where it is diagonal, else (S, R, R); ``rest``
+    is ρ, (S,). D and ρ are float64.
     """
 
     basis: Tensor
@@ -68,7 +71,9 @@ class OnlineFisher:
         return (self.weights if self.diagonal else self.weights.diagonal(dim1=-2, dim2=-1)).sum(-1)
 
     def renew(self, image: Tensor, turn: Tensor, share: Tensor) -> None:
-        """Write R' = T·RY and E'R' over the old; where full, T and E' may be filled up to the order of others."""
+        """Write R' = T·RY and E'R' over the old; where full, T and E' may be filled up to the
+        order of others.
+        """
         if self.diagonal:
             torch.bmm(turn, image, out=self.basis)
             torch.mul(self.basis, share.unsqueeze(-1), out=self.shared)
@@ -87,7 +92,9 @@ class OnlineFisher:
 
 
 class Seen(NamedTuple):
-    """What a stack of estimates keeps of N rows √gain·X: ``joint`` RXᵀX, (S, R, d), which an update uses up."""
+    """What a stack of estimates keeps of N rows √gain·X: ``joint`` RXᵀX, (S, R, d), which an
+    update uses up.
+    """
 
     fisher: OnlineFisher
     joint: Tensor
@@ -102,7 +109,8 @@ def default_rank(size: int, rank: int | None = None) -> int:
 
 
 def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> OnlineFisher:
-    """The estimate after five updates with the first rows X (S, N, d) and η = 0.9, from random orthonormal rows.
+    """The estimate after five updates with the first rows X (S, N, d) and η = 0.9, from random
+    orthonormal rows.
 
     The start is the multiple of the identity with the trace of XᵀX/N, split evenly between D and ρ.
     """
@@ -114,15 +122,21 @@ def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> Onli
     weights = weights if diagonal else torch.diag_embed(weights)
     fisher = OnlineFisher(basis, torch.zeros_like(basis), weights, level)
     for _ in range(START_UPDATES):
-        seen = Seen(fisher, joint_of(inner_of(fisher, rows), rows), count, power, torch.ones_like(power))
+        seen = Seen(
+            fisher, joint_of(inner_of(fisher, rows), rows), count, power, torch.ones_like(power)
+        )
         update([seen], smoothing._replace(eta=START_ETA))
     return fisher
 
 
 @cache
 def _random_rows(rank: int, size: int) -> Tensor:
-    """Random orthonormal rows (R, d): the same for every estimate, so that a stack is its members one by one."""
-    draw = torch.randn(size, rank, generator=generator(0, "online fisher", rank, size), dtype=torch.float64)
+    """Random orthonormal rows (R, d): the same for every estimate, so that a stack is its
+    members one by one.
+    """
+    draw = torch.randn(
+        size, rank, generator=generator(0, "online fisher", rank, size), dtype=torch.float64
+    )
     rows: Tensor = torch.linalg.qr(draw).Q.mT
     return rows.contiguous()
 
@@ -137,7 +151,9 @@ def joint_of(inner: Tensor, rows: Tensor) -> Tensor:
     return torch.bmm(inner, rows)
 
 
-def precondition(fisher: OnlineFisher, rows: Tensor, inner: Tensor, in_place: bool = False) -> Tensor:
+def precondition(
+    fisher: OnlineFisher, rows: Tensor, inner: Tensor, in_place: bool = False
+) -> Tensor:
     """X̂ = X − XRᵀER = β·X(F + κI)⁻¹ for X (S, N, d), whose H = RXᵀ is known."""
     if rows.stride(-1) == 1:
         add = rows.baddbmm_ if in_place else rows.baddbmm
@@ -148,7 +164,9 @@ def precondition(fisher: OnlineFisher, rows: Tensor, inner: Tensor, in_place: bo
 
 
 def update(seen: Sequence[Seen], smoothing: Smoothing) -> None:
-    """F ← ηXᵀX/N + (1 − η)F, of which R directions are kept; the small problems of many stacks are solved together."""
+    """F ← ηXᵀX/N + (1 − η)F, of which R directions are kept; the small problems of many stacks
+    are solved together.
+    """
     pools: dict[int, list[Seen]] = {}
     for one in seen:
         pools.setdefault(one.joint.shape[1] if one.fisher.diagonal else 0, []).append(one)
@@ -157,14 +175,23 @@ def update(seen: Sequence[Seen], smoothing: Smoothing) -> None:
 
 
 def _update(pool: list[Seen], smoothing: Smoothing) -> None:
-    """One update of estimates that are solved together; vectors hold a number for each member of each stack."""
-    fishers, eta, stacks = [one.fisher for one in pool], smoothing.eta, [one.power.shape[0] for one in pool]
+    """One update of estimates that are solved together; vectors hold a number for each member of
+    each stack.
+    """
+    fishers, eta, stacks = (
+        [one.fisher for one in pool],
+        smoothing.eta,
+        [one.power.shape[0] for one in pool],
+    )
     device = pool[0].power.device
     samples, size = (
         _constants(tuple(numbers), tuple(stacks), device)
         for numbers in zip(*((one.samples, one.joint.shape[2]) for one in pool), strict=True)
     )
-    rest, trace = torch.cat([fisher.rest for fisher in fishers]), torch.cat([fisher.trace() for fisher in fishers])
+    rest, trace = (
+        torch.cat([fisher.rest for fisher in fishers]),
+        torch.cat([fisher.trace() for fisher in fishers]),
+    )
     rate = eta * torch.cat([one.gain for one in pool]) / samples
     mass = rate * torch.cat([one.power for one in pool]) + (1.0 - eta) * (size * rest + trace)
     alpha, epsilon = (
@@ -174,32 +201,45 @@ def _update(pool: list[Seen], smoothing: Smoothing) -> None:
     task = Task(rate, mass, (1.0 - eta) * rest, size, alpha, smoothing.delta, epsilon)
     images = _images(pool, stacks, (1.0 - eta) / rate, rest)
     new = by_eigenvectors(images, task) if fishers[0].diagonal else by_products(images, task)
-    turns, shares = (matrices.to(images[0].dtype).split(stacks) for matrices in (new.turn, new.share))
+    turns, shares = (
+        matrices.to(images[0].dtype).split(stacks) for matrices in (new.turn, new.share)
+    )
     for fisher, image, turn, share in zip(fishers, images, turns, shares, strict=True):
         fisher.renew(image, turn, share)
     weights = new.weights.split(stacks)
     if not fishers[0].diagonal:
-        weights = tuple(w[:, : i.shape[1], : i.shape[1]] for w, i in zip(weights, images, strict=True))
+        weights = tuple(
+            w[:, : i.shape[1], : i.shape[1]] for w, i in zip(weights, images, strict=True)
+        )
     torch._foreach_copy_([fisher.weights for fisher in fishers], list(weights))
     torch._foreach_copy_([fisher.rest for fisher in fishers], list(new.rest.split(stacks)))
 
 
 @cache
 def _constants(values: tuple[int, ...], stacks: tuple[int, ...], device: torch.device) -> Tensor:
-    """Each value as often as its stack has members, on a device, sent there once: a recorded step cannot send any."""
-    spread = [float(value) for value, count in zip(values, stacks, strict=True) for _ in range(count)]
+    """Each value as often as its stack has members, on a device, sent there once: a recorded
+    step cannot send any.
+    """
+    spread = [
+        float(value) for value, count in zip(values, stacks, strict=True) for _ in range(count)
+    ]
     return torch.tensor(spread, dtype=torch.float64, device=device)
 
 
 def _images(pool: list[Seen], stacks: list[int], keep: Tensor, rest: Tensor) -> list[Tensor]:
-    """RXᵀX + keep·(D + ρI)R, (S, R, d), with keep = N(1 − η)/η: that is N/η times RY, Y the full-rank successor of F.
+    """RXᵀX + keep·(D + ρI)R, (S, R, d), with keep = N(1 − η)/η: that is N/η times RY, Y the
+    full-rank successor of F.
 
     Where D is full, in float64: on a GPU that is no dearer.
     """
     fishers = [one.fisher for one in pool]
     if fishers[0].diagonal:
         weights = torch.cat([fisher.weights for fisher in fishers])
-        kept = (keep.unsqueeze(-1) * (weights + rest.unsqueeze(-1))).unsqueeze(-1).to(pool[0].joint.dtype)
+        kept = (
+            (keep.unsqueeze(-1) * (weights + rest.unsqueeze(-1)))
+            .unsqueeze(-1)
+            .to(pool[0].joint.dtype)
+        )
         parts = zip(pool, kept.split(stacks), fishers, strict=True)
         return [one.joint.addcmul_(scale, fisher.basis) for one, scale, fisher in parts]
     images = []

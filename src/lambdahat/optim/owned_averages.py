@@ -16,10 +16,14 @@ from lambdahat._check import require, require_count
 from lambdahat.optim.averaging import refresh_batch_norm
 
 
-def averaging_settings(average_start: int | None, average_every: int, patience: int | None) -> dict[str, Any]:
+def averaging_settings(
+    average_start: int | None, average_every: int, patience: int | None
+) -> dict[str, Any]:
     """What ``OwnsAverage`` keeps in a parameter group: the settings, checked, and the counts."""
     if average_start is not None:
-        require_count(average_start, "average_start", least=0, cure="None waits for start_averaging()")
+        require_count(
+            average_start, "average_start", least=0, cure="None waits for start_averaging()"
+        )
     require_count(average_every, "average_every")
     if patience is not None:
         require_count(patience, "patience")
@@ -44,11 +48,15 @@ class HasAverage(Optimizer):
     def averaged_parameters(self) -> list[Tensor]:
         """The averages in the parameters' order; a parameter without one stands for itself."""
         params = [p for group in self.param_groups for p in group["params"]]
-        return [self.state[p].get(self.AVERAGE, p.detach()) if p in self.state else p.detach() for p in params]
+        return [
+            self.state[p].get(self.AVERAGE, p.detach()) if p in self.state else p.detach()
+            for p in params
+        ]
 
     @contextmanager
     def average(self) -> Iterator[None]:
-        """The averaged weights stand in the parameters inside the block; afterwards the iterates are back, bit for bit.
+        """The averaged weights stand in the parameters inside the block; afterwards the iterates
+        are back, bit for bit.
 
         Running statistics of batch norm are not touched: see ``averaged_model``.
         """
@@ -75,10 +83,17 @@ class HasAverage(Optimizer):
     def averaged_model(
         self, model: nn.Module, batches: Iterable[Any] | None = None, limit: int | None = None
     ) -> nn.Module:
-        """A copy of ``model`` with the averaged weights; ``batches``, at most ``limit``, renew its batch norm."""
+        """A copy of ``model`` with the averaged weights; ``batches``, at most ``limit``, renew
+        its batch norm.
+        """
         known = [p for group in self.param_groups for p in group["params"]]
         average = {id(p): mean for p, mean in zip(known, self.averaged_parameters, strict=True)}
-        require(any(id(p) in average for p in model.parameters()), "model", "hold this optimiser's parameters", model)
+        require(
+            any(id(p) in average for p in model.parameters()),
+            "model",
+            "hold this optimiser's parameters",
+            model,
+        )
         twin = copy.deepcopy(model)
         with torch.no_grad():
             for p, q in zip(model.parameters(), twin.parameters(), strict=True):
@@ -92,15 +107,18 @@ SHARED = ("average_step", "average_start", "best", "waited", "stopped")
 
 
 class OwnsAverage(HasAverage):
-    """Keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) over the iterates after step ``average_start`` and every ``average_every``-th on.
+    """Keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) over the iterates after step ``average_start`` and every
+    ``average_every``-th on.
 
-    Averages and counts are part of ``state_dict``. With a ``patience`` the caller hands each epoch's validation loss to
-    ``record``: so many epochs without a new best start the averaging, and as many after that set ``stopped``
-    (§7.8.7, spectral thesis).
+    Averages and counts are part of ``state_dict``. With a ``patience`` the caller hands each
+    epoch's validation loss to ``record``: so many epochs without a new best start the averaging,
+    and as many after that set ``stopped`` (§7.8.7, spectral thesis).
     """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """A group that comes later takes part in the count so far: its average begins at the next iterate due."""
+        """A group that comes later takes part in the count so far: its average begins at the
+        next iterate due.
+        """
         if self.param_groups and isinstance(param_group, dict):
             for name in SHARED:
                 param_group.setdefault(name, self.param_groups[0][name])
@@ -113,7 +131,9 @@ class OwnsAverage(HasAverage):
 
     @property
     def stopped(self) -> bool:
-        """Whether ``record`` has seen ``patience`` epochs without a new best since averaging began."""
+        """Whether ``record`` has seen ``patience`` epochs without a new best since averaging
+        began.
+        """
         return bool(self.param_groups[0]["stopped"])
 
     def start_averaging(self) -> None:
@@ -124,16 +144,24 @@ class OwnsAverage(HasAverage):
                 self._add_iterate(group)
 
     def record(self, value: float) -> None:
-        """Take an epoch's validation loss, of ``average()`` once averaging has begun; NaN is no new best."""
+        """Take an epoch's validation loss, of ``average()`` once averaging has begun; NaN is no
+        new best.
+        """
         group = self.param_groups[0]
         patience, best, value = group["patience"], group["best"], float(value)
-        require(patience is not None, "patience", "be given to the optimiser for record() to act on", None)
+        require(
+            patience is not None,
+            "patience",
+            "be given to the optimiser for record() to act on",
+            None,
+        )
         better = not math.isnan(value) and (best is None or value < best)
         waited = 0 if better else group["waited"] + 1
         news = {"best": value if better else best, "waited": waited, "stopped": group["stopped"]}
         if waited >= patience and not self.averaging:
             self.start_averaging()
-            news = {"best": None, "waited": 0, "stopped": False}  # from here on it is the average that is judged
+            # from here on it is the average that is judged
+            news = {"best": None, "waited": 0, "stopped": False}
         elif waited >= patience:
             news["stopped"] = True
         for each in self.param_groups:
@@ -144,7 +172,11 @@ class OwnsAverage(HasAverage):
         for group in self.param_groups:
             group["average_step"] += 1
             start, past = group["average_start"], group["average_step"]
-            if start is not None and past >= max(start, 1) and (past - start) % group["average_every"] == 0:
+            if (
+                start is not None
+                and past >= max(start, 1)
+                and (past - start) % group["average_every"] == 0
+            ):
                 self._add_iterate(group)
 
     @torch.no_grad()

@@ -14,19 +14,22 @@ from torch.optim import Optimizer
 from lambdahat._check import require, require_choice, require_positive
 
 FORMS = ("adamw", "coded", "printed")
-MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's own names, so that tools that read Adam's state read this one
+# torch's own names, so that tools that read Adam's state read this one
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Padam(Optimizer):
-    """θ ← θ − α·m̂/(√v̂ + ε)^{2p} with m̂, v̂ bias-corrected as in Adam (Chen and Gu, 2018; p = ½ is Adam).
+    """θ ← θ − α·m̂/(√v̂ + ε)^{2p} with m̂, v̂ bias-corrected as in Adam (Chen and Gu, 2018; p = ½
+    is Adam).
 
-    ``weight_decay`` is added to the gradient, or with ``decoupled=True`` shrinks θ by 1 − αλ before the step
-    (Loshchilov and Hutter, 2019). ``amsgrad`` divides by the largest v so far. ``form`` chooses where the bias
-    correction sits in the Gadam chapter of the spectral thesis:
+    ``weight_decay`` is added to the gradient, or with ``decoupled=True`` shrinks θ by 1 − αλ before
+    the step (Loshchilov and Hutter, 2019). ``amsgrad`` divides by the largest v so far. ``form``
+    chooses where the bias correction sits in the Gadam chapter of the spectral thesis:
 
     - ``"adamw"``: as above; p = ½ is torch's Adam(W);
     - ``"coded"``: α·√(1−β₂ᵗ)/(1−β₁ᵗ)·m/(√v + ε)^{2p}, as in the thesis's code;
-    - ``"printed"``: Algorithm 9, gᵗ/(1−β₁ᵗ) and gᵗ²/(1−β₂ᵗ) inside the recursions and α·m/(v + ε)^p.
+    - ``"printed"``: Algorithm 9, gᵗ/(1−β₁ᵗ) and gᵗ²/(1−β₂ᵗ) inside the recursions and α·m/(v +
+      ε)^p.
 
     ``capturable=True`` keeps the step count on the device, for a step recorded in a CUDA graph.
 
@@ -82,7 +85,12 @@ class Padam(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if params:
                 captured = params[0].is_cuda and torch.cuda.is_current_stream_capturing()
-                require(group["capturable"] or not captured, "capturable", "be True for a step in a CUDA graph", False)
+                require(
+                    group["capturable"] or not captured,
+                    "capturable",
+                    "be True for a step in a CUDA graph",
+                    False,
+                )
                 for p in params:
                     self._begin(p, group)
                 self._update(params, group)
@@ -94,9 +102,23 @@ class Padam(Optimizer):
         if "step" in state:
             return
         assert p.grad is not None
-        require(not p.grad.is_sparse, "gradients", "be dense", "a sparse one", "torch.optim.SparseAdam takes those")
-        require(not p.is_complex(), "params", "be real", f"{p.dtype}", "optimise torch.view_as_real of it")
-        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if group["capturable"] else "cpu")
+        require(
+            not p.grad.is_sparse,
+            "gradients",
+            "be dense",
+            "a sparse one",
+            "torch.optim.SparseAdam takes those",
+        )
+        require(
+            not p.is_complex(),
+            "params",
+            "be real",
+            f"{p.dtype}",
+            "optimise torch.view_as_real of it",
+        )
+        state["step"] = torch.zeros(
+            (), dtype=torch.float32, device=p.device if group["capturable"] else "cpu"
+        )
         for name in (*MOMENTS, *(["max_exp_avg_sq"] if group["amsgrad"] else [])):
             state[name] = torch.zeros_like(p)
 
@@ -105,7 +127,8 @@ class Padam(Optimizer):
         steps, m, v = ([self.state[p][name] for p in params] for name in ("step", *MOMENTS))
         lr, (beta1, beta2), printed = group["lr"], group["betas"], group["form"] == "printed"
         torch._foreach_add_(steps, 1)
-        counts = steps if group["capturable"] else [step.item() for step in steps]  # item: they are on the host
+        # item: they are on the host
+        counts = steps if group["capturable"] else [step.item() for step in steps]
         first, second = [1 - beta1**t for t in counts], [1 - beta2**t for t in counts]
         if group["weight_decay"] and group["decoupled"]:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
@@ -113,7 +136,9 @@ class Padam(Optimizer):
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         torch._foreach_lerp_(m, torch._foreach_div(grads, first) if printed else grads, 1 - beta1)
         torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, grads, torch._foreach_div(grads, second) if printed else grads, 1 - beta2)
+        torch._foreach_addcmul_(
+            v, grads, torch._foreach_div(grads, second) if printed else grads, 1 - beta2
+        )
         if group["amsgrad"]:
             largest = [self.state[p]["max_exp_avg_sq"] for p in params]
             torch._foreach_maximum_(largest, v)
@@ -122,7 +147,9 @@ class Padam(Optimizer):
         if group["form"] == "adamw":
             sizes = [-lr / c for c in first]
         else:
-            sizes = [-lr if printed else -lr * d**0.5 / c for c, d in zip(first, second, strict=True)]
+            sizes = [
+                -lr if printed else -lr * d**0.5 / c for c, d in zip(first, second, strict=True)
+            ]
         if group["capturable"]:  # addcdiv takes no tensors as factors
             torch._foreach_addcdiv_(params, m, torch._foreach_div(below, sizes))
         else:
@@ -130,7 +157,9 @@ class Padam(Optimizer):
 
 
 class PadamW(Padam):
-    """``Padam`` with decoupled weight decay: θ ← (1 − αλ)θ − α·m̂/(√v̂ + ε)^{2p} (§7.8, spectral thesis)."""
+    """``Padam`` with decoupled weight decay: θ ← (1 − αλ)θ − α·m̂/(√v̂ + ε)^{2p} (§7.8, spectral
+    thesis).
+    """
 
     def __init__(
         self,
@@ -146,7 +175,16 @@ class PadamW(Padam):
         capturable: bool = False,
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay, p=p, amsgrad=amsgrad, decoupled=True, form=form, capturable=capturable
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            p=p,
+            amsgrad=amsgrad,
+            decoupled=True,
+            form=form,
+            capturable=capturable,
         )
 
 
@@ -167,11 +205,21 @@ def _denominators(v: list[Tensor], second: list[Any], group: dict[str, Any]) -> 
 def _check(group: dict[str, Any]) -> None:
     lr, capturable = group["lr"], group["capturable"]
     if isinstance(lr, Tensor):
-        require(capturable and lr.numel() == 1, "lr", "be a number, or one tensor with capturable=True", lr)
+        require(
+            capturable and lr.numel() == 1,
+            "lr",
+            "be a number, or one tensor with capturable=True",
+            lr,
+        )
     else:
         _require_non_negative(lr, "lr")
     betas = group["betas"]
-    require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "betas", "be two numbers in [0, 1)", betas)
+    require(
+        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        "betas",
+        "be two numbers in [0, 1)",
+        betas,
+    )
     _require_non_negative(group["eps"], "eps")
     _require_non_negative(group["weight_decay"], "weight_decay")
     power = require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")

@@ -1,4 +1,6 @@
-"""Products with the Hessian of a training batch, for rules that need them between backward and step."""
+"""Products with the Hessian of a training batch, for rules that need them between backward and
+step.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ Product = Callable[[list[Tensor]], list[Tensor]]
 
 
 class BatchProduct:
-    """v ↦ H v at the current parameters, by differentiating gradients again; vectors are lists shaped as parameters.
+    """v ↦ H v at the current parameters, by differentiating gradients again; vectors are lists
+    shaped as parameters.
 
-    ``graphs`` are the gradients of one or more losses, each with its graph (``create_graph=True``, None where a loss
-    does not depend on a parameter); H is the Hessian of their sum. A product costs about one more backward pass.
+    ``graphs`` are the gradients of one or more losses, each with its graph (``create_graph=True``,
+    None where a loss does not depend on a parameter); H is the Hessian of their sum. A product
+    costs about one more backward pass.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], graphs: Sequence[Sequence[Tensor | None]]) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], graphs: Sequence[Sequence[Tensor | None]]
+    ) -> None:
         self.parameters, self.graphs = list(parameters), [list(graph) for graph in graphs]
 
     def __call__(self, vectors: list[Tensor]) -> list[Tensor]:
@@ -40,7 +46,10 @@ class BatchProduct:
         """∇L, without its graph."""
         out = [torch.zeros_like(parameter) for parameter in self.parameters]
         for graph in self.graphs:
-            out = [total if part is None else total + part.detach() for total, part in zip(out, graph, strict=True)]
+            out = [
+                total if part is None else total + part.detach()
+                for total, part in zip(out, graph, strict=True)
+            ]
         return out
 
     def _multiply(self, vectors: list[Tensor], create_graph: bool) -> list[Tensor]:
@@ -53,8 +62,14 @@ class BatchProduct:
     def _differentiate(
         self, values: Sequence[Tensor | None], vectors: list[Tensor], create_graph: bool
     ) -> tuple[Tensor, ...]:
-        """∇ Σ vᵀ·values; 0 where nothing depends on the parameters, as the gradient of a linear loss."""
-        pairs = [(g, v) for g, v in zip(values, vectors, strict=True) if g is not None and g.requires_grad]
+        """∇ Σ vᵀ·values; 0 where nothing depends on the parameters, as the gradient of a linear
+        loss.
+        """
+        pairs = [
+            (g, v)
+            for g, v in zip(values, vectors, strict=True)
+            if g is not None and g.requires_grad
+        ]
         if not pairs:
             return tuple(torch.zeros_like(parameter) for parameter in self.parameters)
         return torch.autograd.grad(
@@ -68,7 +83,8 @@ class BatchProduct:
 
 
 def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
-    """The product closure of a batch's ``loss``, a scalar with its graph: ``product(v)`` is H v on that batch.
+    """The product closure of a batch's ``loss``, a scalar with its graph: ``product(v)`` is H v on
+    that batch.
 
     Take it before ``loss.backward()``, and give that ``retain_graph=True``; or spare that pass, for
     ``product.gradient`` is what it would leave in ``.grad``. A model with weight norm is run within
@@ -79,7 +95,13 @@ def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
     >>> product([torch.ones(2)])
     [tensor([ 6., 12.])]
     """
-    require(isinstance(loss, Tensor) and loss.ndim == 0, "loss", "be a scalar tensor", loss, "take its mean")
+    require(
+        isinstance(loss, Tensor) and loss.ndim == 0,
+        "loss",
+        "be a scalar tensor",
+        loss,
+        "take its mean",
+    )
     require(
         loss.requires_grad,
         "loss",
@@ -89,13 +111,17 @@ def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
     )
     require_true_second_derivative(loss)
     trained = list(parameters)
-    return BatchProduct(trained, [torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)])
+    return BatchProduct(
+        trained, [torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)]
+    )
 
 
 def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> list[Tensor]:
-    """|H| v, where |H| has the absolute eigenvalues of H: ‖v‖·Q|T|e₁ from ``depth`` Lanczos steps that start at v.
+    """|H| v, where |H| has the absolute eigenvalues of H: ‖v‖·Q|T|e₁ from ``depth`` Lanczos steps
+    that start at v.
 
-    One product a step; exact where ``depth`` reaches the number of distinct eigenvalues that v has a part in.
+    One product a step; exact where ``depth`` reaches the number of distinct eigenvalues that v has
+    a part in.
     """
     flat = torch.cat([vector.detach().reshape(-1) for vector in vectors])
     length = torch.linalg.vector_norm(flat)
@@ -124,7 +150,9 @@ class _Flat(LinearOperator):
 
     def _apply(self, block: Tensor) -> Tensor:
         columns = [self.product(shaped(column, self.like)) for column in block.T]
-        return torch.stack([torch.cat([part.reshape(-1) for part in column]) for column in columns], dim=1)
+        return torch.stack(
+            [torch.cat([part.reshape(-1) for part in column]) for column in columns], dim=1
+        )
 
 
 def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

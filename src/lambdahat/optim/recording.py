@@ -1,4 +1,6 @@
-"""Hooks on a model that see each layer's input and output gradient, and leave no trace in copies of it."""
+"""Hooks on a model that see each layer's input and output gradient, and leave no trace in copies
+of it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,14 @@ class Listener(Protocol):
 
 
 class Recorder:
-    """Calls ``listener.receive(index, x, g, samples, forward_pass)`` in a backward pass for every call of a module.
+    """Calls ``listener.receive(index, x, g, samples, forward_pass)`` in a backward pass for every
+    call of a module.
 
-    x is the input of ``modules[index]`` and g the gradient at its output; ``samples`` is the batch size of the model's
-    own input, and ``forward_pass`` the same object for all calls in one forward pass of the model. Passes in eval mode
-    or without gradients are not seen, nor those of ``create_graph=True``, nor those that are not ``wanted()``. The
-    hooks hold the recorder weakly and are removed with it, or by ``close``; so does the recorder its listener.
+    x is the input of ``modules[index]`` and g the gradient at its output; ``samples`` is the batch
+    size of the model's own input, and ``forward_pass`` the same object for all calls in one forward
+    pass of the model. Passes in eval mode or without gradients are not seen, nor those of
+    ``create_graph=True``, nor those that are not ``wanted()``. The hooks hold the recorder weakly
+    and are removed with it, or by ``close``; so does the recorder its listener.
     """
 
     def __init__(self, model: nn.Module, modules: Sequence[nn.Module], listener: Listener) -> None:
@@ -36,15 +40,23 @@ class Recorder:
         self._current: tuple[int, object] | None = None
         handles = [model.register_forward_pre_hook(_Hook(self, "begin"), with_kwargs=True)]
         for index, module in enumerate(self.modules):
-            handles.append(module.register_forward_hook(_Hook(self, "called", index), with_kwargs=True))
+            handles.append(
+                module.register_forward_hook(_Hook(self, "called", index), with_kwargs=True)
+            )
         # last, for the model may be a layer itself
-        handles.append(model.register_forward_hook(_Hook(self, "end"), with_kwargs=True, always_call=True))
+        handles.append(
+            model.register_forward_hook(_Hook(self, "end"), with_kwargs=True, always_call=True)
+        )
         self.close = weakref.finalize(self, _remove, handles)
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pass of the whole model starts: its first tensor tells the number of samples."""
+        """A forward pass of the whole model starts: its first tensor tells the number of
+        samples.
+        """
         first = args[0] if args else None
-        leaves = [first] if isinstance(first, Tensor) and first.ndim > 0 else tree_leaves((args, kwargs))
+        leaves = (
+            [first] if isinstance(first, Tensor) and first.ndim > 0 else tree_leaves((args, kwargs))
+        )
         sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
         self._current = (sizes[0], object()) if sizes else None
 
@@ -52,11 +64,24 @@ class Recorder:
         """It is over."""
         self._current = None
 
-    def called(self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def called(
+        self,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
         """One layer was called: watch for the gradient at its output."""
         listener = self._listener()
         seen = module is self.modules[index] and module.training and torch.is_grad_enabled()
-        if not (seen and isinstance(output, Tensor) and output.requires_grad and listener and listener.wanted()):
+        if not (
+            seen
+            and isinstance(output, Tensor)
+            and output.requires_grad
+            and listener
+            and listener.wanted()
+        ):
             return
         x = (args[0] if args else kwargs["input"]).detach()
         samples, forward_pass = self._current or (len(x), object())
@@ -83,8 +108,8 @@ class _Hook:
             getattr(recorder, self.method)(*self.first, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a callable of the standard library that ignores its arguments, so that a model that was saved while it was
-        # being trained loads where lambdahat is not installed
+        # a callable of the standard library that ignores its arguments, so that a model that was
+        # saved while it was being trained loads where lambdahat is not installed
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 

@@ -19,7 +19,14 @@ from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.lanczos_newton import LanczosNewton
 from lambdahat.optim.ngd import NGD
 from lambdahat.optim.padam import Padam, PadamW
-from lambdahat.optim.regularizers import L1, L2, Metric, SelectiveL2, StoppedL2, StoppedThenSelectiveL2
+from lambdahat.optim.regularizers import (
+    L1,
+    L2,
+    Metric,
+    SelectiveL2,
+    StoppedL2,
+    StoppedThenSelectiveL2,
+)
 from lambdahat.optim.spectral_sgd import SpectralSGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -52,7 +59,8 @@ REGULARIZERS: dict[str, Callable[..., Any]] = {
 
 
 def make_optimizer(name: str, model: nn.Module, **options: Any) -> Optimizer:
-    """The optimiser ``name`` of ``OPTIMIZERS`` for all parameters of ``model`` that require a gradient.
+    """The optimiser ``name`` of ``OPTIMIZERS`` for all parameters of ``model`` that require a
+    gradient.
 
     >>> type(make_optimizer("gadam", nn.Linear(2, 1), lr=0.01)).__name__
     'Gadam'
@@ -74,8 +82,12 @@ def make_regularizer(name: str, **options: Any) -> Any:
     return kind(**options)
 
 
-def require_options(kind: Callable[..., Any], name: str, options: Mapping[str, Any], first: int = 1) -> None:
-    """Raise unless the options are those that ``kind`` takes after its ``first`` arguments, and all it needs."""
+def require_options(
+    kind: Callable[..., Any], name: str, options: Mapping[str, Any], first: int = 1
+) -> None:
+    """Raise unless the options are those that ``kind`` takes after its ``first`` arguments, and
+    all it needs.
+    """
     known = dict(list(inspect.signature(kind).parameters.items())[first:])
     names = ", ".join(known)
     for option, value in options.items():
@@ -83,5 +95,14 @@ def require_options(kind: Callable[..., Any], name: str, options: Mapping[str, A
         require_like(value, known[option].default, option, str(known[option].annotation))
         if option == "lr":
             require(value != math.inf, option, "be a finite number", "inf")
-    missing = [key for key, value in known.items() if value.default is inspect.Parameter.empty and key not in options]
-    require(not missing, f"options of {name!r}", f"include {', '.join(missing)}", ", ".join(options) or "none")
+    missing = [
+        key
+        for key, value in known.items()
+        if value.default is inspect.Parameter.empty and key not in options
+    ]
+    require(
+        not missing,
+        f"options of {name!r}",
+        f"include {', '.join(missing)}",
+        ", ".join(options) or "none",
+    )

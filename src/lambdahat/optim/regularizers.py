@@ -1,6 +1,8 @@
-"""The regularizers of Table 4.1 of the regularization thesis, as small objects beside any optimiser.
+"""The regularizers of Table 4.1 of the regularization thesis, as small objects beside any
+optimiser.
 
-A rule adds its term to every ``.grad`` between ``backward()`` and ``step()``; several are used one after the other::
+A rule adds its term to every ``.grad`` between ``backward()`` and ``step()``; several are used one
+after the other::
 
     product = batch_product(loss, parameters)        # only where a rule needs one
     loss.backward(retain_graph=True)                  # which the product still needs
@@ -10,9 +12,10 @@ A rule adds its term to every ``.grad`` between ``backward()`` and ``step()``; s
     for rule in rules:
         rule.after_step(parameters, lr)
 
-With ``decoupled=True`` the term skips the optimiser: it is taken at the parameters before the step and subtracted
-from them after it, θ ← θ − α∇L − λ·term(θ) with SGD. That is how Table 4.1 writes the rules: its λ is a rate of its own
-beside the learning rate α. Otherwise the term is part of the gradient, and SGD moves by αλ·term(θ).
+With ``decoupled=True`` the term skips the optimiser: it is taken at the parameters before the step
+and subtracted from them after it, θ ← θ − α∇L − λ·term(θ) with SGD. That is how Table 4.1 writes
+the rules: its λ is a rate of its own beside the learning rate α. Otherwise the term is part of the
+gradient, and SGD moves by αλ·term(θ).
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ TOP = 1e-6  # eigenvalues below this share of the largest are left out of log|H|
 
 
 class Rule(ABC):
-    """A regularizer: ``term`` is what it adds to the gradient, a function of the parameters and of Hθ."""
+    """A regularizer: ``term`` is what it adds to the gradient, a function of the parameters and
+    of Hθ.
+    """
 
     needs_product = False
 
@@ -43,10 +48,16 @@ class Rule(ABC):
         self._held: list[Tensor] = []
 
     @abstractmethod
-    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
-        """What is added to each gradient; ``curvature`` is Hθ, empty for rules that need no product."""
+    def term(
+        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
+        """What is added to each gradient; ``curvature`` is Hθ, empty for rules that need no
+        product.
+        """
 
-    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+    def curvature(
+        self, parameters: Sequence[Tensor], product: Product | None, step: int
+    ) -> list[Tensor]:
         """Hθ, or what the rule has in its place."""
         if not self.needs_product:
             return []
@@ -54,9 +65,13 @@ class Rule(ABC):
 
     @torch.no_grad()
     def add_to(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> None:
-        """Add the rule's term to every ``.grad``, or keep it for ``after_step`` if the rule is decoupled."""
+        """Add the rule's term to every ``.grad``, or keep it for ``after_step`` if the rule is
+        decoupled.
+        """
         with torch.enable_grad():  # a product differentiates
-            curvature = self.curvature([parameter.detach() for parameter in parameters], product, step)
+            curvature = self.curvature(
+                [parameter.detach() for parameter in parameters], product, step
+            )
         terms = self.term(parameters, curvature, step)
         if self.decoupled:
             self._held = [term.clone() for term in terms]
@@ -75,35 +90,41 @@ class Rule(ABC):
             parameter.sub_(term)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        options = ", ".join(
+            f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_")
+        )
         return f"{type(self).__name__}({options})"
 
 
 class L1(Rule):
     """λ·sign(θ), the gradient of λ‖θ‖₁."""
 
-    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+    def term(
+        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
         return [self.rate * parameter.sign() for parameter in parameters]
 
 
 class L2(Rule):
     """λθ, the gradient of ½λ‖θ‖²."""
 
-    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+    def term(
+        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
         return [self.rate * parameter for parameter in parameters]
 
 
 class Metric(Rule):
     """λHθ, which shrinks the Riemannian length ½θᵀHθ with H held (§3.8): one product a step.
 
-    ``reading="absolute_hessian"`` takes |H|θ by ``depth`` Lanczos steps instead (§4.3; Dauphin et al. 2014), which a
-    direction of negative curvature cannot lengthen. For small models two more terms make the rule the gradient of
-    all of Eq. 3.5, ½θᵀHθ − ½ log|H|, with H a function of θ:
+    ``reading="absolute_hessian"`` takes |H|θ by ``depth`` Lanczos steps instead (§4.3; Dauphin et
+    al. 2014), which a direction of negative curvature cannot lengthen. For small models two more
+    terms make the rule the gradient of all of Eq. 3.5, ½θᵀHθ − ½ log|H|, with H a function of θ:
 
-    - ``third_derivative``: ½∇³L[θ, θ, ·], so that the term is the whole gradient of ½θᵀH(θ)θ; one more product and one
-      differentiation. The thesis leaves it out.
-    - ``log_determinant``: −½ tr(H⁻¹∇³L), as §3.5 prints; P products and as many third derivatives. Flat directions,
-      eigenvalues below 1e-6 of the largest, are left out, as §3.6 proposes.
+    - ``third_derivative``: ½∇³L[θ, θ, ·], so that the term is the whole gradient of ½θᵀH(θ)θ; one
+      more product and one differentiation. The thesis leaves it out.
+    - ``log_determinant``: −½ tr(H⁻¹∇³L), as §3.5 prints; P products and as many third derivatives.
+      Flat directions, eigenvalues below 1e-6 of the largest, are left out, as §3.6 proposes.
     """
 
     needs_product = True
@@ -118,7 +139,10 @@ class Metric(Rule):
         decoupled: bool = False,
     ) -> None:
         super().__init__(rate, decoupled)
-        self.reading, self.depth = require_choice(reading, "reading", READINGS), require_count(depth, "depth")
+        self.reading, self.depth = (
+            require_choice(reading, "reading", READINGS),
+            require_count(depth, "depth"),
+        )
         self.third_derivative, self.log_determinant = bool(third_derivative), bool(log_determinant)
         exact = self.third_derivative or self.log_determinant
         require(
@@ -129,7 +153,9 @@ class Metric(Rule):
             "|H|θ is the gradient of nothing simple",
         )
 
-    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+    def curvature(
+        self, parameters: Sequence[Tensor], product: Product | None, step: int
+    ) -> list[Tensor]:
         held = require_product(product, self)
         out = curved(held, parameters, self.reading, self.depth)
         if self.third_derivative:
@@ -138,16 +164,19 @@ class Metric(Rule):
             out = _sum(out, _log_determinant_gradient(require_third(held), parameters), -0.5)
         return out
 
-    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+    def term(
+        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
         return [self.rate * part for part in curvature]
 
 
 class SelectiveL2(Rule):
     """λθ_i where |(Hθ)_i| < ω·max_j |(Hθ)_j|, the maximum over i's layer; 0 elsewhere (Table 4.1).
 
-    It spares the parameters that matter most to the loss. ω = 0 spares all of them: the base optimiser. ω = ∞ spares
-    none: L2. ``layers`` names the layer of each parameter, as ``layers_of(model)`` does; by default every tensor is a
-    layer of its own. ``reading="absolute_hessian"`` compares |(|H|θ)_i|, by ``depth`` Lanczos steps.
+    It spares the parameters that matter most to the loss. ω = 0 spares all of them: the base
+    optimiser. ω = ∞ spares none: L2. ``layers`` names the layer of each parameter, as
+    ``layers_of(model)`` does; by default every tensor is a layer of its own.
+    ``reading="absolute_hessian"`` compares |(|H|θ)_i|, by ``depth`` Lanczos steps.
     """
 
     needs_product = True
@@ -163,13 +192,20 @@ class SelectiveL2(Rule):
     ) -> None:
         super().__init__(rate, decoupled)
         self.omega = require_rate(omega, "omega", finite=False)
-        self.reading, self.depth = require_choice(reading, "reading", READINGS), require_count(depth, "depth")
+        self.reading, self.depth = (
+            require_choice(reading, "reading", READINGS),
+            require_count(depth, "depth"),
+        )
         self.layers = None if layers is None else tuple(layers)
 
-    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+    def curvature(
+        self, parameters: Sequence[Tensor], product: Product | None, step: int
+    ) -> list[Tensor]:
         return curved(require_product(product, self), parameters, self.reading, self.depth)
 
-    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+    def term(
+        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
         if math.isinf(self.omega):
             return [self.rate * parameter for parameter in parameters]
         sizes = [part.abs() for part in curvature]
@@ -197,19 +233,25 @@ class SelectiveL2(Rule):
 
 
 class StoppedL2(L2):
-    """λθ for the first ``tau`` steps, then nothing (Table 4.1, "L2 Stopped"); the thesis counts τ in epochs."""
+    """λθ for the first ``tau`` steps, then nothing (Table 4.1, "L2 Stopped"); the thesis counts
+    τ in epochs.
+    """
 
     def __init__(self, rate: float, tau: int, decoupled: bool = False) -> None:
         super().__init__(rate, decoupled)
         self.tau = require_count(tau, "tau", least=0)
 
-    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+    def term(
+        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
         scale = self.rate if step < self.tau else 0.0
         return [scale * parameter for parameter in parameters]
 
 
 class StoppedThenSelectiveL2(SelectiveL2):
-    """λθ for the first ``tau`` steps, then Selective L2 with ``selective_rate`` (Table 4.1, "L2 Stopped Selective")."""
+    """λθ for the first ``tau`` steps, then Selective L2 with ``selective_rate`` (Table 4.1, "L2
+    Stopped Selective").
+    """
 
     def __init__(
         self,
@@ -226,17 +268,22 @@ class StoppedThenSelectiveL2(SelectiveL2):
         super().__init__(later, omega, reading, depth, layers, decoupled)
         self.early_rate, self.tau = require_rate(rate, "rate"), require_count(tau, "tau", least=0)
 
-    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+    def curvature(
+        self, parameters: Sequence[Tensor], product: Product | None, step: int
+    ) -> list[Tensor]:
         return [] if step < self.tau else super().curvature(parameters, product, step)
 
-    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+    def term(
+        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
         if step < self.tau:
             return [self.early_rate * parameter for parameter in parameters]
         return super().term(parameters, curvature, step)
 
 
 def layers_of(model: nn.Module) -> tuple[str, ...]:
-    """The layer that each of ``model.parameters()`` belongs to, by the name of the module that owns it.
+    """The layer that each of ``model.parameters()`` belongs to, by the name of the module that owns
+    it.
 
     >>> layers_of(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
     ('0', '0', '2', '2')
@@ -246,7 +293,9 @@ def layers_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(owner[name] for name in space.names)
 
 
-def curved(product: Product, parameters: Sequence[Tensor], reading: str, depth: int) -> list[Tensor]:
+def curved(
+    product: Product, parameters: Sequence[Tensor], reading: str, depth: int
+) -> list[Tensor]:
     """Hθ by one product, or |H|θ by ``depth`` of them."""
     if reading == "hessian_vector":
         return product(list(parameters))
@@ -272,7 +321,12 @@ def require_rate(value: Any, name: str, finite: bool = True) -> float:
     real = isinstance(value, int | float) and not isinstance(value, bool)
     require(real, name, "be a number of at least 0", describe(value), error=TypeError)
     most = math.inf if not finite else math.nextafter(math.inf, 0)
-    require(0 <= value <= most, name, f"be a {'finite ' if finite else ''}number of at least 0", repr(value))
+    require(
+        0 <= value <= most,
+        name,
+        f"be a {'finite ' if finite else ''}number of at least 0",
+        repr(value),
+    )
     return float(value)
 
 

@@ -1,7 +1,8 @@
 """Learning-rate schedules of the papers, as factories of torch's schedulers.
 
-Each returns a ``LambdaLR``: the rate is a closed form of the epoch t = 0, 1, …, so a resumed one has the same bits.
-Call its ``step()`` once per epoch; to change the rate every batch, count ``epochs`` in batches.
+Each returns a ``LambdaLR``: the rate is a closed form of the epoch t = 0, 1, …, so a resumed one
+has the same bits. Call its ``step()`` once per epoch; to change the rate every batch, count
+``epochs`` in batches.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from lambdahat._check import require, require_choice, require_count, require_lik
 
 
 def linear_decay(optimizer: Optimizer, epochs: int, ratio: float = 0.01) -> LRScheduler:
-    """α₀ up to half of the epochs T, then in a straight line to α₀r at 0.9·T, then α₀r (Eq. 12, flatness paper)."""
+    """α₀ up to half of the epochs T, then in a straight line to α₀r at 0.9·T, then α₀r (Eq. 12,
+    flatness paper).
+    """
     require_count(epochs, "epochs")
     return _piecewise(optimizer, epochs, ratio)
 
 
-def averaging_decay(optimizer: Optimizer, epochs: int, averaging_start: int, ratio: float = 0.5) -> LRScheduler:
-    """The same towards the start T_avg of iterate averaging, then constant at α_avg = α₀·``ratio`` (Eq. 13).
+def averaging_decay(
+    optimizer: Optimizer, epochs: int, averaging_start: int, ratio: float = 0.5
+) -> LRScheduler:
+    """The same towards the start T_avg of iterate averaging, then constant at α_avg = α₀·``ratio``
+    (Eq. 13).
 
     The paper prints t/T in the second line; the rate is continuous only with t/T_avg, as here.
     """
@@ -34,9 +40,14 @@ def averaging_decay(optimizer: Optimizer, epochs: int, averaging_start: int, rat
 
 
 def step_decay(
-    optimizer: Optimizer, epochs: int, milestones: tuple[int, ...] | None = None, factor: float = 0.1
+    optimizer: Optimizer,
+    epochs: int,
+    milestones: tuple[int, ...] | None = None,
+    factor: float = 0.1,
 ) -> LRScheduler:
-    """α₀ times ``factor`` at each milestone; by default at half and three quarters (§7.7.2, spectral thesis)."""
+    """α₀ times ``factor`` at each milestone; by default at half and three quarters (§7.7.2,
+    spectral thesis).
+    """
     require_count(epochs, "epochs")
     require_positive(factor, "factor")
     marks = (epochs // 2, 3 * epochs // 4) if milestones is None else tuple(milestones)
@@ -49,7 +60,9 @@ def cosine(optimizer: Optimizer, epochs: int, ratio: float = 0.0) -> LRScheduler
     """α₀·[r + (1 − r)·½(1 + cos(πt/T))], constant after T (Loshchilov and Hutter, 2017)."""
     require_count(epochs, "epochs")
     low = _ratio(ratio)
-    return LambdaLR(optimizer, lambda t: low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(t / epochs, 1.0))))
+    return LambdaLR(
+        optimizer, lambda t: low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(t / epochs, 1.0)))
+    )
 
 
 def flat(optimizer: Optimizer, epochs: int) -> LRScheduler:
@@ -79,7 +92,12 @@ def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any)
     make = SCHEDULES[require_choice(name, "name", SCHEDULES)]
     known = list(inspect.signature(make).parameters)[2:]
     for key in settings:
-        require(key in known, f"settings of {name!r}", f"be among {', '.join(known) or 'none'}", repr(key))
+        require(
+            key in known,
+            f"settings of {name!r}",
+            f"be among {', '.join(known) or 'none'}",
+            repr(key),
+        )
     for key, parameter in list(inspect.signature(make).parameters.items())[2:]:
         given = parameter.default is not parameter.empty or key in settings
         require(given, f"settings of {name!r}", f"include {key}", settings)
@@ -90,7 +108,9 @@ def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any)
 
 def _piecewise(optimizer: Optimizer, epochs: int, ratio: float) -> LRScheduler:
     low = _ratio(ratio)
-    return LambdaLR(optimizer, lambda t: 1 - (1 - low) * min(max((t / epochs - 0.5) / 0.4, 0.0), 1.0))
+    return LambdaLR(
+        optimizer, lambda t: 1 - (1 - low) * min(max((t / epochs - 0.5) / 0.4, 0.0), 1.0)
+    )
 
 
 def _ratio(ratio: float) -> float:

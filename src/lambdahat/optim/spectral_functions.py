@@ -1,7 +1,9 @@
-"""What the online Fisher needs of small positive matrices Z: roots, floors and shares, by eigenvectors or by products.
+"""What the online Fisher needs of small positive matrices Z: roots, floors and shares, by
+eigenvectors or by products.
 
-``by_eigenvectors`` is fast on a CPU. ``by_products`` uses batched matrix products alone: on a GPU eigensolvers wait for
-the host and cannot be part of a CUDA graph, and a product of small matrices costs a launch.
+``by_eigenvectors`` is fast on a CPU. ``by_products`` uses batched matrix products alone: on a GPU
+eigensolvers wait for the host and cannot be part of a CUDA graph, and a product of small matrices
+costs a launch.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 CONVERGED = 1e-9
-SPIKE = 1e-3  # how far below δ the eigenvalues of Z^½ may fall, relative to the largest, after one great gradient
-NEAR = 1e-6  # eigenvalues nearer to the floor than this, relative to the largest, may end on either side of it
+# how far below δ the eigenvalues of Z^½ may fall, relative to the largest, after one great gradient
+SPIKE = 1e-3
+# eigenvalues nearer to the floor than this, relative to the largest, may end on either side of it
+NEAR = 1e-6
 MARGIN = 1.02
 
 
 class Task(NamedTuple):
-    """What fixes the next estimate beside RY/rate; tensors are (S,) in float64, for all stacks one after the other.
+    """What fixes the next estimate beside RY/rate; tensors are (S,) in float64, for all stacks one
+    after the other.
 
-    ``rate`` is η/N, ``mass`` tr Y, ``least`` the floor ρ(1 − η) of the singular values of RY, ``size`` d.
+    ``rate`` is η/N, ``mass`` tr Y, ``least`` the floor ρ(1 − η) of the singular values of RY,
+    ``size`` d.
     """
 
     rate: Tensor
@@ -35,8 +41,9 @@ class Task(NamedTuple):
 
 
 class Next(NamedTuple):
-    """R' = ``turn``·RY/rate, with ``turn`` (S, R, R); D' and ``share`` E' = D'(D' + β'I)⁻¹, (S, R) where diagonal, else
-    (S, R, R); ``rest`` ρ', (S,). All in float64."""
+    """R' = ``turn``·RY/rate, with ``turn`` (S, R, R); D' and ``share`` E' = D'(D' + β'I)⁻¹, (S, R)
+    where diagonal, else (S, R, R); ``rest`` ρ', (S,). All in float64.
+    """
 
     turn: Tensor
     weights: Tensor
@@ -45,11 +52,12 @@ class Next(NamedTuple):
 
 
 def by_eigenvectors(images: list[Tensor], task: Task) -> Next:
-    """Z = (RY)(RY)ᵀ = UCUᵀ, R' = C^{−½}Uᵀ·RY and D' = max(C^½ − ρ', floor) for stacks (S, R, d) of RY/rate, of one R.
+    """Z = (RY)(RY)ᵀ = UCUᵀ, R' = C^{−½}Uᵀ·RY and D' = max(C^½ − ρ', floor) for stacks (S, R, d) of
+    RY/rate, of one R.
 
-    The eigenvalues of Z span the square of those of F, and NGD lifts the small ones: an eigensolver in float32 is
-    accurate to the largest and turns the direction by several percent. The entries of Z may be float32 sums: their
-    errors are relative to the rows of RY that they come from.
+    The eigenvalues of Z span the square of those of F, and NGD lifts the small ones: an eigensolver
+    in float32 is accurate to the largest and turns the direction by several percent. The entries of
+    Z may be float32 sums: their errors are relative to the rows of RY that they come from.
     """
     square = torch.cat([torch.bmm(image, image.mT) for image in images]).double()
     # a member that has diverged must not stop the others
@@ -70,11 +78,14 @@ def smoothed(trace: Tensor, rest: Tensor, size: Tensor, alpha: float | Tensor) -
 
 
 def by_products(images: list[Tensor], task: Task) -> Next:
-    """The same with R' = Z^{−½}RY and D' = max(Z^½ − ρ'I, floor·I), for stacks of any R, in float64."""
+    """The same with R' = Z^{−½}RY and D' = max(Z^½ − ρ'I, floor·I), for stacks of any R, in
+    float64.
+    """
     square, real = _filled([torch.bmm(image, image.mT) for image in images])
     scale = _column(torch.linalg.matrix_norm(square))
     eye = torch.eye(square.shape[-1], dtype=scale.dtype, device=scale.device)
-    square = square / scale + 1e-15 * eye  # rounding leaves eigenvalues below 0 where the floor is this low
+    # rounding leaves eigenvalues below 0 where the floor is this low
+    square = square / scale + 1e-15 * eye
     root, whiten = _roots(square, eye, SPIKE * task.delta)
     root, whiten = root * scale.sqrt() * _column(task.rate), whiten / scale.sqrt()
     largest = (_largest(square) * scale[:, 0, 0]).sqrt() * task.rate
@@ -105,7 +116,9 @@ def _filled(squares: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _floored(matrices: Tensor, floor: Tensor, bound: Tensor, eye: Tensor) -> Tensor:
-    """max(X, floor·I) of symmetric X with norm at most ``bound``: floor + (K + K·sign K)/2, K = X − floor."""
+    """max(X, floor·I) of symmetric X with norm at most ``bound``: floor + (K + K·sign K)/2, K =
+    X − floor.
+    """
     above = matrices - _column(floor) * eye
     sign = _sign(above / _column(MARGIN * (bound + floor)), NEAR)
     above = 0.5 * (above + torch.bmm(above, sign))
@@ -122,7 +135,9 @@ def _trace(matrices: Tensor, real: Tensor | None = None) -> Tensor:
 
 
 def _schedule(low: float) -> list[float]:
-    """Scales c of the cubic x → cx(3 − c²x²)/2 that take [low, 1] to 1 fastest (Chen and Chow, 2014)."""
+    """Scales c of the cubic x → cx(3 − c²x²)/2 that take [low, 1] to 1 fastest (Chen and Chow,
+    2014).
+    """
     scales = []
     while 1.0 - low > CONVERGED:
         scale = math.sqrt(3.0 / (1.0 + low + low * low))
@@ -132,7 +147,9 @@ def _schedule(low: float) -> list[float]:
 
 
 def _roots(square: Tensor, eye: Tensor, low: float) -> tuple[Tensor, Tensor]:
-    """Z^½ and Z^{−½} of Z with eigenvalues in [low², 1]: Newton–Schulz, coupled (Higham, 2008, Eq. 6.35) and scaled."""
+    """Z^½ and Z^{−½} of Z with eigenvalues in [low², 1]: Newton–Schulz, coupled (Higham, 2008,
+    Eq. 6.35) and scaled.
+    """
     root, inverse = square, eye.expand_as(square)
     for scale in _schedule(max(low, 1e-8)):
         product = torch.bmm(inverse, root)
@@ -145,10 +162,16 @@ def _roots(square: Tensor, eye: Tensor, low: float) -> tuple[Tensor, Tensor]:
 
 
 def _sign(matrices: Tensor, low: float) -> Tensor:
-    """sign(X) of symmetric X with norm at most 1; eigenvalues nearer to 0 than ``low`` are left between −1 and 1."""
+    """sign(X) of symmetric X with norm at most 1; eigenvalues nearer to 0 than ``low`` are left
+    between −1 and 1.
+    """
     for scale in _schedule(low):
         matrices = torch.baddbmm(
-            matrices, matrices, torch.bmm(matrices, matrices), beta=1.5 * scale, alpha=-0.5 * scale**3
+            matrices,
+            matrices,
+            torch.bmm(matrices, matrices),
+            beta=1.5 * scale,
+            alpha=-0.5 * scale**3,
         )
     return matrices
 
@@ -158,13 +181,17 @@ def _inverse(matrices: Tensor, eye: Tensor, low: float) -> Tensor:
     inverse = eye.expand_as(matrices)
     while 1.0 - low > CONVERGED:
         scale = 2.0 / (1.0 + low)
-        inverse = torch.baddbmm(inverse, inverse, torch.bmm(matrices, inverse), beta=2 * scale, alpha=-(scale**2))
+        inverse = torch.baddbmm(
+            inverse, inverse, torch.bmm(matrices, inverse), beta=2 * scale, alpha=-(scale**2)
+        )
         low = 4.0 * low / (1.0 + low) ** 2
     return inverse
 
 
 def _largest(square: Tensor) -> Tensor:
-    """The largest eigenvalue of Z of Frobenius norm 1: tr(Z·Z^k)/tr(Z^k), k = 2¹⁵, by squaring, without underflow."""
+    """The largest eigenvalue of Z of Frobenius norm 1: tr(Z·Z^k)/tr(Z^k), k = 2¹⁵, by squaring,
+    without underflow.
+    """
     power = square
     for _ in range(3):
         power = power / _column(_trace(power))

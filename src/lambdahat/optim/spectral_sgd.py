@@ -21,16 +21,17 @@ NULL_MASS = 0.5
 
 
 class SpectralSGD(Descent):
-    """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the best rate and momentum of the local quadratic model.
+    """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the best rate and momentum of the local
+    quadratic model.
 
-    Eq. 4.3 of the spectral thesis as corrected, from the extremes λ₁ and λ_P of a Lanczos spectrum of ``depth`` steps:
-    heavy ball α = 4/(√λ₁ + √λ_P)², ρ = ((√λ₁ − √λ_P)/(√λ₁ + √λ_P))²; Nesterov α = 1/λ₁,
-    ρ = (√λ₁ − √λ_P)/(√λ₁ + √λ_P).
+    Eq. 4.3 of the spectral thesis as corrected, from the extremes λ₁ and λ_P of a Lanczos spectrum
+    of ``depth`` steps: heavy ball α = 4/(√λ₁ + √λ_P)², ρ = ((√λ₁ − √λ_P)/(√λ₁ + √λ_P))²; Nesterov α
+    = 1/λ₁, ρ = (√λ₁ − √λ_P)/(√λ₁ + √λ_P).
 
-    ``observe(problem)`` measures them, on a batch as large as those of the gradient, whenever ``due``: before the first
-    step and then every ``every`` steps (None: only then). A group's "lr" multiplies the measured rate, so that
-    schedulers and warm-up work as usual; "rate" and "momentum" hold what was measured. Weight decay and momentum are
-    those of ``torch.optim.SGD``.
+    ``observe(problem)`` measures them, on a batch as large as those of the gradient, whenever
+    ``due``: before the first step and then every ``every`` steps (None: only then). A group's "lr"
+    multiplies the measured rate, so that schedulers and warm-up work as usual; "rate" and
+    "momentum" hold what was measured. Weight decay and momentum are those of ``torch.optim.SGD``.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class SpectralSGD(Descent):
         return bool(group["step"] - group["observed"] >= group["every"])
 
     def observe(self, problem: Problem) -> None:
-        """Measure the spectrum on a problem of the same model and parameters, and set rate and momentum by it."""
+        """Measure the spectrum on a problem of the same model and parameters, and set rate and
+        momentum by it.
+        """
         self.require_same_point(problem)
         first = self.param_groups[0]
         operator = CURVATURES[self.curvature](problem)
@@ -104,13 +107,14 @@ class SpectralSGD(Descent):
 def curvature_range(found: Spectrum) -> tuple[float, float]:
     """λ_P and λ₁, the smallest and largest positive Ritz value after the null space is left out.
 
-    §4.3.2 of the spectral thesis: a Ritz value with more than half of the spectral mass stands for the null space and
-    is removed, unless no other is positive. The formulas are for convex functions, so Ritz values below zero, or that
-    rounding cannot tell from it, do not count either.
+    §4.3.2 of the spectral thesis: a Ritz value with more than half of the spectral mass stands for
+    the null space and is removed, unless no other is positive. The formulas are for convex
+    functions, so Ritz values below zero, or that rounding cannot tell from it, do not count either.
     """
     nodes, weights = found.nodes[0], found.weights[0]
     heaviest = int(np.argmax(weights))
-    kept = (nodes > found.resolution) & (weights > 0)  # a Krylov space that ended early has nodes of weight 0
+    # a Krylov space that ended early has nodes of weight 0
+    kept = (nodes > found.resolution) & (weights > 0)
     if weights[heaviest] > NULL_MASS and kept.sum() > kept[heaviest]:
         kept[heaviest] = False
     require(

@@ -11,10 +11,11 @@ from lambdahat._check import require
 
 
 class Wrapper(Optimizer):
-    """An optimiser around ``base``: one set of parameter groups, one state dict, ``base``'s other names shine through.
+    """An optimiser around ``base``: one set of parameter groups, one state dict, ``base``'s other
+    names shine through.
 
-    Schedulers, gradient scalers and checkpoints see an ordinary optimiser. ``OWN`` names what the wrapper itself keeps
-    per parameter; in ``state_dict`` that stands beside ``base``'s.
+    Schedulers, gradient scalers and checkpoints see an ordinary optimiser. ``OWN`` names what the
+    wrapper itself keeps per parameter; in ``state_dict`` that stands beside ``base``'s.
     """
 
     OWN: tuple[str, ...] = ()
@@ -22,7 +23,14 @@ class Wrapper(Optimizer):
 
     def __init__(self, base: Optimizer, settings: dict[str, Any]) -> None:
         made = isinstance(base, Optimizer)
-        require(made, "base", "be an optimiser", base, f"{type(self).__name__}(torch.optim.SGD(…))", TypeError)
+        require(
+            made,
+            "base",
+            "be an optimiser",
+            base,
+            f"{type(self).__name__}(torch.optim.SGD(…))",
+            TypeError,
+        )
         self.base = base
         super().__init__(base.param_groups, {**base.defaults, **settings})
         self.param_groups = base.param_groups
@@ -59,7 +67,10 @@ class Wrapper(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         for index, mine in own.items():
             p = params[index]
-            self.state[p] = {name: value.detach().to(p.device, p.dtype, copy=True) for name, value in mine.items()}
+            self.state[p] = {
+                name: value.detach().to(p.device, p.dtype, copy=True)
+                for name, value in mine.items()
+            }
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "base" not in self.__dict__:

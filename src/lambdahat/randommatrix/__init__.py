@@ -9,7 +9,12 @@ from lambdahat.randommatrix.bulk import BulkFit, fit_bulk
 from lambdahat.randommatrix.comparison import BatchComparison
 from lambdahat.randommatrix.directions import DirectionalVariance, directional_variance
 from lambdahat.randommatrix.free_convolution import FreeSum, Outlier, free_sum
-from lambdahat.randommatrix.lanczos_bounds import convergence_terms, excludes_top_pairs, lanczos_bound, power_bound
+from lambdahat.randommatrix.lanczos_bounds import (
+    convergence_terms,
+    excludes_top_pairs,
+    lanczos_bound,
+    power_bound,
+)
 from lambdahat.randommatrix.laws import Law, MarchenkoPastur, Semicircle
 from lambdahat.randommatrix.noise_levels import BatchLevels, BatchView, NoiseLevels
 from lambdahat.randommatrix.noisy_quadratic import (
@@ -31,7 +36,13 @@ from lambdahat.randommatrix.shrinkage import (
     linear_shrinkage,
     shrinkage_as_damping,
 )
-from lambdahat.randommatrix.spikes import Additive, Multiplicative, SpikedModel, effective_batch, noise_scale
+from lambdahat.randommatrix.spikes import (
+    Additive,
+    Multiplicative,
+    SpikedModel,
+    effective_batch,
+    noise_scale,
+)
 from lambdahat.randommatrix.stable_rates import StableRate, largest_stable_rate
 from lambdahat.randommatrix.tracy_widom import TracyWidom, edge_fluctuation
 

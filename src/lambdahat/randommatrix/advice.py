@@ -27,7 +27,12 @@ from lambdahat.randommatrix.advice_rules import (
 from lambdahat.randommatrix.batch_rules import batch_cautions, batch_recommendations, limits
 from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels, batch_levels, noise_levels
 from lambdahat.randommatrix.rate_limits import differ, require_momentum
-from lambdahat.randommatrix.stable_rates import MakeOptimizer, NoLimitError, StableRate, largest_stable_rate
+from lambdahat.randommatrix.stable_rates import (
+    MakeOptimizer,
+    NoLimitError,
+    StableRate,
+    largest_stable_rate,
+)
 from lambdahat.results import Estimate
 from lambdahat.storage import Result, Status
 
@@ -40,10 +45,11 @@ USUAL_MOMENTUM = {"sgd": 0.0, "momentum": 0.9, "nesterov": 0.9}
 class Advice(Result):
     """What a problem's curvature says about learning rate, batch size and damping.
 
-    ``levels`` are the measured numbers (``BatchLevels`` of a problem with norm="train"), ``recommendations`` what
-    follows from them, each with its reason, and ``cautions`` what to mind. ``advice["largest stable rate"]`` is the
-    value of the first recommendation of that name, ``advice["largest stable rate", 1024]`` that for a batch size.
-    ``cost`` counts passes over the data.
+    ``levels`` are the measured numbers (``BatchLevels`` of a problem with norm="train"),
+    ``recommendations`` what follows from them, each with its reason, and ``cautions`` what to mind.
+    ``advice["largest stable rate"]`` is the value of the first recommendation of that name,
+    ``advice["largest stable rate", 1024]`` that for a batch size. ``cost`` counts passes over the
+    data.
     """
 
     optimizer: str
@@ -62,16 +68,22 @@ class Advice(Result):
 
     def __getitem__(self, key: str | tuple[str, int]) -> Estimate:
         name, size = (key, None) if isinstance(key, str) else key
-        found = [each for each in self.recommendations if each.name == name and size in (None, each.batch_size)]
+        found = [
+            each
+            for each in self.recommendations
+            if each.name == name and size in (None, each.batch_size)
+        ]
         known = ", ".join(f"{each.name!r}, {each.batch_size}" for each in self.recommendations)
         require(bool(found), "a recommendation", f"be one of {known}", repr(key), "", KeyError)
         return found[0].value
 
     @property
     def headline(self) -> str:
-        """What to do, in one line: a rate, half of the largest stable one, which is the fastest on a quadratic.
+        """What to do, in one line: a rate, half of the largest stable one, which is the fastest on
+        a quadratic.
 
-        A rate by training goes before one by curvature, and one that was moved from another batch size before both.
+        A rate by training goes before one by curvature, and one that was moved from another batch
+        size before both.
         """
         point = "for this point of training"
         named = {each.name: each for each in reversed(self.recommendations)}
@@ -80,7 +92,9 @@ class Advice(Result):
         elif "stable rate by training" in named:
             each, share = named["stable rate by training"], 0.5
         else:
-            stable = [each for each in self.recommendations if each.name.startswith("largest stable rate")]
+            stable = [
+                each for each in self.recommendations if each.name.startswith("largest stable rate")
+            ]
             if not stable:
                 least = [each for each in self.recommendations if each.name.startswith("least")]
                 told = (
@@ -88,29 +102,52 @@ class Advice(Result):
                     if least
                     else "no rate is known"
                 )
-                return f"{told} at batch {self._batch(least)}, {point}: pass steps to find the rate by training"
+                return (
+                    f"{told} at batch {self._batch(least)}, {point}: pass steps to find the rate by"
+                    " training"
+                )
             each, share = stable[0], 0.5
         low, high = each.value.interval()
         at = f"at batch {each.batch_size:,}, {point}"
         if not math.isfinite(low):
             return f"use lr ≈ {share * float(each.value):.2g} (error unknown) {at}"
-        return f"use lr ≈ {share * float(each.value):.3g} ({share * low:.3g} to {share * high:.3g}) {at}"
+        return (
+            f"use lr ≈ {share * float(each.value):.3g} ({share * low:.3g} to {share * high:.3g})"
+            f" {at}"
+        )
 
     def _batch(self, found: Sequence[Recommendation]) -> str:
         return f"{found[0].batch_size if found else self.levels.views[0].batch_size:,}"
 
     def table(self) -> list[dict[str, Any]]:
-        """One row for each recommendation: name, batch_size, value, stderr, low and high (95 %), reason."""
+        """One row for each recommendation: name, batch_size, value, stderr, low and high (95 %),
+        reason.
+        """
         rows = []
         for each in self.recommendations:
             low, high = each.value.interval()
-            value = {"value": float(each.value), "stderr": float(each.value.stderr), "low": low, "high": high}
-            rows.append({"name": each.name, "batch_size": each.batch_size or None, **value, "reason": each.reason})
+            value = {
+                "value": float(each.value),
+                "stderr": float(each.value.stderr),
+                "low": low,
+                "high": high,
+            }
+            rows.append(
+                {
+                    "name": each.name,
+                    "batch_size": each.batch_size or None,
+                    **value,
+                    "reason": each.reason,
+                }
+            )
         return rows
 
     def __str__(self) -> str:
         about = self.levels
-        lines = [self.headline, f"{self.rule}, {about.parameters:,} parameters, {about.population:,} samples"]
+        lines = [
+            self.headline,
+            f"{self.rule}, {about.parameters:,} parameters, {about.population:,} samples",
+        ]
         for each in self.recommendations:
             at = f", batch of {each.batch_size:,}" if each.batch_size else ""
             lines.append(f"{each.name}{at}: {text(each.value)}")
@@ -132,31 +169,41 @@ def advise(
     factor: float | None = None,
     seed: int = 0,
 ) -> Advice:
-    """Learning rate, batch size and damping from the curvature at the problem's parameters, each with its reason.
+    """Learning rate, batch size and damping from the curvature at the problem's parameters, each
+    with its reason.
 
-    ``optimizer`` is "sgd", "momentum" or "nesterov" (with ``momentum``, default 0, 0.9 and 0.9), "adam", "adamw",
-    "rmsprop", "kfac" (on the Gauss–Newton matrix) or "lanczos-newton". For the first three come the largest stable
-    rate, how it scales with the batch size (default 128, or all data if fewer) and where that ends; for the rest the
-    least ε or damping δ at ``learning_rate`` (default 1e-3 and 1), by a rule whose error is unknown. With
-    ``new_batch_size`` all is given for both sizes, and ``learning_rate`` is moved to the new one.
+    ``optimizer`` is "sgd", "momentum" or "nesterov" (with ``momentum``, default 0, 0.9 and 0.9),
+    "adam", "adamw", "rmsprop", "kfac" (on the Gauss–Newton matrix) or "lanczos-newton". For the
+    first three come the largest stable rate, how it scales with the batch size (default 128, or all
+    data if fewer) and where that ends; for the rest the least ε or damping δ at ``learning_rate``
+    (default 1e-3 and 1), by a rule whose error is unknown. With ``new_batch_size`` all is given for
+    both sizes, and ``learning_rate`` is moved to the new one.
 
-    λ₁ is measured on all data, τ² and σ² on ``samples`` samples (default at most 1,024), and λ₁ of ``batches`` batches
-    of each size (default as many as hold all data once, from 10 to 30). Up to 12 parameters rates are the exact limit
-    of the coupled second moments; beyond, they follow τ² of the direction with the lowest, or what the batches show
-    where that is lower for sure. Their intervals are positive and, unless the loss is quadratic, hold what networks do
-    beyond the local quadratic. Predictions that miss are cautions. With ``steps`` the largest stable rates are also
-    found by training that long, judged by ``factor`` as ``largest_stable_rate`` does.
-    All holds at this point of parameter space: advice for the start of training is not advice for its end.
+    λ₁ is measured on all data, τ² and σ² on ``samples`` samples (default at most 1,024), and λ₁ of
+    ``batches`` batches of each size (default as many as hold all data once, from 10 to 30). Up to
+    12 parameters rates are the exact limit of the coupled second moments; beyond, they follow τ² of
+    the direction with the lowest, or what the batches show where that is lower for sure. Their
+    intervals are positive and, unless the loss is quadratic, hold what networks do beyond the local
+    quadratic. Predictions that miss are cautions. With ``steps`` the largest stable rates are also
+    found by training that long, judged by ``factor`` as ``largest_stable_rate`` does. All holds at
+    this point of parameter space: advice for the start of training is not advice for its end.
 
-    With norm="train" no sample has a curvature of its own, and rates come from λ₁ of the measured batches alone. With
-    momentum that tells only two rates that the limit lies between; nothing is predicted, and no ε or damping told.
+    With norm="train" no sample has a curvature of its own, and rates come from λ₁ of the measured
+    batches alone. With momentum that tells only two rates that the limit lies between; nothing is
+    predicted, and no ε or damping told.
     """
     require_problem(problem)
     request = _request(problem, optimizer, batch_size, new_batch_size, learning_rate, momentum)
     if batches is not None:
         require_count(batches, "batches", 2, cure="one batch shows no error")
     most = 0 if optimizer in SECOND_ORDER else None
-    require_count(steps, "steps", 0, most, "largest_stable_rate takes any torch optimiser" if most == 0 else "")
+    require_count(
+        steps,
+        "steps",
+        0,
+        most,
+        "largest_stable_rate takes any torch optimiser" if most == 0 else "",
+    )
     if samples is not None:
         require_count(samples, "samples", 2, problem.num_samples)
     if factor is not None:
@@ -181,7 +228,8 @@ def advise(
         levels,
         (*found, *map(_by_training, trained)),
         cautions,
-        levels.cost + sum(math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained),
+        levels.cost
+        + sum(math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained),
         levels.status,
     )
 
@@ -195,14 +243,28 @@ def _request(
     momentum: float | None,
 ) -> Request:
     require_choice(optimizer, "optimizer", OPTIMIZERS, "take the nearest of its kind")
-    require(problem.has_data, "problem", "be a loss over data", "one without data", "a batch of nothing has no noise")
+    require(
+        problem.has_data,
+        "problem",
+        "be a loss over data",
+        "one without data",
+        "a batch of nothing has no noise",
+    )
     total, cure = problem.num_samples, "a batch cannot hold more samples than the data"
-    require(total >= 2, "problem", "have two samples or more", repr(total), "one sample has no noise")
-    size = min(USUAL_BATCH, total) if batch_size is None else require_count(batch_size, "batch_size", 1, total, cure)
+    require(
+        total >= 2, "problem", "have two samples or more", repr(total), "one sample has no noise"
+    )
+    size = (
+        min(USUAL_BATCH, total)
+        if batch_size is None
+        else require_count(batch_size, "batch_size", 1, total, cure)
+    )
     sizes = [size]
     if new is not None:
         sizes.append(require_count(new, "new_batch_size", 1, total, cure))
-        require(new != size, "new_batch_size", "differ from batch_size", repr(new), "or leave it out")
+        require(
+            new != size, "new_batch_size", "differ from batch_size", repr(new), "or leave it out"
+        )
     if rate is not None:
         require_positive(rate, "learning_rate")
     if momentum is not None:
@@ -219,7 +281,12 @@ def _request(
 
 
 def _measured(
-    problem: Problem, request: Request, batches: int | None, samples: int | None, steps: int, seed: int
+    problem: Problem,
+    request: Request,
+    batches: int | None,
+    samples: int | None,
+    steps: int,
+    seed: int,
 ) -> NoiseLevels | BatchLevels:
     optimizer = request.optimizer
     if problem.norm == "train":
@@ -242,13 +309,24 @@ def _measured(
         return batch_levels(problem, request.batch_sizes, batches, seed)
     operator = "ggn" if optimizer == "kfac" else "hessian"
     known = operator == "hessian" or problem.loss_function is not None
-    require(known, "problem", "be made of a model and a loss of its output for KFAC", "one function", "", TypeError)
+    require(
+        known,
+        "problem",
+        "be made of a model and a loss of its output for KFAC",
+        "one function",
+        "",
+        TypeError,
+    )
     require_own_losses(problem)
     return noise_levels(problem, operator, request.batch_sizes, batches, samples, seed)
 
 
 def _require_positive_curvature(levels: NoiseLevels | BatchLevels) -> None:
-    for value in [view.sharpness for view in levels.views] if isinstance(levels, BatchLevels) else [levels.largest]:
+    for value in (
+        [view.sharpness for view in levels.views]
+        if isinstance(levels, BatchLevels)
+        else [levels.largest]
+    ):
         require(
             value.interval()[0] > 0,
             f"the largest eigenvalue of the {levels.operator}",
@@ -259,15 +337,24 @@ def _require_positive_curvature(levels: NoiseLevels | BatchLevels) -> None:
 
 
 def _trained(
-    problem: Problem, request: Request, levels: NoiseLevels | BatchLevels, steps: int, factor: float | None, seed: int
+    problem: Problem,
+    request: Request,
+    levels: NoiseLevels | BatchLevels,
+    steps: int,
+    factor: float | None,
+    seed: int,
 ) -> tuple[tuple[StableRate, ...], tuple[str, ...]]:
-    """The largest stable rate at each batch size by bisection, from where the rule has it; and where none was found."""
+    """The largest stable rate at each batch size by bisection, from where the rule has it; and
+    where none was found.
+    """
     make, found, failed = _maker(request), [], []
     for size in request.batch_sizes:
         adaptive = request.optimizer in ADAPTIVE
         start = request.rate if adaptive else float(limits(levels, request, size)[0])
         try:
-            rate = largest_stable_rate(problem, make, size, steps=steps, start=start, factor=factor, seed=seed)
+            rate = largest_stable_rate(
+                problem, make, size, steps=steps, start=start, factor=factor, seed=seed
+            )
         except NoLimitError as error:
             failed.append(f"training with batches of {size:,} found no limit: {error}")
         else:
@@ -276,19 +363,30 @@ def _trained(
 
 
 def _maker(request: Request) -> MakeOptimizer:
-    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop}
+    kinds: dict[str, Any] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "rmsprop": torch.optim.RMSprop,
+    }
 
     def make(parameters: list[Tensor], rate: float) -> Optimizer:
         if request.optimizer in kinds:
             return kinds[request.optimizer](parameters, lr=rate)  # type: ignore[no-any-return]
-        return torch.optim.SGD(parameters, rate, momentum=request.momentum, nesterov=request.nesterov)
+        return torch.optim.SGD(
+            parameters, rate, momentum=request.momentum, nesterov=request.nesterov
+        )
 
     return make
 
 
 def _by_training(rate: StableRate) -> Recommendation:
-    bound = "what noise lets expect" if rate.factor is None else f"{rate.factor:g} times the first loss"
-    reason = f"{rate.steps} steps from here at higher rates end above {bound}, or at no loss; {rate.cost:,} gradients"
+    bound = (
+        "what noise lets expect" if rate.factor is None else f"{rate.factor:g} times the first loss"
+    )
+    reason = (
+        f"{rate.steps} steps from here at higher rates end above {bound}, or at no loss;"
+        f" {rate.cost:,} gradients"
+    )
     return Recommendation("stable rate by training", rate.batch_size, rate, reason)
 
 
@@ -298,17 +396,29 @@ def _mind_layers(problem: Problem) -> list[str]:
     found = []
     if problem.norm != "train" and any(isinstance(layer, BATCH_NORMS) for layer in layers):
         found.append(
-            "normalisation layers use running statistics here and those of the batch in training, so that this is "
-            'advice for another network: ask for that of a problem with norm="train"'
+            "normalisation layers use running statistics here and those of the batch in training,"
+            " so that this is advice for another network: ask for that of a problem with"
+            ' norm="train"'
         )
-    if any(isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in layers):
-        found.append("dropout is off here and on in training, where it adds noise: stay further below the limit")
+    if any(
+        isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in layers
+    ):
+        found.append(
+            "dropout is off here and on in training, where it adds noise: stay further below the"
+            " limit"
+        )
     return found
 
 
 def _mind(levels: NoiseLevels | BatchLevels, request: Request, trained: bool) -> list[str]:
-    """Where a rule is known to fail, predictions miss, the rate in use is too large, or the point is no minimum."""
-    found = batch_cautions(request, trained) if isinstance(levels, BatchLevels) else _mind_rules(levels, request)
+    """Where a rule is known to fail, predictions miss, the rate in use is too large, or the point
+    is no minimum.
+    """
+    found = (
+        batch_cautions(request, trained)
+        if isinstance(levels, BatchLevels)
+        else _mind_rules(levels, request)
+    )
     if request.optimizer in GRADIENT and request.learning_rate is not None:
         size = request.batch_sizes[0]
         low, high = limits(levels, request, size)
@@ -316,11 +426,13 @@ def _mind(levels: NoiseLevels | BatchLevels, request: Request, trained: bool) ->
         if request.learning_rate > least:
             sure = "is above" if request.learning_rate > most else "may be above"
             found.append(
-                f"the learning rate {request.learning_rate:g} {sure} the limit at {size:,}, {least:.3g} to {most:.3g}"
+                f"the learning rate {request.learning_rate:g} {sure} the limit at {size:,},"
+                f" {least:.3g} to {most:.3g}"
             )
     if isinstance(levels, NoiseLevels) and float(levels.smallest) < -0.1 * float(levels.largest):
         found.append(
-            f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls away there, and λ₁ will change"
+            f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls away there,"
+            " and λ₁ will change"
         )
     return found
 
@@ -329,25 +441,38 @@ def _mind_rules(levels: NoiseLevels, request: Request) -> list[str]:
     found = []
     if request.optimizer not in GRADIENT:
         found.append(
-            "the least ε or damping tells an order of magnitude at best: on MNIST KFAC needed 0.9 (B = 16) to 0.0001 "
-            "(B = 1,024) of that by τ², and Adam 0.4 to 2.7, but up to 770 times that by isotropic noise "
-            "(docs/minibatch-rates.md)"
+            "the least ε or damping tells an order of magnitude at best: on MNIST KFAC needed 0.9"
+            " (B = 16) to 0.0001 (B = 1,024) of that by τ², and Adam 0.4 to 2.7, but up to 770"
+            " times that by isotropic noise (docs/minibatch-rates.md)"
         )
     for view in levels.views:
-        stray = [f"{model} {text(view.predicted[model])}" for model in view.predicted if view.strays(model)]
+        stray = [
+            f"{model} {text(view.predicted[model])}"
+            for model in view.predicted
+            if view.strays(model)
+        ]
         if stray and math.isfinite(view.effective):
             harmless = request.optimizer in GRADIENT and not view.strays("directional")
             found.append(
-                f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but predicted otherwise "
-                f"({', '.join(stray)}){'; no rate here takes noise for isotropic' if harmless else ''}"
+                f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but"
+                " predicted otherwise "
+                f"({', '.join(stray)})" + "; no rate here takes noise for isotropic" * harmless
             )
     return found
 
 
-def _mind_training(levels: NoiseLevels | BatchLevels, request: Request, trained: tuple[StableRate, ...]) -> list[str]:
+def _mind_training(
+    levels: NoiseLevels | BatchLevels, request: Request, trained: tuple[StableRate, ...]
+) -> list[str]:
     """Where training and the rule disagree, or where only training can tell."""
     if request.optimizer in ADAPTIVE:
-        return [] if trained else ["no eigenvalue limits an adaptive method's rate: pass steps to find it by training"]
+        return (
+            []
+            if trained
+            else [
+                "no eigenvalue limits an adaptive method's rate: pass steps to find it by training"
+            ]
+        )
     found = []
     for rate in trained:
         low, high = limits(levels, request, rate.batch_size)
@@ -355,7 +480,8 @@ def _mind_training(levels: NoiseLevels | BatchLevels, request: Request, trained:
         if not between and differ(rate, low) and differ(rate, high):
             told = text(low) if low == high else f"{text(low)} to {text(high)}"
             found.append(
-                f"by training, rates up to {text(rate)} are stable at {rate.batch_size:,}; by the rule, which knows "
-                f"only this point's curvature, up to {told}: trust the training for as many steps"
+                f"by training, rates up to {text(rate)} are stable at {rate.batch_size:,}; by the"
+                f" rule, which knows only this point's curvature, up to {told}: trust the training"
+                " for as many steps"
             )
     return found

@@ -1,4 +1,6 @@
-"""From measured curvature and its noise to learning rates and damping: one function for each family of optimisers."""
+"""From measured curvature and its noise to learning rates and damping: one function for each
+family of optimisers.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,28 @@ ADAPTIVE = ("adam", "adamw", "rmsprop")
 SECOND_ORDER = ("kfac", "lanczos-newton")
 HALF_DOUBLING = (math.sqrt(0.5), math.sqrt(2.0))
 SHARPEST = "the sharpest direction"
-# of the noise: chosen on 30 cases, where the rule was 0.79 to 1.22 times the exact limit of second moments and the
-# interval held it in 28; on 114 others in 104 (tests/randommatrix/test_advice_limits.py)
+# of the noise: chosen on 30 cases, where the rule was 0.79 to 1.22 times the exact limit of second
+# moments and the interval held it in 28; on 114 others in 104
+# (tests/randommatrix/test_advice_limits.py)
 MODEL = 0.15
 FLATTEST = 1e-6  # of λ₁: a direction below has no curvature to limit a rate
-# standard errors, downwards and upwards, of the logarithm of the rate at which training ends over the limit of the
-# local quadratic, by benchmarks/advice_edges.py. With normalisation layers (True) the loss does not depend on the
-# length of weights before them, and bears far higher rates, which lengthen these.
+# standard errors, downwards and upwards, of the logarithm of the rate at which training ends over
+# the limit of the local quadratic, by benchmarks/advice_edges.py. With normalisation layers (True)
+# the loss does not depend on the length of weights before them, and bears far higher rates, which
+# lengthen these.
 BEYOND_QUADRATIC = {False: (0.5, 1.3), True: (0.5, 2.2)}
-CALIBRATED = "its interval holds what networks do beyond the local quadratic (docs/batch-and-step.md)"
+CALIBRATED = (
+    "its interval holds what networks do beyond the local quadratic (docs/batch-and-step.md)"
+)
 NORMAL_95 = 1.959  # rounded down, so that an interval holds its ends
 USUAL_RATE = dict.fromkeys(ADAPTIVE, 1e-3) | dict.fromkeys(SECOND_ORDER, 1.0)
 
 
 @dataclass(frozen=True)
 class Recommendation(Result):
-    """One piece of advice: ``value``, ``batch_size`` it is for (0: any) and ``reason``, with the numbers behind it."""
+    """One piece of advice: ``value``, ``batch_size`` it is for (0: any) and ``reason``, with the
+    numbers behind it.
+    """
 
     name: str
     batch_size: int
@@ -51,7 +59,9 @@ class Recommendation(Result):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: an optimiser of a family, one or two batch sizes, and the rate in use at the first, if any."""
+    """What is asked: an optimiser of a family, one or two batch sizes, and the rate in use at
+    the first, if any.
+    """
 
     optimizer: str
     batch_sizes: tuple[int, ...]
@@ -72,7 +82,11 @@ class Request:
 def recommendations(levels: NoiseLevels, request: Request) -> tuple[Recommendation, ...]:
     """Everything that follows for the optimiser."""
     if request.optimizer in GRADIENT:
-        return (*_stable_rates(levels, request), *_rate_kept(levels, request), *_scaling(levels, request))
+        return (
+            *_stable_rates(levels, request),
+            *_rate_kept(levels, request),
+            *_scaling(levels, request),
+        )
     if request.optimizer in ADAPTIVE:
         return (*_damping(levels, request, "least epsilon"), *_root_rate(levels, request))
     return tuple(_damping(levels, request, "least damping"))
@@ -81,8 +95,8 @@ def recommendations(levels: NoiseLevels, request: Request) -> tuple[Recommendati
 def rate_limit(levels: NoiseLevels, request: Request, batch_size: int) -> Estimate:
     """The largest stable rate at a batch size on the local quadratic.
 
-    Where the known directions are all there are, this is the limit of their coupled second moments; of more
-    parameters, the lowest of single directions, as if all of their noise stayed along them.
+    Where the known directions are all there are, this is the limit of their coupled second moments;
+    of more parameters, the lowest of single directions, as if all of their noise stayed along them.
     """
     b = levels.view(batch_size).effective
     if levels.complete and not math.isinf(b):
@@ -91,10 +105,12 @@ def rate_limit(levels: NoiseLevels, request: Request, batch_size: int) -> Estima
 
 
 def stable_rate(levels: NoiseLevels, request: Request, batch_size: int) -> PositiveEstimate:
-    """The largest stable rate of training: that on the local quadratic, and what this leaves out as a doubt.
+    """The largest stable rate of training: that on the local quadratic, and what this leaves out as
+    a doubt.
 
-    On a quadratic of more directions than are known, the limit lies between that of single directions and that of
-    the coupled second moments of the known ones, which leave out what noise does to the others.
+    On a quadratic of more directions than are known, the limit lies between that of single
+    directions and that of the coupled second moments of the known ones, which leave out what noise
+    does to the others.
     """
     limit, b = rate_limit(levels, request, batch_size), levels.view(batch_size).effective
     down, up = (0.0, 0.0) if levels.quadratic else BEYOND_QUADRATIC[levels.normalized]
@@ -105,7 +121,9 @@ def stable_rate(levels: NoiseLevels, request: Request, batch_size: int) -> Posit
 
 
 def _coupled_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
-    """``coupled_limit`` of the known directions of positive curvature; its error is that of τ² from a subset."""
+    """``coupled_limit`` of the known directions of positive curvature; its error is that of τ²
+    from a subset.
+    """
     along = levels.directions
     values = torch.as_tensor(along.eigenvalues.value).double()
     kept = (values > FLATTEST * float(levels.largest)).nonzero()[:, 0]
@@ -114,15 +132,21 @@ def _coupled_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
     rows, columns = torch.triu_indices(order, order)
     matrices[:, rows, columns] = matrices[:, columns, rows] = along.elements.double()
     matrices = matrices[:, kept][:, :, kept]
-    tau2, errors = torch.as_tensor(along.tau2.value).double(), torch.as_tensor(along.tau2.stderr).double()
+    tau2, errors = (
+        torch.as_tensor(along.tau2.value).double(),
+        torch.as_tensor(along.tau2.stderr).double(),
+    )
     unsure = float((errors / tau2.clamp(min=1e-300))[kept].max())
 
     def of(scale: float) -> float:
         share = levels.finite * scale / b
-        return coupled_limit(values[kept].numpy(), matrices.numpy(), share, request.momentum, request.nesterov)
+        return coupled_limit(
+            values[kept].numpy(), matrices.numpy(), share, request.momentum, request.nesterov
+        )
 
     value, most = of(1.0), 1 + NORMAL_95 * unsure
-    # τ² may be several times what a subset shows: its error is a factor, and so is that of the limit
+    # τ² may be several times what a subset shows: its error is a factor, and so is that of the
+    # limit
     apart = max(math.log(value / of(most)), math.log(of(1 / most) / value)) if unsure else 0.0
     return Estimate(value, value * apart / NORMAL_95)
 
@@ -146,7 +170,12 @@ class _Direction:
 
     def limit(self, request: Request, b: float) -> Estimate:
         limits = [
-            limit_of(self.curvature, propagated(lambda level: level / b, noise), request.momentum, request.nesterov)
+            limit_of(
+                self.curvature,
+                propagated(lambda level: level / b, noise),
+                request.momentum,
+                request.nesterov,
+            )
             for noise in (self.noise, self.rival)
             if noise is not None
         ]
@@ -157,7 +186,8 @@ class _Direction:
 
         def of(true: float, noise: float) -> float:
             first, last = (
-                stability_limit(true, noise / (b * part), request.momentum, request.nesterov) for part in HALF_DOUBLING
+                stability_limit(true, noise / (b * part), request.momentum, request.nesterov)
+                for part in HALF_DOUBLING
             )
             return math.log2(last / first)
 
@@ -167,7 +197,9 @@ class _Direction:
         """The effective b at which the limit is ``rate``."""
 
         def of(true: float, noise: float, wanted: float) -> float:
-            return max(noise, 0.0) / allowed_excess(wanted, true, request.momentum, request.nesterov)
+            return max(noise, 0.0) / allowed_excess(
+                wanted, true, request.momentum, request.nesterov
+            )
 
         return self._both(of, rate)
 
@@ -182,8 +214,8 @@ class _Direction:
 def _expected(levels: NoiseLevels) -> list[_Direction]:
     """The sharpest direction and flatter ones, which can be noisier, with the noise τ²/λ of each.
 
-    E‖(I − αH_batch)φ‖² ≤ 1 along every eigenvector is not the limit of the coupled second moments. The noise has the
-    error MODEL for that.
+    E‖(I − αH_batch)φ‖² ≤ 1 along every eigenvector is not the limit of the coupled second moments.
+    The noise has the error MODEL for that.
     """
     known = {SHARPEST: (levels.largest, levels.tau2), **levels.flatter()}
     found = []
@@ -225,12 +257,20 @@ def _stable_rates(levels: NoiseLevels, request: Request) -> list[Recommendation]
         added = propagated(lambda noise, b=view.effective: noise / b, binding.noise)
         adds = f"to which a batch of {size:,} adds {text(added)}"
         if binding.name == SHARPEST:
-            numbers = f"λ₁ = {text(levels.largest)} of all data, {adds}; the batches have {text(view.measured)}"
+            numbers = (
+                f"λ₁ = {text(levels.largest)} of all data, {adds}; the batches have"
+                f" {text(view.measured)}"
+            )
         else:
-            numbers = f"{binding.name}, noisier than the sharpest direction, has λ = {text(binding.curvature)}, {adds}"
+            numbers = (
+                f"{binding.name}, noisier than the sharpest direction, has λ ="
+                f" {text(binding.curvature)}, {adds}"
+            )
         beyond = "" if levels.quadratic else f"; {CALIBRATED}"
         reason = f"{_formula(request)}: {numbers}{beyond}"
-        found.append(Recommendation("largest stable rate", size, stable_rate(levels, request, size), reason))
+        found.append(
+            Recommendation("largest stable rate", size, stable_rate(levels, request, size), reason)
+        )
     return found
 
 
@@ -239,7 +279,10 @@ def _formula(request: Request) -> str:
         return "2/(λ + what a batch adds), 2/λ₁ of the batch (Eq. 5.34) in mean square over batches"
     rho = f"{request.momentum:g}"
     if request.nesterov:
-        return f"mean-square stability of Nesterov's momentum ρ = {rho}, 2(1 + ρ)/((1 + 2ρ)λ₁) with all data"
+        return (
+            f"mean-square stability of Nesterov's momentum ρ = {rho}, 2(1 + ρ)/((1 + 2ρ)λ₁) with"
+            " all data"
+        )
     noise = (1 + request.momentum) / (1 - request.momentum)
     return f"2(1 + ρ)/(λ + {noise:.3g}·(what a batch adds)) with momentum ρ = {rho}"
 
@@ -253,12 +296,17 @@ def _rate_kept(levels: NoiseLevels, request: Request) -> list[Recommendation]:
     limits = [rate_limit(levels, request, size) for size in (old, new)]
     value = PositiveEstimate.of(propagated(lambda first, last: rate * last / first, *limits))
     share = rate / float(limits[0])
-    reason = f"{rate:g} is {share:.0%} of the limit at {old:,}, and this is as much of the limit at {new:,}"
+    reason = (
+        f"{rate:g} is {share:.0%} of the limit at {old:,}, and this is as much of the limit at"
+        f" {new:,}"
+    )
     return [Recommendation("learning rate", new, value, reason)]
 
 
 def _scaling(levels: NoiseLevels, request: Request) -> list[Recommendation]:
-    """The exponent of the limit in the batch size, and the batch size where the limit is half that of all data."""
+    """The exponent of the limit in the batch size, and the batch size where the limit is half
+    that of all data.
+    """
     first, last = request.batch_sizes[0], request.batch_sizes[-1]
     if first != last:
         limits = [rate_limit(levels, request, size) for size in (first, last)]
@@ -286,11 +334,14 @@ def _word(exponent: float) -> str:
 def _end(levels: NoiseLevels, request: Request) -> Recommendation:
     """B* = b*/(1 + b*/N), b* the effective batch at which the limit is half that of all data.
 
-    It is that of the direction which needs the largest batches. Below one sample it is told as 1, with its error unless
-    that is below 1 for sure.
+    It is that of the direction which needs the largest batches. Below one sample it is told as 1,
+    with its error unless that is below 1 for sure.
     """
     total = levels.population
-    half = propagated(lambda true: stability_limit(true, 0.0, request.momentum, request.nesterov) / 2, levels.largest)
+    half = propagated(
+        lambda true: stability_limit(true, 0.0, request.momentum, request.nesterov) / 2,
+        levels.largest,
+    )
     directions = _directions(levels, request.batch_sizes[0])
     reached = [(each.reaches(request, half), each) for each in directions]
     last, slowest = max(reached, key=lambda pair: float(pair[0]))
@@ -301,36 +352,49 @@ def _end(levels: NoiseLevels, request: Request) -> Recommendation:
         return Recommendation("end of scaling", 0, Estimate(1.0), f"{past}; {about}")
     if float(value) <= 1:
         past = (
-            f"it comes out at {text(value)}, so that at B = 1 the limit may already be more than half that of all data"
+            f"it comes out at {text(value)}, so that at B = 1 the limit may already be more than"
+            " half that of all data"
         )
-        return Recommendation("end of scaling", 0, PositiveEstimate.of(replace(value, value=1.0)), f"{past}; {about}")
+        return Recommendation(
+            "end of scaling", 0, PositiveEstimate.of(replace(value, value=1.0)), f"{past}; {about}"
+        )
     reason = f"the limit is half that of all data there, and larger batches gain little; {about}"
     return Recommendation("end of scaling", 0, PositiveEstimate.of(value), reason)
 
 
 def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
-    """b* of a direction without momentum, n/(2λ₁ − λ) where a batch adds n/b to its λ; τ²/λ₁² along the sharpest."""
+    """b* of a direction without momentum, n/(2λ₁ − λ) where a batch adds n/b to its λ; τ²/λ₁²
+    along the sharpest.
+    """
     true = float(levels.largest)
     told = float(levels.tau2) / true**2
-    isotropic = f"Pσ²/λ₁² = {levels.parameters * float(levels.variance) / true**2:.3g} were the noise isotropic"
+    isotropic = (
+        f"Pσ²/λ₁² = {levels.parameters * float(levels.variance) / true**2:.3g} were the noise"
+        " isotropic"
+    )
     near = max(float(slowest.noise), 0.0) / (2 * true - float(slowest.curvature))
     if slowest.name != SHARPEST:
         return (
-            f"without momentum it is near {near:.3g} along {slowest.name}, noisier than the sharpest direction; along "
-            f"that it would be τ²/λ₁² = {told:.3g}, or {isotropic}"
+            f"without momentum it is near {near:.3g} along {slowest.name}, noisier than the"
+            f" sharpest direction; along that it would be τ²/λ₁² = {told:.3g}, or {isotropic}"
         )
     if slowest.rival is not None:
-        return f"without momentum it is near {near:.3g} by the batches, τ²/λ₁² = {told:.3g} by samples, or {isotropic}"
+        return (
+            f"without momentum it is near {near:.3g} by the batches, τ²/λ₁² = {told:.3g} by"
+            f" samples, or {isotropic}"
+        )
     return f"without momentum it is near τ²/λ₁² = {told:.3g}, or {isotropic}"
 
 
 def _damping(levels: NoiseLevels, request: Request, name: str) -> list[Recommendation]:
-    """What keeps a step along falsely flat directions from overshooting (Eq. 5.36 of the spectral thesis, mended).
+    """What keeps a step along falsely flat directions from overshooting (Eq. 5.36 of the spectral
+    thesis, mended).
 
     Training refutes the rule by factors (docs/minibatch-rates.md), so that its error is unknown.
 
-    A batch's flat directions together hold the share r = 1 − |φ̂₁ᵀφ₁|² of the sharpest one, so that δ > αλ₁r/2. To first
-    order r = τ²/(bλ₁²), and Pσ²/(bλ₁²) were the noise isotropic: δ > ατ²/(2bλ₁) and αPσ²/(2bλ₁).
+    A batch's flat directions together hold the share r = 1 − |φ̂₁ᵀφ₁|² of the sharpest one, so that
+    δ > αλ₁r/2. To first order r = τ²/(bλ₁²), and Pσ²/(bλ₁²) were the noise isotropic: δ >
+    ατ²/(2bλ₁) and αPσ²/(2bλ₁).
     """
     rate = request.rate
     usual = "" if request.learning_rate is not None else " (the usual rate)"
@@ -344,7 +408,9 @@ def _damping(levels: NoiseLevels, request: Request, name: str) -> list[Recommend
 
 
 def _mistaken(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, str, str]]:
-    """λ₁r, the curvature that a batch's flat directions hide, by three ways, with formula and numbers."""
+    """λ₁r, the curvature that a batch's flat directions hide, by three ways, with formula and
+    numbers.
+    """
     view, order = levels.view(batch_size), levels.parameters
     b = view.effective
     expected, true = float(levels.expected_excess(b)), float(levels.largest)
@@ -352,35 +418,53 @@ def _mistaken(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, st
     seen = true * (1 - float(view.overlap))
     return {
         "": (expected, "ατ²/(2bλ₁)", f"τ² = {text(levels.tau2)}, b = {b:.5g}"),
-        ", isotropic noise": (isotropic, "αPσ²/(2bλ₁)", f"σ² = {text(levels.variance)}, P = {order:,}, b = {b:.5g}"),
-        ", from overlap": (seen, "αλ₁(1 − |φ̂₁ᵀφ₁|²)/2", f"|φ̂₁ᵀφ₁|² = {text(view.overlap)} measured on the batches"),
+        ", isotropic noise": (
+            isotropic,
+            "αPσ²/(2bλ₁)",
+            f"σ² = {text(levels.variance)}, P = {order:,}, b = {b:.5g}",
+        ),
+        ", from overlap": (
+            seen,
+            "αλ₁(1 − |φ̂₁ᵀφ₁|²)/2",
+            f"|φ̂₁ᵀφ₁|² = {text(view.overlap)} measured on the batches",
+        ),
     }
 
 
 def _root_rate(levels: NoiseLevels, request: Request) -> list[Recommendation]:
-    """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule, whose error nobody knows."""
+    """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule, whose error
+    nobody knows.
+    """
     old, new = request.batch_sizes[0], request.batch_sizes[-1]
     noise = propagated(lambda level: levels.finite * level, levels.gradient_variance)
-    typical = propagated(lambda mean, var: math.sqrt(mean + var / levels.view(old).effective), levels.gradient, noise)
+    typical = propagated(
+        lambda mean, var: math.sqrt(mean + var / levels.view(old).effective), levels.gradient, noise
+    )
     share = float(noise) / levels.view(old).effective / max(float(typical) ** 2, 1e-300)
     found = [
         Recommendation(
             "typical √v",
             old,
             typical,
-            f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its square from noise; "
-            "with ε far above it Adam is SGD of rate α/ε, and scales as SGD does",
+            f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its"
+            " square from noise; with ε far above it Adam is SGD of rate α/ε, and scales as SGD"
+            " does",
         )
     ]
     if request.learning_rate is not None and old != new:
         value = Estimate(request.learning_rate * math.sqrt(new / old), math.nan)
-        reason = f"α·√(B'/B), for ε far below √v = {text(typical)} (§5.8.1): a rule of thumb, not measured here"
+        reason = (
+            f"α·√(B'/B), for ε far below √v = {text(typical)} (§5.8.1): a rule of thumb, not"
+            " measured here"
+        )
         found.append(Recommendation("learning rate", new, value, reason))
     return found
 
 
 def text(estimate: Estimate) -> str:
-    """A number with its error, in short; two digits where that is unknown, for more would promise something."""
+    """A number with its error, in short; two digits where that is unknown, for more would
+    promise something.
+    """
     error = float(estimate.stderr)
     if error == math.inf:
         return f"at least {float(estimate):.4g}"

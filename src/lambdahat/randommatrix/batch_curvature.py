@@ -24,9 +24,9 @@ CURVATURES = {"hessian": hessian, "ggn": ggn}
 class BatchEigenvalues(Result):
     """Extreme eigenvalues of the curvature of single batches, each array one row a batch.
 
-    ``largest`` (batches, k) falls along a row, ``smallest`` (batches, k) rises. ``overlaps`` (batches, k) are
-    |φ̂_mᵀφ_m|² of the m-th largest's vector with the full data's, if that was given. ``cost`` counts products with the
-    batches' matrices.
+    ``largest`` (batches, k) falls along a row, ``smallest`` (batches, k) rises. ``overlaps``
+    (batches, k) are |φ̂_mᵀφ_m|² of the m-th largest's vector with the full data's, if that was
+    given. ``cost`` counts products with the batches' matrices.
     """
 
     batch_size: int
@@ -43,10 +43,14 @@ class BatchEigenvalues(Result):
         return len(self.largest)
 
     def mean(self, which: str = "largest", rank: int = 0) -> Estimate:
-        """The mean over batches, with its standard error; ``which`` is "largest", "smallest" or "overlaps"."""
+        """The mean over batches, with its standard error; ``which`` is "largest", "smallest" or
+        "overlaps".
+        """
         readings = self._readings(which)[:, rank]
         error = readings.std(ddof=1) / math.sqrt(len(readings)) if len(readings) > 1 else math.nan
-        return Estimate(float(readings.mean()), float(error), self.cost, self.status, max(len(readings) - 1, 1))
+        return Estimate(
+            float(readings.mean()), float(error), self.cost, self.status, max(len(readings) - 1, 1)
+        )
 
     def spread(self, which: str = "largest", rank: int = 0) -> float:
         """The standard deviation between batches."""
@@ -56,7 +60,13 @@ class BatchEigenvalues(Result):
     def _readings(self, which: str) -> Array:
         found = {"largest": self.largest, "smallest": self.smallest, "overlaps": self.overlaps}
         readings = found[require_choice(which, "which", tuple(found))]
-        require(readings is not None, "overlaps", "have been measured", "None", "pass full= to batch_eigenpairs")
+        require(
+            readings is not None,
+            "overlaps",
+            "have been measured",
+            "None",
+            "pass full= to batch_eigenpairs",
+        )
         assert readings is not None
         return readings
 
@@ -71,14 +81,22 @@ def batch_eigenpairs(
     full: Eigenpairs | None = None,
     tol: float = 1e-3,
 ) -> BatchEigenvalues:
-    """The k largest and k smallest eigenvalues of the Hessian (or "ggn") of each of several random batches.
+    """The k largest and k smallest eigenvalues of the Hessian (or "ggn") of each of several random
+    batches.
 
-    Batches are drawn without replacement within each, independently of one another and of batches of other sizes.
-    ``full`` are the k largest or more eigenpairs of the same operator on all the data, for the overlaps; ``tol`` is
-    that of ``lh.eigenpairs``, 1e-3 since batches differ by far more.
+    Batches are drawn without replacement within each, independently of one another and of batches
+    of other sizes. ``full`` are the k largest or more eigenpairs of the same operator on all the
+    data, for the overlaps; ``tol`` is that of ``lh.eigenpairs``, 1e-3 since batches differ by far
+    more.
     """
     require_problem(problem)
-    require_count(batch_size, "batch_size", 1, problem.num_samples, "a batch is drawn from the problem's samples")
+    require_count(
+        batch_size,
+        "batch_size",
+        1,
+        problem.num_samples,
+        "a batch is drawn from the problem's samples",
+    )
     require_count(batches, "batches")
     require_count(k, "k", 1, problem.num_parameters)
     require_choice(operator, "operator", tuple(CURVATURES))
@@ -96,15 +114,21 @@ def batch_eigenpairs(
         operator,
         largest=np.stack([pairs.values[:k].cpu().numpy() for pairs in every]),
         smallest=np.stack([pairs.values.flip(0)[:k].cpu().numpy() for pairs in every]),
-        overlaps=None if vectors is None else np.stack([overlap for _, overlap in found if overlap is not None]),
+        overlaps=None
+        if vectors is None
+        else np.stack([overlap for _, overlap in found if overlap is not None]),
         cost=sum(pairs.cost for pairs in every),
         status=next((pairs.status for pairs in every if not pairs.status.ok), Status.CONVERGED),
     )
 
 
 def _batch(problem: Problem, batch_size: int, seed: int, i: int) -> Problem:
-    """The problem on one random batch, in pieces no larger than its own unless batch-norm must see it whole."""
-    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "batch curvature", batch_size, i))
+    """The problem on one random batch, in pieces no larger than its own unless batch-norm must
+    see it whole.
+    """
+    chosen = torch.randperm(
+        problem.num_samples, generator=generator(seed, "batch curvature", batch_size, i)
+    )
     chosen = chosen[:batch_size]
     most = batch_size if problem.norm == "train" else min(batch_size, max(problem.batches.sizes))
     return problem.subset(chosen, most)
@@ -116,7 +140,11 @@ def _extremes(batch: Problem, operator: str, k: int, tol: float, seed: int) -> E
 
 
 def _reference(problem: Problem, full: Eigenpairs, k: int) -> torch.Tensor:
-    right = isinstance(full, Eigenpairs) and full.vectors.shape[0] == problem.num_parameters and len(full) >= k
+    right = (
+        isinstance(full, Eigenpairs)
+        and full.vectors.shape[0] == problem.num_parameters
+        and len(full) >= k
+    )
     require(
         right,
         "full",
@@ -124,8 +152,16 @@ def _reference(problem: Problem, full: Eigenpairs, k: int) -> torch.Tensor:
         full,
         "take them of the same problem: lh.eigenpairs(lh.hessian(problem), k)",
     )
-    falling = bool((full.values[:k].diff() <= 0).all()) and float(full.values[0]) >= float(full.values.max())
-    require(falling, "full", "begin with the largest eigenvalues", "others", 'ask for which="largest" or "both"')
+    falling = bool((full.values[:k].diff() <= 0).all()) and float(full.values[0]) >= float(
+        full.values.max()
+    )
+    require(
+        falling,
+        "full",
+        "begin with the largest eigenvalues",
+        "others",
+        'ask for which="largest" or "both"',
+    )
     return full.vectors[:, :k]
 
 

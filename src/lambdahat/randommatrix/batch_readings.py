@@ -1,7 +1,9 @@
-"""What a batch shows of known eigenvalues, under a model of its noise: the numbers behind ``predict``.
+"""What a batch shows of known eigenvalues, under a model of its noise: the numbers behind
+``predict``.
 
-A noise model holds the ``inputs`` that a prediction depends on with their ``errors``, and reads everything off for
-given inputs and a given u = 1/b, so that errors and the dependence on the batch are differences of one function.
+A noise model holds the ``inputs`` that a prediction depends on with their ``errors``, and reads
+everything off for given inputs and a given u = 1/b, so that errors and the dependence on the batch
+are differences of one function.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ Mask = NDArray[np.bool_]
 
 
 class Reading(NamedTuple):
-    """One prediction: of each known eigenvalue, of the bulk, and of the extremes (smallest, largest).
+    """One prediction: of each known eigenvalue, of the bulk, and of the extremes (smallest,
+    largest).
 
-    ``onsets`` are the effective batches at which λ₁ leaves the bulk, and at which noise adds as much as λ₁ itself.
+    ``onsets`` are the effective batches at which λ₁ leaves the bulk, and at which noise adds as
+    much as λ₁ itself.
     """
 
     positions: Array
@@ -60,7 +64,8 @@ class NoiseModel(ABC):
 
 @dataclass(frozen=True)
 class View:
-    """A measured spectrum as eigenvalues known one by one (k,) with errors, and a bulk of ``counts`` at ``nodes``.
+    """A measured spectrum as eigenvalues known one by one (k,) with errors, and a bulk of
+    ``counts`` at ``nodes``.
 
     ``trace_error`` is the relative error of the trace, which is that of the bulk.
     """
@@ -74,13 +79,18 @@ class View:
 
 
 def view_of(spectrum: Spectrum | Eigenpairs) -> View:
-    """The k pairs and a bulk at 0; or the outliers of a spectrum, its ends among them, and a bulk of all else.
+    """The k pairs and a bulk at 0; or the outliers of a spectrum, its ends among them, and a bulk
+    of all else.
 
-    The theory is one of few eigenvalues beside many: at most a tenth of the spectrum, or 20, the farthest out, are few.
+    The theory is one of few eigenvalues beside many: at most a tenth of the spectrum, or 20, the
+    farthest out, are few.
     """
     if isinstance(spectrum, Eigenpairs):
         order = spectrum.vectors.shape[0]
-        values, errors = spectrum.values.double().cpu().numpy(), spectrum.residuals.double().cpu().numpy()
+        values, errors = (
+            spectrum.values.double().cpu().numpy(),
+            spectrum.residuals.double().cpu().numpy(),
+        )
         return View(order, values, errors, np.zeros(1), np.array([max(order - len(values), 1.0)]))
     found = {float(each): float(each.stderr) for each in (*_ends(spectrum), *spectrum.outliers())}
     nodes, counts = bulk_within(spectrum, list(found))
@@ -93,7 +103,14 @@ def view_of(spectrum: Spectrum | Eigenpairs) -> View:
     if not counts.sum() > 0:
         nodes, counts = np.array([centre]), np.ones(1)
     errors = np.array([found[value] for value in chosen])
-    return View(spectrum.dim, np.array(chosen), errors, nodes, counts, _trace_error(spectrum, chosen, nodes, counts))
+    return View(
+        spectrum.dim,
+        np.array(chosen),
+        errors,
+        nodes,
+        counts,
+        _trace_error(spectrum, chosen, nodes, counts),
+    )
 
 
 def _trace_error(spectrum: Spectrum, chosen: list[float], nodes: Array, counts: Array) -> float:
@@ -106,19 +123,23 @@ def _trace_error(spectrum: Spectrum, chosen: list[float], nodes: Array, counts: 
 
 
 def _ends(spectrum: Spectrum) -> tuple[Estimate, Estimate]:
-    """The first probe's smallest and largest node: another's for the same eigenvalue would count it twice."""
+    """The first probe's smallest and largest node: another's for the same eigenvalue would count
+    it twice.
+    """
     there = np.flatnonzero(spectrum.weights[0] > 0)
     nodes, residuals = spectrum.nodes[0][there], spectrum.residuals[0][there]
-    low, high = (Estimate(float(nodes[i]), float(residuals[i])) for i in (nodes.argmin(), nodes.argmax()))
+    low, high = (
+        Estimate(float(nodes[i]), float(residuals[i])) for i in (nodes.argmin(), nodes.argmax())
+    )
     return low, high
 
 
 class RandomMatrixNoise(NoiseModel):
     """Additive or multiplicative noise of variance σ² per element on a measured spectrum.
 
-    Eigenvalues that do not stand apart join the bulk; those that do mix among themselves (``mixing``). The inputs are
-    offsets of all eigenvalues and of the mixed ones in units of their errors, σ², and a factor on tr G, 1 with the
-    trace's relative error.
+    Eigenvalues that do not stand apart join the bulk; those that do mix among themselves
+    (``mixing``). The inputs are offsets of all eigenvalues and of the mixed ones in units of their
+    errors, σ², and a factor on tr G, 1 with the trace's relative error.
     """
 
     def __init__(self, view: View, variance: Estimate, model: str) -> None:
@@ -133,27 +154,46 @@ class RandomMatrixNoise(NoiseModel):
         """Everything, at given inputs."""
         spikes, noise = self.eigenvalues + inputs[0] * self.eigenvalue_errors, inputs[2] / inputs[3]
         spikes = spikes if self.model == "additive" else spikes.clip(0.0)
-        key = float(inputs[0]), float(noise), inverse_batch  # inputs[1] alone moves nothing of what costs
+        # inputs[1] alone moves nothing of what costs
+        key = float(inputs[0]), float(noise), inverse_batch
         if key not in self._found:
             self._found[key] = self._mixed(spikes, noise, inverse_batch)
         model, apart, mixed = self._found[key]
-        positions, overlaps, spreads = model.outlier(spikes), model.overlap(spikes), np.zeros_like(spikes)
+        positions, overlaps, spreads = (
+            model.outlier(spikes),
+            model.overlap(spikes),
+            np.zeros_like(spikes),
+        )
         some = spikes[apart]
         positions[apart] += mixed.positions - some + inputs[1] * mixed.errors
         overlaps[apart] *= mixed.overlaps
         spreads[apart] = mixed.spreads * np.sqrt(1.0 - model.closeness(some))
         extremes, extreme_spreads = self._extremes(model, positions, spreads, apart)
         return Reading(
-            positions, overlaps, spreads, np.array(model.edges), extremes, extreme_spreads, self._onsets(spikes, noise)
+            positions,
+            overlaps,
+            spreads,
+            np.array(model.edges),
+            extremes,
+            extreme_spreads,
+            self._onsets(spikes, noise),
         )
 
-    def _mixed(self, spikes: Array, noise: float, inverse_batch: float) -> tuple[SpikedModel, Mask, Mixed]:
+    def _mixed(
+        self, spikes: Array, noise: float, inverse_batch: float
+    ) -> tuple[SpikedModel, Mask, Mixed]:
         """The model, which eigenvalues stand apart, and how these mix."""
         model, apart = self._settled(spikes, noise, inverse_batch)
         some = spikes[apart]
-        return model, apart, mix(some, independent_noise(model.coupling(some[:, None], some[None, :])))
+        return (
+            model,
+            apart,
+            mix(some, independent_noise(model.coupling(some[:, None], some[None, :]))),
+        )
 
-    def _settled(self, spikes: Array, noise: float, inverse_batch: float) -> tuple[SpikedModel, Mask]:
+    def _settled(
+        self, spikes: Array, noise: float, inverse_batch: float
+    ) -> tuple[SpikedModel, Mask]:
         """The model with what does not stand apart in its bulk, and which eigenvalues do."""
         apart = np.ones(len(spikes), dtype=bool)
         while True:
@@ -170,7 +210,9 @@ class RandomMatrixNoise(NoiseModel):
             size = float(counts.sum())
             return Additive(math.sqrt(max(noise, 0.0) * size * inverse_batch), nodes, counts, size)
         per_sample = self._ratio(noise) * inverse_batch
-        return Multiplicative(nodes.clip(0.0), counts, 1.0 / per_sample if per_sample > 0 else math.inf)
+        return Multiplicative(
+            nodes.clip(0.0), counts, 1.0 / per_sample if per_sample > 0 else math.inf
+        )
 
     def _ratio(self, noise: float) -> float:
         """c = P²σ²/((tr G)² + tr G²): 1 for Gaussian samples of rank one, whose noise it is."""
@@ -179,18 +221,27 @@ class RandomMatrixNoise(NoiseModel):
         gaussian = float(nodes @ counts) ** 2 + float(nodes**2 @ counts)
         return max(noise, 0.0) * self.view.dimension**2 / gaussian if gaussian > 0 else 0.0
 
-    def _extremes(self, model: SpikedModel, positions: Array, spreads: Array, apart: Mask) -> tuple[Array, Array]:
-        """(smallest, largest) and their spreads: an outlier, or the edge with Tracy–Widom fluctuations."""
+    def _extremes(
+        self, model: SpikedModel, positions: Array, spreads: Array, apart: Mask
+    ) -> tuple[Array, Array]:
+        """(smallest, largest) and their spreads: an outlier, or the edge with Tracy–Widom
+        fluctuations.
+        """
         law = TracyWidom()
         values, widths = np.zeros(2), np.zeros(2)
         for side, sign in ((0, -1.0), (1, 1.0)):
             scale = model.edge_scales[side]
-            values[side], widths[side] = model.edges[side] + sign * law.mean * scale, law.std * scale
+            values[side], widths[side] = (
+                model.edges[side] + sign * law.mean * scale,
+                law.std * scale,
+            )
             beyond = apart & (sign * positions > sign * model.edges[side])
             if beyond.any():
                 chosen = int(np.argmax(np.where(beyond, sign * positions, -math.inf)))
                 values[side], widths[side] = positions[chosen], spreads[chosen]
-        if isinstance(model, Multiplicative) and (model.nodes[0] == 0 or model.samples < self.view.dimension):
+        if isinstance(model, Multiplicative) and (
+            model.nodes[0] == 0 or model.samples < self.view.dimension
+        ):
             values[0], widths[0] = 0.0, 0.0  # fewer samples than dimensions leave a null space
         return values, widths
 
@@ -205,15 +256,23 @@ class RandomMatrixNoise(NoiseModel):
 class DirectionalNoise(NoiseModel):
     """Noise measured along k eigenvectors (``directions``).
 
-    Among themselves they mix (``mixing``), by batches drawn of the samples' own matrices. Noise to all other
-    directions, as if these were at 0, adds r_m/(bλ_m) by second-order perturbation theory; where r_m/b exceeds λ_m² it
-    ends in 2√(r_m/b), as for isotropic noise. The inputs are offsets of all λ, of all r and of the mixed positions in
-    units of their errors, a factor on the noise among the k, and the bulk's variance.
+    Among themselves they mix (``mixing``), by batches drawn of the samples' own matrices. Noise to
+    all other directions, as if these were at 0, adds r_m/(bλ_m) by second-order perturbation
+    theory; where r_m/b exceeds λ_m² it ends in 2√(r_m/b), as for isotropic noise. The inputs are
+    offsets of all λ, of all r and of the mixed positions in units of their errors, a factor on the
+    noise among the k, and the bulk's variance.
     """
 
     def __init__(self, variance: DirectionalVariance, batch_size: int) -> None:
-        self.dimension, self.count, self.psd = variance.dimension, len(variance), variance.operator == "ggn"
-        self.eigenvalues, self.eigenvalue_errors = _flat(variance.eigenvalues.value), _flat(variance.eigenvalues.stderr)
+        self.dimension, self.count, self.psd = (
+            variance.dimension,
+            len(variance),
+            variance.operator == "ggn",
+        )
+        self.eigenvalues, self.eigenvalue_errors = (
+            _flat(variance.eigenvalues.value),
+            _flat(variance.eigenvalues.stderr),
+        )
         self.rest, self.rest_errors = _flat(variance.rest.value), _flat(variance.rest.stderr)
         self.couplings = _flat(variance.couplings.value).reshape(self.count, self.count)
         self.noise = sampled_noise(variance.elements.double().cpu().numpy(), self.count, batch_size)
@@ -228,7 +287,9 @@ class DirectionalNoise(NoiseModel):
         """Everything, at given inputs."""
         levels = self.eigenvalues + inputs[0] * self.eigenvalue_errors
         rest = (self.rest + inputs[1] * self.rest_errors).clip(0.0)
-        radius = 2.0 * math.sqrt((self.dimension - self.count) * max(inputs[4], 0.0) * inverse_batch)
+        radius = 2.0 * math.sqrt(
+            (self.dimension - self.count) * max(inputs[4], 0.0) * inverse_batch
+        )
         edges = np.array([0.0 if self.psd else -radius, radius])
         scale = math.sqrt(max(inputs[3], 0.0) * inverse_batch)
         key = float(inputs[0]), scale  # the other inputs do not change how the levels mix
@@ -236,14 +297,18 @@ class DirectionalNoise(NoiseModel):
             self._found[key] = mix(levels, scale * self.noise)
         mixed = self._found[key]
         outward, kept = _to_the_rest(np.abs(levels), rest * inverse_batch)
-        positions = mixed.positions + inputs[2] * mixed.errors + np.where(levels < 0, -outward, outward)
+        positions = (
+            mixed.positions + inputs[2] * mixed.errors + np.where(levels < 0, -outward, outward)
+        )
         apart = (kept > 0) & ((positions > edges[1]) | (positions < edges[0]))
         overlaps = np.where(apart, kept * mixed.overlaps, 0.0)
         extremes, widths = self._extremes(levels, positions, mixed.spreads, edges)
         onsets = self._onsets(levels, rest, inputs[3] * self.couplings)
         return Reading(positions, overlaps, mixed.spreads, edges, extremes, widths, onsets)
 
-    def _extremes(self, levels: Array, positions: Array, spreads: Array, edges: Array) -> tuple[Array, Array]:
+    def _extremes(
+        self, levels: Array, positions: Array, spreads: Array, edges: Array
+    ) -> tuple[Array, Array]:
         """(smallest, largest): an eigenvalue beyond the bulk's edge, or that edge."""
         law, unit = TracyWidom(), edges[1] / 2 * max(self.dimension - self.count, 1) ** (-2 / 3)
         values, widths = edges + law.mean * unit * np.array([-1.0, 1.0]), np.full(2, law.std * unit)
@@ -268,14 +333,18 @@ class DirectionalNoise(NoiseModel):
 
 
 def noise_model(
-    spectrum: Spectrum | Eigenpairs, variance: Estimate | DirectionalVariance, model: str, batch_size: int
+    spectrum: Spectrum | Eigenpairs,
+    variance: Estimate | DirectionalVariance,
+    model: str,
+    batch_size: int,
 ) -> NoiseModel:
     """The model by its name: "additive", "multiplicative" or "directional"."""
     directional = isinstance(variance, DirectionalVariance)
     require(
         directional == (model == "directional"),
         "variance",
-        f"be {'directional_variance(…)' if model == 'directional' else 'a number or an Estimate'} for {model!r}",
+        f"be {'directional_variance(…)' if model == 'directional' else 'a number or an Estimate'}"
+        f" for {model!r}",
         type(variance).__name__,
         'model="directional" and directional_variance go together',
         TypeError,

@@ -1,10 +1,12 @@
-"""The bulk of a measured spectrum and the eigenvalues that stand apart from it (Figure 6.1, spectral thesis).
+"""The bulk of a measured spectrum and the eigenvalues that stand apart from it (Figure 6.1,
+spectral thesis).
 
-A random probe gives one eigenvalue the weight χ²₁/P. Lanczos resolves an eigenvalue that stands alone: its residual is
-small beside the distance to its neighbours. The nodes of a continuous bulk are not resolved, and carry many eigenvalues
-each, unless the depth is so large, or P so small, that the bulk's own last eigenvalues are resolved too; then only the
-gap tells. An eigenvalue is called an outlier when the gap between it, or one further in, and the bulk is too wide for
-the bulk's own spacing.
+A random probe gives one eigenvalue the weight χ²₁/P. Lanczos resolves an eigenvalue that stands
+alone: its residual is small beside the distance to its neighbours. The nodes of a continuous bulk
+are not resolved, and carry many eigenvalues each, unless the depth is so large, or P so small, that
+the bulk's own last eigenvalues are resolved too; then only the gap tells. An eigenvalue is called
+an outlier when the gap between it, or one further in, and the bulk is too wide for the bulk's own
+spacing.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from lambdahat._check import require, require_positive
 from lambdahat.results import ALONE, ONE, Array, Estimate, Spectrum, stand_alone
 from lambdahat.storage import Result, Status
 
-KAPPA = 5.0  # eigenvalues that a node of the bulk stands for, at least (Figure 6.1, spectral thesis)
+# eigenvalues that a node of the bulk stands for, at least (Figure 6.1, spectral thesis)
+KAPPA = 5.0
 FEW = 30.0  # eigenvalues that a candidate may stand for, when they are nearly equal
 GHOST = 1e-3  # of an eigenvalue's weight: one in forty weighs less
 NEAR = 4  # nodes whose distances give the spacing at the edge
 WORTH_NAMING = 0.5
-# the largest of a bulk's eigenvalues is 1.21 ± 1.27 Airy units within the edge, and its distance to the second 2.06
+# the largest of a bulk's eigenvalues is 1.21 ± 1.27 Airy units within the edge, and its distance to
+# the second 2.06
 MEAN_DEPTH, SPREAD = 1.2065 / 2.056, 1.268 / 2.056
 TAIL = 0.1
 UNITS = 1.5  # how far a Gauss rule's nodes leave the edge open, in their own unit
@@ -36,15 +40,17 @@ UNKNOWN_UNIT = 1.3  # the unit itself comes from a few nodes: measured on random
 
 @dataclass(frozen=True)
 class BulkFit(Result):
-    """``lower`` and ``upper`` edge of the bulk, and the ``candidates`` (k,) for outliers, in descending order.
+    """``lower`` and ``upper`` edge of the bulk, and the ``candidates`` (k,) for outliers, in
+    descending order.
 
-    ``confidences`` (k,) are the probabilities that a candidate is no part of the bulk, ``masses`` (k,) how many
-    eigenvalues each weighs as (χ²₁ over probes for one) and ``residuals`` (k,) how near an eigenvalue is. The errors of
-    the edges are those of the limit law's edge: what one matrix's last eigenvalue fluctuates, and what the spacing of
-    the nodes leaves open. ``weight_edges`` are those of ``continuous_region``, the rule of Figure 6.1.
-    The status is NO_OUTLIER where no candidate reaches ``level``, and NO_EDGE where the outliers follow one another as
-    the eigenvalues inside do in a tail of any power or exponential: then their confidences, which rest on a square-root
-    edge, are too high.
+    ``confidences`` (k,) are the probabilities that a candidate is no part of the bulk, ``masses``
+    (k,) how many eigenvalues each weighs as (χ²₁ over probes for one) and ``residuals`` (k,) how
+    near an eigenvalue is. The errors of the edges are those of the limit law's edge: what one
+    matrix's last eigenvalue fluctuates, and what the spacing of the nodes leaves open.
+    ``weight_edges`` are those of ``continuous_region``, the rule of Figure 6.1. The status is
+    NO_OUTLIER where no candidate reaches ``level``, and NO_EDGE where the outliers follow one
+    another as the eigenvalues inside do in a tail of any power or exponential: then their
+    confidences, which rest on a square-root edge, are too high.
     """
 
     lower: Estimate
@@ -65,17 +71,21 @@ class BulkFit(Result):
 
     def __str__(self) -> str:
         apart = len(self.outliers)
-        return f"bulk from {self.lower} to {self.upper}, {apart} {'outlier' if apart == 1 else 'outliers'}"
+        return (
+            f"bulk from {self.lower} to {self.upper}, {apart}"
+            f" {'outlier' if apart == 1 else 'outliers'}"
+        )
 
 
 def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> BulkFit:
     """Bulk edges and outliers of a ``lh.Spectrum``, from each probe on its own and then together.
 
-    Going inward from an end, nodes that are resolved and weigh no more than a few eigenvalues (P·w ≤ 30) are candidates
-    as long as half of the weight is further in. Candidate i is apart with confidence 1 − k·exp(−g/s), k their number, g
-    its gap to the next node and s the bulk's spacing at that edge, d/c^⅔ for c eigenvalues within d of a square-root
-    edge: spacings of independent eigenvalues are exponential, and those of random matrices have lighter tails. Who is
-    beyond one that is apart is apart too. Over several probes confidences are averaged.
+    Going inward from an end, nodes that are resolved and weigh no more than a few eigenvalues (P·w
+    ≤ 30) are candidates as long as half of the weight is further in. Candidate i is apart with
+    confidence 1 − k·exp(−g/s), k their number, g its gap to the next node and s the bulk's spacing
+    at that edge, d/c^⅔ for c eigenvalues within d of a square-root edge: spacings of independent
+    eigenvalues are exponential, and those of random matrices have lighter tails. Who is beyond one
+    that is apart is apart too. Over several probes confidences are averaged.
     """
     require(
         isinstance(spectrum, Spectrum),
@@ -98,7 +108,8 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> B
 
 
 def continuous_region(spectrum: Spectrum, kappa: float = KAPPA) -> tuple[float, float]:
-    """The Ritz values from the heaviest outward to where the weight first drops below κ/P (§5.5, Figure 6.1).
+    """The Ritz values from the heaviest outward to where the weight first drops below κ/P (§5.5,
+    Figure 6.1).
 
     Beyond it a weight may exceed κ/P by chance: one eigenvalue's is χ²₁/P. The mean over probes.
     """
@@ -118,9 +129,11 @@ def _region(nodes: Array, masses: Array, kappa: float) -> tuple[float, float]:
 
 
 def bulk_within(spectrum: Spectrum, apart: Array | Sequence[float]) -> tuple[Array, Array]:
-    """Nodes and weights of all probes inside of the first probe's nodes ``apart``, none where these are all there are.
+    """Nodes and weights of all probes inside of the first probe's nodes ``apart``, none where these
+    are all there are.
 
-    Other probes see the same eigenvalues beside these, so the bulk ends half-way to the first probe's next node.
+    Other probes see the same eigenvalues beside these, so the bulk ends half-way to the first
+    probe's next node.
     """
     nodes, weights, first = spectrum.nodes.ravel(), spectrum.weights.ravel(), spectrum.nodes[0]
     inner = first[(spectrum.weights[0] > 0) & ~np.isin(first, apart)]
@@ -134,7 +147,9 @@ def bulk_within(spectrum: Spectrum, apart: Array | Sequence[float]) -> tuple[Arr
 
 @dataclass(frozen=True)
 class _End:
-    """What one probe says of one end: the candidates' values, residuals, masses and confidences, and the edge."""
+    """What one probe says of one end: the candidates' values, residuals, masses and confidences,
+    and the edge.
+    """
 
     values: Array
     residuals: Array
@@ -164,7 +179,8 @@ class _Row:
 
     @classmethod
     def of(cls, spectrum: Spectrum, row: int) -> _Row:
-        there = np.flatnonzero(spectrum.weights[row] > 0)  # a Krylov space that ended early has nodes of weight 0
+        # a Krylov space that ended early has nodes of weight 0
+        there = np.flatnonzero(spectrum.weights[row] > 0)
         order = there[np.argsort(spectrum.nodes[row][there])]
         parts = (spectrum.nodes, spectrum.weights, spectrum.residuals)
         nodes, weights, residuals = (part[row][order] for part in parts)
@@ -183,7 +199,8 @@ class _Row:
         starts, most = [0, *stops][: len(stops)], len(stops)
         further = range(stops[-1] + 1 if stops else 0, len(x))[:NEAR]
         near = [_spacing(x[i:], counts[i:], residuals[i]) for i in [*stops, *further]]
-        # over a few: an outlier that is not seen as one would widen the spacing that its neighbour is held to
+        # over a few: an outlier that is not seen as one would widen the spacing that its neighbour
+        # is held to
         spacings = [float(np.median(near[k : k + NEAR + 1])) for k in range(most)]
         gaps = [x[stop - 1] - x[stop] for stop in stops]
         doubts = np.minimum(most * np.exp(-np.array(gaps) / np.array(spacings)), 1.0)
@@ -191,20 +208,29 @@ class _Row:
         first = [0, *stops][int((confidences >= level).sum())]
         edge, error = _beyond(x[first:], counts[first:], residuals[first], bool(resolved[first]))
         groups = [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        values = np.array([sign * float(np.average(x[group], weights=masses[group])) for group in groups])
+        values = np.array(
+            [sign * float(np.average(x[group], weights=masses[group])) for group in groups]
+        )
         widths = np.array([float(residuals[group].max() + np.ptp(x[group])) for group in groups])
         weights = np.array([float(masses[group].sum()) for group in groups])
-        return _End(values, widths, weights, confidences, sign * edge, error, _tail(x, counts, first))
+        return _End(
+            values, widths, weights, confidences, sign * edge, error, _tail(x, counts, first)
+        )
 
 
 def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:
-    """Where, going inward, candidates end: nodes, or clusters of a few, much narrower than the gap that follows.
+    """Where, going inward, candidates end: nodes, or clusters of a few, much narrower than the gap
+    that follows.
 
     They end with the first that is not, or that has less than half of the weight further in.
     """
     stops: list[int] = []
     start, stop = 0, 1
-    while stop < len(x) and masses[:stop].sum() <= masses.sum() / 2 and masses[start:stop].sum() <= FEW:
+    while (
+        stop < len(x)
+        and masses[:stop].sum() <= masses.sum() / 2
+        and masses[start:stop].sum() <= FEW
+    ):
         width = x[start] - x[stop - 1] + residuals[start:stop].max()
         outside = x[start - 1] - x[start] if start else math.inf
         if width <= ALONE * min(x[stop - 1] - x[stop], outside):
@@ -215,10 +241,12 @@ def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:
 
 
 def _spacing(x: Array, counts: Array, residual: float) -> float:
-    """The distance of eigenvalues at a square-root edge below which there are nodes ``x``, descending, of ``counts``.
+    """The distance of eigenvalues at a square-root edge below which there are nodes ``x``,
+    descending, of ``counts``.
 
-    c eigenvalues within d of such an edge put the scale of the first spacing at d/c^⅔; the median over a few nodes. One
-    node alone, such as the null space of a matrix of low rank, is as wide as its ``residual``.
+    c eigenvalues within d of such an edge put the scale of the first spacing at d/c^⅔; the median
+    over a few nodes. One node alone, such as the null space of a matrix of low rank, is as wide as
+    its ``residual``.
     """
     if len(x) == 1:
         return residual
@@ -229,12 +257,13 @@ def _spacing(x: Array, counts: Array, residual: float) -> float:
 
 
 def _tail(x: Array, counts: Array, first: int) -> float:
-    """The probability that ``first`` nodes, descending and called outliers, are so far out as the tail of those below.
+    """The probability that ``first`` nodes, descending and called outliers, are so far out as the
+    tail of those below.
 
     Of these as many eigenvalues count as there are outliers, or a few.
 
-    Of a power law j·ln(x_j/x_{j+1}), with x from the centre, are independent and exponential (Rényi 1953), and so of
-    an exponential law nearly: their means over two sets of them have the ratio F.
+    Of a power law j·ln(x_j/x_{j+1}), with x from the centre, are independent and exponential (Rényi
+    1953), and so of an exponential law nearly: their means over two sets of them have the ratio F.
     """
     middle = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
     numbers = np.maximum((counts[:middle] + counts[1 : middle + 1]) / 2, 1.0)
@@ -242,7 +271,9 @@ def _tail(x: Array, counts: Array, first: int) -> float:
     if first == 0 or len(enough) == 0 or first + enough[0] + 1 >= middle:
         return 0.0
     last = first + int(enough[0]) + 1
-    steps = np.cumsum(counts)[:last] * np.log((x[:last] - x[middle]) / (x[1 : last + 1] - x[middle]))
+    steps = np.cumsum(counts)[:last] * np.log(
+        (x[:last] - x[middle]) / (x[1 : last + 1] - x[middle])
+    )
     numbers = numbers[:last]
     out, inside = float(numbers[:first].sum()), float(numbers[first:].sum())
     ratio = (steps[:first].sum() / out) / (steps[first:].sum() / inside)
@@ -252,8 +283,9 @@ def _tail(x: Array, counts: Array, first: int) -> float:
 def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[float, float]:
     """The edge of a bulk whose nodes from the outermost on are ``x``, and its standard error.
 
-    Nodes of a Gauss rule approach a square-root edge as 1, 4, 9, … of a unit: the edge is one beyond the first, by
-    the unit's median over a few nodes. Beyond a resolved eigenvalue the edge lies by what that one's law says.
+    Nodes of a Gauss rule approach a square-root edge as 1, 4, 9, … of a unit: the edge is one
+    beyond the first, by the unit's median over a few nodes. Beyond a resolved eigenvalue the edge
+    lies by what that one's law says.
     """
     if resolved or len(x) == 1:
         unit = residual if counts[0] > ONE else _spacing(x, counts, residual)
@@ -265,7 +297,9 @@ def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[f
 
 
 def _edge(ends: list[_End]) -> Estimate:
-    """The mean over probes: these share the matrix, so that only their own scatter falls with their number."""
+    """The mean over probes: these share the matrix, so that only their own scatter falls with
+    their number.
+    """
     values = np.array([end.edge for end in ends])
     scatter = float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
     error = math.sqrt(scatter + float(np.mean([end.error**2 for end in ends])))
@@ -273,8 +307,12 @@ def _edge(ends: list[_End]) -> Estimate:
 
 
 def _merged(ends: list[_End], probes: int) -> tuple[Array, Array, Array, Array]:
-    """Candidates, confidences, masses, residuals over all probes: nodes within their residuals are one eigenvalue."""
-    columns = np.concatenate([np.stack([e.values, e.confidences, e.masses, e.residuals]) for e in ends], axis=1)
+    """Candidates, confidences, masses, residuals over all probes: nodes within their residuals
+    are one eigenvalue.
+    """
+    columns = np.concatenate(
+        [np.stack([e.values, e.confidences, e.masses, e.residuals]) for e in ends], axis=1
+    )
     columns = columns[:, np.argsort(-columns[0], kind="stable")]
     steps = columns[0][:-1] - columns[0][1:] > columns[3][:-1] + columns[3][1:]
     label = np.concatenate([[0], np.cumsum(steps)]) if columns.shape[1] else np.zeros(0)

@@ -16,7 +16,9 @@ from lambdahat.storage import Result
 
 @dataclass(frozen=True)
 class BatchComparison(Result):
-    """Predictions of one or more models, and what batches of the same sizes were measured to show."""
+    """Predictions of one or more models, and what batches of the same sizes were measured to
+    show.
+    """
 
     predictions: tuple[BatchPrediction, ...]
     measured: tuple[BatchEigenvalues, ...]
@@ -24,7 +26,9 @@ class BatchComparison(Result):
     def __post_init__(self) -> None:
         known = {each.batch_size for each in self.measured}
         for model in self.models:
-            missing = sorted({each.batch_size for each in self.predictions if each.model == model} ^ known)
+            missing = sorted(
+                {each.batch_size for each in self.predictions if each.model == model} ^ known
+            )
             expected = f"be of the batch sizes that were measured, for {model!r}"
             require(not missing, "predictions", expected, f"others: {missing}")
 
@@ -36,10 +40,13 @@ class BatchComparison(Result):
     def of(self, model: str) -> tuple[BatchPrediction, ...]:
         """One model's predictions, by rising batch size."""
         require_choice(model, "model", self.models)
-        return tuple(sorted((p for p in self.predictions if p.model == model), key=lambda p: p.batch_size))
+        return tuple(
+            sorted((p for p in self.predictions if p.model == model), key=lambda p: p.batch_size)
+        )
 
     def scores(self, model: str, which: str = "largest") -> Array:
-        """(λ − predicted)/√(spread² + stderr²) of every measured batch; ``which`` is "largest" or "smallest".
+        """(λ − predicted)/√(spread² + stderr²) of every measured batch; ``which`` is "largest" or
+        "smallest".
 
         A batch of all data, of which an exact prediction has neither, is left out.
         """
@@ -54,11 +61,21 @@ class BatchComparison(Result):
             width = math.hypot(spread, float(expected.stderr))
             if width > 0:
                 found.append((values - float(expected)) / width)
-        require(bool(found), "measured", "hold batches smaller than the data", "none", "all data has no noise to score")
+        require(
+            bool(found),
+            "measured",
+            "hold batches smaller than the data",
+            "none",
+            "all data has no noise to score",
+        )
         return np.concatenate(found)
 
     def within(self, model: str, deviations: float = 1.0, which: str = "largest") -> Estimate:
-        """The share of batches within so many predicted standard deviations: 0.68 and 0.95 for 1 and 2, if right."""
+        """The share of batches within so many predicted standard deviations: 0.68 and 0.95 for 1
+        and 2, if right.
+        """
         inside = np.abs(self.scores(model, which)) <= require_positive(deviations, "deviations")
         share = float(inside.mean())
-        return Estimate(share, math.sqrt(max(share * (1 - share), 1 / (4 * inside.size)) / inside.size))
+        return Estimate(
+            share, math.sqrt(max(share * (1 - share), 1 / (4 * inside.size)) / inside.size)
+        )

@@ -8,7 +8,9 @@ from lambdahat.results import Array
 
 
 def moments_of(cumulants: Array) -> Array:
-    """m_0 … m_k from κ_0 … κ_k (κ_0 is not used): m_n = Σ_{s=1}^{n} κ_s·[z^{n−s}] M(z)^s with M(z) = Σ_n m_n zⁿ."""
+    """m_0 … m_k from κ_0 … κ_k (κ_0 is not used): m_n = Σ_{s=1}^{n} κ_s·[z^{n−s}] M(z)^s with
+    M(z) = Σ_n m_n zⁿ.
+    """
     moments = np.zeros(len(cumulants))
     moments[0] = 1.0
     for n in range(1, len(cumulants)):

@@ -1,13 +1,15 @@
 """How much the curvature along single eigenvectors differs from sample to sample.
 
-The noise of a batch is not alike in all directions: it is large where the curvature is. What moves an eigenvalue λ_m of
-the mean matrix M̄ is its noise to the other eigenvectors. To second order, with v_jm = Var_i(φ_jᵀM_iφ_m),
+The noise of a batch is not alike in all directions: it is large where the curvature is. What moves
+an eigenvalue λ_m of the mean matrix M̄ is its noise to the other eigenvectors. To second order,
+with v_jm = Var_i(φ_jᵀM_iφ_m),
 
-    E λ'_m = λ_m + (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j),   Var λ'_m = v_mm/b,   E|φ̂ᵀφ|² = 1 − (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j)²
+    E λ'_m = λ_m + (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j),   Var λ'_m = v_mm/b,   E|φ̂ᵀφ|² = 1 − (1/b)
+    Σ_{j≠m} v_jm/(λ_m − λ_j)²
 
-up to terms of order 1/b². For isotropic noise, v = σ², and a bulk at 0 this is Theorem 14 of the spectral thesis.
-Among k known eigenvectors v_jm is measured; of all the others only the sum, τ_m² − Σ_{j≤k} v_jm, with
-τ_m² = mean_i ‖(M_i − M̄)φ_m‖².
+up to terms of order 1/b². For isotropic noise, v = σ², and a bulk at 0 this is Theorem 14 of the
+spectral thesis. Among k known eigenvectors v_jm is measured; of all the others only the sum, τ_m² −
+Σ_{j≤k} v_jm, with τ_m² = mean_i ‖(M_i − M̄)φ_m‖².
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ FARTHEST = 20.0  # of a sample outside a subset, in the largest deviations withi
 class DirectionalVariance(Result):
     """The variance over samples of the curvature along k eigenvectors of its mean.
 
-    ``eigenvalues`` (k,) with their residuals as errors; ``tau2`` (k,) is mean_i ‖(M_i − M̄)φ_m‖², ``couplings`` (k, k)
-    Var_i(φ_jᵀM_iφ_m). ``elements`` (n, k(k+1)/2) are the upper triangles of Φᵀ(M_i − M̄)Φ, row by row, of all or
-    4,096 samples. ``bulk`` is the variance of one element of M_i between directions orthogonal to all of them. Errors
-    are 0 where all samples were used: the data set is the population. ``cost`` counts passes over the data.
+    ``eigenvalues`` (k,) with their residuals as errors; ``tau2`` (k,) is mean_i ‖(M_i − M̄)φ_m‖²,
+    ``couplings`` (k, k) Var_i(φ_jᵀM_iφ_m). ``elements`` (n, k(k+1)/2) are the upper triangles of
+    Φᵀ(M_i − M̄)Φ, row by row, of all or 4,096 samples. ``bulk`` is the variance of one element of
+    M_i between directions orthogonal to all of them. Errors are 0 where all samples were used: the
+    data set is the population. ``cost`` counts passes over the data.
     """
 
     eigenvalues: Estimate
@@ -66,7 +69,9 @@ class DirectionalVariance(Result):
 
     @property
     def rest(self) -> Estimate:
-        """τ_m² − Σ_j v_jm, (k,): the noise that couples each eigenvector to all but the k. The error is that of τ²."""
+        """τ_m² − Σ_j v_jm, (k,): the noise that couples each eigenvector to all but the k. The
+        error is that of τ².
+        """
         left = torch.as_tensor(self.tau2.value) - torch.as_tensor(self.couplings.value).sum(dim=0)
         return Estimate(left.clamp(min=0.0), self.tau2.stderr)
 
@@ -79,11 +84,12 @@ def directional_variance(
     samples: int | None = None,
     seed: int = 0,
 ) -> DirectionalVariance:
-    """τ², ω² and the couplings of the given eigenvectors of the problem's Hessian (or "ggn"), and the bulk's variance.
+    """τ², ω² and the couplings of the given eigenvectors of the problem's Hessian (or "ggn"), and
+    the bulk's variance.
 
-    One pass of per-sample products for each eigenvector and each of the ``probes`` (random vectors orthogonal to them);
-    with ``samples``, over a random subset. M̄φ = λφ is taken from the eigenpairs, so that a subset's own mean adds no
-    bias. k² numbers a sample are kept meanwhile.
+    One pass of per-sample products for each eigenvector and each of the ``probes`` (random vectors
+    orthogonal to them); with ``samples``, over a random subset. M̄φ = λφ is taken from the
+    eigenpairs, so that a subset's own mean adds no bias. k² numbers a sample are kept meanwhile.
     """
     require_problem(problem)
     require_choice(operator, "operator", tuple(CURVATURES))
@@ -92,14 +98,26 @@ def directional_variance(
     require_own_losses(problem)
     known = operator == "hessian" or problem.loss_function is not None
     require(known, "operator", 'be "hessian" for a problem made of one function', repr(operator))
-    count = problem.num_samples if samples is None else require_count(samples, "samples", 2, problem.num_samples)
+    count = (
+        problem.num_samples
+        if samples is None
+        else require_count(samples, "samples", 2, problem.num_samples)
+    )
     return along_pairs(problem, eigenpairs, operator, probes, count, seed, refuse_foreign=True)
 
 
 def along_pairs(
-    problem: Problem, eigenpairs: Eigenpairs, operator: str, probes: int, count: int, seed: int, refuse_foreign: bool
+    problem: Problem,
+    eigenpairs: Eigenpairs,
+    operator: str,
+    probes: int,
+    count: int,
+    seed: int,
+    refuse_foreign: bool,
 ) -> DirectionalVariance:
-    """The same without checks; ``refuse_foreign``: raise for pairs of another problem, as far as all data can tell."""
+    """The same without checks; ``refuse_foreign``: raise for pairs of another problem, as far as
+    all data can tell.
+    """
     total = problem.num_samples
     work = PerSample(problem)
     products = _products(work, _drawn(problem, count, seed), operator)
@@ -112,7 +130,12 @@ def along_pairs(
             products(vectors[:, m]), value, vectors, m, refuse_foreign and count == total
         )
         known = _mean(lengths, left)
-        tau2.append(replace(known, stderr=torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total))))
+        tau2.append(
+            replace(
+                known,
+                stderr=torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total)),
+            )
+        )
         couplings.append(along)
         report("directional variance", m + 1, rows)
     between = torch.stack(couplings, dim=2)
@@ -148,7 +171,9 @@ def _products(work: PerSample, batches: Iterable[Batch], operator: str) -> Produ
 def _deviations(
     blocks: Iterable[Tensor], eigenvalue: Estimate, vectors: Tensor, m: int, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """‖(M_i − M̄)φ_m‖² (n,) and φ_jᵀ(M_i − M̄)φ_m (n, k) of every sample, and the mean of (M_i − M̄)φ_m, (P,)."""
+    """‖(M_i − M̄)φ_m‖² (n,) and φ_jᵀ(M_i − M̄)φ_m (n, k) of every sample, and the mean of (M_i −
+    M̄)φ_m, (P,).
+    """
     mean_product = float(eigenvalue) * vectors[:, m]
     lengths, along, drift = [], [], torch.zeros_like(mean_product, dtype=torch.float64)
     for rows in blocks:
@@ -165,14 +190,17 @@ def _deviations(
 def _unseen(squares: Tensor, drift: Tensor, total: int) -> Tensor:
     """What samples outside a subset may add to τ².
 
-    Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice what chance explains, a
-    few of the others differ from all that were seen: one sample that alone made up for the drift d of the rest of N
-    samples would have ‖(M_i − M̄)φ‖ = N‖d‖, and adds its share of the square to τ². Unless the drift exceeds four times
-    what chance explains, that sample is taken to be at most ``FARTHEST`` times as far as the farthest seen.
+    Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice
+    what chance explains, a few of the others differ from all that were seen: one sample that alone
+    made up for the drift d of the rest of N samples would have ‖(M_i − M̄)φ‖ = N‖d‖, and adds its
+    share of the square to τ². Unless the drift exceeds four times what chance explains, that sample
+    is taken to be at most ``FARTHEST`` times as far as the farthest seen.
     """
     count = len(squares)
     chance = (squares.mean() * (1 / count - 1 / total)).clamp(min=0.0)
-    likely, certain = (total**2 * (drift.square().sum().cpu() - z**2 * chance).clamp(min=0.0) for z in (2, 4))
+    likely, certain = (
+        total**2 * (drift.square().sum().cpu() - z**2 * chance).clamp(min=0.0) for z in (2, 4)
+    )
     return likely.minimum(FARTHEST**2 * squares.max()).maximum(certain) / total * (count < total)
 
 
@@ -192,15 +220,21 @@ def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: floa
     )
 
 
-def _bulk_variance(products: Products, problem: Problem, vectors: Tensor, probes: int, seed: int) -> Estimate:
-    """(1/P_⊥²)·mean_i ‖Π(M_i − M̄)Π‖²_F by random unit vectors v in the complement, Π the projection on it."""
+def _bulk_variance(
+    products: Products, problem: Problem, vectors: Tensor, probes: int, seed: int
+) -> Estimate:
+    """(1/P_⊥²)·mean_i ‖Π(M_i − M̄)Π‖²_F by random unit vectors v in the complement, Π the
+    projection on it.
+    """
     order = problem.num_parameters - vectors.shape[1]
     if order == 0:
         return Estimate(0.0)
     basis = vectors.double()
     readings = []
     for i in range(probes):
-        probe = torch.randn(len(basis), dtype=torch.float64, generator=generator(seed, "directional variance", i))
+        probe = torch.randn(
+            len(basis), dtype=torch.float64, generator=generator(seed, "directional variance", i)
+        )
         probe = _outside(probe.to(basis.device)[None], basis)[0]
         probe = (probe / torch.linalg.vector_norm(probe)).to(vectors.dtype)
         outside = ([_outside(rows.double(), basis)] for rows in products(probe))
@@ -215,35 +249,50 @@ def _outside(rows: Tensor, basis: Tensor) -> Tensor:
 
 
 def _mean(readings: Tensor, error_factor: float) -> Estimate:
-    """Mean over samples, with the error of a subset drawn without replacement, enlarged where they are skewed."""
-    return Estimate(readings.mean(dim=0), standard_error(readings) * math.sqrt(len(readings)) * error_factor)
+    """Mean over samples, with the error of a subset drawn without replacement, enlarged where
+    they are skewed.
+    """
+    return Estimate(
+        readings.mean(dim=0), standard_error(readings) * math.sqrt(len(readings)) * error_factor
+    )
 
 
 def _kept(between: Tensor, seed: int) -> Tensor:
-    """Upper triangles of deviations (n, k, k), of at most 4,096 samples, which are given the variance of all."""
+    """Upper triangles of deviations (n, k, k), of at most 4,096 samples, which are given the
+    variance of all.
+    """
     rows, columns = torch.triu_indices(between.shape[1], between.shape[1])
     upper = between[:, rows, columns]
     if len(upper) <= KEPT:
         return upper
-    some = upper[torch.randperm(len(upper), generator=generator(seed, "directional elements"))[:KEPT]]
+    some = upper[
+        torch.randperm(len(upper), generator=generator(seed, "directional elements"))[:KEPT]
+    ]
     return some * (upper.square().mean() / some.square().mean()).sqrt()
 
 
 def _stacked(parts: list[Estimate]) -> Estimate:
     """Estimates of equal shape as the last axis of one."""
-    values, errors = [torch.as_tensor(part.value) for part in parts], [torch.as_tensor(part.stderr) for part in parts]
+    values, errors = (
+        [torch.as_tensor(part.value) for part in parts],
+        [torch.as_tensor(part.stderr) for part in parts],
+    )
     return Estimate(torch.stack(values, dim=-1), torch.stack(errors, dim=-1))
 
 
 def _drawn(problem: Problem, count: int, seed: int) -> Iterable[Batch]:
     if count == problem.num_samples:
         return problem.batches
-    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "directional samples"))[:count]
+    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "directional samples"))[
+        :count
+    ]
     return problem.batches.subset(chosen.sort().values)
 
 
 def _require_pairs(problem: Problem, eigenpairs: Eigenpairs) -> None:
-    right = isinstance(eigenpairs, Eigenpairs) and eigenpairs.vectors.shape[0] == problem.num_parameters
+    right = (
+        isinstance(eigenpairs, Eigenpairs) and eigenpairs.vectors.shape[0] == problem.num_parameters
+    )
     require(
         right,
         "eigenpairs",

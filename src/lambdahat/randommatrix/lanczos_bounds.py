@@ -1,9 +1,10 @@
-"""How fast Lanczos and power iteration find an extreme eigenvalue; what Ritz values cannot be (§4.4, spectral thesis).
+"""How fast Lanczos and power iteration find an extreme eigenvalue; what Ritz values cannot be
+(§4.4, spectral thesis).
 
-Three misprints are mended. The angle θ₁ of Theorem 4 is that of the start vector to the eigenvector, not of a Ritz
-vector. Its bound of the smallest Ritz value is the first one applied to −H. Table 4.5 belongs to the exponent
-2(m − 1), m − 1 products being what Lanczos has made after m steps with m vectors, and to λ_P = 0; the 2m − 1 of
-Theorem 5 gives other digits.
+Three misprints are mended. The angle θ₁ of Theorem 4 is that of the start vector to the
+eigenvector, not of a Ritz vector. Its bound of the smallest Ritz value is the first one applied to
+−H. Table 4.5 belongs to the exponent 2(m − 1), m − 1 products being what Lanczos has made after m
+steps with m vectors, and to λ_P = 0; the 2m − 1 of Theorem 5 gives other digits.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from numpy.typing import ArrayLike, NDArray
 from lambdahat._check import require, require_choice, require_count
 
 
-def lanczos_bound(eigenvalues: ArrayLike, overlap: float, steps: int, which: str = "largest") -> float:
-    """A bound of the extreme Ritz value after ``steps`` = m Lanczos steps (Theorem 4, spectral thesis; Kaniel, Paige).
+def lanczos_bound(
+    eigenvalues: ArrayLike, overlap: float, steps: int, which: str = "largest"
+) -> float:
+    """A bound of the extreme Ritz value after ``steps`` = m Lanczos steps (Theorem 4, spectral
+    thesis; Kaniel, Paige).
 
-    λ₁ ≥ θ₁ ≥ λ₁ − (λ₁ − λ_P) tan²∠(v, φ₁) / c_{m−1}(1 + 2ρ₁)², ρ₁ = (λ₁ − λ₂)/(λ₂ − λ_P), c_k the Chebyshev
-    polynomial. ``overlap`` is |vᵀφ₁| for the unit start v: about 1/√P for a random one. For which="smallest" it is the
-    upper bound of the smallest Ritz value, and ``overlap`` that with its eigenvector.
+    λ₁ ≥ θ₁ ≥ λ₁ − (λ₁ − λ_P) tan²∠(v, φ₁) / c_{m−1}(1 + 2ρ₁)², ρ₁ = (λ₁ − λ₂)/(λ₂ − λ_P), c_k the
+    Chebyshev polynomial. ``overlap`` is |vᵀφ₁| for the unit start v: about 1/√P for a random one.
+    For which="smallest" it is the upper bound of the smallest Ritz value, and ``overlap`` that with
+    its eigenvector.
     """
     sign = 1.0 if require_choice(which, "which", ("largest", "smallest")) == "largest" else -1.0
     first, second, last = _ends(sign * _values(eigenvalues))
@@ -33,7 +38,8 @@ def lanczos_bound(eigenvalues: ArrayLike, overlap: float, steps: int, which: str
 def power_bound(eigenvalues: ArrayLike, overlap: float, products: int) -> float:
     """A lower bound of vᵀHv/vᵀv after ``products`` = m steps v ← Hv (Theorem 5, spectral thesis).
 
-    λ₁ − (λ₁ − λ_P) tan²∠(v, φ₁) (μ/λ₁)^{2m} with μ = max_{j>1}|λ_j|. For a λ₁ > 0 of largest magnitude.
+    λ₁ − (λ₁ − λ_P) tan²∠(v, φ₁) (μ/λ₁)^{2m} with μ = max_{j>1}|λ_j|. For a λ₁ > 0 of largest
+    magnitude.
     """
     values = _values(eigenvalues)
     first, _, last = _ends(values)
@@ -50,10 +56,11 @@ def power_bound(eigenvalues: ArrayLike, overlap: float, products: int) -> float:
 
 
 def convergence_terms(ratio: float, steps: int) -> tuple[float, float]:
-    """L and R of Table 4.5: what the bounds of Lanczos and of power iteration multiply (λ₁ − λ_P) tan²θ₁ with.
+    """L and R of Table 4.5: what the bounds of Lanczos and of power iteration multiply (λ₁ − λ_P)
+    tan²θ₁ with.
 
-    L = 1/c_{m−1}(2λ₁/λ₂ − 1)² and R = (λ₂/λ₁)^{2(m−1)} for ``ratio`` = λ₁/λ₂ and λ_P = 0: both have the same m vectors
-    of the Krylov space to choose from.
+    L = 1/c_{m−1}(2λ₁/λ₂ − 1)² and R = (λ₂/λ₁)^{2(m−1)} for ``ratio`` = λ₁/λ₂ and λ_P = 0: both have
+    the same m vectors of the Krylov space to choose from.
 
     >>> "%.1e %.1e" % convergence_terms(1.5, 5)
     '1.1e-04 3.9e-02'
@@ -64,12 +71,14 @@ def convergence_terms(ratio: float, steps: int) -> tuple[float, float]:
 
 
 def excludes_top_pairs(eigenvalues: ArrayLike, steps: int) -> bool:
-    """Whether the mean eigenvalue proves that ``steps`` = m Ritz values are not the m largest eigenvalues (Theorem 8).
+    """Whether the mean eigenvalue proves that ``steps`` = m Ritz values are not the m largest
+    eigenvalues (Theorem 8).
 
-    The smallest Ritz value is at most vᵀHv, of mean tr H/P for a random start; where that is below λ_m the Ritz values
-    cannot be λ₁ … λ_m. The theorem asks for Σ_{j≤m} λ_j < Σ_{j>m} λ_j instead, from which its proof does not follow:
-    the trace of its shifted matrix may be positive then. Where this is False they are others all the same, for any
-    start outside the span of m eigenvectors: only the mean does not prove it.
+    The smallest Ritz value is at most vᵀHv, of mean tr H/P for a random start; where that is below
+    λ_m the Ritz values cannot be λ₁ … λ_m. The theorem asks for Σ_{j≤m} λ_j < Σ_{j>m} λ_j instead,
+    from which its proof does not follow: the trace of its shifted matrix may be positive then.
+    Where this is False they are others all the same, for any start outside the span of m
+    eigenvectors: only the mean does not prove it.
     """
     values = np.sort(_values(eigenvalues))[::-1]
     require_count(steps, "steps", 1, len(values))
@@ -90,7 +99,12 @@ def _ends(values: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def _squared_tangent(overlap: float) -> float:
-    require(0 < overlap <= 1, "overlap", "lie in (0, 1], the cosine of start and eigenvector", repr(overlap))
+    require(
+        0 < overlap <= 1,
+        "overlap",
+        "lie in (0, 1], the cosine of start and eigenvector",
+        repr(overlap),
+    )
     return 1.0 / overlap**2 - 1.0
 
 

@@ -1,4 +1,6 @@
-"""The semicircle and Marchenko–Pastur laws: spectra of pure noise, symmetric and positive (spectral thesis, §4.5)."""
+"""The semicircle and Marchenko–Pastur laws: spectra of pure noise, symmetric and positive
+(spectral thesis, §4.5).
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ Complex = NDArray[np.complex128]
 
 
 class Law(ABC):
-    """The limiting spectral law of a large random matrix: a density on ``edges``, and an ``atom`` at 0.
+    """The limiting spectral law of a large random matrix: a density on ``edges``, and an ``atom``
+    at 0.
 
-    Transforms follow Eqs. 5.11 and 5.12 of the spectral thesis: S(z) = ∫ρ(λ)/(z − λ)dλ and R(w) = B(w) − 1/w with
-    S(B(w)) = w. Under free addition R transforms add. Both laws are freely infinitely divisible, on which
-    ``free_sum`` rests.
+    Transforms follow Eqs. 5.11 and 5.12 of the spectral thesis: S(z) = ∫ρ(λ)/(z − λ)dλ and R(w) =
+    B(w) − 1/w with S(B(w)) = w. Under free addition R transforms add. Both laws are freely
+    infinitely divisible, on which ``free_sum`` rests.
     """
 
     @property
@@ -73,20 +76,24 @@ class Law(ABC):
 
     @abstractmethod
     def partial_fractions(self, nodes: Array, weights: Array) -> tuple[float, Array, Array]:
-        """c, ρ (n,), p (n,) such that R(S(ω)) = c + Σ_j ρ_j/(ω − p_j), with S(ω) = Σ_j w_j/(ω − λ_j).
+        """c, ρ (n,), p (n,) such that R(S(ω)) = c + Σ_j ρ_j/(ω − p_j), with S(ω) = Σ_j w_j/(ω −
+        λ_j).
 
-        ``nodes`` λ are distinct and increasing, ``weights`` w positive. All ρ are positive: R(S) maps the upper
-        half-plane to the lower one, as S does.
+        ``nodes`` λ are distinct and increasing, ``weights`` w positive. All ρ are positive: R(S)
+        maps the upper half-plane to the lower one, as S does.
         """
 
     @abstractmethod
     def sample(self, dimension: int, seed: int = 0) -> Tensor:
-        """A random symmetric matrix (P, P), float64, whose spectrum follows the law for large P = ``dimension``."""
+        """A random symmetric matrix (P, P), float64, whose spectrum follows the law for large P
+        = ``dimension``.
+        """
 
 
 @dataclass(frozen=True)
 class Semicircle(Law):
-    """Wigner's law of symmetric noise with elements of variance ``scale``²/P: ρ(x) = √(4s² − x²)/(2πs²).
+    """Wigner's law of symmetric noise with elements of variance ``scale``²/P: ρ(x) = √(4s² −
+    x²)/(2πs²).
 
     Theorem 9 of the spectral thesis has s = 1. A batch's noise has s = σ√(P/b).
 
@@ -152,10 +159,11 @@ class Semicircle(Law):
 
 @dataclass(frozen=True)
 class MarchenkoPastur(Law):
-    """The law of XXᵀ/T, X (P, T) with independent elements of variance σ² = ``variance``, and q = ``ratio`` = P/T.
+    """The law of XXᵀ/T, X (P, T) with independent elements of variance σ² = ``variance``, and q =
+    ``ratio`` = P/T.
 
-    ρ(x) = √((λ₊ − x)(x − λ₋))/(2πqσ²x) with λ± = σ²(1 ± √q)², and for q > 1 an atom 1 − 1/q at 0. Eq. 4.17 of the
-    spectral thesis prints another denominator, whose mass is not 1.
+    ρ(x) = √((λ₊ − x)(x − λ₋))/(2πqσ²x) with λ± = σ²(1 ± √q)², and for q > 1 an atom 1 − 1/q at 0.
+    Eq. 4.17 of the spectral thesis prints another denominator, whose mass is not 1.
 
     >>> MarchenkoPastur(ratio=4.0).edges, MarchenkoPastur(ratio=4.0).atom
     ((1.0, 9.0), 0.75)
@@ -190,43 +198,60 @@ class MarchenkoPastur(Law):
         return np.asarray(shape / (2 * math.pi * self.ratio * self.variance))
 
     def cdf(self, x: ArrayLike) -> Array:
-        """By the elementary integral of √((b − x)(x − a))/x, its angles by arctan so that both ends are sharp."""
+        """By the elementary integral of √((b − x)(x − a))/x, its angles by arctan so that both
+        ends are sharp.
+        """
         at, (a, b) = np.asarray(x, np.float64), self.edges
         t = np.clip(at, a, b)
         up, down = np.sqrt(t - a), np.sqrt(b - t)
         area = up * down + (a + b) * np.arctan2(up, down)
         area -= 2 * math.sqrt(a * b) * np.arctan2(math.sqrt(b) * up, math.sqrt(a) * down)
-        return np.asarray(np.where(at >= 0, self.atom, 0.0) + area / (2 * math.pi * self.ratio * self.variance))
+        return np.asarray(
+            np.where(at >= 0, self.atom, 0.0) + area / (2 * math.pi * self.ratio * self.variance)
+        )
 
     def moment(self, order: int) -> float:
         """σ^{2k}·Σ_r q^{k−r}·N(k, r), with the Narayana numbers N(k, r) = C(k, r)·C(k, r−1)/k."""
         k = require_count(order, "order", least=0)
         narayana = [math.comb(k, r) * math.comb(k, r - 1) // k for r in range(1, k + 1)]
-        total = sum(self.ratio ** (k - r) * number for r, number in enumerate(narayana, start=1)) if k else 1.0
+        total = (
+            sum(self.ratio ** (k - r) * number for r, number in enumerate(narayana, start=1))
+            if k
+            else 1.0
+        )
         return float(self.variance**k * total)
 
     def free_cumulant(self, order: int) -> float:
         return float(self.ratio ** (require_count(order, "order") - 1) * self.variance**order)
 
     def stieltjes(self, z: ArrayLike) -> Complex:
-        """2/(A + √D) = (A − √D)/(2qσ²z) with A = z − σ²(1 − q), D = (z − λ₋)(z − λ₊); whichever does not cancel."""
+        """2/(A + √D) = (A − √D)/(2qσ²z) with A = z − σ²(1 − q), D = (z − λ₋)(z − λ₊); whichever
+        does not cancel.
+        """
         at = np.asarray(z, np.complex128)
         linear, square = at - self.variance * (1 - self.ratio), root(at, *self.edges)
         plus, minus = linear + square, linear - square
         first = np.abs(plus) >= np.abs(minus)
         with np.errstate(divide="ignore", invalid="ignore"):  # the atom, at z = 0
-            return np.asarray(np.where(first, 2 / plus, minus / (2 * self.ratio * self.variance * at)))
+            return np.asarray(
+                np.where(first, 2 / plus, minus / (2 * self.ratio * self.variance * at))
+            )
 
     def r_transform(self, w: ArrayLike) -> Complex:
         """σ²/(1 − qσ²w)."""
-        return np.asarray(self.variance / (1 - self.ratio * self.variance * np.asarray(w, np.complex128)))
+        return np.asarray(
+            self.variance / (1 - self.ratio * self.variance * np.asarray(w, np.complex128))
+        )
 
     def r_integral(self, w: ArrayLike) -> Complex:
-        return np.asarray(-np.log(1 - self.ratio * self.variance * np.asarray(w, np.complex128)) / self.ratio)
+        return np.asarray(
+            -np.log(1 - self.ratio * self.variance * np.asarray(w, np.complex128)) / self.ratio
+        )
 
     def partial_fractions(self, nodes: Array, weights: Array) -> tuple[float, Array, Array]:
-        """Through the eigenpairs of diag(λ) + qσ²·√w√wᵀ: by Sherman and Morrison its resolvent between √w and √w is
-        S/(1 − qσ²S) = (R(S)/σ² − 1)/(qσ²)."""
+        """Through the eigenpairs of diag(λ) + qσ²·√w√wᵀ: by Sherman and Morrison its resolvent
+        between √w and √w is S/(1 − qσ²S) = (R(S)/σ² − 1)/(qσ²).
+        """
         scale, vector = self.ratio * self.variance, np.sqrt(weights)
         poles, vectors = eigh(np.diag(nodes) + scale * np.outer(vector, vector))
         return self.variance, scale * self.variance * (vector @ vectors) ** 2, poles
@@ -235,11 +260,20 @@ class MarchenkoPastur(Law):
         """XXᵀ/T with Gaussian X (P, T), T the whole number nearest to P/q."""
         size = require_count(dimension, "dimension")
         columns = round(size / self.ratio)
-        require(columns >= 1, "dimension", "be at least ratio/2, so that X has a column", repr(dimension))
-        draw = torch.randn(size, columns, generator=generator(seed, "marchenko-pastur"), dtype=torch.float64)
+        require(
+            columns >= 1,
+            "dimension",
+            "be at least ratio/2, so that X has a column",
+            repr(dimension),
+        )
+        draw = torch.randn(
+            size, columns, generator=generator(seed, "marchenko-pastur"), dtype=torch.float64
+        )
         return (draw @ draw.T).mul_(self.variance / columns)
 
 
 def root(z: Complex, low: float, high: float) -> Any:
-    """√((z − a)(z − b)) with its cut on [a, b], which is ~ z far away; on the cut the limit from above."""
+    """√((z − a)(z − b)) with its cut on [a, b], which is ~ z far away; on the cut the limit from
+    above.
+    """
     return np.sqrt(z - low) * np.sqrt(z - high)

@@ -1,4 +1,6 @@
-"""The numbers that advice rests on: curvature of all data, its variance, and what batches of a size show of it."""
+"""The numbers that advice rests on: curvature of all data, its variance, and what batches of a
+size show of it.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,22 @@ TOL = 1e-4
 FLAT = 1e-3  # of the largest eigenvalue
 TRACE_TOL = 0.05
 TOP = 10  # eigenvectors whose couplings are measured one by one
-WHOLE = 12  # parameters up to which these are all eigenvectors, and the limit of second moments is exact
-CONSTANT = 1e-3  # of λ₁: what the curvature along φ₁ may change over a step on a quadratic, by rounding
+# parameters up to which these are all eigenvectors, and the limit of second moments is exact
+WHOLE = 12
+# of λ₁: what the curvature along φ₁ may change over a step on a quadratic, by rounding
+CONSTANT = 1e-3
 
 
 @dataclass(frozen=True)
 class BatchView(Result):
-    """λ₁ of batches of one size B of N: ``measured``, its mean over batches, and ``predicted`` by each model.
+    """λ₁ of batches of one size B of N: ``measured``, its mean over batches, and ``predicted`` by
+    each model.
 
-    ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches, the mean and what
-    its variance adds; few batches miss rare samples and then show too little. ``overlap`` is the mean
-    |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data, ``effective`` is b = B/(1 − B/N). Where all data
-    have no curvature of their own, ``overlap`` is NaN and nothing is predicted.
+    ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches,
+    the mean and what its variance adds; few batches miss rare samples and then show too little.
+    ``overlap`` is the mean |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data,
+    ``effective`` is b = B/(1 − B/N). Where all data have no curvature of their own, ``overlap`` is
+    NaN and nothing is predicted.
     """
 
     batch_size: int
@@ -59,7 +65,9 @@ class BatchView(Result):
 
 @dataclass(frozen=True)
 class BatchLevels(Result):
-    """What single batches show, where samples have no curvature of their own: batch-norm by the batch's statistics."""
+    """What single batches show, where samples have no curvature of their own: batch-norm by the
+    batch's statistics.
+    """
 
     operator: str
     parameters: int
@@ -75,13 +83,15 @@ class BatchLevels(Result):
 
 @dataclass(frozen=True)
 class NoiseLevels(Result):
-    """What was measured: λ₁ and λ_P of all data, and how much a sample's curvature differs from them.
+    """What was measured: λ₁ and λ_P of all data, and how much a sample's curvature differs from
+    them.
 
-    ``variance`` is σ² per element, ``directions`` have λ_j and τ_j² = mean_i‖(H_i − H̄)φ_j‖² of the sharpest
-    eigenvectors, ``trace`` is tr H̄. Were the noise the same in all directions, τ² would be Pσ². ``gradient`` is ‖ḡ‖²/P
-    and ``gradient_variance`` σ_g², per element. ``operator`` names H, "hessian" or "ggn", whose ``smallest`` is only
-    known to be 0 or more. ``quadratic`` says that H is the same a step away, as for linear regression, ``normalized``
-    that the model has normalisation layers. ``cost`` counts passes over the data.
+    ``variance`` is σ² per element, ``directions`` have λ_j and τ_j² = mean_i‖(H_i − H̄)φ_j‖² of the
+    sharpest eigenvectors, ``trace`` is tr H̄. Were the noise the same in all directions, τ² would
+    be Pσ². ``gradient`` is ‖ḡ‖²/P and ``gradient_variance`` σ_g², per element. ``operator`` names
+    H, "hessian" or "ggn", whose ``smallest`` is only known to be 0 or more. ``quadratic`` says that
+    H is the same a step away, as for linear regression, ``normalized`` that the model has
+    normalisation layers. ``cost`` counts passes over the data.
     """
 
     operator: str
@@ -112,15 +122,18 @@ class NoiseLevels(Result):
 
     @property
     def finite(self) -> float:
-        """N/(N − 1): drawn without replacement, a batch mean of N numbers of variance τ² has τ²/b times this."""
+        """N/(N − 1): drawn without replacement, a batch mean of N numbers of variance τ² has
+        τ²/b times this.
+        """
         return self.population / (self.population - 1)
 
     def flatter(self) -> dict[str, tuple[Estimate, Estimate]]:
-        """λ_j and τ_j² of other directions, both above 0 for sure: known eigenvectors, and the mean of the rest.
+        """λ_j and τ_j² of other directions, both above 0 for sure: known eigenvectors, and the mean
+        of the rest.
 
-        An eigenvalue counts from TOL of the largest on, which is as well as it is known.
-        All λ_j add up to tr H̄, and all τ_j² to P²σ². The rest counts where no eigenvalue is below 0, for else its mean
-        is no one's curvature.
+        An eigenvalue counts from TOL of the largest on, which is as well as it is known. All λ_j
+        add up to tr H̄, and all τ_j² to P²σ². The rest counts where no eigenvalue is below 0, for
+        else its mean is no one's curvature.
         """
         values, noises = _entries(self.directions.eigenvalues), _entries(self.directions.tau2)
         pairs = {
@@ -130,10 +143,20 @@ class NoiseLevels(Result):
         }
         left, order = self.parameters - len(values), self.parameters
         if left > 0 and float(self.smallest) >= -FLAT * float(self.largest):
-            mean = propagated(lambda trace, *known: (trace - sum(known)) / left, self.trace, *values)
-            rest = propagated(lambda element, *known: (order**2 * element - sum(known)) / left, self.variance, *noises)
+            mean = propagated(
+                lambda trace, *known: (trace - sum(known)) / left, self.trace, *values
+            )
+            rest = propagated(
+                lambda element, *known: (order**2 * element - sum(known)) / left,
+                self.variance,
+                *noises,
+            )
             pairs["the mean of the rest"] = mean, rest
-        return {name: pair for name, pair in pairs.items() if all(each.interval()[0] > 0 for each in pair)}
+        return {
+            name: pair
+            for name, pair in pairs.items()
+            if all(each.interval()[0] > 0 for each in pair)
+        }
 
     def view(self, batch_size: int) -> BatchView:
         """What batches of that size show."""
@@ -141,17 +164,30 @@ class NoiseLevels(Result):
 
     def excess(self, batch_size: int) -> Estimate:
         """By how much the sharpness of batches exceeds λ₁ of all data, measured."""
-        return propagated(lambda seen, true: seen - true, self.view(batch_size).sharpness, self.largest)
+        return propagated(
+            lambda seen, true: seen - true, self.view(batch_size).sharpness, self.largest
+        )
 
     def expected_excess(self, effective: float) -> Estimate:
-        """τ²/(bλ₁), the same from the variance over samples: E‖H_batch φ₁‖² = λ₁² + τ²/b, b over N/(N − 1)."""
-        return propagated(lambda noise, true: self.finite * noise / (effective * true), self.tau2, self.largest)
+        """τ²/(bλ₁), the same from the variance over samples: E‖H_batch φ₁‖² = λ₁² + τ²/b, b over
+        N/(N − 1).
+        """
+        return propagated(
+            lambda noise, true: self.finite * noise / (effective * true), self.tau2, self.largest
+        )
 
 
 def noise_levels(
-    problem: Problem, operator: str, batch_sizes: Sequence[int], batches: int | None, samples: int | None, seed: int
+    problem: Problem,
+    operator: str,
+    batch_sizes: Sequence[int],
+    batches: int | None,
+    samples: int | None,
+    seed: int,
 ) -> NoiseLevels:
-    """Measure everything, on ``batches`` batches of each size and ``samples`` samples one by one."""
+    """Measure everything, on ``batches`` batches of each size and ``samples`` samples one by
+    one.
+    """
     total, order = problem.num_samples, problem.num_parameters
     count = min(total, MOST_SAMPLES) if samples is None else samples
     matrix = CURVATURES[operator](problem)
@@ -161,9 +197,14 @@ def noise_levels(
     element = spread.hessian_variance if operator == "hessian" else spread.ggn_variance
     assert element is not None
     along = along_pairs(problem, top, operator, PROBES, count, seed, refuse_foreign=False)
-    views, passes = [], float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost)
+    views, passes = (
+        [],
+        float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost),
+    )
     for size in batch_sizes:
-        found = batch_eigenpairs(problem, size, _count(batches, size, total), 1, seed, operator, top)
+        found = batch_eigenpairs(
+            problem, size, _count(batches, size, total), 1, seed, operator, top
+        )
         predicted = {
             "additive": predict(top, element, size, total, "additive").largest,
             "directional": predict(top, along, size, total, "directional").largest,
@@ -197,7 +238,9 @@ def _has_norms(problem: Problem) -> bool:
 
 
 def _is_quadratic(problem: Problem, operator: str, top: Eigenpairs) -> bool:
-    """Whether Hφ₁ is the same one step away: a step of gradient descent, and one along φ₁ that doubles the loss."""
+    """Whether Hφ₁ is the same one step away: a step of gradient descent, and one along φ₁ that
+    doubles the loss.
+    """
     largest, vector = float(top.values[0]), top.vectors[:, 0].to(problem.device, problem.dtype)
     if not largest > 0:
         return False
@@ -210,7 +253,9 @@ def _is_quadratic(problem: Problem, operator: str, top: Eigenpairs) -> bool:
     return bool(torch.linalg.vector_norm(there - here) <= CONSTANT * largest)
 
 
-def batch_levels(problem: Problem, batch_sizes: Sequence[int], batches: int | None, seed: int) -> BatchLevels:
+def batch_levels(
+    problem: Problem, batch_sizes: Sequence[int], batches: int | None, seed: int
+) -> BatchLevels:
     """Measure λ₁ of the Hessian of ``batches`` batches of each size, and nothing else."""
     total, found = problem.num_samples, []
     for size in batch_sizes:
@@ -223,7 +268,9 @@ def batch_levels(problem: Problem, batch_sizes: Sequence[int], batches: int | No
 
 
 def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Estimate]:
-    """The sharpest eigenpairs and the smallest eigenvalue; a GGN's is at least 0, and not worth its many products."""
+    """The sharpest eigenpairs and the smallest eigenvalue; a GGN's is at least 0, and not worth
+    its many products.
+    """
     count = matrix.dim if matrix.dim <= WHOLE else TOP
     top = eigenpairs(matrix, count, "largest", TOL, seed=seed)
     if psd:
@@ -233,7 +280,9 @@ def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Est
 
 
 def _count(batches: int | None, size: int, total: int) -> int:
-    """How many batches: one where it is all data, as asked, or by default as many as hold all data once."""
+    """How many batches: one where it is all data, as asked, or by default as many as hold all
+    data once.
+    """
     if size == total:
         return 1
     return min(max(total // size, BATCHES[0]), BATCHES[1]) if batches is None else batches
@@ -241,7 +290,10 @@ def _count(batches: int | None, size: int, total: int) -> int:
 
 def _entries(estimate: Estimate) -> list[Estimate]:
     """Several estimates one by one."""
-    values, errors = torch.as_tensor(estimate.value).tolist(), torch.as_tensor(estimate.stderr).tolist()
+    values, errors = (
+        torch.as_tensor(estimate.value).tolist(),
+        torch.as_tensor(estimate.stderr).tolist(),
+    )
     return [Estimate(value, error) for value, error in zip(values, errors, strict=True)]
 
 

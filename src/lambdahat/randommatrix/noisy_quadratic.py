@@ -1,15 +1,17 @@
-"""Averaging the iterates of a noisy quadratic: exact laws, bounds and when averaging wins (§7.5–7.6, spectral thesis).
+"""Averaging the iterates of a noisy quadratic: exact laws, bounds and when averaging wins
+(§7.5–7.6, spectral thesis).
 
-L(w) = ½Σ_j λ_j w_j² is descended by w ← w − α(λw + ε), ε of variance σ², independently along each eigenvector. With
-φ = 1 − αλ and V = ασ²/(λ(2 − αλ)), after n steps from w₀
+L(w) = ½Σ_j λ_j w_j² is descended by w ← w − α(λw + ε), ε of variance σ², independently along each
+eigenvector. With φ = 1 − αλ and V = ασ²/(λ(2 − αλ)), after n steps from w₀
 
     final      mean φⁿw₀                              variance V(1 − φ²ⁿ)
-    average    mean w₀φ(1 − φⁿ)/(nαλ)                 variance σ²/(λn)²·Σ_{k≤n}(1 − φᵏ)²  →  σ²/(λ²n)
+    average    mean w₀φ(1 − φⁿ)/(nαλ)                 variance σ²/(λn)²·Σ_{k≤n}(1 − φᵏ)²  →
+               σ²/(λ²n)
     EMA        mean w₀(ρⁿ + (1−ρ)φ(φⁿ − ρⁿ)/(φ − ρ))  variance  →  V(1−ρ)(1+ρφ)/((1+ρ)(1−ρφ))
 
-for the average of w₁ … w_n and the moving average a ← ρa + (1−ρ)w from a = w₀. The thesis prints other variances for
-all three (``NoisyQuadratic.printed``). A preconditioned method, w ← w − αB⁻¹(Hw + ε) with B diagonal in the eigenbasis,
-has the rate α/B_j along direction j.
+for the average of w₁ … w_n and the moving average a ← ρa + (1−ρ)w from a = w₀. The thesis prints
+other variances for all three (``NoisyQuadratic.printed``). A preconditioned method, w ← w − αB⁻¹(Hw
++ ε) with B diagonal in the eigenbasis, has the rate α/B_j along direction j.
 """
 
 from __future__ import annotations
@@ -49,12 +51,16 @@ class IterateLaw(Result):
 
     @property
     def squared_norm(self) -> float:
-        """E‖w‖² = Σ_j (mean² + variance): ‖w‖ is near its root for large P (Theorem 18, spectral thesis)."""
+        """E‖w‖² = Σ_j (mean² + variance): ‖w‖ is near its root for large P (Theorem 18, spectral
+        thesis).
+        """
         return float((self.mean**2 + self.variance).sum())
 
     @property
     def norm_spread(self) -> float:
-        """The standard deviation of ‖w‖ to first order, from Var‖w‖² = Σ_j (2·variance² + 4·mean²·variance)."""
+        """The standard deviation of ‖w‖ to first order, from Var‖w‖² = Σ_j (2·variance² +
+        4·mean²·variance).
+        """
         spread = math.sqrt(float((2 * self.variance**2 + 4 * self.mean**2 * self.variance).sum()))
         return spread / (2 * math.sqrt(self.squared_norm)) if spread else 0.0
 
@@ -68,17 +74,25 @@ class Trajectories(NamedTuple):
 
 
 class NoisyQuadratic:
-    """Descent at a fixed ``rate`` on a quadratic with ``curvatures`` λ ≥ 0 (P,), its gradients of variance ``noise``.
+    """Descent at a fixed ``rate`` on a quadratic with ``curvatures`` λ ≥ 0 (P,), its gradients of
+    variance ``noise``.
 
-    ``rate``, ``noise`` (that of a batch: σ²/B) and ``start`` are numbers, or (P,) along the eigenvectors.
+    ``rate``, ``noise`` (that of a batch: σ²/B) and ``start`` are numbers, or (P,) along the
+    eigenvectors.
 
     >>> NoisyQuadratic([1.0, 10.0], rate=0.1).final(1000).variance.round(4)
     array([0.0526, 0.01  ])
     """
 
-    def __init__(self, curvatures: ArrayLike, rate: ArrayLike, noise: ArrayLike = 1.0, start: ArrayLike = 0.0) -> None:
+    def __init__(
+        self, curvatures: ArrayLike, rate: ArrayLike, noise: ArrayLike = 1.0, start: ArrayLike = 0.0
+    ) -> None:
         self.curvatures = np.asarray(curvatures, dtype=np.float64)
-        fine = self.curvatures.ndim == 1 and len(self.curvatures) > 0 and bool((self.curvatures >= 0).all())
+        fine = (
+            self.curvatures.ndim == 1
+            and len(self.curvatures) > 0
+            and bool((self.curvatures >= 0).all())
+        )
         require(fine, "curvatures", "be a list of numbers of at least 0", self.curvatures)
         size = len(self.curvatures)
         self.rate, self.noise = _along(rate, "rate", size), _along(noise, "noise", size)
@@ -100,7 +114,9 @@ class NoisyQuadratic:
 
     @property
     def stationary_variance(self) -> Array:
-        """V = ασ²/(λ(2 − αλ)), (P,): the final iterate's variance after many steps; infinite where λ = 0 < σ²."""
+        """V = ασ²/(λ(2 − αλ)), (P,): the final iterate's variance after many steps; infinite
+        where λ = 0 < σ².
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             out = self.rate * self.noise / (self.curvatures * (2.0 - self.rate * self.curvatures))
         return np.where(self.noise == 0, 0.0, out)
@@ -108,14 +124,18 @@ class NoisyQuadratic:
     def stationary_ema_variance(self, decay: float) -> Array:
         """V(1−ρ)(1+ρφ)/((1+ρ)(1−ρφ)), (P,): the moving average's variance after many steps."""
         rho, phi = _fraction(decay), self.contraction
-        return self.stationary_variance * (1 - rho) * (1 + rho * phi) / ((1 + rho) * (1 - rho * phi))
+        return (
+            self.stationary_variance * (1 - rho) * (1 + rho * phi) / ((1 + rho) * (1 - rho * phi))
+        )
 
     def final(self, steps: int) -> IterateLaw:
         """The law of w_n."""
         return self._law(*self._running(0.0, 1.0, 0.0, steps))
 
     def average(self, steps: int, with_start: bool = False) -> IterateLaw:
-        """The law of (w₁ + … + w_n)/n, or with the start of (w₀ + … + w_n)/(n + 1), as Martens (2014) averages."""
+        """The law of (w₁ + … + w_n)/n, or with the start of (w₀ + … + w_n)/(n + 1), as Martens
+        (2014) averages.
+        """
         mean, variance = self._running(1.0, 1.0, 1.0 if with_start else 0.0, steps)
         count = steps + with_start
         return self._law(mean / count, variance / count**2)
@@ -126,10 +146,17 @@ class NoisyQuadratic:
         return self._law(*self._running(rho, 1.0 - rho, 1.0, steps))
 
     def printed(self, kind: str, steps: int, decay: float = 0.0) -> IterateLaw:
-        """The laws as §7.5 and §7.5.2 of the spectral thesis print them, which simulation does not agree with."""
+        """The laws as §7.5 and §7.5.2 of the spectral thesis print them, which simulation does
+        not agree with.
+        """
         require_choice(kind, "kind", KINDS)
         require_count(steps, "steps", least=2)
-        require(bool((self.curvatures > 0).all()), "curvatures", "be above 0 for the printed laws", self.curvatures)
+        require(
+            bool((self.curvatures > 0).all()),
+            "curvatures",
+            "be above 0 for the printed laws",
+            self.curvatures,
+        )
         phi, scale = self.contraction, self.rate * self.noise / self.curvatures
         left, share = 1 - phi ** (steps - 2), 1 / (steps * self.rate * self.curvatures)
         if kind == "final":
@@ -143,7 +170,9 @@ class NoisyQuadratic:
         mean = (1 - rho) * self.start * phi**2 * tail
         return self._law(mean, (1 - rho) / (1 + rho) * scale * left)
 
-    def simulate(self, steps: int, replicas: int = 1000, decay: float = 0.9, seed: int = 0) -> Trajectories:
+    def simulate(
+        self, steps: int, replicas: int = 1000, decay: float = 0.9, seed: int = 0
+    ) -> Trajectories:
         """Final iterate, average and moving average of ``replicas`` independent runs."""
         require_count(steps, "steps")
         require_count(replicas, "replicas")
@@ -164,8 +193,8 @@ class NoisyQuadratic:
     def _running(self, forget: float, take: float, begin: float, steps: int) -> tuple[Array, Array]:
         """Mean and variance (P,) of a_n, a ← forget·a + take·w from a = begin·w₀.
 
-        (w, a) is a linear recursion driven by noise, of which n steps are composed by doubling: exact where the closed
-        forms cancel, as for λ → 0 or φ → ρ.
+        (w, a) is a linear recursion driven by noise, of which n steps are composed by doubling:
+        exact where the closed forms cancel, as for λ → 0 or φ → ρ.
         """
         require_count(steps, "steps")
         phi, zero = self.contraction, np.zeros_like(self.contraction)
@@ -183,9 +212,10 @@ class NoisyQuadratic:
 def average_loss_bound(quadratic: NoisyQuadratic, steps: int) -> float:
     """Martens's bound of E L of the average of w₀ … w_n for αB⁻¹H ≤ 1 (Eq. 7.38, spectral thesis).
 
-    min(Tr(H⁻¹Σ)/(n+1), ½Tr(αB⁻¹Σ)) + min(‖H^{−½}Bw₀‖²/((n+1)α)², ‖B^½w₀‖²/((n+1)α), 3L(w₀)), Σ the noise. Only the
-    rates α/B_j enter. SGD is α_j = α (Eq. 7.39), Adam with B = H^½ is α_j = α/√λ_j (Eq. 7.40). The bound is about twice
-    ``quadratic.average(n, with_start=True).loss`` where n is large.
+    min(Tr(H⁻¹Σ)/(n+1), ½Tr(αB⁻¹Σ)) + min(‖H^{−½}Bw₀‖²/((n+1)α)², ‖B^½w₀‖²/((n+1)α), 3L(w₀)), Σ the
+    noise. Only the rates α/B_j enter. SGD is α_j = α (Eq. 7.39), Adam with B = H^½ is α_j = α/√λ_j
+    (Eq. 7.40). The bound is about twice ``quadratic.average(n, with_start=True).loss`` where n is
+    large.
     """
     require_count(steps, "steps")
     curvatures, rate, count = quadratic.curvatures, quadratic.rate, steps + 1
@@ -194,27 +224,33 @@ def average_loss_bound(quadratic: NoisyQuadratic, steps: int) -> float:
         inverse = np.where(quadratic.noise > 0, quadratic.noise / curvatures, 0.0).sum()
         bent = np.where(squares > 0, squares / (curvatures * (count * rate) ** 2), 0.0).sum()
     noise = min(inverse / count, 0.5 * (rate * quadratic.noise).sum())
-    return float(noise + min(bent, (squares / rate).sum() / count, 1.5 * (curvatures * squares).sum()))
+    return float(
+        noise + min(bent, (squares / rate).sum() / count, 1.5 * (curvatures * squares).sum())
+    )
 
 
 def final_loss_bound(quadratic: NoisyQuadratic) -> float:
     """½Tr(αB⁻¹Σ), the bound of E L of the last of many iterates for αB⁻¹H ≤ 1.
 
-    The limit itself is ½Σ_j α_jσ²/(2 − α_jλ_j), which for SGD is Eq. 7.26. §7.6 of the spectral thesis prints
-    ¼Tr(αB⁻¹Σ): that is below it.
+    The limit itself is ½Σ_j α_jσ²/(2 − α_jλ_j), which for SGD is Eq. 7.26. §7.6 of the spectral
+    thesis prints ¼Tr(αB⁻¹Σ): that is below it.
     """
     return float(0.5 * (quadratic.rate * quadratic.noise).sum())
 
 
 def matching_rate(curvatures: ArrayLike, steps: int, noise: ArrayLike = 1.0) -> float:
-    """The rate below which the last of many iterates has less loss than an average of n: Theorem 19, solved exactly.
+    """The rate below which the last of many iterates has less loss than an average of n: Theorem
+    19, solved exactly.
 
-    The root of Eq. 7.27, Σ_j ασ_j²/(2 − αλ_j) = Σ_j σ_j²/(λ_j(n + 1)), on (0, 2/λ₁): it falls as 1/n. The printed
-    solution, 2/(2 + n)·mean(1/λ) (Eq. 7.28), is it where all λ are equal, and may be beyond 2/λ₁ where they are not.
+    The root of Eq. 7.27, Σ_j ασ_j²/(2 − αλ_j) = Σ_j σ_j²/(λ_j(n + 1)), on (0, 2/λ₁): it falls as
+    1/n. The printed solution, 2/(2 + n)·mean(1/λ) (Eq. 7.28), is it where all λ are equal, and may
+    be beyond 2/λ₁ where they are not.
     """
     require_count(steps, "steps")
     require(np.size(curvatures) > 0, "curvatures", "be one or more numbers", "none")
-    given = NoisyQuadratic(curvatures, 1e-3 / max(float(np.max(np.asarray(curvatures))), 1e-300), noise)
+    given = NoisyQuadratic(
+        curvatures, 1e-3 / max(float(np.max(np.asarray(curvatures))), 1e-300), noise
+    )
     values, sigma = given.curvatures, given.noise
     require(bool((values > 0).all()), "curvatures", "be above 0", values)
     target, most = float((sigma / values).sum()) / (steps + 1), 2 / float(values.max())
@@ -228,15 +264,25 @@ def matching_rate(curvatures: ArrayLike, steps: int, noise: ArrayLike = 1.0) -> 
 def crossing_steps(quadratic: NoisyQuadratic) -> int:
     """The n from which on the average of n iterates has less expected loss than the n-th of them.
 
-    Both by their exact laws, at the quadratic's own rate and start. Before it the start is what matters, which the
-    final iterate forgets as φⁿ and the average as 1/n.
+    Both by their exact laws, at the quadratic's own rate and start. Before it the start is what
+    matters, which the final iterate forgets as φⁿ and the average as 1/n.
     """
     noisy = bool((quadratic.noise * quadratic.curvatures > 0).any())
-    require(noisy, "noise", "be above 0 in a direction that bends", quadratic.noise, "without it no average wins")
+    require(
+        noisy,
+        "noise",
+        "be above 0 in a direction that bends",
+        quadratic.noise,
+        "without it no average wins",
+    )
     bends = quadratic.curvatures > 0  # the rest has no loss
-    parts = (part[bends] for part in (quadratic.curvatures, quadratic.rate, quadratic.noise, quadratic.start))
+    parts = (
+        part[bends]
+        for part in (quadratic.curvatures, quadratic.rate, quadratic.noise, quadratic.start)
+    )
     quadratic, grid = NoisyQuadratic(*parts), [2]
-    while 8 * average_loss_bound(quadratic, grid[-1]) > _noise_loss(quadratic, grid[-1]):  # nothing changes beyond
+    # nothing changes beyond
+    while 8 * average_loss_bound(quadratic, grid[-1]) > _noise_loss(quadratic, grid[-1]):
         grid.append(max(grid[-1] + 1, round(grid[-1] * GRID)))
     good = grid.pop()
     while grid and _average_wins(quadratic, grid[-1]):
@@ -261,7 +307,9 @@ def _along(value: ArrayLike, name: str, size: int) -> Array:
     """A number or (P,) as (P,)."""
     array = np.asarray(value, dtype=np.float64)
     fine = array.shape in ((), (size,)) and bool(np.isfinite(array).all())
-    require(fine, name, f"be a finite number, or {size} of them", array if array.ndim else repr(value))
+    require(
+        fine, name, f"be a finite number, or {size} of them", array if array.ndim else repr(value)
+    )
     return np.broadcast_to(array, (size,)).copy()
 
 

@@ -24,8 +24,8 @@ NEGLIGIBLE = 0.1  # of the largest eigenvalue
 class PredictedOutlier(Result):
     """One eigenvalue of all the data and what a batch shows of it.
 
-    ``batch`` is the mean over batches of the eigenvalue, the edge of the bulk where it drowns; ``spread`` its standard
-    deviation between batches; ``overlap`` |φ̂ᵀφ|², 0 where it drowns.
+    ``batch`` is the mean over batches of the eigenvalue, the edge of the bulk where it drowns;
+    ``spread`` its standard deviation between batches; ``overlap`` |φ̂ᵀφ|², 0 where it drowns.
     """
 
     full: Estimate
@@ -38,11 +38,12 @@ class PredictedOutlier(Result):
 class BatchPrediction(Result):
     """The extreme eigenvalues of the curvature of a random batch, predicted.
 
-    The errors of ``largest``, ``smallest``, ``edges`` (lower, upper end of the noisy bulk), of the ``outliers`` and the
-    rest come from those of the spectrum and of the variance. How far a single batch strays from the mean is another
-    matter: ``spread`` is the standard deviation of ``largest`` between batches, ``smallest_spread`` that of
-    ``smallest``. ``separates_at`` is the batch size above which λ₁ stands apart from the noise, ``signal_at`` that at
-    which noise adds as much as λ₁ itself; ``exponent`` is e in λ'₁ ∝ B^(−e) here, and ``regime`` all this in words.
+    The errors of ``largest``, ``smallest``, ``edges`` (lower, upper end of the noisy bulk), of the
+    ``outliers`` and the rest come from those of the spectrum and of the variance. How far a single
+    batch strays from the mean is another matter: ``spread`` is the standard deviation of
+    ``largest`` between batches, ``smallest_spread`` that of ``smallest``. ``separates_at`` is the
+    batch size above which λ₁ stands apart from the noise, ``signal_at`` that at which noise adds as
+    much as λ₁ itself; ``exponent`` is e in λ'₁ ∝ B^(−e) here, and ``regime`` all this in words.
     """
 
     batch_size: int
@@ -75,21 +76,29 @@ def predict(
 ) -> BatchPrediction:
     """The extreme eigenvalues, bulk edges and overlaps that batches of ``batch_size`` samples show.
 
-    ``spectrum`` is that of all the data (with ``Eigenpairs`` the rest of it is taken to be 0), ``population`` its
-    number of samples N: b = B/(1 − B/N), without it b = B. ``variance`` is σ² of one element over samples, such as
-    ``lh.variance(problem).hessian_variance``. ``model`` is one of
+    ``spectrum`` is that of all the data (with ``Eigenpairs`` the rest of it is taken to be 0),
+    ``population`` its number of samples N: b = B/(1 − B/N), without it b = B. ``variance`` is σ² of
+    one element over samples, such as ``lh.variance(problem).hessian_variance``. ``model`` is one of
 
-    - "additive" (the default): isotropic symmetric noise, Theorems 14 and 17 of the spectral thesis, with the measured
-      bulk of the spectrum in place of 0;
-    - "multiplicative": a sample covariance of the measured spectrum, for positive semi-definite curvature (negative
-      eigenvalues count as 0); its b is divided by c = P²σ²/((tr G)² + tr G²), 1 for Gaussian samples of rank one;
-    - "directional" (the default for a ``DirectionalVariance``): noise measured along the eigenvectors.
+    - "additive" (the default): isotropic symmetric noise, Theorems 14 and 17 of the spectral
+      thesis, with the measured bulk of the spectrum in place of 0;
+    - "multiplicative": a sample covariance of the measured spectrum, for positive semi-definite
+      curvature (negative eigenvalues count as 0); its b is divided by c = P²σ²/((tr G)² + tr G²), 1
+      for Gaussian samples of rank one;
+    - "directional" (the default for a ``DirectionalVariance``): noise measured along the
+      eigenvectors.
     """
     _require_inputs(spectrum, variance)
     directional = isinstance(variance, DirectionalVariance)
-    chosen = require_choice(model or ("directional" if directional else "additive"), "model", MODELS)
+    chosen = require_choice(
+        model or ("directional" if directional else "additive"), "model", MODELS
+    )
     effective = effective_batch(batch_size, population)
-    given = variance if isinstance(variance, DirectionalVariance | Estimate) else Estimate(float(variance))
+    given = (
+        variance
+        if isinstance(variance, DirectionalVariance | Estimate)
+        else Estimate(float(variance))
+    )
     noise = noise_model(spectrum, given, chosen, batch_size)
     inverse = 0.0 if math.isinf(effective) else 1.0 / effective
 
@@ -124,17 +133,25 @@ class _Read:
         self.base = noise.read(noise.inputs, inverse)
         self.known = bool(np.isfinite(noise.errors).all())
         steps = [step for step in np.diag(noise.errors) / 2 if step.any()] if self.known else []
-        self.ends = [(noise.read(noise.inputs + s, inverse), noise.read(noise.inputs - s, inverse)) for s in steps]
+        self.ends = [
+            (noise.read(noise.inputs + s, inverse), noise.read(noise.inputs - s, inverse))
+            for s in steps
+        ]
 
     def measure(self, read: Callable[[Reading], Array]) -> list[Estimate]:
         """Values with their errors √Σ_i(∂f/∂x_i·s_i)²; NaN where an input's error is unknown."""
-        return self.propagate(read(self.base), [(read(more), read(less)) for more, less in self.ends])
+        return self.propagate(
+            read(self.base), [(read(more), read(less)) for more, less in self.ends]
+        )
 
     def propagate(self, values: Array, ends: list[tuple[Array, Array]]) -> list[Estimate]:
         """Values with the errors that their changes at the ends make."""
         variance = sum(((more - less) ** 2 for more, less in ends), np.zeros_like(values))
         errors = np.sqrt(variance) if self.known else np.full_like(values, math.nan)
-        return [Estimate(float(v), float(e), dof=self.noise.dof) for v, e in zip(values, errors, strict=True)]
+        return [
+            Estimate(float(v), float(e), dof=self.noise.dof)
+            for v, e in zip(values, errors, strict=True)
+        ]
 
 
 def _beside(noise: NoiseModel, inverse: float, batch_size: int) -> tuple[_Read, _Read]:
@@ -160,15 +177,22 @@ def _exponent(low: _Read, here: _Read, high: _Read, batch_size: int) -> Estimate
 
 def _outliers(here: _Read) -> tuple[PredictedOutlier, ...]:
     noise = here.noise
-    full = [Estimate(float(v), float(e)) for v, e in zip(noise.eigenvalues, noise.eigenvalue_errors, strict=True)]
+    full = [
+        Estimate(float(v), float(e))
+        for v, e in zip(noise.eigenvalues, noise.eigenvalue_errors, strict=True)
+    ]
     seen, overlaps = here.measure(lambda r: r.positions), here.measure(lambda r: r.overlaps)
     spreads = (float(spread) for spread in here.base.spreads)
-    return tuple(PredictedOutlier(*parts) for parts in zip(full, seen, overlaps, spreads, strict=True))
+    return tuple(
+        PredictedOutlier(*parts) for parts in zip(full, seen, overlaps, spreads, strict=True)
+    )
 
 
 def _batch_of(effective: Array, population: int | None) -> Array:
     """B of an effective b: b/(1 + b/N)."""
-    return effective if population is None else np.asarray(effective / (1.0 + effective / population))
+    return (
+        effective if population is None else np.asarray(effective / (1.0 + effective / population))
+    )
 
 
 def _regime(noise: NoiseModel, reading: Reading, exponent: Estimate) -> str:
@@ -195,7 +219,9 @@ def _require_inputs(spectrum: object, variance: object) -> None:
         "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))",
         TypeError,
     )
-    known = isinstance(variance, Estimate | DirectionalVariance | numbers.Real) and not isinstance(variance, bool)
+    known = isinstance(variance, Estimate | DirectionalVariance | numbers.Real) and not isinstance(
+        variance, bool
+    )
     require(
         known,
         "variance",

@@ -1,4 +1,6 @@
-"""The largest stable learning rate on a noisy quadratic, with momentum, and errors carried through a formula."""
+"""The largest stable learning rate on a noisy quadratic, with momentum, and errors carried through
+a formula.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ FARTHEST = 300.0  # of an interval's ends, as logarithms: floats end at 709
 
 @dataclass(frozen=True)
 class PositiveEstimate(Estimate):
-    """An estimate of a positive number, whose error is a factor: its interval lies on a logarithmic scale, above 0.
+    """An estimate of a positive number, whose error is a factor: its interval lies on a logarithmic
+    scale, above 0.
 
-    ``log_error`` is the standard error of ln value, known with ``dof`` degrees of freedom; ``doubt`` are further ones,
-    downwards and upwards, for what the model leaves out. ``stderr`` joins them, in units of the value.
+    ``log_error`` is the standard error of ln value, known with ``dof`` degrees of freedom;
+    ``doubt`` are further ones, downwards and upwards, for what the model leaves out. ``stderr``
+    joins them, in units of the value.
     """
 
     log_error: float = 0.0
@@ -33,7 +37,9 @@ class PositiveEstimate(Estimate):
 
     @classmethod
     def of(cls, estimate: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> PositiveEstimate:
-        """An estimate above 0, its relative error taken for that of the logarithm: at least 0.1 %, as of rounding."""
+        """An estimate above 0, its relative error taken for that of the logarithm: at least 0.1 %,
+        as of rounding.
+        """
         value = float(estimate)
         error = max(float(estimate.stderr) / value, LEAST_ERROR)
         whole = value * math.hypot(error, sum(doubt) / 2)
@@ -42,24 +48,30 @@ class PositiveEstimate(Estimate):
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
         """The two-sided interval, value·exp(∓ …)."""
         require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
-        known, normal = student_quantile(level, self.dof) * self.log_error, student_quantile(level, math.inf)
+        known, normal = (
+            student_quantile(level, self.dof) * self.log_error,
+            student_quantile(level, math.inf),
+        )
         down, up = (math.hypot(known, normal * part) for part in self.doubt)
         value = float(self)
         return value * math.exp(-min(down, FARTHEST)), value * math.exp(min(up, FARTHEST))
 
 
-def stability_limit(curvature: float, excess: float = 0.0, momentum: float = 0.0, nesterov: bool = False) -> float:
-    """The largest learning rate α at which E‖x‖² does not grow along a direction of mean curvature λ.
+def stability_limit(
+    curvature: float, excess: float = 0.0, momentum: float = 0.0, nesterov: bool = False
+) -> float:
+    """The largest learning rate α at which E‖x‖² does not grow along a direction of mean curvature
+    λ.
 
-    Each step sees the curvature h of its own batch, with E h = λ and E‖(H_batch − H̄)φ‖² = λ·``excess``: what a batch
-    adds to the largest eigenvalue, τ²/(bλ), for λ' = λ + τ²/(bλ). With x_{t+1} = x_t − αh_t x_t + ρ(x_t − x_{t−1}) the
-    second moments are stationary at
+    Each step sees the curvature h of its own batch, with E h = λ and E‖(H_batch − H̄)φ‖² =
+    λ·``excess``: what a batch adds to the largest eigenvalue, τ²/(bλ), for λ' = λ + τ²/(bλ). With
+    x_{t+1} = x_t − αh_t x_t + ρ(x_t − x_{t−1}) the second moments are stationary at
 
         α = 2(1 + ρ)/(λ + excess·(1 + ρ)/(1 − ρ)),
 
-    which is 2/λ' without momentum (Eq. 5.34, spectral thesis) and 2(1 + ρ)/λ with all data. Where the excess dominates,
-    with small batches, it is 2(1 − ρ)/excess: momentum then lowers the limit. Nesterov's, where
-    x_{t+1} = (1 − αh_t)(x_t + ρ(x_t − x_{t−1})), is the positive root u = αλ of
+    which is 2/λ' without momentum (Eq. 5.34, spectral thesis) and 2(1 + ρ)/λ with all data. Where
+    the excess dominates, with small batches, it is 2(1 − ρ)/excess: momentum then lowers the limit.
+    Nesterov's, where x_{t+1} = (1 − αh_t)(x_t + ρ(x_t − x_{t−1})), is the positive root u = αλ of
 
         (1 + k)D·u² + ((1 + k)(1 + ρ) − 2D)·u = 2(1 − ρ²),    D = ρ(1 + 2ρ), k = excess/λ,
 
@@ -81,7 +93,9 @@ def stability_limit(curvature: float, excess: float = 0.0, momentum: float = 0.0
     return (math.sqrt(half**2 + 2 * square * (1 - momentum**2)) - half) / square / curvature
 
 
-def allowed_excess(rate: float, curvature: float, momentum: float = 0.0, nesterov: bool = False) -> float:
+def allowed_excess(
+    rate: float, curvature: float, momentum: float = 0.0, nesterov: bool = False
+) -> float:
     """The excess at which ``stability_limit`` is ``rate``; below 0 where it is lower without any.
 
     >>> allowed_excess(0.4, 4.0), allowed_excess(0.6, 4.0, 0.5)
@@ -91,32 +105,55 @@ def allowed_excess(rate: float, curvature: float, momentum: float = 0.0, nestero
     if not nesterov:
         return (2 * (1 + momentum) / rate - curvature) * (1 - momentum) / (1 + momentum)
     u, lead = rate * curvature, momentum * (1 + 2 * momentum)
-    return curvature * ((2 * (1 - momentum**2) + 2 * lead * u) / (lead * u**2 + (1 + momentum) * u) - 1)
+    return curvature * (
+        (2 * (1 - momentum**2) + 2 * lead * u) / (lead * u**2 + (1 + momentum) * u) - 1
+    )
 
 
-def limit_of(curvature: Estimate, excess: Estimate, momentum: float = 0.0, nesterov: bool = False) -> Estimate:
-    """``stability_limit`` of measured numbers. An excess that came out below 0 counts as 0, its error as above 0."""
+def limit_of(
+    curvature: Estimate, excess: Estimate, momentum: float = 0.0, nesterov: bool = False
+) -> Estimate:
+    """``stability_limit`` of measured numbers. An excess that came out below 0 counts as 0, its
+    error as above 0.
+    """
     half = 0.5 * float(excess.stderr)
-    inside = replace(excess, value=max(float(excess), half))  # so that differences do not reach across the bound at 0
-    limit = propagated(lambda true, more: stability_limit(true, more, momentum, nesterov), curvature, inside)
-    return replace(limit, value=stability_limit(float(curvature), float(excess), momentum, nesterov))
+    inside = replace(
+        excess, value=max(float(excess), half)
+    )  # so that differences do not reach across the bound at 0
+    limit = propagated(
+        lambda true, more: stability_limit(true, more, momentum, nesterov), curvature, inside
+    )
+    return replace(
+        limit, value=stability_limit(float(curvature), float(excess), momentum, nesterov)
+    )
 
 
 def coupled_limit(
-    curvatures: Array, deviations: Array, share: float, momentum: float = 0.0, nesterov: bool = False
+    curvatures: Array,
+    deviations: Array,
+    share: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
 ) -> float:
-    """The largest learning rate at which E xxᵀ does not grow in a space of eigenvectors of the mean curvature.
+    """The largest learning rate at which E xxᵀ does not grow in a space of eigenvectors of the mean
+    curvature.
 
-    ``curvatures`` (k,) are the eigenvalues, ``deviations`` (n, k, k) those of each sample's matrix from diag λ, and
-    ``share`` is the part of their variance that is left in the mean of a batch. Directions that noise couples are
-    stable or unstable together: X ↦ E[A X Aᵀ] over batches, A a step, maps positive matrices to positive ones, so that
-    its spectral radius is below 1 if and only if X = E[A X Aᵀ] + I has a positive definite solution.
+    ``curvatures`` (k,) are the eigenvalues, ``deviations`` (n, k, k) those of each sample's matrix
+    from diag λ, and ``share`` is the part of their variance that is left in the mean of a batch.
+    Directions that noise couples are stable or unstable together: X ↦ E[A X Aᵀ] over batches, A a
+    step, maps positive matrices to positive ones, so that its spectral radius is below 1 if and
+    only if X = E[A X Aᵀ] + I has a positive definite solution.
 
-    >>> float(round(coupled_limit(np.array([4.0]), np.array([[[2.0]], [[-2.0]]]), 1.0), 3))  # 2/(4 + 2²/4)
+    >>> limit = coupled_limit(np.array([4.0]), np.array([[[2.0]], [[-2.0]]]), 1.0)
+    >>> float(round(limit, 3))  # 2/(4 + 2²/4)
     0.4
     """
     order = len(curvatures)
-    noise = np.einsum("nij,nkl->ikjl", deviations, deviations).reshape(order**2, order**2) / len(deviations) * share
+    noise = (
+        np.einsum("nij,nkl->ikjl", deviations, deviations).reshape(order**2, order**2)
+        / len(deviations)
+        * share
+    )
     highest = stability_limit(float(curvatures.max()), 0.0, momentum, nesterov)
     if not noise.any():
         return highest
@@ -127,14 +164,22 @@ def coupled_limit(
         if momentum == 0:
             moments = np.kron(step, step) + rate**2 * noise
         else:
-            seen = np.hstack([(1 + momentum) * eye, -momentum * eye]) if nesterov else np.hstack([eye, 0 * eye])
+            seen = (
+                np.hstack([(1 + momentum) * eye, -momentum * eye])
+                if nesterov
+                else np.hstack([eye, 0 * eye])
+            )
             ahead = step @ seen if nesterov else np.hstack([step + momentum * eye, -momentum * eye])
             whole = np.vstack([ahead, np.hstack([eye, 0 * eye])])
             into = np.vstack([eye, 0 * eye])
-            moments = np.kron(whole, whole) + rate**2 * np.kron(into, into) @ noise @ np.kron(seen, seen)
+            moments = np.kron(whole, whole) + rate**2 * np.kron(into, into) @ noise @ np.kron(
+                seen, seen
+            )
         size = math.isqrt(len(moments))
         try:
-            found = np.linalg.solve(np.eye(len(moments)) - moments, np.eye(size).ravel()).reshape(size, size)
+            found = np.linalg.solve(np.eye(len(moments)) - moments, np.eye(size).ravel()).reshape(
+                size, size
+            )
         except np.linalg.LinAlgError:
             return False
         return bool(np.isfinite(found).all() and np.linalg.eigvalsh((found + found.T) / 2)[0] > 0)
@@ -154,7 +199,9 @@ def coupled_limit(
 
 def require_momentum(momentum: object) -> float:
     """A number in [0, 1)."""
-    require(_is_real(momentum), "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError)
+    require(
+        _is_real(momentum), "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError
+    )
     require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))  # type: ignore[operator]
     return float(momentum)  # type: ignore[arg-type]
 
@@ -164,7 +211,8 @@ def _is_real(value: object) -> bool:
 
 
 def propagated(function: Callable[..., float], *inputs: Estimate) -> Estimate:
-    """``function`` of estimates with independent errors: √Σ(∂f/∂x_i·s_i)², by differences over ± half an error.
+    """``function`` of estimates with independent errors: √Σ(∂f/∂x_i·s_i)², by differences over ±
+    half an error.
 
     The degrees of freedom are Welch and Satterthwaite's.
     """
@@ -172,12 +220,16 @@ def propagated(function: Callable[..., float], *inputs: Estimate) -> Estimate:
     parts = []
     for i, each in enumerate(inputs):
         step = 0.5 * float(each.stderr)
-        ends = [function(*values[:i], values[i] + sign * step, *values[i + 1 :]) for sign in (1, -1)]
+        ends = [
+            function(*values[:i], values[i] + sign * step, *values[i + 1 :]) for sign in (1, -1)
+        ]
         parts.append((ends[0] - ends[1]) ** 2 if step else 0.0)
     variance = sum(parts)
     slack = sum(part**2 / each.dof for part, each in zip(parts, inputs, strict=True) if part)
     dof = variance**2 / slack if slack > 0 else math.inf
-    return Estimate(function(*values), math.sqrt(variance), sum(each.cost for each in inputs), dof=dof)
+    return Estimate(
+        function(*values), math.sqrt(variance), sum(each.cost for each in inputs), dof=dof
+    )
 
 
 def differ(first: Estimate, second: Estimate) -> bool:

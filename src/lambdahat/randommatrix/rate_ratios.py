@@ -1,4 +1,6 @@
-"""How much faster an optimiser moves along flat directions than along sharp ones (Eq. 6.1, spectral thesis)."""
+"""How much faster an optimiser moves along flat directions than along sharp ones (Eq. 6.1,
+spectral thesis).
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ SMALL = 1e-8  # of the gradient's norm: Adam's second moment must not see the pr
 class RateRatio(Result):
     """R_est-curv = α_flat/α_sharp with its parts, read off an optimiser's own steps.
 
-    ``sharp`` (k,) are the rates along the eigenvectors of ``curvatures`` (k,), ``flat`` the mean over directions
-    orthogonal to them, with its error; ``ratio`` is that mean over the rate along the sharpest. ``nonlinearity`` is
-    ‖s(u + v) − s(u) − s(v)‖/‖s(u) + s(v)‖ of the steps s for a sharp and a flat gradient together: where it is not
-    near 0 the optimiser has no one preconditioner, and the rates are those of gradients along one direction each.
+    ``sharp`` (k,) are the rates along the eigenvectors of ``curvatures`` (k,), ``flat`` the mean
+    over directions orthogonal to them, with its error; ``ratio`` is that mean over the rate along
+    the sharpest. ``nonlinearity`` is ‖s(u + v) − s(u) − s(v)‖/‖s(u) + s(v)‖ of the steps s for a
+    sharp and a flat gradient together: where it is not near 0 the optimiser has no one
+    preconditioner, and the rates are those of gradients along one direction each.
     """
 
     ratio: Estimate
@@ -58,18 +61,21 @@ def rate_ratio(
     backward: Callable[[], object] | None = None,
     seed: int = 0,
 ) -> RateRatio:
-    """The estimated-curvature learning-rate ratio of any ``torch.optim.Optimizer`` at the problem's point.
+    """The estimated-curvature learning-rate ratio of any ``torch.optim.Optimizer`` at the problem's
+    point.
 
-    An optimiser that steps by −αB⁻¹g moves at the rate φᵀ(αB⁻¹)φ along a unit vector φ. It is measured: from the
-    optimiser's present state, a step with gradient +tφ less one with −tφ, over 2t, t small. The preconditioner is the
-    optimiser's state; momentum is put to 0 first and multiplies all rates alike. ``eigenpairs`` are sharp directions,
-    the sharpest first (default: the largest eigenvalue of the Hessian), ``flat`` the number of random directions
-    orthogonal to them, or directions (P, k).
+    An optimiser that steps by −αB⁻¹g moves at the rate φᵀ(αB⁻¹)φ along a unit vector φ. It is
+    measured: from the optimiser's present state, a step with gradient +tφ less one with −tφ, over
+    2t, t small. The preconditioner is the optimiser's state; momentum is put to 0 first and
+    multiplies all rates alike. ``eigenpairs`` are sharp directions, the sharpest first (default:
+    the largest eigenvalue of the Hessian), ``flat`` the number of random directions orthogonal to
+    them, or directions (P, k).
 
-    An optimiser without a state takes its first step with the problem's gradient before. One that has ``observe`` is
-    shown the problem when ``due``. One that listens to backward passes, as KFAC does for the empirical Fisher, gets
-    one from ``backward()`` ahead of each step. Where steps depend on the gradient as a whole, as with NGD's
-    ``rescale``, pass a ``gradient`` (P,) about which to probe. Parameters, gradients and state are put back at the end.
+    An optimiser without a state takes its first step with the problem's gradient before. One that
+    has ``observe`` is shown the problem when ``due``. One that listens to backward passes, as KFAC
+    does for the empirical Fisher, gets one from ``backward()`` ahead of each step. Where steps
+    depend on the gradient as a whole, as with NGD's ``rescale``, pass a ``gradient`` (P,) about
+    which to probe. Parameters, gradients and state are put back at the end.
     """
     require_problem(problem)
     require(
@@ -92,7 +98,13 @@ def _result(sharp: Tensor, rates: Tensor, pairs: Eigenpairs, nonlinearity: float
     error = float(rates.std() / math.sqrt(len(rates))) if several else math.nan
     flat = Estimate(float(rates.mean()), error, dof=max(len(rates) - 1, 1))
     first = float(sharp[0])
-    require(first != 0, "optimizer", "move along the sharpest direction", "a step of 0", "raise its learning rate")
+    require(
+        first != 0,
+        "optimizer",
+        "move along the sharpest direction",
+        "a step of 0",
+        "raise its learning rate",
+    )
     ratio = Estimate(float(flat) / first, abs(error / first), dof=flat.dof)
     return RateRatio(ratio, flat, sharp, pairs.values.double(), nonlinearity)
 
@@ -106,8 +118,15 @@ def _flat_directions(problem: Problem, pairs: Eigenpairs, flat: int | Tensor, se
         require(len(flat) == size, "flat", f"have shape ({size}, k)", flat)
         return nn.functional.normalize(given, dim=0)
     require_count(flat, "flat", 1)
-    require(sharp.shape[1] < size, "eigenpairs", f"leave flat directions, fewer than {size}", pairs.vectors)
-    draws: Tensor = torch.randn(size, flat, generator=generator(seed, "flat directions"), dtype=torch.float64)
+    require(
+        sharp.shape[1] < size,
+        "eigenpairs",
+        f"leave flat directions, fewer than {size}",
+        pairs.vectors,
+    )
+    draws: Tensor = torch.randn(
+        size, flat, generator=generator(seed, "flat directions"), dtype=torch.float64
+    )
     draws = draws.to(problem.device)
     for _ in range(2):
         draws = draws - sharp @ (sharp.T @ draws)
@@ -121,7 +140,11 @@ class _Probe:
     """
 
     def __init__(
-        self, problem: Problem, optimizer: Optimizer, base: Tensor | None, backward: Callable[[], object] | None
+        self,
+        problem: Problem,
+        optimizer: Optimizer,
+        base: Tensor | None,
+        backward: Callable[[], object] | None,
     ) -> None:
         self.problem, self.optimizer, self.backward = problem, optimizer, backward
         self.parameters = _matched(problem, optimizer)
@@ -171,7 +194,9 @@ class _Probe:
         """How far the response to two directions is from the sum of the two responses."""
         apart = self._response(first) + self._response(second)
         together = self._response(first.double() + second.double())
-        return float((together - apart).norm() / apart.norm().clamp_min(torch.finfo(torch.float64).tiny))
+        return float(
+            (together - apart).norm() / apart.norm().clamp_min(torch.finfo(torch.float64).tiny)
+        )
 
     def _response(self, vector: Tensor) -> Tensor:
         """The derivative of the step (P,) along a change of the gradient."""
@@ -231,7 +256,9 @@ def _matched(problem: Problem, optimizer: Optimizer) -> list[Tensor]:
     source = problem.source
     named = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name in problem.space.names if name not in named or id(named[name]) not in held]
+    missing = [
+        name for name in problem.space.names if name not in named or id(named[name]) not in held
+    ]
     require(
         not missing,
         "optimizer",

@@ -1,4 +1,6 @@
-"""The function H(ω) = ω + c + Σ_j ρ_j/(ω − p_j), ρ_j > 0, and its inverse on the upper half-plane."""
+"""The function H(ω) = ω + c + Σ_j ρ_j/(ω − p_j), ρ_j > 0, and its inverse on the upper
+half-plane.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class Secular:
     """H with its ``shift`` c, ``residues`` ρ (n,) and ``poles`` p (n,).
 
     In the closed upper half-plane the curve Im H = 0 is a graph over the real axis: v(u) > 0 where
-    Σρ_j/(u − p_j)² > 1, else 0. ``ends`` (k, 2) holds the intervals of u with v > 0, ``support`` (k, 2) their images.
+    Σρ_j/(u − p_j)² > 1, else 0. ``ends`` (k, 2) holds the intervals of u with v > 0, ``support``
+    (k, 2) their images.
     """
 
     def __init__(self, shift: float, residues: Array, poles: Array) -> None:
@@ -33,7 +36,9 @@ class Secular:
         """H at real ``u``."""
         at = np.asarray(u, np.float64)
         with np.errstate(divide="ignore"):
-            return np.asarray(at + self.shift + (self.residues / (at[..., None] - self.poles)).sum(axis=-1))
+            return np.asarray(
+                at + self.shift + (self.residues / (at[..., None] - self.poles)).sum(axis=-1)
+            )
 
     def slope(self, u: ArrayLike) -> Array:
         """H' = 1 − Σρ_j/(u − p_j)² at real ``u``: −∞ at a pole."""
@@ -48,17 +53,23 @@ class Secular:
 
     @cached_property
     def ends(self) -> Array:
-        """Roots of H' = 0, (k, 2): one beyond each end of the poles, two in a gap where H' gets positive, else none."""
+        """Roots of H' = 0, (k, 2): one beyond each end of the poles, two in a gap where H' gets
+        positive, else none.
+        """
         poles, cubes = self.poles, np.cbrt(self.residues)
         reach = np.sqrt(self.residues.sum()) * (1 + 4 * EPS)
         first = _root(lambda u: -self.slope(u), poles[:1] - reach, poles[:1])
         last = _root(self.slope, poles[-1:], poles[-1:] + reach)
-        wide = np.diff(poles) ** 2 > (cubes[:-1] + cubes[1:]) ** 3  # the two poles beside narrower gaps close them
+        # the two poles beside narrower gaps close them
+        wide = np.diff(poles) ** 2 > (cubes[:-1] + cubes[1:]) ** 3
         left, right = poles[:-1][wide], poles[1:][wide]
         middle = _root(lambda u: -self.bend(u), left, right)  # H' is concave in a gap
         open_ = self.slope(middle) > 0
         left, middle, right = left[open_], middle[open_], right[open_]
-        rising, falling = _root(self.slope, left, middle), _root(lambda u: -self.slope(u), middle, right)
+        rising, falling = (
+            _root(self.slope, left, middle),
+            _root(lambda u: -self.slope(u), middle, right),
+        )
         inner = np.stack([rising, falling], axis=1).ravel()
         return np.concatenate([first, inner, last]).reshape(-1, 2)
 
@@ -89,26 +100,38 @@ class Secular:
             with np.errstate(divide="ignore", invalid="ignore"):  # H' = 0 at an edge
                 newton = at - error * (1 / (1 - (ratios / gaps).sum(axis=1))).real
             a, b = low[active], high[active]
-            inside = (a < newton) & (newton < b) & (step % 4 < 3)  # every fourth step halves, come what may
+            # every fourth step halves, come what may
+            inside = (a < newton) & (newton < b) & (step % 4 < 3)
             u[active] = np.where(inside, newton, (a + b) / 2)
-            done = (np.abs(error) <= EPS * self.scale) | (b - a <= EPS * np.maximum(np.abs(a), np.abs(b)))
+            done = (np.abs(error) <= EPS * self.scale) | (
+                b - a <= EPS * np.maximum(np.abs(a), np.abs(b))
+            )
             active = active[~done]
             if not len(active):
                 break
         return omega
 
     def _brackets(self, x: Array) -> tuple[Array, Array]:
-        """Real u on either side of Re ω(x): the ends that x lies between, and beyond the last ones H(u) ≷ u + c."""
+        """Real u on either side of Re ω(x): the ends that x lies between, and beyond the last
+        ones H(u) ≷ u + c.
+        """
         ends, marks = self.ends.ravel(), self.support.ravel()
         place = np.searchsorted(marks, x)
-        low = np.where(place > 0, ends[np.maximum(place - 1, 0)], np.minimum(x - self.shift, ends[0]))
-        high = np.where(place < len(ends), ends[np.minimum(place, len(ends) - 1)], np.maximum(x - self.shift, ends[-1]))
+        low = np.where(
+            place > 0, ends[np.maximum(place - 1, 0)], np.minimum(x - self.shift, ends[0])
+        )
+        high = np.where(
+            place < len(ends),
+            ends[np.minimum(place, len(ends) - 1)],
+            np.maximum(x - self.shift, ends[-1]),
+        )
         return low, high
 
     def _height(self, u: Array) -> Array:
         """v(u): the root y = v² of g(y) = Σρ_j/((u − p_j)² + y) = 1, or 0 where g(0) ≤ 1.
 
-        1/g is concave in y, so Newton from below never passes the root; for one pole a step is exact.
+        1/g is concave in y, so Newton from below never passes the root; for one pole a step is
+        exact.
         """
         squares = (u[:, None] - self.poles) ** 2
         y = (self.residues - squares).max(axis=1).clip(0.0)  # each term alone is at most 1
@@ -124,7 +147,9 @@ class Secular:
 
 
 def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """Where a function goes from negative at ``low`` to positive at ``high``, for many brackets at once."""
+    """Where a function goes from negative at ``low`` to positive at ``high``, for many brackets
+    at once.
+    """
     low, high = low.astype(np.float64), high.astype(np.float64)
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -1,14 +1,17 @@
-"""Where an eigenvalue that stands apart from the bulk is seen through sampling noise, and how well its direction.
+"""Where an eigenvalue that stands apart from the bulk is seen through sampling noise, and how well
+its direction.
 
-A batch shows H̄ + noise, or G^{½}WG^{½} with W a Wishart matrix. Both have one form: with the bulk's eigenvalues λ_j an
-eigenvalue ℓ beyond it is seen at ψ(ℓ), as long as ψ'(ℓ) > 0; where ψ' reaches 0 it drowns in the noisy bulk's edge.
+A batch shows H̄ + noise, or G^{½}WG^{½} with W a Wishart matrix. Both have one form: with the
+bulk's eigenvalues λ_j an eigenvalue ℓ beyond it is seen at ψ(ℓ), as long as ψ'(ℓ) > 0; where ψ'
+reaches 0 it drowns in the noisy bulk's edge.
 
     additive         ψ(ℓ) = ℓ + s²·(1/P)Σ_j 1/(ℓ − λ_j),       overlap² ψ'(ℓ)
     multiplicative   ψ(ℓ) = ℓ·(1 + (1/b)Σ_j λ_j/(ℓ − λ_j)),    overlap² ℓψ'(ℓ)/ψ(ℓ)
 
-With the bulk at 0 the first is Theorems 14 and 17 of the spectral thesis: λ + s²/λ beyond s, else ±2s, overlap²
-1 − s²/λ². With a flat bulk σ² the second is the spiked covariance σ²(1+θ)(1 + q/θ) that its Theorem 16 means (Baik and
-Silverstein 2006; Paul 2007; for any bulk Bai and Yao 2012, Benaych-Georges and Nadakuditi 2011).
+With the bulk at 0 the first is Theorems 14 and 17 of the spectral thesis: λ + s²/λ beyond s, else
+±2s, overlap² 1 − s²/λ². With a flat bulk σ² the second is the spiked covariance σ²(1+θ)(1 + q/θ)
+that its Theorem 16 means (Baik and Silverstein 2006; Paul 2007; for any bulk Bai and Yao 2012,
+Benaych-Georges and Nadakuditi 2011).
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from lambdahat.results import Array
 
 
 def effective_batch(batch_size: int, population: int | None = None) -> float:
-    """b = B/(1 − B/N): the batch of independent draws that is as noisy as B of N without replacement.
+    """b = B/(1 − B/N): the batch of independent draws that is as noisy as B of N without
+    replacement.
 
-    Eq. 5.5 of the spectral thesis. Infinite at B = N, where nothing is left to chance; B itself without ``population``.
+    Eq. 5.5 of the spectral thesis. Infinite at B = N, where nothing is left to chance; B itself
+    without ``population``.
 
     >>> effective_batch(100, 200)
     200.0
@@ -50,7 +55,8 @@ def effective_batch(batch_size: int, population: int | None = None) -> float:
 
 
 def noise_scale(variance: float, dimension: int, batch: float) -> float:
-    """s = σ√(P/b): the noise of a batch has a semicircle of radius 2s (Theorem 13, spectral thesis).
+    """s = σ√(P/b): the noise of a batch has a semicircle of radius 2s (Theorem 13, spectral
+    thesis).
 
     ``variance`` is σ², that of one element over samples; ``batch`` the effective b.
     """
@@ -65,8 +71,9 @@ def noise_scale(variance: float, dimension: int, batch: float) -> float:
 class SpikedModel(ABC):
     """A bulk with noise, and what it makes of eigenvalues outside it.
 
-    ``thresholds`` (lower, upper) are those of the true eigenvalue beyond which it stands apart, ``edges`` those of the
-    noisy bulk. Methods take numbers or arrays and give arrays of the same shape.
+    ``thresholds`` (lower, upper) are those of the true eigenvalue beyond which it stands apart,
+    ``edges`` those of the noisy bulk. Methods take numbers or arrays and give arrays of the same
+    shape.
     """
 
     nodes: Array
@@ -95,7 +102,9 @@ class SpikedModel(ABC):
     @property
     @abstractmethod
     def edge_scales(self) -> tuple[float, float]:
-        """The units of Tracy–Widom fluctuations at the lower and upper edge; 0 in the limit of infinite size."""
+        """The units of Tracy–Widom fluctuations at the lower and upper edge; 0 in the limit of
+        infinite size.
+        """
 
     @cached_property
     def thresholds(self) -> tuple[float, float]:
@@ -124,7 +133,9 @@ class SpikedModel(ABC):
         return np.asarray((values > self.thresholds[1]) | (values < self.thresholds[0]))
 
     def outlier(self, eigenvalue: ArrayLike) -> Array:
-        """Where a true eigenvalue is seen: ψ(ℓ), or the nearer edge of the bulk where it does not stand apart."""
+        """Where a true eigenvalue is seen: ψ(ℓ), or the nearer edge of the bulk where it does
+        not stand apart.
+        """
         lower, upper = self.thresholds
 
         def hidden(values: Array) -> Array:
@@ -133,29 +144,42 @@ class SpikedModel(ABC):
         return self._where_apart(eigenvalue, self._seen, hidden)
 
     def overlap(self, eigenvalue: ArrayLike) -> Array:
-        """|φ̂ᵀφ|² of the seen with the true eigenvector; 0 where the eigenvalue does not stand apart."""
-        return self._where_apart(eigenvalue, lambda values: self._slope(values) * self._shrinkage(values))
-
-    def spread(self, eigenvalue: ArrayLike) -> Array:
-        """Standard deviation √(2vψ') of the seen eigenvalue between batches, v its own coupling; 0 inside the bulk.
-
-        For Gaussian noise, whose diagonal varies twice as much as the rest (Capitaine et al. 2009; Bai and Yao 2008).
+        """|φ̂ᵀφ|² of the seen with the true eigenvector; 0 where the eigenvalue does not stand
+        apart.
         """
         return self._where_apart(
-            eigenvalue, lambda values: np.sqrt(2.0 * self.coupling(values, values) * self._slope(values))
+            eigenvalue, lambda values: self._slope(values) * self._shrinkage(values)
+        )
+
+    def spread(self, eigenvalue: ArrayLike) -> Array:
+        """Standard deviation √(2vψ') of the seen eigenvalue between batches, v its own coupling; 0
+        inside the bulk.
+
+        For Gaussian noise, whose diagonal varies twice as much as the rest (Capitaine et al. 2009;
+        Bai and Yao 2008).
+        """
+        return self._where_apart(
+            eigenvalue,
+            lambda values: np.sqrt(2.0 * self.coupling(values, values) * self._slope(values)),
         )
 
     def relative_shift(self, eigenvalue: ArrayLike) -> Array:
-        """(ψ(ℓ) − ℓ)/ℓ of eigenvalues outside the true bulk: what noise adds. Proportional to 1/b."""
+        """(ψ(ℓ) − ℓ)/ℓ of eigenvalues outside the true bulk: what noise adds. Proportional to
+        1/b.
+        """
         values = np.asarray(eigenvalue, dtype=np.float64)
         return np.asarray((self._seen(values) - values) / values)
 
     def closeness(self, eigenvalue: ArrayLike) -> Array:
-        """1 − ψ'(ℓ) of eigenvalues outside the true bulk: 1 where one drowns. Proportional to 1/b."""
+        """1 − ψ'(ℓ) of eigenvalues outside the true bulk: 1 where one drowns. Proportional to
+        1/b.
+        """
         return self._sum(np.asarray(eigenvalue, dtype=np.float64), 2)
 
     def inverse(self, observed: ArrayLike) -> Array:
-        """The true eigenvalue of one seen beyond the edges; NaN inside the bulk, where all that is known is a bound."""
+        """The true eigenvalue of one seen beyond the edges; NaN inside the bulk, where all that
+        is known is a bound.
+        """
         values = np.asarray(observed, dtype=np.float64)
         found = [self._inverse_of(float(value)) for value in values.ravel()]
         return np.array(found, dtype=np.float64).reshape(values.shape)
@@ -164,7 +188,10 @@ class SpikedModel(ABC):
         return 1.0 - self._sum(at, 2)
 
     def _where_apart(
-        self, eigenvalue: ArrayLike, beyond: Callable[[Array], Array], inside: Callable[[Array], Array] = np.zeros_like
+        self,
+        eigenvalue: ArrayLike,
+        beyond: Callable[[Array], Array],
+        inside: Callable[[Array], Array] = np.zeros_like,
     ) -> Array:
         values = np.asarray(eigenvalue, dtype=np.float64)
         require(bool(np.isfinite(values).all()), "eigenvalue", "be finite", "NaN or infinity in it")
@@ -176,9 +203,17 @@ class SpikedModel(ABC):
     def _inverse_of(self, observed: float) -> float:
         (lower, upper), (low, high) = self.thresholds, self.edges
         if observed > high:
-            return float(brentq(lambda x: float(self._seen(np.array(x))) - observed, upper, observed, xtol=1e-14))
+            return float(
+                brentq(
+                    lambda x: float(self._seen(np.array(x))) - observed, upper, observed, xtol=1e-14
+                )
+            )
         if observed < low and observed < lower:
-            return float(brentq(lambda x: float(self._seen(np.array(x))) - observed, observed, lower, xtol=1e-14))
+            return float(
+                brentq(
+                    lambda x: float(self._seen(np.array(x))) - observed, observed, lower, xtol=1e-14
+                )
+            )
         return math.nan
 
     def _root(self, low: float, high: float) -> float:
@@ -188,7 +223,14 @@ class SpikedModel(ABC):
         slopes = [float(self._slope(np.array(end))) for end in (low, high)]
         if slopes[0] * slopes[1] >= 0:  # the root is an end, up to rounding
             return low if abs(slopes[0]) < abs(slopes[1]) else high
-        return float(brentq(lambda x: float(self._slope(np.array(x))), low, high, xtol=1e-15 * (high - low) + 1e-300))
+        return float(
+            brentq(
+                lambda x: float(self._slope(np.array(x))),
+                low,
+                high,
+                xtol=1e-15 * (high - low) + 1e-300,
+            )
+        )
 
     def _at_threshold(self, side: int) -> float:
         at = self.thresholds[side]
@@ -196,11 +238,12 @@ class SpikedModel(ABC):
 
 
 class Additive(SpikedModel):
-    """Symmetric noise on top: H̄ + s·W, W of the Gaussian orthogonal ensemble with spectrum in [−2, 2].
+    """Symmetric noise on top: H̄ + s·W, W of the Gaussian orthogonal ensemble with spectrum in [−2,
+    2].
 
-    ``scale`` is s = σ√(P/b) (``noise_scale``). By default the bulk of H̄ is at 0, as Theorem 14 of the spectral thesis
-    has it; with ``eigenvalues`` and ``weights`` (their shares, of any sum) it is any other. The fluctuations depend on
-    ``dimension``, P, and vanish at its default, infinity.
+    ``scale`` is s = σ√(P/b) (``noise_scale``). By default the bulk of H̄ is at 0, as Theorem 14 of
+    the spectral thesis has it; with ``eigenvalues`` and ``weights`` (their shares, of any sum) it
+    is any other. The fluctuations depend on ``dimension``, P, and vanish at its default, infinity.
 
     >>> model = Additive(1.0)
     >>> float(model.outlier(2.0)), float(model.overlap(2.0)), model.edge, float(model.outlier(-0.5))
@@ -208,7 +251,11 @@ class Additive(SpikedModel):
     """
 
     def __init__(
-        self, scale: float, eigenvalues: ArrayLike = 0.0, weights: ArrayLike | None = None, dimension: float = math.inf
+        self,
+        scale: float,
+        eigenvalues: ArrayLike = 0.0,
+        weights: ArrayLike | None = None,
+        dimension: float = math.inf,
     ) -> None:
         require(0 <= scale < math.inf, "scale", "be a finite number of at least 0", repr(scale))
         self.scale, self.dimension = float(scale), float(dimension)
@@ -225,18 +272,23 @@ class Additive(SpikedModel):
         return np.ones_like(at)
 
     def _brackets(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        # 1/(ℓ − λ)² of all the mass is at most that of its end, and at least that of the end's own share
+        # 1/(ℓ − λ)² of all the mass is at most that of its end, and at least that of the end's own
+        # share
         near = self.scale * np.sqrt(self.weights[[0, -1]])
         low, high = float(self.nodes[0]), float(self.nodes[-1])
         return (low - self.scale, low - float(near[0])), (high + float(near[1]), high + self.scale)
 
     def coupling(self, first: ArrayLike, second: ArrayLike) -> Array:
         """s²/P, the same for all."""
-        return np.full(np.broadcast_shapes(np.shape(first), np.shape(second)), self.scale**2 / self.dimension)
+        return np.full(
+            np.broadcast_shapes(np.shape(first), np.shape(second)), self.scale**2 / self.dimension
+        )
 
     @property
     def edge_scales(self) -> tuple[float, float]:
-        """s²·(mean 1/|ℓ* − λ_j|³)^{1/3}·P^{−2/3}, from the density's root at the edge; s·P^{−2/3} for bulk 0."""
+        """s²·(mean 1/|ℓ* − λ_j|³)^{1/3}·P^{−2/3}, from the density's root at the edge;
+        s·P^{−2/3} for bulk 0.
+        """
         if self.scale == 0:
             return 0.0, 0.0
         cubes = np.abs(self._sum(np.array(self.thresholds), 3))
@@ -245,19 +297,28 @@ class Additive(SpikedModel):
 
 
 class Multiplicative(SpikedModel):
-    """The covariance of ``samples`` Gaussian vectors whose true covariance has the bulk ``eigenvalues``.
+    """The covariance of ``samples`` Gaussian vectors whose true covariance has the bulk
+    ``eigenvalues``.
 
-    ``weights`` says how many eigenvalues each stands for (one, by default); ``samples`` is b, and need not be whole.
-    Zeros are part of the bulk; negative eigenvalues are refused. With all other eigenvalues in the bulk ψ is Lawley's
-    (1956) mean of a sample eigenvalue to order 1/b. For a flat bulk σ² of P, q = P/b:
+    ``weights`` says how many eigenvalues each stands for (one, by default); ``samples`` is b, and
+    need not be whole. Zeros are part of the bulk; negative eigenvalues are refused. With all other
+    eigenvalues in the bulk ψ is Lawley's (1956) mean of a sample eigenvalue to order 1/b. For a
+    flat bulk σ² of P, q = P/b:
 
     >>> model = Multiplicative([2.0], [100], samples=50)
     >>> float(model.outlier(2.0 * (1 + 3.0))), 2.0 * (1 + 3.0) * (1 + 2.0 / 3.0)
     (13.333333333333332, 13.333333333333332)
     """
 
-    def __init__(self, eigenvalues: ArrayLike, weights: ArrayLike | None = None, samples: float = math.inf) -> None:
-        require(samples == math.inf or require_positive(samples, "samples") > 0, "samples", "be above 0", samples)
+    def __init__(
+        self, eigenvalues: ArrayLike, weights: ArrayLike | None = None, samples: float = math.inf
+    ) -> None:
+        require(
+            samples == math.inf or require_positive(samples, "samples") > 0,
+            "samples",
+            "be above 0",
+            samples,
+        )
         self.samples = float(samples)
         self.nodes, self.weights = _measure(eigenvalues, weights)
         require(
@@ -281,19 +342,29 @@ class Multiplicative(SpikedModel):
         return np.asarray(1.0 / (1.0 + self._sum(at, 1)))
 
     def _brackets(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        # λ/(ℓ − λ) is monotone in λ on either side of the bulk, so that its ends bound the sum of squares
+        # λ/(ℓ − λ) is monotone in λ on either side of the bulk, so that its ends bound the sum of
+        # squares
         positive = self.nodes > 0
         if not positive.any():
             return (0.0, 0.0), (0.0, 0.0)
         nodes, weights = self.nodes[positive], self.weights[positive]
         (low, high), near = nodes[[0, -1]], np.sqrt(weights[[0, -1]] / self.samples)
         far = math.sqrt(weights.sum() / self.samples)
-        below = (low * (1 - far), low * (1 - near[0])) if far <= 1 else (high * (1 - far), low * (1 - far))
-        return (float(below[0]), float(below[1])), (float(high * (1 + near[1])), float(high * (1 + far)))
+        below = (
+            (low * (1 - far), low * (1 - near[0]))
+            if far <= 1
+            else (high * (1 - far), low * (1 - far))
+        )
+        return (float(below[0]), float(below[1])), (
+            float(high * (1 + near[1])),
+            float(high * (1 + far)),
+        )
 
     def coupling(self, first: ArrayLike, second: ArrayLike) -> Array:
         """λ_mλ_j/b."""
-        return np.asarray(np.asarray(first, np.float64) * np.asarray(second, np.float64) / self.samples)
+        return np.asarray(
+            np.asarray(first, np.float64) * np.asarray(second, np.float64) / self.samples
+        )
 
     @property
     def edge_scales(self) -> tuple[float, float]:
@@ -301,16 +372,32 @@ class Multiplicative(SpikedModel):
         if math.isinf(self.samples) or not self.nodes.any():
             return 0.0, 0.0
         at = np.array(self.thresholds)
-        low, high = np.abs(at) * np.abs(1.0 + self._sum(at, 3)) ** (1 / 3) * self.samples ** (-2 / 3)
+        low, high = (
+            np.abs(at) * np.abs(1.0 + self._sum(at, 3)) ** (1 / 3) * self.samples ** (-2 / 3)
+        )
         return float(low), float(high)
 
 
 def _measure(eigenvalues: ArrayLike, weights: ArrayLike | None) -> tuple[Array, Array]:
     """Nodes in ascending order with positive weights."""
     nodes = np.atleast_1d(np.asarray(eigenvalues, dtype=np.float64)).ravel()
-    counts = np.ones_like(nodes) if weights is None else np.atleast_1d(np.asarray(weights, dtype=np.float64)).ravel()
-    require(nodes.size > 0 and bool(np.isfinite(nodes).all()), "eigenvalues", "be finite, one or more", nodes)
-    require(counts.shape == nodes.shape, "weights", f"be as many as the eigenvalues, {nodes.size}", counts)
+    counts = (
+        np.ones_like(nodes)
+        if weights is None
+        else np.atleast_1d(np.asarray(weights, dtype=np.float64)).ravel()
+    )
+    require(
+        nodes.size > 0 and bool(np.isfinite(nodes).all()),
+        "eigenvalues",
+        "be finite, one or more",
+        nodes,
+    )
+    require(
+        counts.shape == nodes.shape,
+        "weights",
+        f"be as many as the eigenvalues, {nodes.size}",
+        counts,
+    )
     fine = bool((counts >= 0).all()) and 0 < counts.sum() < math.inf
     require(fine, "weights", "be at least 0, not all 0, and finite", counts)
     order = np.argsort(nodes)

@@ -25,10 +25,13 @@ Parts = list[tuple[float, Batch]]  # a batch in parts, each with its share of th
 NAMED: dict[str, MakeOptimizer] = {
     "sgd": lambda parameters, rate: torch.optim.SGD(parameters, rate),
     "momentum": lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.9),
-    "nesterov": lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.9, nesterov=True),
+    "nesterov": lambda parameters, rate: torch.optim.SGD(
+        parameters, rate, momentum=0.9, nesterov=True
+    ),
     "adam": lambda parameters, rate: torch.optim.Adam(parameters, rate),
 }
-BEYOND_RETURN = 1e8  # times the first loss; heavy ball at its limit passes (2/(1 − ρ))², 4·10⁴ at ρ = 0.99, and returns
+# times the first loss; heavy ball at its limit passes (2/(1 − ρ))², 4·10⁴ at ρ = 0.99, and returns
+BEYOND_RETURN = 1e8
 STRIDE = 4.0
 MOST_STRIDES = 30
 SMALL = 1 / 4  # of the rate to start with: where what noise adds to the loss is measured
@@ -41,11 +44,12 @@ class NoLimitError(ValueError):
 
 @dataclass(frozen=True)
 class StableRate(PositiveEstimate):
-    """The largest stable learning rate, the geometric mean over ``per_run``, runs with other batch orders.
+    """The largest stable learning rate, the geometric mean over ``per_run``, runs with other batch
+    orders.
 
-    ``stderr`` is of the runs and of the bisection's last interval, in quadrature. ``cost`` counts gradients of batches
-    of ``batch_size`` samples. A run is stable if ``steps`` steps end at a loss below ``factor`` times the first, or,
-    for None, below what noise lets expect.
+    ``stderr`` is of the runs and of the bisection's last interval, in quadrature. ``cost`` counts
+    gradients of batches of ``batch_size`` samples. A run is stable if ``steps`` steps end at a loss
+    below ``factor`` times the first, or, for None, below what noise lets expect.
     """
 
     per_run: Array = field(default_factory=lambda: np.zeros(0))
@@ -66,20 +70,23 @@ def largest_stable_rate(
     factor: float | None = 1.0,
     seed: int = 0,
 ) -> StableRate:
-    """The largest learning rate at which ``steps`` steps from the problem's parameters do not diverge.
+    """The largest learning rate at which ``steps`` steps from the problem's parameters do not
+    diverge.
 
-    A run diverges if the loss of a batch is not finite, or if the loss of all data ends above ``factor`` times the
-    first. A network that dies ends near the loss of chance, so at the start of training a factor below 1 asks that it
-    learns. Near a minimum noise alone raises the loss: with None a run diverges if it ends above the first loss by 2·4²
-    times as much as runs at a quarter of ``start`` do, (α/start)² of that at rates α below ``start``, which is then to
-    be the limit as far as known. ``optimizer`` is "sgd", "momentum" or "nesterov" (both 0.9), "adam", or a function
-    ``(parameters, rate) -> torch.optim.Optimizer``. ``batch_size`` samples a step (default: all) are drawn without
-    replacement, a new order each epoch.
+    A run diverges if the loss of a batch is not finite, or if the loss of all data ends above
+    ``factor`` times the first. A network that dies ends near the loss of chance, so at the start of
+    training a factor below 1 asks that it learns. Near a minimum noise alone raises the loss: with
+    None a run diverges if it ends above the first loss by 2·4² times as much as runs at a quarter
+    of ``start`` do, (α/start)² of that at rates α below ``start``, which is then to be the limit as
+    far as known. ``optimizer`` is "sgd", "momentum" or "nesterov" (both 0.9), "adam", or a function
+    ``(parameters, rate) -> torch.optim.Optimizer``. ``batch_size`` samples a step (default: all)
+    are drawn without replacement, a new order each epoch.
 
-    From ``start`` the rate goes by factors of 4 until one is stable and the next is not, then by bisection of its
-    logarithm until the two are within ``tol``. Each of ``runs`` has its own order of the data; with all data there is
-    one. On a quadratic a rate above the limit by a part δ lets the loss along the sharpest direction grow as e^(4δt):
-    if that direction has a share s of the first loss, the limit found is high by up to ln(1/s)/(4·steps).
+    From ``start`` the rate goes by factors of 4 until one is stable and the next is not, then by
+    bisection of its logarithm until the two are within ``tol``. Each of ``runs`` has its own order
+    of the data; with all data there is one. On a quadratic a rate above the limit by a part δ lets
+    the loss along the sharpest direction grow as e^(4δt): if that direction has a share s of the
+    first loss, the limit found is high by up to ln(1/s)/(4·steps).
     """
     require_problem(problem)
     make = _maker(optimizer)
@@ -87,16 +94,24 @@ def largest_stable_rate(
     size = (
         total
         if batch_size is None
-        else require_count(batch_size, "batch_size", 1, total, "a batch cannot hold more samples than the data")
+        else require_count(
+            batch_size, "batch_size", 1, total, "a batch cannot hold more samples than the data"
+        )
     )
     require_count(steps, "steps")
     require_count(runs, "runs", 2, cure="one run shows no error")
-    for value, name in ((start, "start"), (tol, "tol"), (1.0 if factor is None else factor, "factor")):
+    for value, name in (
+        (start, "start"),
+        (tol, "tol"),
+        (1.0 if factor is None else factor, "factor"),
+    ):
         require_positive(value, name)
     first = problem.loss()
     require(math.isfinite(first), "the loss at the start", "be finite", f"{first:.6g}")
     cure = "shift it, for growth is judged by its ratio, or pass factor=None"
-    require(factor is None or first > 0, "the loss at the start", "be above 0", f"{first:.6g}", cure)
+    require(
+        factor is None or first > 0, "the loss at the start", "be above 0", f"{first:.6g}", cure
+    )
     work = _Trials(problem, make, size, steps, first, factor, seed)
     found: list[tuple[float, float]] = []
     runs = 1 if size == total else runs
@@ -109,8 +124,11 @@ def largest_stable_rate(
     return _summed_up(found, work)
 
 
-def bisected(stable: Callable[[float], bool], start: float, tol: float = 0.05) -> tuple[float, float]:
-    """(low, high) with ``low`` stable, ``high`` not and high ≤ (1 + tol)·low, by bisection in the logarithm.
+def bisected(
+    stable: Callable[[float], bool], start: float, tol: float = 0.05
+) -> tuple[float, float]:
+    """(low, high) with ``low`` stable, ``high`` not and high ≤ (1 + tol)·low, by bisection in the
+    logarithm.
 
     Where stability comes and goes more than once, one of the places where it goes.
 
@@ -145,7 +163,9 @@ def _maker(optimizer: str | MakeOptimizer) -> MakeOptimizer:
         cure = "for others pass a function (parameters, rate) -> torch.optim.Optimizer"
         return NAMED[require_choice(optimizer, "optimizer", NAMED, cure)]
     made = callable(optimizer) and not isinstance(optimizer, Optimizer)
-    known = f"be one of {', '.join(NAMED)}, or a function (parameters, rate) -> torch.optim.Optimizer"
+    known = (
+        f"be one of {', '.join(NAMED)}, or a function (parameters, rate) -> torch.optim.Optimizer"
+    )
     require(made, "optimizer", known, describe(optimizer), "", TypeError)
     return optimizer
 
@@ -165,28 +185,44 @@ class _Trials:
     ) -> None:
         self.problem, self.make, self.size, self.steps, self.seed = problem, make, size, steps, seed
         self.first, self.factor = first, factor
-        self.noise, self.start = 0.0, math.inf  # what noise adds to the loss at the rate to start with
+        # what noise adds to the loss at the rate to start with
+        self.noise, self.start = 0.0, math.inf
         self.gradients = 0
         self._columns = None if size == problem.num_samples else _joined(problem)
 
     def know_noise(self, start: float, runs: int) -> None:
-        """Measure by how much runs at a small rate end above the first loss, at most; at first it grows as α²."""
+        """Measure by how much runs at a small rate end above the first loss, at most; at first
+        it grows as α².
+        """
         ends = [self._end(SMALL * start, run) for run in range(runs)]
         self.start = start
-        self.noise = max([0.0, *(end - self.first for end in ends if math.isfinite(end))]) / SMALL**2
+        self.noise = (
+            max([0.0, *(end - self.first for end in ends if math.isfinite(end))]) / SMALL**2
+        )
 
     def stable(self, rate: float, run: int) -> bool:
         """Whether training at ``rate`` does not diverge."""
         if self.factor is None:
-            return self._end(rate, run) <= self.first + MARGIN * self.noise * min(rate / self.start, 1.0) ** 2
+            return (
+                self._end(rate, run)
+                <= self.first + MARGIN * self.noise * min(rate / self.start, 1.0) ** 2
+            )
         return self._end(rate, run) < self.factor * self.first
 
     def _end(self, rate: float, run: int) -> float:
         """The loss of all data after training; NaN where it ran away."""
-        named = {n: t.detach().clone().requires_grad_() for n, t in self.problem.named(self.problem.vector).items()}
+        named = {
+            n: t.detach().clone().requires_grad_()
+            for n, t in self.problem.named(self.problem.vector).items()
+        }
         optimizer = self.make(list(named.values()), rate)
         require(
-            isinstance(optimizer, Optimizer), "optimizer", "return a torch.optim.Optimizer", optimizer, "", TypeError
+            isinstance(optimizer, Optimizer),
+            "optimizer",
+            "return a torch.optim.Optimizer",
+            optimizer,
+            "",
+            TypeError,
         )
         scale = abs(self.first) + self.noise or 1.0
         for parts in self._batches(run):
@@ -194,7 +230,9 @@ class _Trials:
             self.gradients += 1
             if not (isinstance(loss, float) and abs(loss) < BEYOND_RETURN * scale):
                 return math.nan
-        theta = self.problem.space.flatten({name: tensor.detach() for name, tensor in named.items()})
+        theta = self.problem.space.flatten(
+            {name: tensor.detach() for name, tensor in named.items()}
+        )
         return self.problem.loss(theta) if bool(torch.isfinite(theta).all()) else math.nan
 
     def _backward(self, optimizer: Optimizer, named: dict[str, Tensor], parts: Parts) -> float:
@@ -207,7 +245,9 @@ class _Trials:
         return total
 
     def _batches(self, run: int) -> Iterator[Parts]:
-        """The batches of ``steps`` steps: epochs in random order, without the few samples that fill no batch."""
+        """The batches of ``steps`` steps: epochs in random order, without the few samples that
+        fill no batch.
+        """
         total, each = self.problem.num_samples, self.problem.num_samples // self.size
         for step in range(self.steps):
             if self.size == total:
@@ -215,17 +255,25 @@ class _Trials:
                 continue
             epoch, place = divmod(step, each)
             if place == 0:
-                order = torch.randperm(total, generator=generator(self.seed, "stable rate", run, epoch))
+                order = torch.randperm(
+                    total, generator=generator(self.seed, "stable rate", run, epoch)
+                )
             yield self._chosen(order[place * self.size : (place + 1) * self.size])
 
     def _chosen(self, indices: Tensor) -> Parts:
         if self._columns is None:
-            return list(self.problem.subset(indices, self.size if self.problem.norm == "train" else None).weighted())
+            return list(
+                self.problem.subset(
+                    indices, self.size if self.problem.norm == "train" else None
+                ).weighted()
+            )
         return [(1.0, take(self._columns, indices.to(self.problem.device)))]
 
 
 def _joined(problem: Problem) -> Batch | None:
-    """All data as one batch, or None where it is not in memory or its batches do not fit together."""
+    """All data as one batch, or None where it is not in memory or its batches do not fit
+    together.
+    """
     if not problem.batches.in_memory:
         return None
     try:

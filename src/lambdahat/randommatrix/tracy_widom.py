@@ -1,4 +1,6 @@
-"""The law of Tracy and Widom: how the largest eigenvalue of real symmetric noise varies about the edge."""
+"""The law of Tracy and Widom: how the largest eigenvalue of real symmetric noise varies about
+the edge.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ REACH = 16.0  # Ai(16) = 4e-20
 
 @dataclass(frozen=True)
 class TracyWidom:
-    """The law TW₁ of the largest eigenvalue of real symmetric noise, centred and scaled by ``edge_fluctuation``.
+    """The law TW₁ of the largest eigenvalue of real symmetric noise, centred and scaled by
+    ``edge_fluctuation``.
 
-    F(s) = det(1 − K_s) with K_s(x, y) = Ai(x + y + s) on L²(0, ∞) (Ferrari and Spohn 2005), by Gauss–Legendre
-    quadrature (Bornemann 2010): the error falls exponentially with the number of nodes.
+    F(s) = det(1 − K_s) with K_s(x, y) = Ai(x + y + s) on L²(0, ∞) (Ferrari and Spohn 2005), by
+    Gauss–Legendre quadrature (Bornemann 2010): the error falls exponentially with the number of
+    nodes.
 
     >>> round(TracyWidom().mean, 4), round(TracyWidom().std, 4)
     (-1.2065, 1.268)
@@ -62,14 +66,22 @@ class TracyWidom:
 
 
 def edge_fluctuation(law: Law | FreeSum, dimension: int) -> tuple[float, float]:
-    """(centre, scale): the largest eigenvalue of P × P noise is centre + scale·TW₁, up to O(P^(−2/3)) of the scale.
+    """(centre, scale): the largest eigenvalue of P × P noise is centre + scale·TW₁, up to
+    O(P^(−2/3)) of the scale.
 
-    Where ρ(x) → (c/π)·√(λ₊ − x), centre → λ₊ and scale → (Pc)^(−2/3): s·P^(−2/3) for a semicircle. For the two laws
-    both have the corrections for finite sizes of Johnstone and Ma (2012): P and T less ½. Of a ``FreeSum`` it is the
-    edge of the bulk; an outlier beyond it varies by O(P^(−1/2)) instead.
+    Where ρ(x) → (c/π)·√(λ₊ − x), centre → λ₊ and scale → (Pc)^(−2/3): s·P^(−2/3) for a semicircle.
+    For the two laws both have the corrections for finite sizes of Johnstone and Ma (2012): P and T
+    less ½. Of a ``FreeSum`` it is the edge of the bulk; an outlier beyond it varies by O(P^(−1/2))
+    instead.
     """
     size = require_count(dimension, "dimension")
-    require(isinstance(law, Law | FreeSum), "law", "be a Semicircle, MarchenkoPastur or FreeSum", law, error=TypeError)
+    require(
+        isinstance(law, Law | FreeSum),
+        "law",
+        "be a Semicircle, MarchenkoPastur or FreeSum",
+        law,
+        error=TypeError,
+    )
     if isinstance(law, MarchenkoPastur):
         return _covariance(law, size)
     scale = float((size * law.edge_slope) ** (-2 / 3))
@@ -79,7 +91,9 @@ def edge_fluctuation(law: Law | FreeSum, dimension: int) -> tuple[float, float]:
 
 
 def _covariance(law: MarchenkoPastur, size: int) -> tuple[float, float]:
-    """Centre σ²(√P' + √T')²/T and scale σ²(√P' + √T')(1/√P' + 1/√T')^⅓/T with P' = P − ½, T' = T − ½."""
+    """Centre σ²(√P' + √T')²/T and scale σ²(√P' + √T')(1/√P' + 1/√T')^⅓/T with P' = P − ½, T' = T
+    − ½.
+    """
     columns = max(size / law.ratio, 1.0)
     p, t = math.sqrt(size - 0.5), math.sqrt(columns - 0.5)
     unit = law.variance * (p + t) / columns

@@ -1,4 +1,6 @@
-"""Charts of chains and learning coefficients: curves, sweeps, volumes, temperatures, free energies, verification."""
+"""Charts of chains and learning coefficients: curves, sweeps, volumes, temperatures, free
+energies, verification.
+"""
 
 from __future__ import annotations
 
@@ -54,19 +56,31 @@ def _(coefficient: LearningCoefficient) -> list[Chart]:
     """The charts of the chains, or where they were not kept the value with its interval."""
     if coefficient.chains is not None:
         return _chain_charts(coefficient, coefficient.chains)
-    title = with_status(value_text(coefficient) + settings_text(coefficient, ", "), coefficient.status)
+    title = with_status(
+        value_text(coefficient) + settings_text(coefficient, ", "), coefficient.status
+    )
     return [interval_chart(title, coefficient)]
 
 
 def _chain_charts(result: Chains | LearningCoefficient, chains: Chains) -> list[Chart]:
-    """The running λ̂ with its band, traces, the distance from the centre, the acceptance, and the diagnostics."""
+    """The running λ̂ with its band, traces, the distance from the centre, the acceptance, and
+    the diagnostics.
+    """
     seen, lost = chains.diagnostics, bool(chains.diagnostics.diverged.all())
-    mixing = f"R̂ = {seen.rhat:.3f}, {seen.ess_mean:,.0f} effective draws. Thick lines: rolling means."
-    traces = _trace_chart(chains, chains.energies, "Traces", "nβ(L − L*)", "Every chain diverged." if lost else mixing)
+    mixing = (
+        f"R̂ = {seen.rhat:.3f}, {seen.ess_mean:,.0f} effective draws. Thick lines: rolling means."
+    )
+    traces = _trace_chart(
+        chains, chains.energies, "Traces", "nβ(L − L*)", "Every chain diverged." if lost else mixing
+    )
     sensitivity = result.sensitivity if isinstance(result, LearningCoefficient) else None
     slope = float(sensitivity.localization) if sensitivity is not None else math.nan
-    told = f"Doubling γ changes λ̂ by about {math.log(2) * slope:.2g}." if math.isfinite(slope) else ""
-    distances = _trace_chart(chains, chains.distances, "Distance from the centre", "distance ‖w − w*‖", told)
+    told = (
+        f"Doubling γ changes λ̂ by about {math.log(2) * slope:.2g}." if math.isfinite(slope) else ""
+    )
+    distances = _trace_chart(
+        chains, chains.distances, "Distance from the centre", "distance ‖w − w*‖", told
+    )
     charts = [_running(result, chains), traces, distances]
     if (chains.acceptances < 1).any():
         charts.append(_acceptance(chains))
@@ -78,17 +92,26 @@ def _draw_label(chains: Chains) -> str:
 
 
 def _looks(chains: Chains) -> Iterator[tuple[int, str, str, bool]]:
-    """Number, colour and name of every chain, and whether the legend has it; many chains share a colour and a name."""
+    """Number, colour and name of every chain, and whether the legend has it; many chains share a
+    colour and a name.
+    """
     count, diverged = len(chains), chains.diagnostics.diverged
     for chain in range(count):
         if count > len(COLOURS):
             yield chain, "sky", f"{count} chains", chain == 0
         else:
-            yield chain, COLOURS[chain], f"chain {chain + 1}" + (" (diverged)" if diverged[chain] else ""), True
+            yield (
+                chain,
+                COLOURS[chain],
+                f"chain {chain + 1}" + (" (diverged)" if diverged[chain] else ""),
+                True,
+            )
 
 
 def _trace_chart(chains: Chains, values: Array, title: str, label: str, caption: str) -> Chart:
-    """Every draw faint, and rolling means; a diverged chain until it ran away, and out of the frame if others stay."""
+    """Every draw faint, and rolling means; a diverged chain until it ran away, and out of the
+    frame if others stay.
+    """
     draws, lost = values.shape[1], bool(chains.diagnostics.diverged.all())
     window, step = max(draws // WINDOWS, 1), math.ceil(draws / POINTS)
     places = np.arange(1, draws + 1)
@@ -106,7 +129,15 @@ def _trace_chart(chains: Chains, values: Array, title: str, label: str, caption:
     low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 0.0)
     room = 0.05 * (high - low)
     ends = (0.0 if 0 <= low < 0.5 * high else low - room, high + room) if room else (None, None)
-    return Chart(title, _draw_label(chains), label, (*faint, *means), y_log=lost, y_range=ends, caption=caption)
+    return Chart(
+        title,
+        _draw_label(chains),
+        label,
+        (*faint, *means),
+        y_log=lost,
+        y_range=ends,
+        caption=caption,
+    )
 
 
 def _rolling(values: Array, window: int) -> tuple[list[float], list[float]]:
@@ -125,7 +156,8 @@ def _steady(trace: Array) -> int:
 
 
 def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
-    """Means of the draws so far, by chain and of all with their 95 % interval, and λ̂ with its own at the end.
+    """Means of the draws so far, by chain and of all with their 95 % interval, and λ̂ with its own
+    at the end.
 
     λ̂ may lie off the last mean: the bias of the steps is taken off it, or a control variate used.
     """
@@ -141,26 +173,48 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
         seen = places[places <= _steady(energies[chain])]
         if len(seen):
             means = np.cumsum(energies[chain][: seen[-1]])[seen - 1] / seen
-            series.append(Series(name, numbers(seen), numbers(means), style="segments", colour=colour, legend=legend))
+            series.append(
+                Series(
+                    name,
+                    numbers(seen),
+                    numbers(means),
+                    style="segments",
+                    colour=colour,
+                    legend=legend,
+                )
+            )
     kept = energies[~chains.diagnostics.diverged]
     ends: tuple[float | None, float | None] = (None, None)
     if len(kept):
         pooled = np.cumsum(kept.mean(axis=0)) / np.arange(1, draws + 1)
         half = NORMAL * np.array([standard_error(kept[:, :look]) for look in looks])
         band = np.interp(places, looks, half, left=math.nan)
-        series.append(Series("all chains", numbers(places), numbers(pooled[places - 1]), numbers(band), colour="ink"))
+        series.append(
+            Series(
+                "all chains",
+                numbers(places),
+                numbers(pooled[places - 1]),
+                numbers(band),
+                colour="ink",
+            )
+        )
         ends = _frame(pooled, half, looks, float(final), half_width(final))
     value = "λ̂ unknown"
     if math.isfinite(float(final)):
         value = f"λ̂ = {value_text(final)}"
         series.append(interval_series(value, [(float(draws), final)], colour="ink", mark="diamond"))
-    title, label = with_status(f"Running mean: {value}", result.status), "λ̂, mean of the draws so far"
+    title, label = (
+        with_status(f"Running mean: {value}", result.status),
+        "λ̂, mean of the draws so far",
+    )
     look: Any = {"y_log": not len(kept), "y_range": ends}
     look["caption"] = f"{_setting(result, chains)}.{_correction(result)} {INTERVAL}"
     return Chart(title, _draw_label(chains), label, tuple(series), **look)
 
 
-def _frame(pooled: Array, half: Array, looks: Array, value: float, error: float) -> tuple[float, float]:
+def _frame(
+    pooled: Array, half: Array, looks: Array, value: float, error: float
+) -> tuple[float, float]:
     """The ends of the axis: the first draws swing too far to set the scale."""
     steady = pooled[int(looks[0]) - 1 :]
     reach = max(float(np.nanmax(half[len(half) // 4 :])), float(np.ptp(steady)), 1e-12)
@@ -173,7 +227,11 @@ def _frame(pooled: Array, half: Array, looks: Array, value: float, error: float)
 def _setting(result: Chains | LearningCoefficient, chains: Chains) -> str:
     """Temperature, localization, step size and kernel in one line."""
     name = result.temperature if isinstance(result, LearningCoefficient) else ""
-    batch = "all" if chains.batch_size == chains.num_samples else f"{chains.batch_size:,} of {chains.num_samples:,}"
+    batch = (
+        "all"
+        if chains.batch_size == chains.num_samples
+        else f"{chains.batch_size:,} of {chains.num_samples:,}"
+    )
     parts = [
         f"nβ = {chains.nbeta:.4g}" + (f" ({name})" if name else ""),
         f"γ {gamma_text(chains.localization)}",
@@ -189,7 +247,11 @@ def _correction(result: Chains | LearningCoefficient) -> str:
     if not isinstance(result, LearningCoefficient) or not result.discretisation_bias:
         return ""
     corrected = math.isclose(result.raw - result.discretisation_bias, float(result), rel_tol=1e-5)
-    return f" λ̂ is the last mean less the bias of the steps, {result.discretisation_bias:.2g}." if corrected else ""
+    return (
+        f" λ̂ is the last mean less the bias of the steps, {result.discretisation_bias:.2g}."
+        if corrected
+        else ""
+    )
 
 
 def _acceptance(chains: Chains) -> Chart:
@@ -203,23 +265,42 @@ def _acceptance(chains: Chains) -> Chart:
     return Chart("Acceptance", _draw_label(chains), "acceptance", series, **look)
 
 
-def _diagnostics(result: Chains | LearningCoefficient, chains: Chains) -> tuple[tuple[str, str], ...]:
+def _diagnostics(
+    result: Chains | LearningCoefficient, chains: Chains
+) -> tuple[tuple[str, str], ...]:
     """The numbers that say whether the chains can be believed."""
     seen = chains.diagnostics
     rejects = bool((chains.acceptances < 1).any())
     rows = [
-        ("acceptance" if rejects else "acceptance of MALA steps of this ε", f"{seen.acceptance:.3f}"),
+        (
+            "acceptance" if rejects else "acceptance of MALA steps of this ε",
+            f"{seen.acceptance:.3f}",
+        ),
         ("R̂, rank-normalised", f"{seen.rhat:.4f}"),
-        ("effective draws: bulk, tail, mean", f"{seen.ess_bulk:,.0f}, {seen.ess_tail:,.0f}, {seen.ess_mean:,.0f}"),
+        (
+            "effective draws: bulk, tail, mean",
+            f"{seen.ess_bulk:,.0f}, {seen.ess_tail:,.0f}, {seen.ess_mean:,.0f}",
+        ),
         ("drift, last third less first", value_text(seen.drift)),
         ("drift of the distance", value_text(seen.distance_drift)),
     ]
     if isinstance(result, LearningCoefficient):
-        rows.append(("mean of the draws, bias of the steps", f"{result.raw:.4g}, {result.discretisation_bias:.2g}"))
+        rows.append(
+            (
+                "mean of the draws, bias of the steps",
+                f"{result.raw:.4g}, {result.discretisation_bias:.2g}",
+            )
+        )
     return (
         *rows,
-        ("diverged chains, times pulled back", f"{seen.diverged.sum()} of {len(chains)}, {seen.bounded.sum():,}"),
-        ("burn-in steps, draws, chains", f"{chains.burn_in:,}, {chains.losses.shape[1]:,}, {len(chains)}"),
+        (
+            "diverged chains, times pulled back",
+            f"{seen.diverged.sum()} of {len(chains)}, {seen.bounded.sum():,}",
+        ),
+        (
+            "burn-in steps, draws, chains",
+            f"{chains.burn_in:,}, {chains.losses.shape[1]:,}, {len(chains)}",
+        ),
         ("kernel, step size", f"{chains.kernel}, {chains.step_size:.3g}"),
         ("nβ, γ", f"{chains.nbeta:.5g}, {gamma_text(chains.localization).removeprefix('= ')}"),
     )
@@ -227,7 +308,9 @@ def _diagnostics(result: Chains | LearningCoefficient, chains: Chains) -> tuple[
 
 @charts_of.register
 def _(sweep: Sweep) -> list[Chart]:
-    """λ̂ and the acceptance over step sizes, a curve for each temperature; crosses where chains diverged."""
+    """λ̂ and the acceptance over step sizes, a curve for each temperature; crosses where chains
+    diverged.
+    """
     sizes, half = sweep.step_sizes, NORMAL * sweep.stderr
     colours = ("amber", "green", "blue", "purple", "sky")
     values: list[Series] = []
@@ -238,18 +321,29 @@ def _(sweep: Sweep) -> list[Chart]:
         gone = np.array([status is Status.DIVERGED for status in sweep.statuses[row]])
         shaky = np.array([not status.ok for status in sweep.statuses[row]]) & ~gone
         heights = np.where(gone, math.nan, sweep.values[row])
-        values.append(Series(name, numbers(sizes), numbers(heights), numbers(half[row]), "joined", colour=colour))
+        values.append(
+            Series(
+                name, numbers(sizes), numbers(heights), numbers(half[row]), "joined", colour=colour
+            )
+        )
         accepted.append(Series(name, numbers(sizes), numbers(sweep.acceptance[row]), colour=colour))
-        kinds = ((shaky, "points", "hollow", "not mixed, or another warning"), (gone, "rug", "cross", "diverged"))
+        kinds = (
+            (shaky, "points", "hollow", "not mixed, or another warning"),
+            (gone, "rug", "cross", "diverged"),
+        )
         for kind, (mask, style, mark, text) in zip(warned, kinds, strict=True):
             if mask.any():
                 x, y = numbers(sizes[mask]), numbers(heights[mask])
-                kind.append(Series(text, x, y, None, style, mark=mark, colour=colour, legend=not kind))
+                kind.append(
+                    Series(text, x, y, None, style, mark=mark, colour=colour, legend=not kind)
+                )
     found = sweep.coefficient
     name, point = f"chosen by llc: λ̂ = {value_text(found)}", [(sweep.chosen[0], found)]
     chosen = interval_series(name, point, colour="ink", mark="star")
     wide = is_wide(value for series in values for value in series.y)
-    caption = f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}. {INTERVAL}"
+    caption = (
+        f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}. {INTERVAL}"
+    )
     title = with_status("λ̂ over step sizes", found.status)
     curves = (*values, *warned[0], *warned[1], chosen)
     look: Any = {"y_range": (-0.03, 1.03), "x_lines": (("chosen by llc", sweep.chosen[0]),)}
@@ -261,15 +355,25 @@ def _(sweep: Sweep) -> list[Chart]:
 
 @charts_of.register
 def _(curve: CoefficientCurve) -> list[Chart]:
-    """λ̂ over γ or nβ with its band and tangents, the default setting, and apart what its status warns of."""
+    """λ̂ over γ or nβ with its band and tangents, the default setting, and apart what its status
+    warns of.
+    """
     known, first = math.isfinite(curve.default), curve.results[0]
     if curve.axis == "localization":
-        letter, label, fixed = "γ", "localization γ", f"nβ = {first.nbeta:.4g} ({first.temperature})"
+        letter, label, fixed = (
+            "γ",
+            "localization γ",
+            f"nβ = {first.nbeta:.4g} ({first.temperature})",
+        )
         default = f"γ of the rule = {curve.default:.3g}"
     else:
         letter, label, fixed = "nβ", "inverse temperature nβ", f"γ {gamma_text(curve.fixed)}"
         default = f"n/ln n = {curve.default:.4g}"
-    series = [interval_series("λ̂", zip(numbers(curve.grid), curve.results, strict=True), "line", colour="blue")]
+    series = [
+        interval_series(
+            "λ̂", zip(numbers(curve.grid), curve.results, strict=True), "line", colour="blue"
+        )
+    ]
     pieces = [(*piece, (piece[0][1], None)) for piece in _tangents(curve)]
     ends = [end for piece in pieces for end in piece][:-1]
     if ends:
@@ -277,7 +381,17 @@ def _(curve: CoefficientCurve) -> list[Chart]:
         series.append(Series(name, x, y, style="segments", colour="vermilion"))
     series += _warned(numbers(curve.grid), curve.results)
     marks, caption = ((default, curve.default),) if known else (), f"At {fixed}. {INTERVAL}"
-    return [Chart(f"λ̂ over {letter}", label, "λ̂", tuple(series), x_log=True, x_lines=marks, caption=caption)]
+    return [
+        Chart(
+            f"λ̂ over {letter}",
+            label,
+            "λ̂",
+            tuple(series),
+            x_log=True,
+            x_lines=marks,
+            caption=caption,
+        )
+    ]
 
 
 def _tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -307,7 +421,9 @@ def _warned(where: list[float], results: Sequence[LearningCoefficient]) -> list[
 def _(trajectory: Trajectory) -> list[Chart]:
     """λ̂ along training, with what its status warns of apart."""
     where, first = numbers(trajectory.labels), trajectory.results[0]
-    curve = interval_series("λ̂", zip(where, trajectory.results, strict=True), "joined", colour="blue")
+    curve = interval_series(
+        "λ̂", zip(where, trajectory.results, strict=True), "joined", colour="blue"
+    )
     named = f" ({first.temperature})" if first.temperature else ""
     caption = f"At nβ = {first.nbeta:.4g}{named}, γ {gamma_text(first.localization)}. {INTERVAL}"
     zero = (("", 0.0),) if trajectory.values.min() < 0 else ()
@@ -334,9 +450,17 @@ def _(scaling: VolumeScaling) -> list[Chart]:
         fitted = np.exp(shape + np.mean(scaling.log_volumes[low] - shape))
         power = "" if scaling.multiplicity == 1 else f", m = {scaling.multiplicity}"
         name = f"slope λ = {value_text(slope)}{power}"
-        series.append(Series(name, numbers(levels[low]), numbers(fitted), style="segments", colour="vermilion"))
+        series.append(
+            Series(
+                name, numbers(levels[low]), numbers(fitted), style="segments", colour="vermilion"
+            )
+        )
     title = with_status("Volume of nearly optimal parameters", scaling.status)
-    look: Any = {"x_log": True, "y_log": True, "caption": f"Within {scaling.radius:.3g} of w*. {INTERVAL}"}
+    look: Any = {
+        "x_log": True,
+        "y_log": True,
+        "caption": f"Within {scaling.radius:.3g} of w*. {INTERVAL}",
+    }
     return [Chart(title, "level ε of L − L*", "V(ε), share of the ball", tuple(series), **look)]
 
 
@@ -347,20 +471,44 @@ def _(regression: TemperatureRegression) -> list[Chart]:
     slope, end = regression.learning_coefficient, 1.06 * float(where.max())
     heights, half = regression.losses - base, NORMAL * regression.errors
     points = Series("chains", numbers(where), numbers(heights), numbers(half), "points")
-    line = Series(f"slope λ = {value_text(slope)}", [0.0, end], [0.0, float(slope) * end], style="segments")
-    misfit = f", χ² per degree of freedom {regression.misfit:.2g}" if math.isfinite(regression.misfit) else ""
+    line = Series(
+        f"slope λ = {value_text(slope)}", [0.0, end], [0.0, float(slope) * end], style="segments"
+    )
+    misfit = (
+        f", χ² per degree of freedom {regression.misfit:.2g}"
+        if math.isfinite(regression.misfit)
+        else ""
+    )
     title = with_status("Loss over temperature", regression.status)
-    look: Any = {"caption": f"Intercept {value_text(regression.intercept)}{misfit}. {INTERVAL}", "x_range": (0.0, end)}
+    look: Any = {
+        "caption": f"Intercept {value_text(regression.intercept)}{misfit}. {INTERVAL}",
+        "x_range": (0.0, end),
+    }
     return [Chart(title, "temperature 1/β", "E[nL] less the intercept", (points, line), **look)]
 
 
 @charts_of.register
 def _(energy: FreeEnergy) -> list[Chart]:
     """λ̂ over nβ: its integral over ln nβ is the free energy above n·L*."""
-    series = Series("λ̂", numbers(energy.nbetas), numbers(energy.energies), numbers(NORMAL * energy.errors), "area")
+    series = Series(
+        "λ̂",
+        numbers(energy.nbetas),
+        numbers(energy.energies),
+        numbers(NORMAL * energy.errors),
+        "area",
+    )
     title = with_status(f"Free energy {value_text(energy.value)}", energy.status)
     caption = f"The shaded area is the integral over ln nβ. {INTERVAL}"
-    return [Chart(title, "inverse temperature nβ", "λ̂ = nβ·E[L − L*]", (series,), x_log=True, caption=caption)]
+    return [
+        Chart(
+            title,
+            "inverse temperature nβ",
+            "λ̂ = nβ·E[L − L*]",
+            (series,),
+            x_log=True,
+            caption=caption,
+        )
+    ]
 
 
 @charts_of.register
@@ -376,16 +524,39 @@ def _(verification: Verification) -> list[Chart]:
             series.append(Series(name, places, errors, half, "points", colour=colour))
         ends = [abs(error) + width for error, width in zip(errors, half, strict=True)]
         reach = max([reach, *(1.05 * end for end in ends if math.isfinite(end))])
-    known = [place for place, row in enumerate(rows) if math.isfinite(row.asymptotic) and float(row.truth)]
+    known = [
+        place
+        for place, row in enumerate(rows)
+        if math.isfinite(row.asymptotic) and float(row.truth)
+    ]
     if known:
         shifts = [100 * (rows[place].asymptotic / float(rows[place].truth) - 1) for place in known]
         seen = [min(max(shift, -reach), reach) for shift in shifts]
-        texts = [f"{shift:+.0f} %" if at != shift else "" for at, shift in zip(seen, shifts, strict=True)]
-        series.append(Series("λ as n → ∞", known, seen, style="points", mark="diamond", colour="muted", texts=texts))
+        texts = [
+            f"{shift:+.0f} %" if at != shift else "" for at, shift in zip(seen, shifts, strict=True)
+        ]
+        series.append(
+            Series(
+                "λ as n → ∞",
+                known,
+                seen,
+                style="points",
+                mark="diamond",
+                colour="muted",
+                texts=texts,
+            )
+        )
     held = f"{verification.covered} of {len(rows)} intervals of 95 % hold the truth; error "
-    caption = f"{held}{verification.median_error:.1%} in the median, {verification.worst_error:.1%} at worst."
+    caption = (
+        f"{held}{verification.median_error:.1%} in the median, {verification.worst_error:.1%} at"
+        " worst."
+    )
     tolerated = (f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE)
-    look: Any = {"lines": (("", 0.0),), "bands": (tolerated,), "y_range": (-1.2 * reach, 1.2 * reach)}
+    look: Any = {
+        "lines": (("", 0.0),),
+        "bands": (tolerated,),
+        "y_range": (-1.2 * reach, 1.2 * reach),
+    }
     look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}
     label = "λ̂ against the truth at the same nβ and γ, %"
     return [Chart("λ̂ against the truth", "", label, tuple(series), **look)]

@@ -38,26 +38,38 @@ def in_full(config: Any) -> dict[str, str]:
 
 
 def in_short(config: Any) -> str:
-    """What was run, as "data: mnist · training: 4,096 · epochs: 35 / 80": a field of several parts has all its values.
+    """What was run, as "data: mnist · training: 4,096 · epochs: 35 / 80": a field of several parts
+    has all its values.
 
-    Numbers, words and short lists of them are told, those of ``FIRST`` first; what is zero or empty is left out.
+    Numbers, words and short lists of them are told, those of ``FIRST`` first; what is zero or empty
+    is left out.
     """
     found: dict[str, list[str]] = {}
     for name, value in _scalars(config):
         values = found.setdefault(name, [])
         if (word := _word(value)) not in values:
             values.append(word)
-    order = [name for name in FIRST if name in found] + [name for name in found if name not in FIRST]
+    order = [name for name in FIRST if name in found] + [
+        name for name in found if name not in FIRST
+    ]
     parts = [f"{name.replace('_', ' ')}: {' / '.join(found[name])}" for name in order]
     return " · ".join([part for part in parts if len(part) <= LONG][:MOST])
 
 
 def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a configuration and of those inside it; a field of its own hides one of the same name inside."""
+    """The fields of a configuration and of those inside it; a field of its own hides one of the
+    same name inside.
+    """
     if not dataclasses.is_dataclass(config):
         return
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    own = [(name, part) for name, value in fields.items() if value for part in _parts(value) if _is_scalar(part)]
+    own = [
+        (name, part)
+        for name, value in fields.items()
+        if value
+        for part in _parts(value)
+        if _is_scalar(part)
+    ]
     yield from own
     names = {name for name, _ in own}
     for value in fields.values():
@@ -66,7 +78,9 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The members of a list, else the value; a list within a list, and one such as ("ffnn", 2, 64), is one thing."""
+    """The members of a list, else the value; a list within a list, and one such as ("ffnn", 2,
+    64), is one thing.
+    """
     if not isinstance(value, list | tuple):
         return [value]
     if len({isinstance(part, str) for part in value}) > 1:
@@ -79,4 +93,10 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+    return (
+        value
+        if isinstance(value, str)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:.6g}"
+    )

@@ -20,8 +20,9 @@ Find = Callable[[str], Experiment]
 def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
     """Write one HTML file of any results, and return its path.
 
-    ``results`` is a result, a mapping from names, a sequence, or a folder: of saved results, of the stores of
-    experiments, or of both. The file needs no server and no network: it holds its charts, tables and data.
+    ``results`` is a result, a mapping from names, a sequence, or a folder: of saved results, of the
+    stores of experiments, or of both. The file needs no server and no network: it holds its charts,
+    tables and data.
     """
     sections = [_section(name, result) for name, result in named_results(results).items()]
     if isinstance(results, str | Path):
@@ -30,12 +31,15 @@ def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
 
 
 def page_of_stores(
-    folders: str | Path | Iterable[str | Path], path: str | Path, title: str = "Reproductions", find: Find | None = None
+    folders: str | Path | Iterable[str | Path],
+    path: str | Path,
+    title: str = "Reproductions",
+    find: Find | None = None,
 ) -> Path:
     """Write the page of all experiments whose stores lie in ``folders``, from the stores alone.
 
-    ``find`` gives the experiment of a name, and raises ValueError for one that it does not know; by default it is that
-    of ``lambdahat.experiments.registry``.
+    ``find`` gives the experiment of a name, and raises ValueError for one that it does not know; by
+    default it is that of ``lambdahat.experiments.registry``.
     """
     listed = [folders] if isinstance(folders, str | Path) else list(folders)
     return write_page(_sections_of_stores(listed, find), path, title)
@@ -45,7 +49,9 @@ def page_of_folders(folders: Iterable[str | Path], path: str | Path) -> Path:
     """Write the page of all stores and all saved results in ``folders``."""
     listed = list(folders)
     results = [
-        _section(name, found, Path(folder)) for folder in listed for name, found in named_results(folder).items()
+        _section(name, found, Path(folder))
+        for folder in listed
+        for name, found in named_results(folder).items()
     ]
     title = "Measurements" if results else "Reproductions"
     return write_page([*_sections_of_stores(listed, None), *results], path, title)
@@ -69,14 +75,17 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Pat
 
 
 def _section(name: str, result: Any, folder: Path | None = None) -> Section:
-    """The section of a result; one that does not hold what its kind should is named, with its place."""
+    """The section of a result; one that does not hold what its kind should is named, with its
+    place.
+    """
     try:
         return section_of_result(name, result)
     except Exception as error:  # whatever is wrong inside a result, a reader wants to know which
         place = name if folder is None else str(folder / name)
         text = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{place} must be a result that can be shown, got one that fails with {type(error).__name__}: {text}"
+            f"{place} must be a result that can be shown, got one that fails with"
+            f" {type(error).__name__}: {text}"
         ) from error
 
 

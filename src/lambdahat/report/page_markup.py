@@ -1,4 +1,6 @@
-"""The HTML of the page: every text is escaped here, and what scripts read is packed so that no text can end it."""
+"""The HTML of the page: every text is escaped here, and what scripts read is packed so that no text
+can end it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ UNFOLD = (
     '<div class="controls"><button type="button" id="unfold">Open all sections</button>'
     "<p>Open sections to print them: on paper a closed one is its title alone.</p></div>"
 )
-PRINTED = '<p class="note printed">Closed sections are here as their titles alone: open sections to print them.</p>'
+PRINTED = (
+    '<p class="note printed">Closed sections are here as their titles alone: open sections to print'
+    " them.</p>"
+)
 OPENED = 4  # sections: where there are more, a reader opens those of interest
 
 
@@ -39,11 +44,15 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
     names = _identifiers([section.name or section.title for section in sections])
     places = list(zip(sections, names, strict=True))
     body = "\n".join(
-        _section(section, name, len(places) <= OPENED, titles[section.title] > 1) for section, name in places
+        _section(section, name, len(places) <= OPENED, titles[section.title] > 1)
+        for section, name in places
     )
     css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     payloads = {
-        name: {"charts": [figure_of(chart) for chart in section.charts], "rows": columns_of(section.rows)}
+        name: {
+            "charts": [figure_of(chart) for chart in section.charts],
+            "rows": columns_of(section.rows),
+        }
         for section, name in places
     }
     packed = "\n".join(_payload(f"data-{name}", _json(found)) for name, found in payloads.items())
@@ -66,7 +75,9 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
 {navigation(places)}
 <main id="main" tabindex="-1">
 <h1>{escape(title)}</h1>
-<noscript><p class="note">Charts, filters and downloads need JavaScript; texts and tables do not.</p></noscript>
+<noscript>
+<p class="note">Charts, filters and downloads need JavaScript; texts and tables do not.</p>
+</noscript>
 {PRINTED}
 {overview(places)}
 {UNFOLD if len(places) > 1 else ""}
@@ -84,18 +95,26 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
 
 def _with_lists(section: Section) -> Section:
     """Lists of numbers among the charts as tables."""
-    lists = [Table(chart.title, ("quantity", "value"), chart.rows) for chart in section.charts if chart.rows]
+    lists = [
+        Table(chart.title, ("quantity", "value"), chart.rows)
+        for chart in section.charts
+        if chart.rows
+    ]
     charts = tuple(chart for chart in section.charts if not chart.rows)
     return dataclasses.replace(section, charts=charts, tables=(*lists, *section.tables))
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows as JSON holds them: the names of ``columns`` and the ``values`` of each; NaN as {"number": "nan"}.
+    """Rows as JSON holds them: the names of ``columns`` and the ``values`` of each; NaN as
+    {"number": "nan"}.
 
     Values of one column are alike, and so packed smaller than row by row.
     """
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    return {"columns": columns, "values": [[_plain(row.get(column)) for row in rows] for column in columns]}
+    return {
+        "columns": columns,
+        "values": [[_plain(row.get(column)) for row in rows] for column in columns],
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -123,7 +142,9 @@ def _payload(name: str, text: str) -> str:
 def _identifiers(titles: Sequence[str]) -> list[str]:
     """A distinct name for every section that an address can hold."""
     found: dict[str, None] = {}
-    following: dict[str, int] = {}  # the number to try next, so that many of one title do not try all before it
+    following: dict[
+        str, int
+    ] = {}  # the number to try next, so that many of one title do not try all before it
     for title in titles:
         base = name = slug(title)
         while name in found:
@@ -139,11 +160,23 @@ def slug(text: str) -> str:
 
 
 def _section(section: Section, name: str, shown: bool, twin: bool) -> str:
-    """One section, which its title opens and closes; where another has its title, its setting stands beside it."""
-    beside = f'<span class="setting">{escape(section.setting)}</span> ' if twin and section.setting else ""
+    """One section, which its title opens and closes; where another has its title, its setting
+    stands beside it.
+    """
+    beside = (
+        f'<span class="setting">{escape(section.setting)}</span> '
+        if twin and section.setting
+        else ""
+    )
     parts = [
-        f'<section id="{name}" aria-labelledby="{name}-h"><details class="part"{" open" if shown else ""}>',
-        f'<summary><h2 id="{name}-h">{escape(section.title)}</h2> {beside}{tally(section.verdicts)}</summary>',
+        (
+            f'<section id="{name}" aria-labelledby="{name}-h"><details'
+            f' class="part"{" open" if shown else ""}>'
+        ),
+        (
+            f'<summary><h2 id="{name}-h">{escape(section.title)}</h2>'
+            f" {beside}{tally(section.verdicts)}</summary>"
+        ),
     ]
     if under := " · ".join(filter(None, (section.paper, section.part, section.setting))):
         parts.append(f'<p class="paper">{escape(under)}</p>')
@@ -156,14 +189,28 @@ def _section(section: Section, name: str, shown: bool, twin: bool) -> str:
         parts.append('<ul class="cards">' + "".join(map(_card, section.cards)) + "</ul>")
     if section.verdicts:
         lines = [
-            (claim_of(one), *map(escape, (one.source, one.published)), unbroken(one.evidence), badge(one.verdict))
+            (
+                claim_of(one),
+                *map(escape, (one.source, one.published)),
+                unbroken(one.evidence),
+                badge(one.verdict),
+            )
             for one in section.verdicts
         ]
         parts.append(_heading(name, "Claims"))
-        parts.append(grid("Claims", ("claim", "source", "published", "here", "verdict"), lines, "blocks claims"))
+        parts.append(
+            grid(
+                "Claims",
+                ("claim", "source", "published", "here", "verdict"),
+                lines,
+                "blocks claims",
+            )
+        )
         parts.append(_statuses(section))
     if section.charts:
-        figures = "".join(_figure(chart, name, number) for number, chart in enumerate(section.charts))
+        figures = "".join(
+            _figure(chart, name, number) for number, chart in enumerate(section.charts)
+        )
         parts.append(f'{_heading(name, "Figures")}<div class="figures">{figures}</div>')
     if section.tables:
         parts.append(_heading(name, "Tables") + "".join(map(_table_of, section.tables)))
@@ -181,7 +228,11 @@ def _heading(section: str, text: str) -> str:
 def _statuses(section: Section) -> str:
     """What the statuses mean that the claims name."""
     told = " ".join(part for one in section.verdicts for part in (one.claim, one.evidence))
-    texts = (f"{status.name}: {status.value}" for status in Status if re.search(rf"\b{status.name}\b", told))
+    texts = (
+        f"{status.name}: {status.value}"
+        for status in Status
+        if re.search(rf"\b{status.name}\b", told)
+    )
     return "".join(f'<p class="meaning">{escape(text)}</p>' for text in texts)
 
 
@@ -197,32 +248,39 @@ def _jumps(section: Section, name: str) -> str:
     found = {text: size for text, size in sizes.items() if size}
     if len(found) < 3:
         return ""
-    links = (
-        f'<a href="#{name}--{slug(text)}">{text}{f" ({size})" if text != "Run it again" else ""}</a>'
-        for text, size in found.items()
-    )
+    counts = {text: "" if text == "Run it again" else f" ({size})" for text, size in found.items()}
+    links = (f'<a href="#{name}--{slug(text)}">{text}{counts[text]}</a>' for text in found)
     return f'<p class="jumps">{" ".join(links)}</p>'
 
 
 def _card(card: Card) -> str:
-    parts = {"label": card.label, "value": minus(card.value), "detail": minus(card.detail), "remedy": card.remedy}
+    parts = {
+        "label": card.label,
+        "value": minus(card.value),
+        "detail": minus(card.detail),
+        "remedy": card.remedy,
+    }
     spans = (f'<span class="{kind}">{escape(text)}</span>' for kind, text in parts.items() if text)
     return f"<li>{''.join(spans)}</li>"
 
 
 def _figure(chart: Chart, section: str, number: int) -> str:
-    """A place that the script draws in, with a description, and a table that it fills when opened."""
+    """A place that the script draws in, with a description, and a table that it fills when
+    opened.
+    """
     place = f"{section}-chart-{number}"
     beside = "" if chart.source.startswith("not ") or not chart.source else "Compare with "
     source = chart.source and sentence(f"{beside}{chart.source}.")
     below = " ".join(filter(None, (chart.warning and f"{chart.warning}.", chart.caption, source)))
     caption = f"<p>{escape(below)}</p>" if below else ""
     return (
-        f'<figure aria-labelledby="{place}-h"><figcaption><h4 id="{place}-h">{escape(chart.title)}</h4></figcaption>'
-        f'<div class="chart{" tall" if chart.heat else ""}" id="{place}" role="img" data-section="{section}" '
-        f'data-number="{number}" aria-label="{escape(describe_chart(chart))}"></div>{caption}'
-        f'<details class="data" data-chart="{place}"><summary>Data<span class="hidden"> of {escape(chart.title)}</span>'
-        "</summary></details></figure>"
+        f'<figure aria-labelledby="{place}-h"><figcaption><h4'
+        f' id="{place}-h">{escape(chart.title)}</h4></figcaption><div'
+        f' class="chart{" tall" if chart.heat else ""}" id="{place}" role="img"'
+        f' data-section="{section}" data-number="{number}"'
+        f' aria-label="{escape(describe_chart(chart))}"></div>{caption}<details class="data"'
+        f' data-chart="{place}"><summary>Data<span class="hidden"> of'
+        f" {escape(chart.title)}</span></summary></details></figure>"
     )
 
 
@@ -243,13 +301,16 @@ def _provenance(section: Section, name: str) -> str:
     if section.rows:
         file = slug(section.name or section.title)
         buttons = "".join(
-            f'<button type="button" class="download" data-section="{name}" data-kind="{kind}" data-file="{file}">'
-            f'{kind.upper()}<span class="hidden"> of the rows of {escape(section.title)}</span></button>'
+            f'<button type="button" class="download" data-section="{name}" data-kind="{kind}"'
+            f' data-file="{file}">{kind.upper()}<span class="hidden"> of the rows of'
+            f" {escape(section.title)}</span></button>"
             for kind in ("csv", "json")
         )
         parts.append(f'<p class="downloads">{counted(len(section.rows), "row")}: {buttons}</p>')
     if section.facts:
         lines = [(escape(key), escape(value)) for key, value in section.facts.items()]
         table = grid("Configuration", ("what", "value"), lines)
-        parts.append(f'<details class="facts"><summary>Configuration and versions</summary>{table}</details>')
+        parts.append(
+            f'<details class="facts"><summary>Configuration and versions</summary>{table}</details>'
+        )
     return "".join(parts)

@@ -1,4 +1,6 @@
-"""The head of the page: experiments paper by paper with how many claims hold, all claims with filters, the contents."""
+"""The head of the page: experiments paper by paper with how many claims hold, all claims with
+filters, the contents.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,38 @@ OTHERS = "Results"  # the heading of what belongs to no paper
 PAPERS, OWN = "of the papers", "our own"  # whose a claim is
 LARGEST, SMALLER = "largest of each experiment", "smaller ones"  # which runs
 MEANING = (
-    '<p class="meaning">Holds: our numbers show it; does not hold: they show the opposite; undecided: they show '
-    "neither; not testable here: the run cannot test the claim, for the reason beside it. Over all claims of an "
-    f"experiment the chance of a wrong “holds” is at most {100 * LEVEL:.0f}\u00a0%, of a wrong “does not hold” too.</p>"
-    '<p class="meaning">Our numbers are value ± standard error, most often of a difference, over n runs or '
-    "draws; effect: the difference over its standard deviation.</p>"
+    '<p class="meaning">Holds: our numbers show it; does not hold: they show the opposite;'
+    " undecided: they show neither; not testable here: the run cannot test the claim, for the"
+    " reason beside it. Over all claims of an experiment the chance of a wrong “holds” is at most"
+    f' {100 * LEVEL:.0f}\u00a0%, of a wrong “does not hold” too.</p><p class="meaning">Our numbers'
+    " are value ± standard error, most often of a difference, over n runs or draws; effect: the"
+    " difference over its standard deviation.</p>"
 )
 SCALED = (
-    '<p class="meaning">Scales: smoke takes seconds and shows that the code runs; cpu takes minutes on two cores, '
-    "with less data and smaller networks; paper has the sizes of the paper, or as near as was affordable.</p>"
+    '<p class="meaning">Scales: smoke takes seconds and shows that the code runs; cpu takes minutes'
+    " on two cores, with less data and smaller networks; paper has the sizes of the paper, or as"
+    " near as was affordable.</p>"
 )
-ONCE = '<p class="meaning">An experiment run at several scales counts once in the totals, at its largest.</p>'
+ONCE = (
+    '<p class="meaning">An experiment run at several scales counts once in the totals, at its'
+    " largest.</p>"
+)
 
 
 def overview(places: Sequence[Named]) -> str:
     """Experiments and claims with their verdicts; where there are none, all numbers."""
     if any(section.verdicts for section, _ in places):
-        body = _totals(places) + "".join(_paper(*group) for group in by_paper(places)) + _claims(places)
+        body = (
+            _totals(places)
+            + "".join(_paper(*group) for group in by_paper(places))
+            + _claims(places)
+        )
     else:
         body = _numbers(places)
-    return f'<section id="overview" aria-labelledby="overview-h"><h2 id="overview-h">Overview</h2>{body}</section>'
+    return (
+        '<section id="overview" aria-labelledby="overview-h"><h2'
+        f' id="overview-h">Overview</h2>{body}</section>'
+    )
 
 
 def navigation(places: Sequence[Named]) -> str:
@@ -50,7 +64,11 @@ def navigation(places: Sequence[Named]) -> str:
             for section, name in found
         )
         many = len(groups) > 1 or paper != OTHERS
-        parts.append(f'<li><span class="group">{escape(paper)}</span><ul>{links}</ul></li>' if many else links)
+        parts.append(
+            f'<li><span class="group">{escape(paper)}</span><ul>{links}</ul></li>'
+            if many
+            else links
+        )
     return f'<nav aria-label="Contents"><ul>{"".join(parts)}</ul></nav>'
 
 
@@ -59,7 +77,9 @@ def by_paper(places: Sequence[Named]) -> list[tuple[str, list[Named]]]:
     groups: dict[str, list[Named]] = {}
     for section, name in places:
         groups.setdefault(section.paper, []).append((section, name))
-    return [(paper or OTHERS, groups[paper]) for paper in sorted(groups, key=lambda paper: paper == "")]
+    return [
+        (paper or OTHERS, groups[paper]) for paper in sorted(groups, key=lambda paper: paper == "")
+    ]
 
 
 def _link(place: Named) -> str:
@@ -68,7 +88,9 @@ def _link(place: Named) -> str:
 
 
 def largest(places: Sequence[Named]) -> list[Named]:
-    """Of the runs of one experiment that have verdicts the one of the largest scale; what is no experiment, too."""
+    """Of the runs of one experiment that have verdicts the one of the largest scale; what is no
+    experiment, too.
+    """
     best: dict[str, Named] = {}
     for place in places:
         section, name = place
@@ -79,7 +101,9 @@ def largest(places: Sequence[Named]) -> list[Named]:
 
 
 def _totals(places: Sequence[Named]) -> str:
-    """How many claims hold and do not, the papers' and ours apart: each number asks for its claims."""
+    """How many claims hold and do not, the papers' and ours apart: each number asks for its
+    claims.
+    """
     counted_ones = largest(places)
     verdicts = [verdict for section, _ in counted_ones for verdict in section.verdicts]
     papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
@@ -87,7 +111,9 @@ def _totals(places: Sequence[Named]) -> str:
     head = '<p class="meaning">Claims of the papers:</p>' if own and papers else ""
     lines = head + _buttons(papers, PAPERS if own else "") if papers else ""
     if own:
-        lines += f'<p class="meaning">Our own, which no paper makes {OURS}:</p>' + _buttons(own, OWN, "small")
+        lines += f'<p class="meaning">Our own, which no paper makes {OURS}:</p>' + _buttons(
+            own, OWN, "small"
+        )
     return (
         lines
         + MEANING
@@ -109,10 +135,20 @@ def _paper(paper: str, places: Sequence[Named]) -> str:
     """A line for each experiment of a paper."""
     verdicts = [verdict for section, _ in largest(places) for verdict in section.verdicts]
     lines = [
-        (_link((section, name)), escape(section.part), escape(section.setting), tally(section.verdicts))
+        (
+            _link((section, name)),
+            escape(section.part),
+            escape(section.setting),
+            tally(section.verdicts),
+        )
         for section, name in places
     ]
-    table = grid(f"Experiments: {paper}", ("experiment", "in the paper", "run", "claims"), lines, "blocks experiments")
+    table = grid(
+        f"Experiments: {paper}",
+        ("experiment", "in the paper", "run", "claims"),
+        lines,
+        "blocks experiments",
+    )
     return f"<h3>{escape(paper)} {tally(verdicts)}</h3>{table}"
 
 
@@ -130,11 +166,14 @@ def _claims(places: Sequence[Named]) -> str:
         }
         for verdict, (section, name) in judged
     ]
-    marks = ["".join(f' data-{name}="{escape(value)}"' for name, value in one.items()) for one in told]
+    marks = [
+        "".join(f' data-{name}="{escape(value)}"' for name, value in one.items()) for one in told
+    ]
     papers = list(dict.fromkeys(one["paper"] for one in told if one["paper"]))
     return (
         f'<details class="part" id="claims"{" open" if len(judged) <= FEW else ""}>'
-        f"<summary><h3>All claims</h3> {counted(len(judged), 'claim')}, to filter and sort</summary>"
+        f"<summary><h3>All claims</h3> {counted(len(judged), 'claim')}, to filter and"
+        " sort</summary>"
         '<div class="controls" id="filters">'
         + _choice("paper", "Paper", papers)
         + _choice("verdict", "Verdict", _met(told, "verdict", MARKS))
@@ -157,7 +196,13 @@ def _claims(places: Sequence[Named]) -> str:
 def _line(verdict: Verdict, place: Named) -> tuple[str, ...]:
     section, name = place
     link = f'<a href="#{name}">{escape(section.name or section.title)}</a>'
-    return (claim_of(verdict), link, escape(verdict.published), unbroken(verdict.evidence), badge(verdict.verdict))
+    return (
+        claim_of(verdict),
+        link,
+        escape(verdict.published),
+        unbroken(verdict.evidence),
+        badge(verdict.verdict),
+    )
 
 
 def _met(told: Sequence[Mapping[str, str]], name: str, options: Iterable[str]) -> list[str]:
@@ -170,12 +215,19 @@ def _choice(name: str, label: str, options: Sequence[str]) -> str:
     """A filter; none where there is nothing to choose between."""
     if len(options) < 2 and name in ("whose", "run"):
         return ""
-    items = "".join(f'<option value="{escape(option)}">{escape(option)}</option>' for option in options)
-    return f'<label>{label} <select data-filter="{name}"><option value="">all</option>{items}</select></label>'
+    items = "".join(
+        f'<option value="{escape(option)}">{escape(option)}</option>' for option in options
+    )
+    return (
+        f'<label>{label} <select data-filter="{name}"><option'
+        f' value="">all</option>{items}</select></label>'
+    )
 
 
 def _numbers(places: Sequence[Named]) -> str:
-    """A line for each number, and one for each part that has none; a column in which nothing stands is left out."""
+    """A line for each number, and one for each part that has none; a column in which nothing
+    stands is left out.
+    """
     header = ("of", "quantity", "value", "interval", "remedy")
     lines = []
     for place in places:
@@ -183,7 +235,13 @@ def _numbers(places: Sequence[Named]) -> str:
         drawn = counted(len(section.charts), "figure") if section.charts else ""
         none = [Card(section.setting, drawn, remedy=" ".join(section.notes))]
         lines += [
-            (_link(place), escape(card.label), unbroken(card.value), escape(card.detail), escape(card.remedy))
+            (
+                _link(place),
+                escape(card.label),
+                unbroken(card.value),
+                escape(card.detail),
+                escape(card.remedy),
+            )
             for card in section.cards or none
         ]
     kept = [place for place in range(len(header)) if any(line[place] for line in lines)]

@@ -1,4 +1,6 @@
-"""Verdicts and tables of the page: tables scroll by themselves, name their rows, and are blocks on a phone."""
+"""Verdicts and tables of the page: tables scroll by themselves, name their rows, and are blocks
+on a phone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ OURS = '<span class="own" title="Our own claim: the paper does not make it">ours
 def badge(verdict: str) -> str:
     """A verdict as a coloured word."""
     kind, sign = MARKS.get(verdict, ("open", ""))
-    return f'<span class="badge {kind}"><span aria-hidden="true">{sign}</span> {escape(verdict)}</span>'
+    return (
+        f'<span class="badge {kind}"><span aria-hidden="true">{sign}</span>'
+        f" {escape(verdict)}</span>"
+    )
 
 
 def unbroken(text: str) -> str:
@@ -35,7 +40,9 @@ def claim_of(verdict: Verdict) -> str:
 
 
 def tally(verdicts: Sequence[Verdict]) -> str:
-    """How many there are of each verdict, as coloured numbers, our own claims apart; of none, nothing."""
+    """How many there are of each verdict, as coloured numbers, our own claims apart; of none,
+    nothing.
+    """
     papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
     groups = [_counts(papers), [OURS, *_counts(own)] if own else []]
     return " ".join(f'<span class="tally">{" ".join(parts)}</span>' for parts in groups if parts)
@@ -45,7 +52,10 @@ def _counts(verdicts: Sequence[str]) -> list[str]:
     parts = []
     for verdict, (kind, sign) in MARKS.items():
         if count := verdicts.count(verdict):
-            words = f'<span aria-hidden="true">{sign}</span> {count}<span class="hidden"> {verdict}</span>'
+            words = (
+                f'<span aria-hidden="true">{sign}</span> {count}<span class="hidden">'
+                f" {verdict}</span>"
+            )
             parts.append(f'<span class="badge {kind}" title="{verdict}">{words}</span>')
     return parts
 
@@ -60,8 +70,8 @@ def grid(
 ) -> str:
     """A table whose first column names its rows; the keyboard can scroll it where it is wide.
 
-    Cells are HTML already, and get minus signs; those of a table that is ``blocks`` on phones carry their column's
-    name for it. ``marks`` are attributes of the rows.
+    Cells are HTML already, and get minus signs; those of a table that is ``blocks`` on phones carry
+    their column's name for it. ``marks`` are attributes of the rows.
     """
     label = '<button type="button" class="sort">{}</button>' if sortable else "{}"
     head = "".join(f'<th scope="col">{label.format(escape(name))}</th>' for name in header)
@@ -69,7 +79,10 @@ def grid(
     for texts, mark in zip(lines, marks or repeat(""), strict=marks is not None):
         cells = [minus(text) for text in texts]
         first, rest = f'<th scope="row">{cells[0]}</th>', zip(header[1:], cells[1:], strict=True)
-        named = ((f' data-label="{escape(name)}"' if "blocks" in kind else "", cell) for name, cell in rest)
+        named = (
+            (f' data-label="{escape(name)}"' if "blocks" in kind else "", cell)
+            for name, cell in rest
+        )
         others = "".join(f"<td{name}>{cell}</td>" for name, cell in named)
         body.append(f"<tr{mark}>{first}{others}</tr>")
     return (

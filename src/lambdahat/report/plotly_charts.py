@@ -1,4 +1,6 @@
-"""Charts as plotly.js figures: plain dictionaries, with names such as "@s0" where the page puts its theme's colours."""
+"""Charts as plotly.js figures: plain dictionaries, with names such as "@s0" where the page puts
+its theme's colours.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,39 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from lambdahat.report.style import MARKED, TEXTED, is_field, look_of, names_of, place_text, side_by_side
+from lambdahat.report.style import (
+    MARKED,
+    TEXTED,
+    is_field,
+    look_of,
+    names_of,
+    place_text,
+    side_by_side,
+)
 from lambdahat.results.charts import BANDED, Chart, Heat, Series
 
 COLOURS = 8  # of the page's themes: --s0 … --s7
-# beyond COLOURS series the next so many have these: with one colour, dashes, marks and hatching tell them apart
+# beyond COLOURS series the next so many have these: with one colour, dashes, marks and hatching
+# tell them apart
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "triangle-up", "x")
 HATCHES = ("", "/", "x", ".")
-MARKS = {"hollow": "circle", "star": "star", "cross": "x-thin", "tick": "line-ns", "diamond": "diamond"}
+MARKS = {
+    "hollow": "circle",
+    "star": "star",
+    "cross": "x-thin",
+    "tick": "line-ns",
+    "diamond": "diamond",
+}
 DIGITS = 7
 CROWD = 300  # from so many points on their marks are small
 LETTERS = 14  # of a line of a name below an axis
 WIDE = 30.0  # beyond this factor the marks of a logarithmic axis are powers of 10
-NARROW = 4.0  # from this factor up to WIDE they are 1, 2 and 5 times those; below it plotly's own do
+# from this factor up to WIDE they are 1, 2 and 5 times those; below it plotly's own do
+NARROW = 4.0
 TICKS = 8  # powers of 10 that are marked, at most
-FAR, DEEP = 30, 12  # an axis over more than FAR powers of 10 opens at its upper DEEP: the rest is rounding
+# an axis over more than FAR powers of 10 opens at its upper DEEP: the rest is rounding
+FAR, DEEP = 30, 12
 BAND = 0.18  # opacity
 LEVELS = 10  # of contours that two fields share
 CAMERA = {"eye": {"x": 1.9, "y": 1.9, "z": 1.1}, "center": {"x": 0, "y": 0, "z": -0.15}}
@@ -42,11 +61,14 @@ Trace = dict[str, Any]
 
 
 def figure_of(chart: Chart) -> dict[str, Any]:
-    """``data`` and ``layout`` as ``Plotly.newPlot`` takes them; the page makes the table of numbers from them.
+    """``data`` and ``layout`` as ``Plotly.newPlot`` takes them; the page makes the table of numbers
+    from them.
 
     A list of numbers is no figure here: the page writes it as a table.
     """
-    data = [] if chart.heat is None else _surfaces(chart.heat) if chart.surface else _maps(chart.heat)
+    data = (
+        [] if chart.heat is None else _surfaces(chart.heat) if chart.surface else _maps(chart.heat)
+    )
     if not chart.surface:
         data += [trace for number in range(len(chart.series)) for trace in _traces(chart, number)]
     found = {"data": data, "layout": _layout(chart)}
@@ -58,24 +80,43 @@ def describe_chart(chart: Chart) -> str:
     if chart.heat is not None:
         cells = [_number(value) for line in chart.heat.values for value in line]
         kind = "Surface" if chart.surface else "Map"
-        return f"{kind} of {chart.heat.name or chart.title} over {chart.x_label} and {chart.y_label}: {_range(cells)}."
+        return (
+            f"{kind} of {chart.heat.name or chart.title} over {chart.x_label} and {chart.y_label}:"
+            f" {_range(cells)}."
+        )
     names = names_of(chart) if chart.x_names else []
     parts = [_in_words(series, names) for series in chart.series if not series.faint]
-    parts += [f"a line at {at:.4g} marks {label}" for label, at in (*chart.lines, *chart.x_lines) if label]
-    parts += [f"{label} from {low:.4g} to {high:.4g}" for label, low, high in (*chart.bands, *chart.x_bands) if label]
+    parts += [
+        f"a line at {at:.4g} marks {label}" for label, at in (*chart.lines, *chart.x_lines) if label
+    ]
+    parts += [
+        f"{label} from {low:.4g} to {high:.4g}"
+        for label, low, high in (*chart.bands, *chart.x_bands)
+        if label
+    ]
     parts += [chart.warning] if chart.warning else []
-    return " over ".join(filter(None, (chart.y_label, chart.x_label))) + ". " + "; ".join(parts) + "."
+    return (
+        " over ".join(filter(None, (chart.y_label, chart.x_label))) + ". " + "; ".join(parts) + "."
+    )
 
 
 def _in_words(series: Series, names: Sequence[str]) -> str:
-    known = [(x, value) for x, y in zip(series.x, series.y, strict=True) if (value := _number(y)) is not None]
+    known = [
+        (x, value)
+        for x, y in zip(series.x, series.y, strict=True)
+        if (value := _number(y)) is not None
+    ]
     name = series.name + (", published" if series.published else "")
     if not known:
         return f"{name}: no values"
     (first, low), (last, high) = known[0], known[-1]
-    begin, end = (names[int(x)] if names and x in range(len(names)) else place_text(x) for x in (first, last))
+    begin, end = (
+        names[int(x)] if names and x in range(len(names)) else place_text(x) for x in (first, last)
+    )
     ends = f"{low:.4g} at {begin}" + (f" to {high:.4g} at {end}" if len(known) > 1 else "")
-    return f"{name}: {ends}" + (f", {_range([value for _, value in known])}" if len(known) > 2 else "")
+    return f"{name}: {ends}" + (
+        f", {_range([value for _, value in known])}" if len(known) > 2 else ""
+    )
 
 
 def _range(values: Sequence[Any]) -> str:
@@ -84,7 +125,9 @@ def _range(values: Sequence[Any]) -> str:
 
 
 def _number(value: Any) -> Any:
-    """A number of few digits that JSON can hold: None for NaN and the infinities; texts as they are."""
+    """A number of few digits that JSON can hold: None for NaN and the infinities; texts as they
+    are.
+    """
     if value is None or isinstance(value, str):
         return value
     plain = float(value)
@@ -99,7 +142,9 @@ def _text(value: str) -> str:
 
 
 def _places(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """What goes on an axis; one text makes all of them texts, and ``names`` stand for the places 0, 1, …"""
+    """What goes on an axis; one text makes all of them texts, and ``names`` stand for the places
+    0, 1, …
+    """
     if names:
         return [_text(names[int(value)]) for value in values]
     if any(isinstance(value, str) for value in values):
@@ -108,9 +153,13 @@ def _places(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
 
 
 def _only_names(chart: Chart) -> bool:
-    """Whether every place has a name of its own: not the joints of a tree, nor two places of one name."""
+    """Whether every place has a name of its own: not the joints of a tree, nor two places of one
+    name.
+    """
     places = [x for series in chart.series for x in series.x]
-    return len(set(chart.x_names)) == len(chart.x_names) and all(x in range(len(chart.x_names)) for x in places)
+    return len(set(chart.x_names)) == len(chart.x_names) and all(
+        x in range(len(chart.x_names)) for x in places
+    )
 
 
 def _numbers(values: Sequence[Any] | None) -> list[Any] | None:
@@ -139,7 +188,11 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
     if series.style == "area":
         trace |= {"fill": "tozeroy", "fillcolor": f"{colour}/0.12"}
     if series.style == "rug":
-        trace |= {"y": [0.97] * len(x), "yaxis": "y2", "hovertemplate": "%{x}<extra>%{fullData.name}</extra>"}
+        trace |= {
+            "y": [0.97] * len(x),
+            "yaxis": "y2",
+            "hovertemplate": "%{x}<extra>%{fullData.name}</extra>",
+        }
     if series.faint:
         trace |= {"opacity": 0.3, "hoverinfo": "skip"}
     if series.faint or not series.legend:
@@ -154,7 +207,9 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
 
 
 def _uncertainty(chart: Chart, series: Series, trace: Trace, colour: str) -> list[Trace]:
-    """Put error bars on a trace, or return its band; the stems of a series are drawn below it as well."""
+    """Put error bars on a trace, or return its band; the stems of a series are drawn below it as
+    well.
+    """
     x, y, extra = trace["x"], trace["y"], []
     error, below = _numbers(series.error), _numbers(series.below)
     bars = {"color": "@ink" if series.style == "bars" else colour, "thickness": 1.3, "width": 4}
@@ -188,7 +243,12 @@ def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
         hollow = series.mark in ("hollow", "diamond")
         size = 13 if series.mark in ("star", "tick") else 9
         edge = {"color": colour, "width": 1 if series.mark == "star" else 1.8}
-        return {"symbol": MARKS[series.mark], "size": size, "color": "@paper" if hollow else colour, "line": edge}
+        return {
+            "symbol": MARKS[series.mark],
+            "size": size,
+            "color": "@paper" if hollow else colour,
+            "line": edge,
+        }
     published = series.published
     symbol = f"{SYMBOLS[turn] if turn else 'diamond'}-open" if published else SYMBOLS[turn]
     size = 3 if len(series.x) >= CROWD else 9 if published else 8 if turn else 6
@@ -196,32 +256,64 @@ def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
 
 
 def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
-    mark: dict[str, Any] = {"color": f"{colour}/{0.0 if published else 0.85}", "line": {"color": colour, "width": 1.5}}
+    mark: dict[str, Any] = {
+        "color": f"{colour}/{0.0 if published else 0.85}",
+        "line": {"color": colour, "width": 1.5},
+    }
     if turn:
-        mark["pattern"] = {"shape": HATCHES[turn], "fillmode": "overlay", "fgcolor": "@paper", "size": 6}
+        mark["pattern"] = {
+            "shape": HATCHES[turn],
+            "fillmode": "overlay",
+            "fgcolor": "@paper",
+            "size": 6,
+        }
     return mark
 
 
 def _below_trace(trace: Trace, x: list[Any], y: list[Any], **look: Any) -> Trace:
     """A part of a series that is switched off with it and has no name of its own."""
-    shared = {"hoverinfo": "skip", "showlegend": False, "legendgroup": trace["legendgroup"], "name": trace["name"]}
+    shared = {
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": trace["legendgroup"],
+        "name": trace["name"],
+    }
     return {"type": "scatter", "x": x, "y": y, "mode": "lines", **shared, **look}
 
 
 def _band(
-    trace: Trace, x: list[Any], y: list[Any], below: list[Any], above: list[Any], colour: str, log: bool
+    trace: Trace,
+    x: list[Any],
+    y: list[Any],
+    below: list[Any],
+    above: list[Any],
+    colour: str,
+    log: bool,
 ) -> Trace:
     """The region between y − below and y + above as one polygon for each stretch without gaps."""
-    floor = 0.1 * min((value for value in y if value is not None and value > 0), default=1.0) if log else -math.inf
+    floor = (
+        0.1 * min((value for value in y if value is not None and value > 0), default=1.0)
+        if log
+        else -math.inf
+    )
     corners_x: list[Any] = []
     corners_y: list[Any] = []
     stretch: list[tuple[Any, float, float]] = []
-    for place, value, low, high in [*zip(x, y, below, above, strict=True), (None, None, None, None)]:
+    for place, value, low, high in [
+        *zip(x, y, below, above, strict=True),
+        (None, None, None, None),
+    ]:
         if value is not None:
-            stretch.append((place, max(value - (low or 0.0), floor), max(value + (high or 0.0), floor)))
+            stretch.append(
+                (place, max(value - (low or 0.0), floor), max(value + (high or 0.0), floor))
+            )
         elif stretch:
-            corners_x += [point[0] for point in stretch] + [point[0] for point in reversed(stretch)] + [None]
-            corners_y += [point[1] for point in stretch] + [point[2] for point in reversed(stretch)] + [None]
+            corners_x += (
+                [point[0] for point in stretch] + [point[0] for point in reversed(stretch)] + [None]
+            )
+            corners_y += (
+                [point[1] for point in stretch] + [point[2] for point in reversed(stretch)] + [None]
+            )
             stretch = []
     fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": f"{colour}/{BAND}"}
     return _below_trace(trace, corners_x[:-1], corners_y[:-1], **fill)
@@ -237,7 +329,9 @@ def _stems(trace: Trace, x: list[Any], y: list[Any], colour: str, chart: Chart) 
 
 
 def _grid(heat: Heat, values: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """The numbers of a map; where its colours are logarithmic, z are logarithms and ``customdata`` the numbers."""
+    """The numbers of a map; where its colours are logarithmic, z are logarithms and
+    ``customdata`` the numbers.
+    """
     plain = [[_number(value) for value in line] for line in values]
     grid = {"x": _places(heat.x), "y": _places(heat.y), "z": plain, "colorscale": "Cividis"}
     grid["hovertemplate"] = "%{x}, %{y}: %{z:.5g}<extra></extra>"
@@ -245,14 +339,25 @@ def _grid(heat: Heat, values: Sequence[Sequence[float | None]]) -> dict[str, Any
     if not heat.log or not positive:
         return grid
     least = min(positive)
-    logs = [[None if value is None else _number(math.log10(max(value, least))) for value in line] for line in plain]
-    return grid | {"z": logs, "customdata": plain, "hovertemplate": "%{x}, %{y}: %{customdata:.5g}<extra></extra>"}
+    logs = [
+        [None if value is None else _number(math.log10(max(value, least))) for value in line]
+        for line in plain
+    ]
+    return grid | {
+        "z": logs,
+        "customdata": plain,
+        "hovertemplate": "%{x}, %{y}: %{customdata:.5g}<extra></extra>",
+    }
 
 
 def _maps(heat: Heat) -> list[Trace]:
     grid = _grid(heat, heat.values)
     log = "customdata" in grid
-    bar: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "title": {"text": _text(heat.name), "side": "right"}}
+    bar: dict[str, Any] = {
+        "thickness": 12,
+        "outlinewidth": 0,
+        "title": {"text": _text(heat.name), "side": "right"},
+    }
     if log:
         known = [value for line in grid["z"] for value in line if value is not None]
         ticks = [min(known) + part * (max(known) - min(known)) / 4 for part in range(5)]
@@ -262,7 +367,10 @@ def _maps(heat: Heat) -> list[Trace]:
         if max(len(heat.x), len(heat.y)) <= TEXTED:
             trace["texttemplate"] = "%{text}" if log else "%{z:.3g}"
             if log:
-                texts = [["" if value is None else f"{value:.3g}" for value in line] for line in grid["customdata"]]
+                texts = [
+                    ["" if value is None else f"{value:.3g}" for value in line]
+                    for line in grid["customdata"]
+                ]
                 trace["text"] = texts
         return [trace]
     line = {"width": 0.7, "color": "#ffffff"}
@@ -274,7 +382,10 @@ def _maps(heat: Heat) -> list[Trace]:
     levels = {"start": min(known) + step, "end": max(known) - step / 2, "size": step}
     dashed = {"width": 1, "color": "#000000", "dash": "dash"}
     second = {"type": "contour", **_grid(heat, heat.beside), "line": dashed, "showlegend": True}
-    second |= {"name": _text(f"{heat.beside_name}, same levels"), "contours": {**levels, "coloring": "none"}}
+    second |= {
+        "name": _text(f"{heat.beside_name}, same levels"),
+        "contours": {**levels, "coloring": "none"},
+    }
     return [field | {"contours": levels}, second]
 
 
@@ -285,7 +396,11 @@ def _surfaces(heat: Heat) -> list[Trace]:
     first = {**shared, "z": [_numbers(line) for line in heat.values], "colorscale": "Cividis"}
     if heat.beside is None:
         return [first]
-    second = {"z": [_numbers(line) for line in heat.beside], "colorscale": "Oranges", "opacity": 0.5}
+    second = {
+        "z": [_numbers(line) for line in heat.beside],
+        "colorscale": "Oranges",
+        "opacity": 0.5,
+    }
     return [first, shared | second | {"name": _text(heat.beside_name)}]
 
 
@@ -293,61 +408,107 @@ def _layout(chart: Chart) -> dict[str, Any]:
     heat = chart.heat
     if heat is not None and chart.surface:
         titles = {"xaxis": chart.x_label, "yaxis": chart.y_label, "zaxis": heat.name}
-        scene: dict[str, Any] = {axis: {"title": {"text": _text(title)}} for axis, title in titles.items()}
+        scene: dict[str, Any] = {
+            axis: {"title": {"text": _text(title)}} for axis, title in titles.items()
+        }
         scene["zaxis"]["type"] = "log" if chart.y_log else "linear"
         return {"scene": scene | {"aspectmode": "cube", "camera": CAMERA}, "height": 440}
     names = names_of(chart)
-    across: Sequence[Any] = heat.x if heat is not None else names or [x for series in chart.series for x in series.x]
-    up = heat.y if heat is not None else [y for series in chart.series for y in series.y if series.style != "rug"]
+    across: Sequence[Any] = (
+        heat.x if heat is not None else names or [x for series in chart.series for x in series.x]
+    )
+    up = (
+        heat.y
+        if heat is not None
+        else [y for series in chart.series for y in series.y if series.style != "rug"]
+    )
     x_axis = _axis(chart.x_label, across, chart.x_log, chart.x_range, heat) | _named(chart, names)
     layout: dict[str, Any] = {
         "xaxis": x_axis,
         "yaxis": _axis(chart.y_label, up, chart.y_log, chart.y_range, heat),
-        "height": 380 if heat is not None else 110 + max(ROW * len(names), 60) if chart.horizontal else 340,
+        "height": (
+            380
+            if heat is not None
+            else 110 + max(ROW * len(names), 60)
+            if chart.horizontal
+            else 340
+        ),
     }
     told = [series for series in chart.series if series.legend and not series.faint]
     if heat is None:
-        layout["showlegend"] = len(told) > 1 or any(series.published or not series.legend for series in chart.series)
+        layout["showlegend"] = len(told) > 1 or any(
+            series.published or not series.legend for series in chart.series
+        )
         layout["barmode"] = "group" if side_by_side(chart) else "overlay"
         layout["shapes"], layout["annotations"] = _marks(chart)
     elif told or heat.beside is not None:
         layout["showlegend"] = True
     if any(series.style == "rug" for series in chart.series):
-        layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+        layout["yaxis2"] = {
+            "overlaying": "y",
+            "range": [0, 1],
+            "visible": False,
+            "fixedrange": True,
+        }
     if chart.warning and not chart.series:
-        note = {"text": "<br>".join(map(_text, textwrap.wrap(chart.warning, 50))), "showarrow": False}
+        note = {
+            "text": "<br>".join(map(_text, textwrap.wrap(chart.warning, 50))),
+            "showarrow": False,
+        }
         layout["annotations"] = [note | {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}]
     return layout
 
 
 def _axis(
-    label: str, places: Sequence[Any], log: bool, ends: tuple[float | None, float | None], heat: Heat | None
+    label: str,
+    places: Sequence[Any],
+    log: bool,
+    ends: tuple[float | None, float | None],
+    heat: Heat | None,
 ) -> dict[str, Any]:
     """A map of cells has equal cells, whatever its labels."""
-    named = any(isinstance(place, str) for place in places) or (heat is not None and not is_field(heat))
+    named = any(isinstance(place, str) for place in places) or (
+        heat is not None and not is_field(heat)
+    )
     kind = "category" if named else "log" if log else "linear"
-    axis: dict[str, Any] = {"title": {"text": _text(label), "standoff": 8}, "type": kind, "automargin": True}
+    axis: dict[str, Any] = {
+        "title": {"text": _text(label), "standoff": 8},
+        "type": kind,
+        "automargin": True,
+    }
     if kind == "log":
         axis |= {"exponentformat": "power", "tickfont": {"size": 10}} | _log_ticks(places, ends)
     elif kind == "linear":
         axis |= {} if ends == (None, None) else {"range": list(ends)}
         known = [place for place in places if _number(place) is not None]
-        if known and all(isinstance(_number(place), int) for place in known) and max(known) - min(known) <= TICKS:
+        if (
+            known
+            and all(isinstance(_number(place), int) for place in known)
+            and max(known) - min(known) <= TICKS
+        ):
             axis["dtick"] = 1  # plotly would mark halves as well
     return axis
 
 
 def _log_ticks(places: Sequence[Any], ends: tuple[float | None, float | None]) -> dict[str, Any]:
-    values = [place for place in places if not isinstance(place, str) and _number(place) is not None and place > 0]
+    values = [
+        place
+        for place in places
+        if not isinstance(place, str) and _number(place) is not None and place > 0
+    ]
     low, high = (math.log10(edge(values)) if values else 0.0 for edge in (min, max))
     axis: dict[str, Any] = {}
     if ends != (None, None):
-        low, high = (given if end is None else math.log10(end) for end, given in zip(ends, (low, high), strict=True))
+        low, high = (
+            given if end is None else math.log10(end)
+            for end, given in zip(ends, (low, high), strict=True)
+        )
         axis["range"] = [low, high + (0.05 * (high - low) if ends[1] is None else 0.0)]
     elif high - low > FAR:
         low = high - DEEP
         axis["range"] = [low, high + 0.5]
-    if high - low > math.log10(WIDE):  # whole powers alone: plotly labels a 2 or a 5 between them so
+    # whole powers alone: plotly labels a 2 or a 5 between them so
+    if high - low > math.log10(WIDE):
         axis["dtick"] = math.ceil((high - low) / TICKS)
     elif high - low > math.log10(NARROW):  # whole numbers: plotly labels 20 as 2
         axis |= {"dtick": "D2", "tickformat": "~g"}
@@ -355,14 +516,17 @@ def _log_ticks(places: Sequence[Any], ends: tuple[float | None, float | None]) -
 
 
 def _named(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
-    """Names below an axis in short lines, slanted where they do not fit side by side; nothing for numbers.
+    """Names below an axis in short lines, slanted where they do not fit side by side; nothing for
+    numbers.
 
     The places keep their names as they are: hovering and the table of numbers show them so.
     """
     if not names:
         return {}
     width = 10 * LETTERS if chart.horizontal else LETTERS
-    lines = [textwrap.wrap(name, width, break_long_words=False, break_on_hyphens=False) for name in names]
+    lines = [
+        textwrap.wrap(name, width, break_long_words=False, break_on_hyphens=False) for name in names
+    ]
     texts = ["<br>".join(map(_text, each)) for each in lines]
     if chart.x_names and not _only_names(chart):
         return {"type": "linear", "tickvals": list(range(len(names))), "ticktext": texts}
@@ -376,18 +540,31 @@ def _marks(chart: Chart) -> tuple[list[Trace], list[Trace]]:
     shapes: list[Trace] = []
     notes: list[Trace] = []
     look = {"color": "@muted", "size": 11}
-    sides = (("y", "x", chart.lines, chart.bands, chart.y_log), ("x", "y", chart.x_lines, chart.x_bands, chart.x_log))
+    sides = (
+        ("y", "x", chart.lines, chart.bands, chart.y_log),
+        ("x", "y", chart.x_lines, chart.x_bands, chart.x_log),
+    )
     for axis, other, lines, bands, log in sides:
         whole = {f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
-        ends = {"xanchor": "right", "yanchor": "bottom"} if axis == "y" else {"xanchor": "left", "yanchor": "top"}
+        ends = (
+            {"xanchor": "right", "yanchor": "bottom"}
+            if axis == "y"
+            else {"xanchor": "left", "yanchor": "top"}
+        )
         for label, low, high in (*((label, at, at) for label, at in lines), *bands):
             if not (math.isfinite(low) and math.isfinite(high)):
                 continue
             shape = {"type": "line", "line": {"color": "@muted", "width": 1.2, "dash": "dash"}}
             if low != high:
-                shape = {"type": "rect", "line": {"width": 0}, "fillcolor": "@s4/0.18", "layer": "below"}
+                shape = {
+                    "type": "rect",
+                    "line": {"width": 0},
+                    "fillcolor": "@s4/0.18",
+                    "layer": "below",
+                }
             shapes.append({**shape, **whole, f"{axis}0": low, f"{axis}1": high})
-            if label:  # an annotation on a logarithmic axis is placed by its logarithm, a shape by its value
+            # an annotation on a logarithmic axis is placed by its logarithm, a shape by its value
+            if label:
                 at = math.log10(low) if log and low > 0 else low
                 place = {f"{other}ref": "paper", other: 1, axis: at, **ends}
                 notes.append({"text": _text(label), "showarrow": False, "font": look, **place})

@@ -30,7 +30,11 @@ from lambdahat.results.charts import (
 from lambdahat.training.measuring_base import is_failure
 from lambdahat.training.runs import Run
 
-LOSSES = {"loss": "training", "validation_loss": "validation", "average_validation_loss": "average, validation"}
+LOSSES = {
+    "loss": "training",
+    "validation_loss": "validation",
+    "average_validation_loss": "average, validation",
+}
 ACCURACIES = {name.replace("loss", "accuracy"): text for name, text in LOSSES.items()}
 NORMS = {"norm": "‖θ‖", "distance": "‖θ − θ₀‖", "update_norm": "update"}
 LOSS = "loss, mean per sample"
@@ -56,27 +60,41 @@ POINTS = 60  # of a predicted curve
 
 @charts_of.register
 def _(run: Run) -> list[Chart]:
-    """Loss, accuracy and norms over epochs, as far as known, and a chart for each thing that was tracked."""
+    """Loss, accuracy and norms over epochs, as far as known, and a chart for each thing that was
+    tracked.
+    """
     panels = {LOSS: LOSSES, "accuracy": ACCURACIES, "norm": NORMS}
-    panels |= {label: {name: name for name in names} for label, names in tracked_panels(run, OWN).items()}
+    panels |= {
+        label: {name: name for name in names} for label, names in tracked_panels(run, OWN).items()
+    }
     faults = failed_trackers(run, OWN)
     panels |= {label: {} for label in faults if label not in panels}
     charts = []
     for label, columns in panels.items():
-        series = [found for name, text in columns.items() if (found := _curve(run, name, text)) is not None]
+        series = [
+            found
+            for name, text in columns.items()
+            if (found := _curve(run, name, text)) is not None
+        ]
         wide = is_wide(value for one in series for value in one.y)
         if label == LOSS and series:
             series += _best(run)
         if series or label in faults:
             title = label.partition(",")[0]
             title = title[:1].upper() + title[1:]
-            bands = "Error bars: 95 % intervals." if any(one.error is not None for one in series) else ""
+            bands = (
+                "Error bars: 95 % intervals."
+                if any(one.error is not None for one in series)
+                else ""
+            )
             if label == LOSS:
                 ended = "" if run.ended == "epochs" else f", {run.ended}"
                 title = with_status(f"{title}, {counted(len(run), 'epoch')}{ended}", run.status)
             about = str(run.about.get("progress", "epoch"))
             fault = faults.get(label, "")
-            charts.append(Chart(title, about, label, tuple(series), y_log=wide, caption=bands, warning=fault))
+            charts.append(
+                Chart(title, about, label, tuple(series), y_log=wide, caption=bands, warning=fault)
+            )
     return charts or [Chart(with_status("No epochs", run.status), "epoch", LOSS)]
 
 
@@ -86,7 +104,11 @@ def _curve(run: Run, name: str, text: str) -> Series | None:
         return None
     errors = [row.get(f"{name}_stderr", math.nan) for row in rows]
     half = [student_quantile(0.95, math.inf) * error if _finite(error) else 0.0 for error in errors]
-    x, y, error = [row["progress"] for row in rows], [row[name] for row in rows], half if any(half) else None
+    x, y, error = (
+        [row["progress"] for row in rows],
+        [row[name] for row in rows],
+        half if any(half) else None,
+    )
     if name.endswith("_threshold"):
         return Series("threshold", x, y, error, style="segments", colour="muted", dashed=True)
     return Series(text, x, y, error, "joined")
@@ -97,12 +119,25 @@ def _best(run: Run) -> list[Series]:
     metric = "validation_loss" if "validation_loss" in run.best else "loss"
     if metric not in run.best:
         return []
-    return [Series("best", [run.best["progress"]], [run.best[metric]], style="points", mark="star", colour="muted")]
+    return [
+        Series(
+            "best",
+            [run.best["progress"]],
+            [run.best[metric]],
+            style="points",
+            mark="star",
+            colour="muted",
+        )
+    ]
 
 
 def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
-    """The columns of each panel by its label, those of no known tracker apart; columns in ``aside`` are left out."""
-    names = dict.fromkeys(key for row in run.history for key in row if key not in aside and not key.endswith(ASIDE))
+    """The columns of each panel by its label, those of no known tracker apart; columns in
+    ``aside`` are left out.
+    """
+    names = dict.fromkeys(
+        key for row in run.history for key in row if key not in aside and not key.endswith(ASIDE)
+    )
     panels: dict[str, list[str]] = {}
     for name in names:
         if any(_finite(row.get(name)) for row in run.history):
@@ -111,23 +146,36 @@ def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
 
 
 def failed_trackers(run: Run, aside: set[str]) -> dict[str, str]:
-    """Why trackers measured nothing at some time, by the label of their panel, whether or not it has other points."""
+    """Why trackers measured nothing at some time, by the label of their panel, whether or not it
+    has other points.
+    """
     found: dict[str, str] = {}
     names = dict.fromkeys(key for row in run.history for key in row)
     for name in (key.removesuffix("_status") for key in names if key.endswith("_status")):
         statuses = [row[f"{name}_status"] for row in run.history if f"{name}_status" in row]
         faults = [status for status in statuses if is_failure(status)]
         if faults:
-            own = [key for key in names if (key == name or key.startswith(f"{name}_")) and key not in aside]
+            own = [
+                key
+                for key in names
+                if (key == name or key.startswith(f"{name}_")) and key not in aside
+            ]
             columns = [key for key in own if not key.endswith(ASIDE)]
-            count = "Not measured" if len(faults) == len(statuses) else f"{len(faults)} of {len(statuses)} not measured"
+            count = (
+                "Not measured"
+                if len(faults) == len(statuses)
+                else f"{len(faults)} of {len(statuses)} not measured"
+            )
             found[_label(columns or [name], name) + _at_gamma(run, name)] = f"{count}: {faults[-1]}"
     return found
 
 
 def _label(columns: list[str], name: str) -> str:
     """The label of the first panel that has one of the columns, else ``name``."""
-    return next((label for key in columns for label, form in PANELS.items() if re.fullmatch(form, key)), name)
+    return next(
+        (label for key in columns for label, form in PANELS.items() if re.fullmatch(form, key)),
+        name,
+    )
 
 
 def _at_gamma(run: Run, name: str) -> str:
@@ -151,8 +199,15 @@ def _(advice: Advice) -> list[Chart]:
     series, lines = [], []
     if isinstance(levels, NoiseLevels):
         series += [
-            _prediction(levels, lambda b: _isotropic(levels, b), "isotropic noise, Theorem 14", "amber"),
-            _prediction(levels, lambda b: _sum(levels.largest, levels.expected_excess(b)), "λ₁ + τ²/(bλ₁)", "blue"),
+            _prediction(
+                levels, lambda b: _isotropic(levels, b), "isotropic noise, Theorem 14", "amber"
+            ),
+            _prediction(
+                levels,
+                lambda b: _sum(levels.largest, levels.expected_excess(b)),
+                "λ₁ + τ²/(bλ₁)",
+                "blue",
+            ),
         ]
         lines = [("all data", float(levels.largest))]
     views = [(view.batch_size, view.measured) for view in levels.views]
@@ -173,28 +228,44 @@ def _(advice: Advice) -> list[Chart]:
     label = "learning rate" if rates else "damping"
     log: dict[str, Any] = {"x_log": True, "y_log": True, "caption": INTERVAL}
     return [
-        Chart(advice.rule, BATCH, label, tuple(told), lines=tuple(marks), x_lines=tuple(ends), **log),
+        Chart(
+            advice.rule, BATCH, label, tuple(told), lines=tuple(marks), x_lines=tuple(ends), **log
+        ),
         Chart(title, BATCH, "λ₁ of a batch", tuple(series), lines=tuple(lines), **log),
     ]
 
 
 def _batch_rates(advice: Advice) -> list[Series]:
     """What single batches tell, with nothing between their sizes."""
-    names = sorted({each.name for each in advice.recommendations if each.name.startswith("largest stable rate")})
+    names = sorted(
+        {
+            each.name
+            for each in advice.recommendations
+            if each.name.startswith("largest stable rate")
+        }
+    )
     return [interval_series(name, _advised(advice, name)) for name in names]
 
 
 def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark], list[Mark]]:
     request = Request(advice.optimizer, (), None, advice.momentum)
     whole = expected_limit(levels, request, math.inf)
-    curve = _prediction(levels, lambda b: expected_limit(levels, request, b), "largest stable, from τ²", "blue")
+    curve = _prediction(
+        levels, lambda b: expected_limit(levels, request, b), "largest stable, from τ²", "blue"
+    )
     measured = _advised(advice, "largest stable rate")
     points = interval_series("largest stable, from batches", measured, colour="vermilion")
-    return [curve, points], [("all data", float(whole))], [("end of scaling", float(advice["end of scaling"]))]
+    return (
+        [curve, points],
+        [("all data", float(whole))],
+        [("end of scaling", float(advice["end of scaling"]))],
+    )
 
 
 def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
-    """The least damping falls as the inverse of the effective batch; what the overlaps tell has no such law."""
+    """The least damping falls as the inverse of the effective batch; what the overlaps tell has
+    no such law.
+    """
     series = []
     names = sorted({each.name for each in advice.recommendations if each.name.startswith("least")})
     for name, colour in zip(names, ("blue", "vermilion", "amber"), strict=True):
@@ -229,7 +300,9 @@ def _sum(first: Estimate, second: Estimate) -> Estimate:
     return propagated(lambda x, y: x + y, first, second)
 
 
-def _prediction(levels: NoiseLevels, curve: Callable[[float], Estimate], name: str, colour: str) -> Series:
+def _prediction(
+    levels: NoiseLevels, curve: Callable[[float], Estimate], name: str, colour: str
+) -> Series:
     """A function of the effective batch b over batch sizes, with the band of its 95 % intervals."""
     total = levels.population
     sizes = np.unique(np.geomspace(1, max(total - 1, 1), POINTS).round().astype(int))
@@ -239,16 +312,30 @@ def _prediction(levels: NoiseLevels, curve: Callable[[float], Estimate], name: s
 
 @charts_of.register
 def _(result: BenchResult) -> list[Chart]:
-    """One line for each task: our cost, each peer's, and the limit as a tick, in units of the task."""
+    """One line for each task: our cost, each peer's, and the limit as a tick, in units of the
+    task.
+    """
     tasks = result.tasks()
     peers = [by for by in dict.fromkeys(row.by for row in result.rows) if by not in (OURS, UNIT)]
     series = []
     for by in (OURS, *peers):
-        costs = [(place, row.cost) for place, task in enumerate(tasks) if (row := result.of(*task).get(by))]
+        costs = [
+            (place, row.cost)
+            for place, task in enumerate(tasks)
+            if (row := result.of(*task).get(by))
+        ]
         known = [(place, cost) for place, cost in costs if math.isfinite(cost)]
         if known:
-            series.append(Series(by, [place for place, _ in known], [cost for _, cost in known], style="points"))
-    limits = [(place, row.limit) for place, task in enumerate(tasks) if (row := result.of(*task).get(OURS))]
+            series.append(
+                Series(
+                    by, [place for place, _ in known], [cost for _, cost in known], style="points"
+                )
+            )
+    limits = [
+        (place, row.limit)
+        for place, task in enumerate(tasks)
+        if (row := result.of(*task).get(OURS))
+    ]
     limits = [(place, limit) for place, limit in limits if math.isfinite(limit)]
     if limits:
         x, y = [place for place, _ in limits], [limit for _, limit in limits]

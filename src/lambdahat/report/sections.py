@@ -24,7 +24,15 @@ from lambdahat.randommatrix import Advice
 from lambdahat.report import figures  # noqa: F401  (registers the charts)
 from lambdahat.report.configurations import in_full, in_short
 from lambdahat.results import Chains, Estimate, LearningCoefficient, Result
-from lambdahat.results.charts import Chart, charts_of, counted, is_number, leaves, settings_text, value_text
+from lambdahat.results.charts import (
+    Chart,
+    charts_of,
+    counted,
+    is_number,
+    leaves,
+    settings_text,
+    value_text,
+)
 from lambdahat.singular.curves import CoefficientCurve
 from lambdahat.singular.verification import Verification
 from lambdahat.storage import is_result_file
@@ -33,7 +41,9 @@ from lambdahat.training.runs import Run
 
 @dataclass(frozen=True)
 class Card:
-    """A number with its error, large: ``detail`` is its interval, ``remedy`` what its status asks for."""
+    """A number with its error, large: ``detail`` is its interval, ``remedy`` what its status
+    asks for.
+    """
 
     label: str
     value: str
@@ -43,7 +53,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page. ``facts`` are configuration, versions and seeds; ``rows`` what can be downloaded."""
+    """One part of the page. ``facts`` are configuration, versions and seeds; ``rows`` what can
+    be downloaded.
+    """
 
     title: str
     about: str = ""
@@ -61,26 +73,48 @@ class Section:
     name: str = ""  # of the files that are downloaded
     part: str = ""  # of the paper: sections, tables, figures
     ran: str = ""  # data, network, epochs and seeds in one line
-    experiment: str = ""  # its short name: of several runs of one experiment the largest counts in the totals
+    # its short name: of several runs of one experiment the largest counts in the totals
+    experiment: str = ""
     size: int = 0  # the place of its scale among all
 
 
 def section_of_store(store: Store, experiment: Experiment | None) -> Section:
-    """The section of one experiment at one scale, from its store alone; without ``experiment`` its rows only."""
+    """The section of one experiment at one scale, from its store alone; without ``experiment``
+    its rows only.
+    """
     rows, about, failed = store.rows(), store.about(), store.errors()
-    notes = [f"{counted(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"] if failed else []
+    notes = (
+        [f"{counted(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"]
+        if failed
+        else []
+    )
     if store.scale == "smoke":
-        notes.append("Smoke scale: sizes are tiny and show that the code runs; verdicts say nothing about the paper.")
+        notes.append(
+            "Smoke scale: sizes are tiny and show that the code runs; verdicts say nothing about"
+            " the paper."
+        )
     found = None if experiment is None else findings(experiment, store)
     done, total = (len(store.finished()),) * 2 if found is None else (found.done, found.total)
-    facts = {"scale": store.scale, **{k: v for k, v in about.items() if k not in ("experiment", "scale", "command")}}
-    facts |= {"cells": f"{done:,} of {total:,}", "rows": f"{len(rows):,}", "time of all cells": _time(store.seconds())}
+    facts = {
+        "scale": store.scale,
+        **{k: v for k, v in about.items() if k not in ("experiment", "scale", "command")},
+    }
+    facts |= {
+        "cells": f"{done:,} of {total:,}",
+        "rows": f"{len(rows):,}",
+        "time of all cells": _time(store.seconds()),
+    }
     if seeds := rows.distinct("seed"):
         facts["seeds"] = _listed_seeds(seeds)
-    command = about.get("command") or f"lambdahat reproduce {store.experiment} --scale {store.scale}"
+    command = (
+        about.get("command") or f"lambdahat reproduce {store.experiment} --scale {store.scale}"
+    )
     name = f"{store.experiment}-{store.scale}"
     if experiment is None or found is None:
-        notes.append("This version of lambdahat does not know the experiment: its rows are here, its claims are not.")
+        notes.append(
+            "This version of lambdahat does not know the experiment: its rows are here, its claims"
+            " are not."
+        )
         return Section(
             store.experiment,
             notes=tuple(notes),
@@ -141,14 +175,19 @@ def section_of_result(name: str, result: Any) -> Section:
     """The section of one result of any kind."""
     parts = _parts(name, result)
     cards = tuple(card for part, value in parts for card in _cards(part, value))
-    charts = [] if is_number(result) else charts_of(result)  # a card shows a number better than a figure
+    # a card shows a number better than a figure
+    charts = [] if is_number(result) else charts_of(result)
     labels = {card.label for card in cards}
     charts = [_without(chart, labels) if chart.rows else chart for chart in charts]
     tables = [table for part, value in parts for table in tables_of(part, value)]
-    rows: Sequence[Row] = tuple(dict(row) for row in result.history) if isinstance(result, Run) else ()
+    rows: Sequence[Row] = (
+        tuple(dict(row) for row in result.history) if isinstance(result, Run) else ()
+    )
     if isinstance(result, Measurement) and (rows := result.table()):
         tables.insert(0, records_table("Numbers", list(rows)))
-    charts = [chart for chart in charts if chart.rows or chart.series or chart.heat or chart.warning]
+    charts = [
+        chart for chart in charts if chart.rows or chart.series or chart.heat or chart.warning
+    ]
     if not cards and not tables and not charts:
         tables = [fields_table(result)]
     facts = {str(key): str(value) for key, value in getattr(result, "about", {}).items()}
@@ -168,7 +207,9 @@ def section_of_result(name: str, result: Any) -> Section:
 
 
 def _parts(name: str, result: Any) -> list[tuple[str, Any]]:
-    """The results that a section is made of: those in a measurement, a mapping or a group, or the one that it is of."""
+    """The results that a section is made of: those in a measurement, a mapping or a group, or
+    the one that it is of.
+    """
     if isinstance(result, Measurement):
         return list(leaves(result.results))
     parts = list(leaves({name: result}))
@@ -204,7 +245,13 @@ def tables_of(name: str, result: Any) -> list[Table]:
     before = f"{name}: " if name and not isinstance(result, LearningCoefficient) else ""
     chains = result.chains if isinstance(result, LearningCoefficient) else result
     if isinstance(chains, Chains) and chains.reasons:
-        return [Table(f"{before}How the settings were chosen", ("setting", "why"), tuple(chains.reasons.items()))]
+        return [
+            Table(
+                f"{before}How the settings were chosen",
+                ("setting", "why"),
+                tuple(chains.reasons.items()),
+            )
+        ]
     if isinstance(result, Advice | Verification | CoefficientCurve):
         return [records_table(f"{before}Numbers", result.table())]
     return []
@@ -217,14 +264,19 @@ def fields_table(result: Any) -> Table:
         fields = result
     elif dataclasses.is_dataclass(result):
         fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
-    rows = tuple((str(name), value if isinstance(value, str) else describe(value)) for name, value in fields.items())
+    rows = tuple(
+        (str(name), value if isinstance(value, str) else describe(value))
+        for name, value in fields.items()
+    )
     return Table(type(result).__name__, ("field", "value"), rows)
 
 
 def records_table(title: str, records: list[dict[str, Any]]) -> Table:
     """Records as a table, numbers with six digits."""
     header = tuple(dict.fromkeys(key for record in records for key in record))
-    return Table(title, header, tuple(tuple(_cell(record.get(key)) for key in header) for record in records))
+    return Table(
+        title, header, tuple(tuple(_cell(record.get(key)) for key in header) for record in records)
+    )
 
 
 def _cell(value: Any) -> str:
@@ -258,7 +310,9 @@ def named_results(results: Any) -> dict[str, Any]:
 
 
 def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
-    """The results saved in a folder and below, by their path; the parts of a measurement come with it."""
+    """The results saved in a folder and below, by their path; the parts of a measurement come
+    with it.
+    """
     require(
         folder.is_dir(),
         "results",
@@ -276,6 +330,15 @@ def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if str(path) in str(error):
                 raise
-            raise ValueError(f"{path} must be a result written by save(), got another: {error}") from error
+            raise ValueError(
+                f"{path} must be a result written by save(), got another: {error}"
+            ) from error
         place = path.parent if path == index else path.with_suffix("")
-        yield str(place.relative_to(folder)) if place != folder else folder.name or type(result).__name__, result
+        yield (
+            (
+                str(place.relative_to(folder))
+                if place != folder
+                else folder.name or type(result).__name__
+            ),
+            result,
+        )

@@ -39,11 +39,16 @@ from lambdahat.results.charts import (
     with_status,
 )
 
-EIGENVALUE, SHARE, PER_UNIT = "eigenvalue λ", "share of eigenvalues", "density of eigenvalues, per unit λ"
+EIGENVALUE, SHARE, PER_UNIT = (
+    "eigenvalue λ",
+    "share of eigenvalues",
+    "density of eigenvalues, per unit λ",
+)
 LAPLACIAN = "eigenvalue λ of the normalised Laplacian"
 LEVEL = 0.95
 POINTS = 500  # of a density
-MERGE = 1e-5  # share of the spectrum's width within which Ritz values of different probes are one eigenvalue
+# share of the spectrum's width within which Ritz values of different probes are one eigenvalue
+MERGE = 1e-5
 DECADES = 12  # a weight further below the largest is rounding
 GRAPH_DECADES = 6  # shown of a graph's density
 RATIO = 30.0  # a loss that varies by more than this factor has levels spaced by ratio
@@ -54,9 +59,18 @@ MODELS = {"additive": "amber", "multiplicative": "green", "directional": "blue"}
 def _(estimate: Estimate) -> list[Chart]:
     """A point with its 95 % interval, or a histogram where the estimate is of many elements."""
     if isinstance(estimate.value, Tensor):
-        values, typical = numpy_of(estimate.value).ravel(), float(np.median(numpy_of(estimate.stderr)))
+        values, typical = (
+            numpy_of(estimate.value).ravel(),
+            float(np.median(numpy_of(estimate.stderr))),
+        )
         error = "Exact" if typical == 0 else f"Median standard error {typical:.2g}"
-        return [histogram(values, with_status(f"{values.size:,} elements", estimate.status), caption=f"{error}.")]
+        return [
+            histogram(
+                values,
+                with_status(f"{values.size:,} elements", estimate.status),
+                caption=f"{error}.",
+            )
+        ]
     title = with_status(value_text(estimate) + settings_text(estimate, ", "), estimate.status)
     return [interval_chart(title, estimate)]
 
@@ -66,7 +80,15 @@ def interval_chart(title: str, estimate: Estimate) -> Chart:
     half = half_width(estimate)
     known = 0 < half < math.inf
     point = Series("value", [0], [float(estimate)], [half] if known else None, "points")
-    return Chart(title, "", "value", (point,), x_names=("",), horizontal=True, caption=INTERVAL if known else "")
+    return Chart(
+        title,
+        "",
+        "value",
+        (point,),
+        x_names=("",),
+        horizontal=True,
+        caption=INTERVAL if known else "",
+    )
 
 
 @charts_of.register
@@ -79,12 +101,16 @@ def _(spectrum: Spectrum) -> list[Chart]:
     title = with_status("Ritz values", spectrum.status)
     caption = f"P = {spectrum.dim:,}, {counted(probes, 'probe')}, depth {depth}."
     ends, one = (float(weights[kept].min()) / 3, 2.0), (("one eigenvalue, 1/P", 1 / spectrum.dim),)
-    stems = Chart(title, EIGENVALUE, SHARE, (series,), y_log=True, y_range=ends, lines=one, caption=caption)
+    stems = Chart(
+        title, EIGENVALUE, SHARE, (series,), y_log=True, y_range=ends, lines=one, caption=caption
+    )
     return [stems, dataclasses.replace(density_chart(spectrum.density()), page_only=True)]
 
 
 def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
-    """Nodes and weights of all probes as one measure; converged nodes, the same for every probe, are merged."""
+    """Nodes and weights of all probes as one measure; converged nodes, the same for every probe,
+    are merged.
+    """
     probes = len(spectrum.nodes)
     order = np.argsort(spectrum.nodes, axis=None)
     nodes, weights = spectrum.nodes.ravel()[order], spectrum.weights.ravel()[order] / probes
@@ -106,18 +132,34 @@ def _(density: Density) -> list[Chart]:
 
 
 def density_chart(density: Density) -> Chart:
-    """The density on a logarithmic axis, with its pointwise interval; what lies below every peak is cut off."""
+    """The density on a logarithmic axis, with its pointwise interval; what lies below every peak
+    is cut off.
+    """
     grid, values, errors = _thin(density)
     floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
     half = numbers(student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
     status = Status.CONVERGED
     how = f"Smoothed by a Gaussian of width {density.width:.2g}." if density.width else ""
     if isinstance(density, MaxentDensity):
-        how, status = f"Of maximum entropy, {len(density.coefficients) - 1} moments.", density.status
+        how, status = (
+            f"Of maximum entropy, {len(density.coefficients) - 1} moments.",
+            density.status,
+        )
     shown = [value if value >= floor / 30 else None for value in numbers(values)]
     series = (Series("density", numbers(grid), shown, half),)
-    title, caption = with_status("Spectral density", status), " ".join(filter(None, (how, INTERVAL if half else "")))
-    return Chart(title, EIGENVALUE, PER_UNIT, series, y_log=True, y_range=(floor or None, None), caption=caption)
+    title, caption = (
+        with_status("Spectral density", status),
+        " ".join(filter(None, (how, INTERVAL if half else ""))),
+    )
+    return Chart(
+        title,
+        EIGENVALUE,
+        PER_UNIT,
+        series,
+        y_log=True,
+        y_range=(floor or None, None),
+        caption=caption,
+    )
 
 
 def _thin(density: Density) -> tuple[Array, Array, Array]:
@@ -126,15 +168,21 @@ def _thin(density: Density) -> tuple[Array, Array, Array]:
     if len(values) <= POINTS:
         return density.grid, values, density.stderr
     padded = np.concatenate([[-np.inf], values, [-np.inf]])
-    turning = ((values >= padded[:-2]) & (values >= padded[2:])) | ((values <= padded[:-2]) & (values <= padded[2:]))
+    turning = ((values >= padded[:-2]) & (values >= padded[2:])) | (
+        (values <= padded[:-2]) & (values <= padded[2:])
+    )
     kept = turning | (np.arange(len(values)) % math.ceil(len(values) / POINTS) == 0)
     return density.grid[kept], values[kept], density.stderr[kept]
 
 
 def _lowest_peak(values: Array) -> float:
-    """The height of the lowest local maximum that is not rounding, so that an axis can show every peak."""
+    """The height of the lowest local maximum that is not rounding, so that an axis can show
+    every peak.
+    """
     padded = np.concatenate([[-np.inf], values, [-np.inf]])
-    peaks = values[(values >= padded[:-2]) & (values >= padded[2:]) & (values > values.max() * 10.0**-DECADES)]
+    peaks = values[
+        (values >= padded[:-2]) & (values >= padded[2:]) & (values > values.max() * 10.0**-DECADES)
+    ]
     return float(peaks.min())
 
 
@@ -147,9 +195,20 @@ def _(pairs: Eigenpairs) -> list[Chart]:
     for mask, name, colour in ((done, "converged", "blue"), (~done, "not converged", "amber")):
         if mask.any():
             ranks = [int(place) + 1 for place in np.flatnonzero(mask)]
-            series.append(Series(name, ranks, numbers(values[mask]), numbers(residuals[mask]), "bars", colour=colour))
+            series.append(
+                Series(
+                    name,
+                    ranks,
+                    numbers(values[mask]),
+                    numbers(residuals[mask]),
+                    "bars",
+                    colour=colour,
+                )
+            )
     title = with_status(counted(len(values), "eigenvalue"), pairs.status)
-    caption = f"Error bars: ± residual, within which an eigenvalue lies (largest {residuals.max():.1g})."
+    caption = (
+        f"Error bars: ± residual, within which an eigenvalue lies (largest {residuals.max():.1g})."
+    )
     return [Chart(title, "rank", EIGENVALUE, tuple(series), lines=(("", 0.0),), caption=caption)]
 
 
@@ -157,10 +216,16 @@ def _(pairs: Eigenpairs) -> list[Chart]:
 def _(moments: Moments) -> list[Chart]:
     """Each moment with its 95 % interval, by order."""
     half = student_quantile(LEVEL, max(moments.probes - 1, 1)) * moments.stderr
-    symbol = {"power": "tr Aᵏ / P", "chebyshev": "tr T_k(A) / P"}.get(moments.basis, "tr P_k(A) / P")
+    symbol = {"power": "tr Aᵏ / P", "chebyshev": "tr T_k(A) / P"}.get(
+        moments.basis, "tr P_k(A) / P"
+    )
     low, high = moments.bounds
-    mapped = "" if moments.basis == "power" else f"A mapped from [{low:.3g}, {high:.3g}] to [−1, 1]. "
-    series = Series(symbol, list(range(len(moments))), numbers(moments.values), numbers(half), "points")
+    mapped = (
+        "" if moments.basis == "power" else f"A mapped from [{low:.3g}, {high:.3g}] to [−1, 1]. "
+    )
+    series = Series(
+        symbol, list(range(len(moments))), numbers(moments.values), numbers(half), "points"
+    )
     title = with_status(f"{moments.basis.capitalize()} moments", moments.status)
     caption = f"{mapped}{counted(moments.probes, 'probe')}. {INTERVAL}"
     return [Chart(title, "order k", symbol, (series,), lines=(("", 0.0),), caption=caption)]
@@ -168,7 +233,9 @@ def _(moments: Moments) -> list[Chart]:
 
 @charts_of.register
 def _(landscape: Landscape) -> list[Chart]:
-    """A line as curves with the parabola that its curvature predicts; a plane as contours and as a surface."""
+    """A line as curves with the parabola that its curvature predicts; a plane as contours and as
+    a surface.
+    """
     return [_line(landscape)] if landscape.loss.ndim == 1 else _plane(landscape)
 
 
@@ -179,12 +246,15 @@ def _direction(landscape: Landscape, index: int) -> str:
 
 def _line(landscape: Landscape) -> Chart:
     offsets = numbers(landscape.offsets)
-    losses = {"training": landscape.loss} | ({} if landscape.held_out is None else {"held out": landscape.held_out})
+    losses = {"training": landscape.loss} | (
+        {} if landscape.held_out is None else {"held out": landscape.held_out}
+    )
     series = [Series(name, offsets, numbers(loss)) for name, loss in losses.items()]
     finite = np.concatenate(list(losses.values()))
     finite = finite[np.isfinite(finite)]
     low, high = float(finite.min()), float(finite.max())
-    room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0  # the parabola may leave the frame: the loss sets the scale
+    # the parabola may leave the frame: the loss sets the scale
+    room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
     title, across = with_status("Loss along a line", landscape.status), _direction(landscape, 0)
     curves = (*series, *_parabola(landscape))
     return Chart(title, across, "loss, mean per sample", curves, y_range=(low - room, high + room))
@@ -210,7 +280,9 @@ def _plane(landscape: Landscape) -> list[Chart]:
     wide = bool(finite.size and 0 < finite.min() < finite.max() / RATIO)
     # loss[i, j] lies at offset i of the first direction, which is drawn across
     values = [numbers(line) for line in loss.T]
-    held_out = None if landscape.held_out is None else [numbers(line) for line in landscape.held_out.T]
+    held_out = (
+        None if landscape.held_out is None else [numbers(line) for line in landscape.held_out.T]
+    )
     heat = Heat(offsets, offsets, values, "loss, mean per sample", wide, held_out, "held out")
     centre = Series("centre", [0.0], [0.0], style="points", mark="cross", colour="vermilion")
     title = with_status("Training loss on a plane", landscape.status)
@@ -222,21 +294,34 @@ def _plane(landscape: Landscape) -> list[Chart]:
 
 @charts_of.register
 def _(comparison: BatchComparison) -> list[Chart]:
-    """λ₁ of every measured batch over batch size, and each model's mean with a band of one standard deviation."""
+    """λ₁ of every measured batch over batch size, and each model's mean with a band of one
+    standard deviation.
+    """
     series = []
     for model in comparison.models:
         predictions = comparison.of(model)
         half = [math.hypot(each.spread, float(each.largest.stderr)) for each in predictions]
         name = f"{model}: {float(comparison.within(model)):.0%} within 1 sd"
-        sizes, means = [each.batch_size for each in predictions], [float(each.largest) for each in predictions]
+        sizes, means = (
+            [each.batch_size for each in predictions],
+            [float(each.largest) for each in predictions],
+        )
         series.append(Series(name, sizes, means, half, colour=MODELS.get(model, "")))
-    measured = [(each.batch_size, float(value)) for each in comparison.measured for value in each.largest[:, 0]]
+    measured = [
+        (each.batch_size, float(value))
+        for each in comparison.measured
+        for value in each.largest[:, 0]
+    ]
     x, y = ([point[place] for point in measured] for place in (0, 1))
     series.append(Series("batches, measured", x, y, style="points", colour="muted"))
     full = max(float(each.full) for each in comparison.predictions[0].outliers)
     first = comparison.measured[0]
     title = with_status(f"{len(first)} batches of each size", first.status)
-    look: Any = {"x_log": True, "y_log": True, "caption": "Bands: one standard deviation of a batch."}
+    look: Any = {
+        "x_log": True,
+        "y_log": True,
+        "caption": "Bands: one standard deviation of a batch.",
+    }
     lines = ((f"all the data: {full:.4g}", full),)
     return [Chart(title, "batch size", "largest eigenvalue", tuple(series), lines=lines, **look)]
 
@@ -247,13 +332,20 @@ def _(prediction: BatchPrediction) -> list[Chart]:
     low, high = (float(edge) for edge in prediction.edges)
     outliers = prediction.outliers
     x, y = [float(each.batch) for each in outliers], [float(each.overlap) for each in outliers]
-    batch = Series("a batch, ± 1 sd", x, y, style="points", x_error=[each.spread for each in outliers])
+    batch = Series(
+        "a batch, ± 1 sd", x, y, style="points", x_error=[each.spread for each in outliers]
+    )
     full = [float(each.full) for each in outliers]
     whole = Series("all the data", full, [1.0] * len(full), style="points", mark="tick")
-    title, caption = f"λ₁ of a batch: {value_text(prediction.largest)}", f"Batches of {prediction.batch_size:,}"
+    title, caption = (
+        f"λ₁ of a batch: {value_text(prediction.largest)}",
+        f"Batches of {prediction.batch_size:,}",
+    )
     look: Any = {"x_bands": (("bulk of a batch", low, high),), "y_range": (-0.05, 1.1)}
     look["caption"] = f"{caption}, {prediction.model} noise."
-    return [Chart(title, "eigenvalue", "overlap of the eigenvectors, |φ̂ᵀφ|²", (batch, whole), **look)]
+    return [
+        Chart(title, "eigenvalue", "overlap of the eigenvectors, |φ̂ᵀφ|²", (batch, whole), **look)
+    ]
 
 
 @charts_of.register
@@ -261,9 +353,16 @@ def _(batches: BatchEigenvalues) -> list[Chart]:
     """The largest and smallest eigenvalues of every batch."""
     places = list(range(1, len(batches) + 1))
     series, lines = [], []
-    for values, name, colour in ((batches.largest, "largest", "blue"), (batches.smallest, "smallest", "amber")):
+    for values, name, colour in (
+        (batches.largest, "largest", "blue"),
+        (batches.smallest, "smallest", "amber"),
+    ):
         for rank, column in enumerate(values.T):
-            series += [Series(name, places, numbers(column), style="points", colour=colour, legend=rank == 0)]
+            series += [
+                Series(
+                    name, places, numbers(column), style="points", colour=colour, legend=rank == 0
+                )
+            ]
         lines.append((f"mean of the {name}", float(values[:, 0].mean())))
     title = with_status(f"Eigenvalues of batches, {batches.operator}", batches.status)
     caption = f"Batches of {batches.batch_size:,} of {batches.population:,} samples."
@@ -276,8 +375,16 @@ def _(found: GraphSpectrum) -> list[Chart]:
     places = 1 - np.cos(np.linspace(0.0, math.pi, POINTS + 101))
     values = found.density.evaluate(places)
     floor = float(values.max()) * 10.0**-GRAPH_DECADES
-    series = Series("density", numbers(places), [value if value > floor / 100 else None for value in numbers(values)])
-    sizes = (counted(found.nodes, "node"), counted(found.edges, "edge"), counted(len(found.moments) - 1, "moment"))
+    series = Series(
+        "density",
+        numbers(places),
+        [value if value > floor / 100 else None for value in numbers(values)],
+    )
+    sizes = (
+        counted(found.nodes, "node"),
+        counted(found.edges, "edge"),
+        counted(len(found.moments) - 1, "moment"),
+    )
     look: Any = {"y_range": (floor, 2 * float(values.max())), "x_range": (-0.05, 2.05)}
     title, caption = with_status(f"Spectrum of {found.name}", found.status), f"{', '.join(sizes)}."
     return [Chart(title, LAPLACIAN, PER_UNIT, (series,), y_log=True, caption=caption, **look)]
@@ -285,7 +392,9 @@ def _(found: GraphSpectrum) -> list[Chart]:
 
 @charts_of.register
 def _(found: Clusters) -> list[Chart]:
-    """The density, the gap shaded and its minimum λ* marked, on an axis that shows small eigenvalues."""
+    """The density, the gap shaded and its minimum λ* marked, on an axis that shows small
+    eigenvalues.
+    """
     if found.spectrum is None:
         return [interval_chart(with_status(f"{value_text(found)} clusters", found.status), found)]
     (chart,) = charts_of(found.spectrum)
@@ -295,7 +404,9 @@ def _(found: Clusters) -> list[Chart]:
     cut = ((f"λ* = {found.cut:.3g}", found.cut),) if known else ()
     title = with_status(f"{found.spectrum.name}: {count}", found.status)
     roots: Any = {"x_range": (0.0, 2.0), "x_root": True}
-    return [dataclasses.replace(chart, title=title, x_bands=tuple(inside[:1]), x_lines=cut, **roots)]
+    return [
+        dataclasses.replace(chart, title=title, x_bands=tuple(inside[:1]), x_lines=cut, **roots)
+    ]
 
 
 @charts_of.register
@@ -310,7 +421,9 @@ def _(found: Similarity) -> list[Chart]:
 
 
 def _tree(found: Similarity) -> Chart:
-    """The dendrogram of average linkage; a joint lies at the mean divergence of the two branches that it joins."""
+    """The dendrogram of average linkage; a joint lies at the mean divergence of the two branches
+    that it joins.
+    """
     from scipy.cluster.hierarchy import dendrogram
 
     tree = dendrogram(found.tree(), labels=list(found.names), no_plot=True)
@@ -322,8 +435,14 @@ def _tree(found: Similarity) -> Chart:
         x += [(place - 5) / 10 for place in places] + [0.0]  # SciPy puts leaf i at 10·i + 5
         y += [max(float(height), floor) for height in joint] + [None]
     series = (Series("average linkage", x[:-1], y[:-1], style="segments", colour="muted"),)
-    look: Any = {"y_log": True, "y_range": (floor, 1.5 * max(heights, default=1.0)), "horizontal": True}
-    return Chart("Tree of the graphs", "graph", "mean divergence", series, x_names=tuple(tree["ivl"]), **look)
+    look: Any = {
+        "y_log": True,
+        "y_range": (floor, 1.5 * max(heights, default=1.0)),
+        "horizontal": True,
+    }
+    return Chart(
+        "Tree of the graphs", "graph", "mean divergence", series, x_names=tuple(tree["ivl"]), **look
+    )
 
 
 @charts_of.register
@@ -332,6 +451,12 @@ def _(found: ModelChoice) -> list[Chart]:
     labels = [f"{one.parameter} = {value_text(one).removesuffix(' (exact)')}" for one in found.fits]
     values = [one.divergence for one in found.fits]
     bars = Series("divergence", list(range(len(values))), values, style="bars", texts=labels)
-    title, label = f"{found.name}: nearest to {found.best}", "symmetric KL divergence of the spectra"
-    look: Any = {"x_names": tuple(one.model for one in found.fits), "y_range": (0.0, 1.5 * max(values))}
+    title, label = (
+        f"{found.name}: nearest to {found.best}",
+        "symmetric KL divergence of the spectra",
+    )
+    look: Any = {
+        "x_names": tuple(one.model for one in found.fits),
+        "y_range": (0.0, 1.5 * max(values)),
+    }
     return [Chart(title, "", label, (bars,), horizontal=True, **look)]

@@ -1,4 +1,6 @@
-"""What figures share: a canvas that needs no display, colours, looks, texts. Nothing changes global settings."""
+"""What figures share: a canvas that needs no display, colours, looks, texts. Nothing changes
+global settings.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, told apart by colour-blind readers too
-BLUE, VERMILION, GREEN, AMBER, SKY, PURPLE = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7"
+BLUE, VERMILION, GREEN, AMBER, SKY, PURPLE = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#E69F00",
+    "#56B4E9",
+    "#CC79A7",
+)
 GREY = "#666666"
 TURNS = 4  # how often the colours are used again, each time with other dashes, marks and hatching
 MARKED = 40  # a line of more points has no marks
@@ -22,7 +31,9 @@ TEXTED = 12  # a map with at most so many cells along a side has its values writ
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
-    """An empty figure on the Agg canvas, outside pyplot: it needs no display and is freed like any object."""
+    """An empty figure on the Agg canvas, outside pyplot: it needs no display and is freed like
+    any object.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,16 +58,22 @@ def tidy(axes: Axes) -> Axes:
 def look_of(chart: Chart, number: int, colours: int) -> tuple[int | None, int]:
     """Which of the colours a series has, and how often they were used up before.
 
-    A published series has the colour of the series whose name begins its own, else none; one that names its colour does
-    not use up another.
+    A published series has the colour of the series whose name begins its own, else none; one that
+    names its colour does not use up another.
     """
-    ours = [index for index, series in enumerate(chart.series) if not (series.published or series.colour)]
+    ours = [
+        index
+        for index, series in enumerate(chart.series)
+        if not (series.published or series.colour)
+    ]
     series = chart.series[number]
     if series.colour:
         return (COLOURS.index(series.colour) if series.colour in COLOURS else None), 0
     place: int | None
     if series.published:
-        alike = [at for at, index in enumerate(ours) if series.name.startswith(chart.series[index].name)]
+        alike = [
+            at for at, index in enumerate(ours) if series.name.startswith(chart.series[index].name)
+        ]
         place = max(alike, key=lambda at: len(chart.series[ours[at]].name), default=None)
     else:
         place = ours.index(number)
@@ -65,7 +82,9 @@ def look_of(chart: Chart, number: int, colours: int) -> tuple[int | None, int]:
 
 def is_field(heat: Heat) -> bool:
     """Whether a map is a function sampled on a fine grid rather than a table of cells."""
-    return min(len(heat.x), len(heat.y)) >= FINE and not any(isinstance(v, str) for v in (*heat.x, *heat.y))
+    return min(len(heat.x), len(heat.y)) >= FINE and not any(
+        isinstance(v, str) for v in (*heat.x, *heat.y)
+    )
 
 
 def names_of(chart: Chart) -> list[str]:
@@ -90,13 +109,16 @@ def side_by_side(chart: Chart) -> bool:
 
 
 def sentence(text: str) -> str:
-    """With a capital, where it begins with a word: "the loss" as "The loss", "λ̂ rises" and "k = 3" as they are."""
+    """With a capital, where it begins with a word: "the loss" as "The loss", "λ̂ rises" and "k =
+    3" as they are.
+    """
     word = re.match(r"a \w|[a-z]{2,}\b", text)
     return text[0].upper() + text[1:] if word else text
 
 
 def minus(text: str) -> str:
-    """With a minus sign where a number is negative, in text or HTML: not in ranges, exponents, tags and commands.
+    """With a minus sign where a number is negative, in text or HTML: not in ranges, exponents, tags
+    and commands.
 
     >>> minus("-0.3 (-1.5 to 2), 3-5, 1e-05")
     '−0.3 (−1.5 to 2), 3-5, 1e-05'
@@ -105,7 +127,13 @@ def minus(text: str) -> str:
 
 
 def text_colour(background: Sequence[float]) -> str:
-    """Black or white, whichever has the higher contrast on a colour (red, green, blue in [0, 1]; WCAG 2.1)."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in background]
-    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    """Black or white, whichever has the higher contrast on a colour (red, green, blue in [0, 1];
+    WCAG 2.1).
+    """
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in background
+    ]
+    luminance = sum(
+        weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    )
     return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"

@@ -1,4 +1,6 @@
-"""Frozen results: each carries its error bar, its cost and a status, and saves to and loads from disk."""
+"""Frozen results: each carries its error bar, its cost and a status, and saves to and loads from
+disk.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from lambdahat.storage import Status as Status
 from lambdahat.storage import write_atomically as write_atomically
 
 Array = NDArray[np.float64]
-ALONE = 0.1  # a node is resolved when its residual is below this part of the distance to its neighbours
+# a node is resolved when its residual is below this part of the distance to its neighbours
+ALONE = 0.1
 AT_ONCE = 1 << 20  # readings of nodes that a density holds at a time
 ONE = 10.83  # the 99.9 % quantile of χ²₁: more than one eigenvalue's weight beyond it
 
@@ -31,10 +34,11 @@ ONE = 10.83  # the 99.9 % quantile of χ²₁: more than one eigenvalue's weight
 class Estimate(Result):
     """A value with its standard error.
 
-    ``value`` is a float, or a tensor for estimates of a whole vector such as a diagonal. ``stderr`` is the
-    standard deviation of the estimator over its own randomness (0 when the value is exact), ``dof`` the
-    degrees of freedom with which it is known, and ``cost`` the matrix–vector products spent. A lower bound of what it
-    estimates, by an unknown margin, has an infinite ``stderr`` and prints as "at least".
+    ``value`` is a float, or a tensor for estimates of a whole vector such as a diagonal. ``stderr``
+    is the standard deviation of the estimator over its own randomness (0 when the value is exact),
+    ``dof`` the degrees of freedom with which it is known, and ``cost`` the matrix–vector products
+    spent. A lower bound of what it estimates, by an unknown margin, has an infinite ``stderr`` and
+    prints as "at least".
 
     >>> low, high = Estimate(10.0, 1.0).interval(0.95)
     >>> round(low, 2), round(high, 2)
@@ -73,10 +77,11 @@ def student_quantile(level: float, dof: float) -> float:
 
 @dataclass(frozen=True)
 class Eigenpairs(Result):
-    """k eigenpairs: ``values`` (k,) float64, orthonormal ``vectors`` (P, k), ``residuals`` ‖Av − λv‖ (k,).
+    """k eigenpairs: ``values`` (k,) float64, orthonormal ``vectors`` (P, k), ``residuals`` ‖Av −
+    λv‖ (k,).
 
-    An eigenvalue of the operator lies within ``residuals[i]`` of ``values[i]``; ``converged`` says which pairs
-    reached the tolerance.
+    An eigenvalue of the operator lies within ``residuals[i]`` of ``values[i]``; ``converged`` says
+    which pairs reached the tolerance.
     """
 
     values: Tensor
@@ -90,12 +95,16 @@ class Eigenpairs(Result):
         return int(self.values.numel())
 
     def __iter__(self) -> Iterator[tuple[Estimate, Tensor]]:
-        for value, residual, vector in zip(self.values, self.residuals, self.vectors.T, strict=True):
+        for value, residual, vector in zip(
+            self.values, self.residuals, self.vectors.T, strict=True
+        ):
             yield Estimate(float(value), float(residual)), vector
 
 
 def stand_alone(nodes: Array, residuals: Array) -> NDArray[np.bool_]:
-    """Whether each of ascending nodes is resolved: its residual is small beside the distance to its neighbours."""
+    """Whether each of ascending nodes is resolved: its residual is small beside the distance to
+    its neighbours.
+    """
     gaps = np.diff(nodes, prepend=-np.inf, append=np.inf)
     return np.asarray(residuals <= ALONE * np.minimum(gaps[:-1], gaps[1:]))
 
@@ -104,13 +113,14 @@ def stand_alone(nodes: Array, residuals: Array) -> NDArray[np.bool_]:
 class Spectrum(Result):
     """A spectral density as Gauss quadrature: Ritz ``nodes`` and ``weights``, each (probes, depth).
 
-    Each row is the measure μ_z = Σ_j w_j δ(θ_j) that one probe, uniform on the sphere, sees of the operator; rows
-    sum to 1, and Σ_j w_j θ_j^k = zᵀAᵏz exactly for k ≤ 2·depth − 1. Averaged over probes they estimate the spectral
-    measure, so that ``moment(k)`` is tr(Aᵏ)/P. For such a probe Var(zᵀf(A)z) = 2/(P+2)·(tr f²/P − (tr f/P)²): the
-    standard error of every reading below comes from this identity with the measured measure put in, and so exists for
-    one probe too. ``residuals`` bound the distance of each node to an eigenvalue. The rounding inside a model moves the
-    mean eigenvalue by about ``rounding``, and the largest by the part ``relative_rounding`` of it: moments and what is
-    made of them have it in their error.
+    Each row is the measure μ_z = Σ_j w_j δ(θ_j) that one probe, uniform on the sphere, sees of the
+    operator; rows sum to 1, and Σ_j w_j θ_j^k = zᵀAᵏz exactly for k ≤ 2·depth − 1. Averaged over
+    probes they estimate the spectral measure, so that ``moment(k)`` is tr(Aᵏ)/P. For such a probe
+    Var(zᵀf(A)z) = 2/(P+2)·(tr f²/P − (tr f/P)²): the standard error of every reading below comes
+    from this identity with the measured measure put in, and so exists for one probe too.
+    ``residuals`` bound the distance of each node to an eigenvalue. The rounding inside a model
+    moves the mean eigenvalue by about ``rounding``, and the largest by the part
+    ``relative_rounding`` of it: moments and what is made of them have it in their error.
     """
 
     nodes: Array
@@ -127,30 +137,51 @@ class Spectrum(Result):
     def expectation(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
         """scale · tr f(A)/P for an element-wise ``function``, with its standard error."""
         readings = np.asarray(function(self.nodes), dtype=np.float64)
-        size = float(np.abs(readings).max()) or 1.0  # squares of very small or large readings leave the range
+        # squares of very small or large readings leave the range
+        size = float(np.abs(readings).max()) or 1.0
         size = size if math.isfinite(size) else 1.0
         readings, scale = readings / size, scale * size
         probes = len(self.nodes)
         mean = float((self.weights * readings).sum() / probes)
         squares = (readings - mean) ** 2
         factor = 2.0 / (self.dim + 2) / probes
-        variance = float((self.weights * squares).sum() / probes) / (1 - factor)  # the mean is fitted too
+        # the mean is fitted too
+        variance = float((self.weights * squares).sum() / probes) / (1 - factor)
         spread = float((self.weights * (squares - variance) ** 2).sum() / probes) * factor
-        dof = math.inf if spread <= 1e-12 * variance**2 or self.dim == 1 else max(2.0 * variance**2 / spread, 1.0)
-        return Estimate(scale * mean, abs(scale) * math.sqrt(factor * variance), self.cost, self.status, dof)
+        dof = (
+            math.inf
+            if spread <= 1e-12 * variance**2 or self.dim == 1
+            else max(2.0 * variance**2 / spread, 1.0)
+        )
+        return Estimate(
+            scale * mean, abs(scale) * math.sqrt(factor * variance), self.cost, self.status, dof
+        )
 
     def rounded(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
-        """The same for a smooth function, with what the rounding of the model makes of it in the error."""
+        """The same for a smooth function, with what the rounding of the model makes of it in the
+        error.
+        """
         found = self.expectation(function, scale)
         if self.rounding == 0 == self.relative_rounding:
             return found
         moved = self.rounding + self.relative_rounding * np.abs(self.nodes)
         with np.errstate(all="ignore"):
-            changes = [np.abs(function(self.nodes + step) - function(self.nodes)) for step in (moved, -moved)]
+            changes = [
+                np.abs(function(self.nodes + step) - function(self.nodes))
+                for step in (moved, -moved)
+            ]
         known = np.fmax(*changes)  # one side may be outside of where the function is defined
-        error = abs(scale) * float((self.weights * np.nan_to_num(known, posinf=0.0)).sum()) / len(self.nodes)
+        error = (
+            abs(scale)
+            * float((self.weights * np.nan_to_num(known, posinf=0.0)).sum())
+            / len(self.nodes)
+        )
         total = math.hypot(float(found.stderr), error)
-        dof = found.dof if total == 0 or found.stderr == 0 else found.dof * (total / float(found.stderr)) ** 4
+        dof = (
+            found.dof
+            if total == 0 or found.stderr == 0
+            else found.dof * (total / float(found.stderr)) ** 4
+        )
         return dataclasses.replace(found, stderr=total, dof=dof)
 
     def moment(self, order: int) -> Estimate:
@@ -171,7 +202,9 @@ class Spectrum(Result):
             f"{order}, whose moment is about 1e{power * math.log10(2):+.0f}",
             "divide the operator by its size first",
         )
-        value, stderr = (math.ldexp(float(part), order * exponent) for part in (unit.value, unit.stderr))
+        value, stderr = (
+            math.ldexp(float(part), order * exponent) for part in (unit.value, unit.stderr)
+        )
         return dataclasses.replace(unit, value=value, stderr=stderr)
 
     @property
@@ -195,18 +228,22 @@ class Spectrum(Result):
 
     @property
     def extremes(self) -> tuple[Estimate, Estimate]:
-        """The smallest and the largest Ritz value; the error is the residual: an eigenvalue is no farther."""
+        """The smallest and the largest Ritz value; the error is the residual: an eigenvalue is
+        no farther.
+        """
         low, high = np.unravel_index([self.nodes.argmin(), self.nodes.argmax()], self.nodes.shape)
         ends = ((low[0], high[0]), (low[1], high[1]))
         return tuple(  # type: ignore[return-value]
-            Estimate(float(self.nodes[end]), float(self.residuals[end]), self.cost, self.status) for end in ends
+            Estimate(float(self.nodes[end]), float(self.residuals[end]), self.cost, self.status)
+            for end in ends
         )
 
     @property
     def spectral_norm(self) -> Estimate:
         """The largest |Ritz value|. Up to rounding ‖A‖₂ is no less.
 
-        The error is the residual: some eigenvalue is that near, but one that the probes hardly see may be larger.
+        The error is the residual: some eigenvalue is that near, but one that the probes hardly see
+        may be larger.
         """
         low, high = self.extremes
         best = low if abs(float(low)) > abs(float(high)) else high
@@ -216,18 +253,21 @@ class Spectrum(Result):
     def negative_mass(self) -> Estimate:
         """Share of eigenvalues below zero by more than rounding.
 
-        The nodes that ``degeneracy`` takes for the cluster at zero do not count where their residual reaches zero: such
-        a node holds much of the mass, and its sign is an accident of the depth. The error is that of the probes: what a
-        finite depth misses of a step function comes on top.
+        The nodes that ``degeneracy`` takes for the cluster at zero do not count where their
+        residual reaches zero: such a node holds much of the mass, and its sign is an accident of
+        the depth. The error is that of the probes: what a finite depth misses of a step function
+        comes on top.
         """
         unknown = (self._nearest_zero() > 0) & (np.abs(self.nodes) <= self.residuals)
-        return self.expectation(lambda nodes: ((nodes < -self.resolution) & ~unknown).astype(np.float64))
+        return self.expectation(
+            lambda nodes: ((nodes < -self.resolution) & ~unknown).astype(np.float64)
+        )
 
     def degeneracy(self, merge: int | None = None) -> Estimate:
         """Share of eigenvalues at zero: the mass of the ``merge`` Ritz values nearest 0.
 
-        Appendix of "Flatness is a False Friend": one for a positive semi-definite operator, two for a Hessian, whose
-        zero cluster Lanczos splits in two (both defaults).
+        Appendix of "Flatness is a False Friend": one for a positive semi-definite operator, two for
+        a Hessian, whose zero cluster Lanczos splits in two (both defaults).
         """
         at_zero = self._nearest_zero(merge)
         return self.expectation(lambda _: at_zero)
@@ -244,19 +284,25 @@ class Spectrum(Result):
     def outliers(self) -> tuple[Estimate, ...]:
         """Eigenvalues that stand alone beyond the bulk at either end, largest magnitude first.
 
-        Going inward from each end of the first probe's nodes, a node counts while it is resolved (its residual is
-        below a tenth of the distance to its neighbours) and carries no more weight than one eigenvalue can:
-        w·P ≤ 10.8, the 99.9 % quantile of χ²₁.
+        Going inward from each end of the first probe's nodes, a node counts while it is resolved
+        (its residual is below a tenth of the distance to its neighbours) and carries no more weight
+        than one eigenvalue can: w·P ≤ 10.8, the 99.9 % quantile of χ²₁.
         """
         there = self.weights[0] > 0  # a probe whose Krylov space ended early has nodes of weight 0
-        nodes, weights, residuals = self.nodes[0][there], self.weights[0][there], self.residuals[0][there]
+        nodes, weights, residuals = (
+            self.nodes[0][there],
+            self.weights[0][there],
+            self.residuals[0][there],
+        )
         order = np.argsort(nodes)
         nodes, weights, residuals = nodes[order], weights[order], residuals[order]
         alone = stand_alone(nodes, residuals) & (weights * self.dim <= ONE)
         below = len(alone) if alone.all() else int(np.argmin(alone))
         above = 0 if alone.all() else int(np.argmin(alone[::-1]))
         chosen = [*range(below), *range(len(nodes) - above, len(nodes))]
-        found = [Estimate(float(nodes[i]), float(residuals[i]), self.cost, self.status) for i in chosen]
+        found = [
+            Estimate(float(nodes[i]), float(residuals[i]), self.cost, self.status) for i in chosen
+        ]
         return tuple(sorted(found, key=lambda estimate: -abs(float(estimate))))
 
     def density(
@@ -266,34 +312,54 @@ class Spectrum(Result):
         width: float | None = None,
         moments: int | None = None,
     ) -> Density:
-        """The smoothed density on ``grid`` (by default 1,000 points over the support), its error from the probes.
+        """The smoothed density on ``grid`` (by default 1,000 points over the support), its error
+        from the probes.
 
-        With "gaussian" each node becomes a Gaussian of standard deviation ``width`` (default: 0.5 % of the support),
-        which adds width² to the second moment and more to higher ones (Theorem 2 of the spectral thesis). With "maxent"
-        it is the density of maximum entropy with the spectrum's first ``moments`` Chebyshev moments (default: the
-        depth, at most 100): it keeps them all, and has a grid of its own.
+        With "gaussian" each node becomes a Gaussian of standard deviation ``width`` (default: 0.5 %
+        of the support), which adds width² to the second moment and more to higher ones (Theorem 2
+        of the spectral thesis). With "maxent" it is the density of maximum entropy with the
+        spectrum's first ``moments`` Chebyshev moments (default: the depth, at most 100): it keeps
+        them all, and has a grid of its own.
         """
         require_choice(smoothing, "smoothing", ("gaussian", "maxent"))
         if smoothing == "maxent":
             fits = grid is None and width is None
             require(
-                fits, "grid and width", "be None with smoothing='maxent'", "others", "call density.evaluate(points)"
+                fits,
+                "grid and width",
+                "be None with smoothing='maxent'",
+                "others",
+                "call density.evaluate(points)",
             )
             return self._maximum_entropy(moments)
         require(moments is None, "moments", "come with smoothing='maxent'", repr(moments))
         low, high = float(self.nodes.min()), float(self.nodes.max())
         support = (high - low) or abs(high) or 1.0
         width = 0.005 * support if width is None else require_positive(width, "width")
-        points = np.linspace(low - 5 * width, high + 5 * width, 1000) if grid is None else np.asarray(grid, np.float64)
-        require(points.ndim == 1 and points.size > 1, "grid", "be a 1-D array of at least two points", points)
+        points = (
+            np.linspace(low - 5 * width, high + 5 * width, 1000)
+            if grid is None
+            else np.asarray(grid, np.float64)
+        )
+        require(
+            points.ndim == 1 and points.size > 1,
+            "grid",
+            "be a 1-D array of at least two points",
+            points,
+        )
         norm = 1.0 / (width * math.sqrt(2 * math.pi))
         rows = max(1, AT_ONCE // self.nodes.size)
-        parts = [self._heights(points[start : start + rows], width, norm) for start in range(0, len(points), rows)]
+        parts = [
+            self._heights(points[start : start + rows], width, norm)
+            for start in range(0, len(points), rows)
+        ]
         values, errors = (np.concatenate(each) for each in zip(*parts, strict=True))
         return Density(points, values, errors, width)
 
     def _heights(self, points: Array, width: float, norm: float) -> tuple[Array, Array]:
-        """The density of Gaussians at some points and its standard error, as ``expectation`` has it at each."""
+        """The density of Gaussians at some points and its standard error, as ``expectation`` has
+        it at each.
+        """
         probes = len(self.nodes)
         readings = norm * np.exp(-0.5 * ((points[:, None, None] - self.nodes) / width) ** 2)
         size = readings.max((1, 2))
@@ -306,25 +372,48 @@ class Spectrum(Result):
         return size * means, size * np.sqrt(factor * variances)
 
     def _maximum_entropy(self, moments: int | None) -> MaxentDensity:
-        """From the moments of all probes, on the support and 1 % more; their covariance by the identity above."""
+        """From the moments of all probes, on the support and 1 % more; their covariance by the
+        identity above.
+        """
         probes, depth = self.nodes.shape
         most = max(1, 2 * depth - 1)  # what the rule knows of each probe's measure
-        count = min(depth, 100, most) if moments is None else require_count(moments, "moments", 1, most)
-        low, high = float((self.nodes - self.residuals).min()), float((self.nodes + self.residuals).max())
+        count = (
+            min(depth, 100, most) if moments is None else require_count(moments, "moments", 1, most)
+        )
+        low, high = (
+            float((self.nodes - self.residuals).min()),
+            float((self.nodes + self.residuals).max()),
+        )
         margin = 0.01 * (high - low) or 1e-3 * abs(high) or 1.0
         bounds = (max(low - margin, 0.0) if self.psd and high > 0 else low - margin, high + margin)
         weights = self.weights.ravel() / probes
         features = polynomials("chebyshev", to_unit(self.nodes.ravel(), bounds), count)
         values = weights @ features
-        covariance = 2.0 / (self.dim + 2) / probes * ((features.T * weights) @ features - np.outer(values, values))
-        return fit(Moments(values, np.sqrt(np.diag(covariance).clip(0.0)), covariance, "chebyshev", bounds, probes))
+        covariance = (
+            2.0
+            / (self.dim + 2)
+            / probes
+            * ((features.T * weights) @ features - np.outer(values, values))
+        )
+        return fit(
+            Moments(
+                values,
+                np.sqrt(np.diag(covariance).clip(0.0)),
+                covariance,
+                "chebyshev",
+                bounds,
+                probes,
+            )
+        )
 
 
 @dataclass(frozen=True)
 class Moments(Result):
-    """Spectral moments tr φ_k(A)/P for k = 0 … count: ``values``, ``stderr`` (count + 1,) and their ``covariance``.
+    """Spectral moments tr φ_k(A)/P for k = 0 … count: ``values``, ``stderr`` (count + 1,) and their
+    ``covariance``.
 
-    ``basis`` names φ: "power", "chebyshev" or "legendre", of the operator mapped from ``bounds`` to [−1, 1].
+    ``basis`` names φ: "power", "chebyshev" or "legendre", of the operator mapped from ``bounds`` to
+    [−1, 1].
     """
 
     values: Array
@@ -341,16 +430,24 @@ class Moments(Result):
 
     def __getitem__(self, order: int) -> Estimate:
         """The moment of one order, with its standard error."""
-        return Estimate(float(self.values[order]), float(self.stderr[order]), self.cost, self.status, self.probes - 1)
+        return Estimate(
+            float(self.values[order]),
+            float(self.stderr[order]),
+            self.cost,
+            self.status,
+            self.probes - 1,
+        )
 
 
 @dataclass(frozen=True)
 class Landscape(Result):
-    """Loss on a line or plane through parameter space: ``offsets`` (points,) along each of 1 or 2 directions.
+    """Loss on a line or plane through parameter space: ``offsets`` (points,) along each of 1 or 2
+    directions.
 
-    ``loss`` and ``held_out`` have one axis per direction, (points,) or (points, points). ``curvature`` holds vᵀHv for
-    each direction v, one offset long, when it is known, so that a figure can draw the parabola it predicts. ``cost``
-    counts passes over the data: one a point, and one for each of these products.
+    ``loss`` and ``held_out`` have one axis per direction, (points,) or (points, points).
+    ``curvature`` holds vᵀHv for each direction v, one offset long, when it is known, so that a
+    figure can draw the parabola it predicts. ``cost`` counts passes over the data: one a point, and
+    one for each of these products.
     """
 
     offsets: Array
@@ -364,10 +461,11 @@ class Landscape(Result):
 
 @dataclass(frozen=True)
 class Variance(Result):
-    """What differs from sample to sample: the variance of an element of gradient, Hessian and Gauss–Newton matrix.
+    """What differs from sample to sample: the variance of an element of gradient, Hessian and
+    Gauss–Newton matrix.
 
-    ``hessian_mean`` and ``ggn_mean`` are the mean eigenvalues tr H̄/P and tr Ḡ/P; the Gauss–Newton fields are None where
-    the problem is one function. ``cost`` counts passes over the data.
+    ``hessian_mean`` and ``ggn_mean`` are the mean eigenvalues tr H̄/P and tr Ḡ/P; the Gauss–Newton
+    fields are None where the problem is one function. ``cost`` counts passes over the data.
     """
 
     gradient_mean_norm: Estimate
@@ -386,11 +484,13 @@ class Variance(Result):
 class Diagnostics(Result):
     """Whether chains can be believed, judged by nβ(L − L*) of their draws.
 
-    ``rhat`` is the rank-normalised split R̂ and ``ess_bulk``, ``ess_tail``, ``ess_mean`` the effective sample sizes
-    (Vehtari et al. 2021), over all chains. ``drift`` is the change from the first to the last third of the draws, with
-    its error, ``distance`` the mean ‖w − w*‖ of each chain, and ``distance_drift`` its change, which can go on where
-    the loss has settled. ``acceptance`` is that of the chain; for SGLD, which never rejects, that of MALA steps from
-    its draws; NaN for kernels whose steps are others. ``diverged`` and ``bounded`` (how often) are by chain.
+    ``rhat`` is the rank-normalised split R̂ and ``ess_bulk``, ``ess_tail``, ``ess_mean`` the
+    effective sample sizes (Vehtari et al. 2021), over all chains. ``drift`` is the change from the
+    first to the last third of the draws, with its error, ``distance`` the mean ‖w − w*‖ of each
+    chain, and ``distance_drift`` its change, which can go on where the loss has settled.
+    ``acceptance`` is that of the chain; for SGLD, which never rejects, that of MALA steps from its
+    draws; NaN for kernels whose steps are others. ``diverged`` and ``bounded`` (how often) are by
+    chain.
     """
 
     rhat: float
@@ -406,28 +506,37 @@ class Diagnostics(Result):
 
     @property
     def wandering(self) -> str:
-        """How the distance from w* still changes, where it does by over 10 % and four standard errors; else empty."""
+        """How the distance from w* still changes, where it does by over 10 % and four standard
+        errors; else empty.
+        """
         change, mean = float(self.distance_drift), float(self.distance.mean())
         clear = abs(change) > max(4 * float(self.distance_drift.stderr), 0.1 * mean)
         verb = "grew" if change > 0 else "fell"
-        return f"‖w − w*‖ {verb} by {abs(change) / mean:.0%} of its mean while drawing" if clear else ""
+        return (
+            f"‖w − w*‖ {verb} by {abs(change) / mean:.0%} of its mean while drawing"
+            if clear
+            else ""
+        )
 
 
 @dataclass(frozen=True)
 class Chains(Result):
-    """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row a chain, one column a draw.
+    """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row a chain, one column
+    a draw.
 
-    ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same batches. ``full_losses``
-    are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U, ``work`` and ``heat`` (w − w*)·nβ∇L and
-    nβ∇L·∇U, ``recycled_losses`` the means over the trajectories of HMC. ``observables`` are (chains, draws, …),
-    ``averages`` (chains, stretches, …) over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All
-    these are there on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those of a chain between w*
-    and its first draw, a pilot's among them. ``cost`` counts the gradients of all chains, pilots and burn-in
-    included: of batches of ``batch_size`` samples, or of the whole data. ``step_bias`` is what finite, noisy steps add
-    to the mean energy, where it was measured; readings take it off. ``noise`` has the variances over batches, in the
-    mean over the chains' places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the
-    virial ("heat"); "dof" are the degrees of freedom of these variances. Where ``reasons`` has a mass, ``step_size``,
-    ``forces``, ``heat`` and the "trace" are in its coordinates.
+    ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same
+    batches. ``full_losses`` are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U,
+    ``work`` and ``heat`` (w − w*)·nβ∇L and nβ∇L·∇U, ``recycled_losses`` the means over the
+    trajectories of HMC. ``observables`` are (chains, draws, …), ``averages`` (chains, stretches, …)
+    over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All these are there
+    on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those of a chain
+    between w* and its first draw, a pilot's among them. ``cost`` counts the gradients of all
+    chains, pilots and burn-in included: of batches of ``batch_size`` samples, or of the whole data.
+    ``step_bias`` is what finite, noisy steps add to the mean energy, where it was measured;
+    readings take it off. ``noise`` has the variances over batches, in the mean over the chains'
+    places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the
+    virial ("heat"); "dof" are the degrees of freedom of these variances. Where ``reasons`` has a
+    mass, ``step_size``, ``forces``, ``heat`` and the "trace" are in its coordinates.
     """
 
     losses: Array
@@ -473,7 +582,8 @@ class Chains(Result):
     @property
     def full_energies(self) -> Array:
         """nβ·(L(w) − L(w*)) of every draw over the whole data."""
-        whole = bool((self.centre_losses == self.initial_loss).all())  # as many samples may still be others
+        # as many samples may still be others
+        whole = bool((self.centre_losses == self.initial_loss).all())
         found = self.losses if self.full_losses is None and whole else self.full_losses
         require(
             found is not None,
@@ -485,7 +595,9 @@ class Chains(Result):
         return self.nbeta * (np.asarray(found) - self.initial_loss)
 
     def to_arviz(self) -> Any:
-        """The draws as an xarray ``DataTree`` with groups posterior and sample_stats, as ArviZ takes it."""
+        """The draws as an xarray ``DataTree`` with groups posterior and sample_stats, as ArviZ
+        takes it.
+        """
         import xarray
 
         dims = ("chain", "draw")
@@ -495,17 +607,26 @@ class Chains(Result):
         if self.parameters is not None:
             posterior["parameters"] = ((*dims, "parameter"), self.parameters.numpy())
         for name, values in self.observables.items():
-            posterior[name] = ((*dims, *(f"{name}_dim_{i}" for i in range(values.ndim - 2))), values)
-        groups = {"posterior": posterior, "sample_stats": {name: (dims, values) for name, values in stats_.items()}}
-        return xarray.DataTree.from_dict({name: xarray.Dataset(group) for name, group in groups.items()})
+            posterior[name] = (
+                (*dims, *(f"{name}_dim_{i}" for i in range(values.ndim - 2))),
+                values,
+            )
+        groups = {
+            "posterior": posterior,
+            "sample_stats": {name: (dims, values) for name, values in stats_.items()},
+        }
+        return xarray.DataTree.from_dict(
+            {name: xarray.Dataset(group) for name, group in groups.items()}
+        )
 
 
 @dataclass(frozen=True)
 class Sensitivity(Result):
-    """How a learning coefficient depends on its two settings: dλ̂/d ln γ (``localization``) and dλ̂/d ln nβ (``nbeta``).
+    """How a learning coefficient depends on its two settings: dλ̂/d ln γ (``localization``) and
+    dλ̂/d ln nβ (``nbeta``).
 
-    Doubling γ changes λ̂ by about 0.69 times the first. Where both are small against λ̂, it is a property of the loss
-    rather than of the settings.
+    Doubling γ changes λ̂ by about 0.69 times the first. Where both are small against λ̂, it is a
+    property of the loss rather than of the settings.
     """
 
     localization: Estimate
@@ -517,14 +638,16 @@ class Sensitivity(Result):
 
 @dataclass(frozen=True)
 class LearningCoefficient(Estimate):
-    """λ̂ = nβ·(E[L(w)] − L(w*)) under the posterior localised at w*, with its standard error (``value``, ``stderr``).
+    """λ̂ = nβ·(E[L(w)] − L(w*)) under the posterior localised at w*, with its standard error
+    (``value``, ``stderr``).
 
-    ``raw`` is the plain mean over the draws, and ``discretisation_bias`` what finite, noisy steps add to it;
-    ``stderr`` holds the error of the chains and, in quadrature, what of that bias is left. ``sensitivity`` says how λ̂
-    changes with γ and nβ. ``full`` is λ̂ from the losses of the draws over the whole
-    data, beside the paired one, with baseline="both" (with "full", ``value`` is that).
-    ``temperature`` says which nβ was taken, and ``chains.reasons`` how each setting was chosen. ``wbic`` is n·E[L(w)],
-    None at other temperatures than n/ln n. ``cost`` counts gradients of batches.
+    ``raw`` is the plain mean over the draws, and ``discretisation_bias`` what finite, noisy steps
+    add to it; ``stderr`` holds the error of the chains and, in quadrature, what of that bias is
+    left. ``sensitivity`` says how λ̂ changes with γ and nβ. ``full`` is λ̂ from the losses of the
+    draws over the whole data, beside the paired one, with baseline="both" (with "full", ``value``
+    is that). ``temperature`` says which nβ was taken, and ``chains.reasons`` how each setting was
+    chosen. ``wbic`` is n·E[L(w)], None at other temperatures than n/ln n. ``cost`` counts gradients
+    of batches.
     """
 
     per_chain: Array = field(default_factory=lambda: np.zeros(0))

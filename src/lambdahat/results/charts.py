@@ -1,7 +1,8 @@
-"""Charts: what a figure shows, as plain data without a drawing library, and the charts of each result by its type.
+"""Charts: what a figure shows, as plain data without a drawing library, and the charts of each
+result by its type.
 
-``lh.plot`` draws charts with matplotlib and ``lh.page`` with plotly. Register a function with ``charts_of`` to give a
-result type of your own its figure in both.
+``lh.plot`` draws charts with matplotlib and ``lh.page`` with plotly. Register a function with
+``charts_of`` to give a result type of your own its figure in both.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ Band = tuple[str, float, float]  # label and both ends
 class Series:
     """One curve or set of points: y over x.
 
-    ``style`` is one of "line", "points", "joined" (points with error bars, joined by a line), "bars", "step", "stems",
-    "segments" (lines without marks, interrupted where y is None), "area" (filled down to zero) and "rug" (marks along
-    the upper edge; y is not used). ``error`` is the half-width of the uncertainty of y, drawn as a band around lines,
-    steps and segments, else as bars; ``below`` is its lower half where that differs; ``x_error`` is the half-width of
-    x. ``published`` marks what a paper printed; such a series takes the colour of ours where its name begins with the
-    name of ours.
+    ``style`` is one of "line", "points", "joined" (points with error bars, joined by a line),
+    "bars", "step", "stems", "segments" (lines without marks, interrupted where y is None), "area"
+    (filled down to zero) and "rug" (marks along the upper edge; y is not used). ``error`` is the
+    half-width of the uncertainty of y, drawn as a band around lines, steps and segments, else as
+    bars; ``below`` is its lower half where that differs; ``x_error`` is the half-width of x.
+    ``published`` marks what a paper printed; such a series takes the colour of ours where its name
+    begins with the name of ours.
     """
 
     name: str
@@ -59,7 +61,9 @@ class Series:
 
     def __post_init__(self) -> None:
         name = f"series {self.name!r}"
-        require(len(self.x) == len(self.y), name, "have as many x as y", f"{len(self.x)}, {len(self.y)}")
+        require(
+            len(self.x) == len(self.y), name, "have as many x as y", f"{len(self.x)}, {len(self.y)}"
+        )
         require_choice(self.style, f"the style of {name}", STYLES)
         require_choice(self.mark, f"the mark of {name}", MARKS)
         require_choice(self.colour, f"the colour of {name}", ("", "ink", "muted", *COLOURS))
@@ -76,7 +80,8 @@ class Heat:
     y: Sequence[float | str]
     values: Sequence[Sequence[float | None]]
     name: str = ""
-    log: bool = False  # colours by the logarithm; what is not positive has the colour of the least positive value
+    # colours by the logarithm; what is not positive has the colour of the least positive value
+    log: bool = False
     beside: Sequence[Sequence[float | None]] | None = None
     beside_name: str = ""
 
@@ -117,13 +122,16 @@ class Chart:
 def charts_of(result: Any) -> list[Chart]:
     """The charts of a result, the one that tells most first.
 
-    ``@charts_of.register`` on a function that takes your own result type and returns its charts gives the type its
-    figure in ``lh.plot`` and ``lh.page``. An unregistered dataclass is a list of its numbers, and a chart for each
-    array and each part that has one; what is no dataclass has no charts.
+    ``@charts_of.register`` on a function that takes your own result type and returns its charts
+    gives the type its figure in ``lh.plot`` and ``lh.page``. An unregistered dataclass is a list of
+    its numbers, and a chart for each array and each part that has one; what is no dataclass has no
+    charts.
     """
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
         return []
-    return _charts_of_parts(type(result).__name__, _fields(result), getattr(result, "status", Status.CONVERGED))
+    return _charts_of_parts(
+        type(result).__name__, _fields(result), getattr(result, "status", Status.CONVERGED)
+    )
 
 
 @charts_of.register
@@ -133,12 +141,16 @@ def _(results: Mapping) -> list[Chart]:  # type: ignore[type-arg]
 
 def _fields(result: Any) -> dict[str, Any]:
     """What a result holds, but for its cost and its status, which titles and tables show."""
-    names = [field.name for field in dataclasses.fields(result) if field.name not in ("cost", "status")]
+    names = [
+        field.name for field in dataclasses.fields(result) if field.name not in ("cost", "status")
+    ]
     return {name: getattr(result, name) for name in names}
 
 
 def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> list[Chart]:
-    """The charts of every part, of which ``lh.plot`` shows the first, and a list of the numbers among them."""
+    """The charts of every part, of which ``lh.plot`` shows the first, and a list of the numbers
+    among them.
+    """
     rows: list[tuple[str, str]] = []
     charts: list[Chart] = []
     for name, part in leaves(parts):
@@ -151,30 +163,45 @@ def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> li
         elif not is_number(part):
             found = charts_of(part)
             charts += [chart.named(name) for chart in found[:1]]
-            charts += [dataclasses.replace(chart, page_only=True).named(name) for chart in found[1:]]
+            charts += [
+                dataclasses.replace(chart, page_only=True).named(name) for chart in found[1:]
+            ]
     return [*charts, *([Chart(with_status(title, status), rows=tuple(rows))] if rows else [])]
 
 
 def _is_numbers(part: Any) -> bool:
-    return isinstance(part, tuple | list) and bool(part) and all(isinstance(each, int | float) for each in part)
+    return (
+        isinstance(part, tuple | list)
+        and bool(part)
+        and all(isinstance(each, int | float) for each in part)
+    )
 
 
 def _array_charts(name: str, values: Array) -> list[Chart]:
-    """The elements over their index, a series for each row of a matrix; many elements as a histogram."""
+    """The elements over their index, a series for each row of a matrix; many elements as a
+    histogram.
+    """
     if values.size == 0 or values.ndim == 0:
         return []
     if values.size > PLOTTED:
         return [histogram(values, f"{name}: {values.size:,} elements")]
     table = values.reshape(-1, values.shape[-1])
     series = [
-        Series(name if len(table) == 1 else f"{name}, row {place}", list(range(len(row))), numbers(row), style="points")
+        Series(
+            name if len(table) == 1 else f"{name}, row {place}",
+            list(range(len(row))),
+            numbers(row),
+            style="points",
+        )
         for place, row in enumerate(table[: len(COLOURS)], start=1)
     ]
     return [Chart(name, "index", name, tuple(series))]
 
 
 def leaves(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The parts by name; mappings, sequences of results and unregistered results among them are opened."""
+    """The parts by name; mappings, sequences of results and unregistered results among them are
+    opened.
+    """
     for name, part in parts.items():
         inner: Mapping[str, Any] | None = part if isinstance(part, Mapping) else None
         if isinstance(part, tuple | list) and part and all(map(dataclasses.is_dataclass, part)):
@@ -188,13 +215,17 @@ def leaves(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def is_group(result: Any) -> bool:
-    """Whether a result is a dataclass without charts of its own, so that its fields are shown one by one."""
+    """Whether a result is a dataclass without charts of its own, so that its fields are shown
+    one by one.
+    """
     plain = dataclasses.is_dataclass(result) and not isinstance(result, type)
     return plain and charts_of.dispatch(type(result)) is charts_of.dispatch(object)
 
 
 def is_number(result: Any) -> bool:
-    """Whether a result is one number with its error and nothing more, which a table shows better than a figure."""
+    """Whether a result is one number with its error and nothing more, which a table shows better
+    than a figure.
+    """
     if not isinstance(result, Estimate) or isinstance(result.value, Tensor):
         return False
     if isinstance(result, LearningCoefficient):
@@ -212,7 +243,9 @@ def _number_rows(name: str, estimate: Estimate) -> list[tuple[str, str]]:
 def histogram(values: Array, title: str, bins: int = 60, caption: str = "") -> Chart:
     """A histogram of the finite elements on a logarithmic count axis."""
     counts, edges = np.histogram(values[np.isfinite(values)], bins=bins)
-    series = Series("elements", numbers((edges[1:] + edges[:-1]) / 2), numbers(counts), style="bars")
+    series = Series(
+        "elements", numbers((edges[1:] + edges[:-1]) / 2), numbers(counts), style="bars"
+    )
     return Chart(
         title,
         "value of the element",
@@ -260,7 +293,9 @@ def numbers(values: Any) -> list[float]:
 
 def numpy_of(values: Any) -> Array:
     """A tensor or an array as double precision on the host."""
-    return np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
+    return np.asarray(
+        values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64
+    )
 
 
 def short(values: Any) -> list[float]:
@@ -289,7 +324,8 @@ def gamma_text(localization: float | Tensor) -> str:
 
 
 def value_text(estimate: Estimate) -> str:
-    """As "12.3 ± 0.4", "12.3 (exact)" where there is no error, "at least 12.3" where it is infinite.
+    """As "12.3 ± 0.4", "12.3 (exact)" where there is no error, "at least 12.3" where it is
+    infinite.
 
     As many digits as the error leaves.
     """

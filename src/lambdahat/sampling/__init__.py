@@ -1,4 +1,6 @@
-"""Sampling the localised tempered posterior exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²): kernels, chains, diagnostics."""
+"""Sampling the localised tempered posterior exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²): kernels, chains,
+diagnostics.
+"""
 
 from __future__ import annotations
 

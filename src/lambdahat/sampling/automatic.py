@@ -1,4 +1,6 @@
-"""Chains with no settings to give: what is not given is found by a pilot, and the result says why."""
+"""Chains with no settings to give: what is not given is found by a pilot, and the result says
+why.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from lambdahat.sampling.estimand import default_localization, inverse_temperatur
 from lambdahat.sampling.estimation import Reading, read
 from lambdahat.sampling.hamiltonian import HMC, mala
 from lambdahat.sampling.hamiltonian_pilot import Effort
-from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Kinetic, Localization, RMSpropSGLD
+from lambdahat.sampling.kernels import (
+    SGHMC,
+    SGLD,
+    SGNHT,
+    Kernel,
+    Kinetic,
+    Localization,
+    RMSpropSGLD,
+)
 from lambdahat.sampling.modes import MODES, AnyRunner, make_runner
 from lambdahat.sampling.runners import Observable, Plan
 from lambdahat.sampling.running import Collector, Watch, burn, place, require_functions
@@ -36,11 +46,14 @@ KERNELS: dict[str, Any] = {
     "hmc": HMC,
     "mala": mala,
 }
-ADJUSTED = {True: 15, False: 500}  # parameters up to which HMC is the default on the whole data, and without data
-CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)  # gradients of a chain after which HMC looks at its error
+# parameters up to which HMC is the default on the whole data, and without data
+ADJUSTED = {True: 15, False: 500}
+# gradients of a chain after which HMC looks at its error
+CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)
 PIECE = 8192  # samples of the whole data that go through a large model at once
 TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
-FEWEST_ROUNDS, EFFECTIVE = 4, 50  # rounds, and effective draws per chain, before which no standard error is trusted
+# rounds, and effective draws per chain, before which no standard error is trusted
+FEWEST_ROUNDS, EFFECTIVE = 4, 50
 LEAST_EFFORT = 0.25  # of those rounds and effective draws, where the tolerance is loose
 TRAJECTORIES = 200  # thrown away where HMC's step size is given
 LEAST = 400  # gradients of a chain of HMC that a limit must leave
@@ -60,10 +73,12 @@ TIE = "Σγ(w − w*)²"  # observed where γ differs between parameters
 
 @dataclass(frozen=True)
 class Drawn:
-    """Chains and λ̂ read off them; ``spent`` says that the gradients ran out before the tolerance was reached.
+    """Chains and λ̂ read off them; ``spent`` says that the gradients ran out before the tolerance
+    was reached.
 
-    ``full`` is λ̂ from the losses over the whole data beside the paired one, where both were asked for, and ``ties``
-    Σγ_i(w_i − w*_i)² of the draws, (chains, draws), where γ differs between parameters.
+    ``full`` is λ̂ from the losses over the whole data beside the paired one, where both were asked
+    for, and ``ties`` Σγ_i(w_i − w*_i)² of the draws, (chains, draws), where γ differs between
+    parameters.
     """
 
     chains: Chains
@@ -97,8 +112,15 @@ class Request:
             if getattr(self, name) is not None:
                 require_count(getattr(self, name), name, least)
         if self.step_size is not None:
-            number = isinstance(self.step_size, int | float) and not isinstance(self.step_size, bool)
-            require(number and self.step_size >= 0, "step_size", "be a number of at least 0", describe(self.step_size))
+            number = isinstance(self.step_size, int | float) and not isinstance(
+                self.step_size, bool
+            )
+            require(
+                number and self.step_size >= 0,
+                "step_size",
+                "be a number of at least 0",
+                describe(self.step_size),
+            )
         if self.tol is not None:
             require_positive(self.tol, "tol")
         if isinstance(self.kernel, str):
@@ -130,23 +152,32 @@ class Request:
 
     @property
     def effort(self) -> float:
-        """The share of the usual draws before a standard error is trusted: less for a loose tolerance."""
+        """The share of the usual draws before a standard error is trusted: less for a loose
+        tolerance.
+        """
         return 1.0 if self.tol is None else min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
 
     @property
     def goal(self) -> str:
         """The tolerance in words."""
-        return f"until the standard error is {TOL[0] if self.tol is None else self.tol:.3g} of the value"
+        return (
+            f"until the standard error is {TOL[0] if self.tol is None else self.tol:.3g} of the"
+            " value"
+        )
 
     def missed(self, reading: Reading) -> bool:
-        """Whether the standard error is beyond the tolerance, where draws were to be taken until it is not."""
+        """Whether the standard error is beyond the tolerance, where draws were to be taken until
+        it is not.
+        """
         return self.draws is None and not self.reached(reading)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise where settings of ``llc`` are unknown, out of range, or leave no gradients for a kernel it may choose.
+    """Raise where settings of ``llc`` are unknown, out of range, or leave no gradients for a kernel
+    it may choose.
 
-    For those who take settings long before they sample. What depends on the problem is checked with the problem.
+    For those who take settings long before they sample. What depends on the problem is checked with
+    the problem.
     """
     given = dict(settings)
     inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
@@ -165,7 +196,11 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     limit, kernel = wanted.max_gradients // wanted.chains, wanted.kernel
     fixed = kernel is not None or wanted.step_size is not None or own.get("batch_size") is not None
     if not fixed or kernel in ("hmc", "mala") or isinstance(kernel, HMC):
-        cure = "" if fixed else '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
+        cure = (
+            ""
+            if fixed
+            else '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
+        )
         _require_warm_up(limit, wanted, cure)
     if not (kernel in ("hmc", "mala") or isinstance(kernel, HMC)):
         tuned = not (isinstance(kernel, Kernel) or wanted.step_size is not None)
@@ -175,7 +210,14 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def _request(nbeta: float, given: Mapping[str, Any]) -> Request:
     known = {field.name for field in dataclasses.fields(Request)}
     unknown = sorted(set(given) - known)
-    require(not unknown, "options", "be those of llc and sample", ", ".join(unknown), _cure(unknown, known), TypeError)
+    require(
+        not unknown,
+        "options",
+        "be those of llc and sample",
+        ", ".join(unknown),
+        _cure(unknown, known),
+        TypeError,
+    )
     return Request(nbeta, **given)
 
 
@@ -206,11 +248,13 @@ def drawn(
     keep_parameters: bool = False,
     **request: Any,
 ) -> Drawn:
-    """Chains of the kernel that suits the problem, with settings found by a pilot where they are not given.
+    """Chains of the kernel that suits the problem, with settings found by a pilot where they are
+    not given.
 
-    What is estimated, nβ and γ, is fixed before the first step (``estimand``). Problems of up to 15 parameters, or 500
-    without data, are sampled by HMC on the whole data, which has no bias (``hamiltonian_pilot``); larger ones by
-    kinetic Langevin dynamics, on the whole data where that is cheap, else on mini-batches (``unadjusted``).
+    What is estimated, nβ and γ, is fixed before the first step (``estimand``). Problems of up to 15
+    parameters, or 500 without data, are sampled by HMC on the whole data, which has no bias
+    (``hamiltonian_pilot``); larger ones by kinetic Langevin dynamics, on the whole data where that
+    is cheap, else on mini-batches (``unadjusted``).
     """
     require_problem(problem)
     if batch_size is not None:
@@ -231,14 +275,20 @@ def drawn(
         wanted = dataclasses.replace(wanted, localization=gamma)
     name = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
     kernel = place(_made(name, wanted), frozen)
-    whole = name == "kinetic" and batch_size is None and wanted.step_size is None and whole_is_cheap(frozen)
+    whole = (
+        name == "kinetic"
+        and batch_size is None
+        and wanted.step_size is None
+        and whole_is_cheap(frozen)
+    )
     if whole or kernel.exact:
         frozen = joined
     if whole and not kernel.exact:
         batch_size = frozen.num_samples
         small = frozen.num_parameters * batch_size <= FULL["cpu"]
         accumulate = accumulate if small else max(accumulate, -(-batch_size // PIECE))
-    beside = not kernel.exact and wanted.baseline != "paired"  # an exact kernel sees the whole data anyway
+    # an exact kernel sees the whole data anyway
+    beside = not kernel.exact and wanted.baseline != "paired"
     plan = Plan(
         seed,
         batch_size,
@@ -263,11 +313,17 @@ def drawn(
 def _cure(unknown: list[str], known: set[str]) -> str:
     """Our words for options that other libraries have, or else all that there are."""
     ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]
-    return f"write {', '.join(ours)}" if ours else f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
+    return (
+        f"write {', '.join(ours)}"
+        if ours
+        else f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
+    )
 
 
 def whole_is_cheap(problem: Problem) -> bool:
-    """Whether a gradient of the whole data costs little more than one of a batch, and the data are in memory."""
+    """Whether a gradient of the whole data costs little more than one of a batch, and the data
+    are in memory.
+    """
     if not problem.has_data:
         return True
     return (
@@ -279,7 +335,9 @@ def whole_is_cheap(problem: Problem) -> bool:
 
 
 def _in_pieces(problem: Problem) -> bool:
-    """Whether the whole data is small, yet in several batches: their number would be most of the cost."""
+    """Whether the whole data is small, yet in several batches: their number would be most of the
+    cost.
+    """
     small = problem.num_parameters * problem.num_samples <= FULL["cpu"]
     return small and len(problem.batches) > 1 and problem.ranks.size == 1
 
@@ -291,7 +349,9 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
     whole = batch_size is None or batch_size == problem.num_samples
     return (
         "hmc"
-        if whole and problem.num_parameters <= ADJUSTED[problem.has_data] and whole_is_cheap(problem)
+        if whole
+        and problem.num_parameters <= ADJUSTED[problem.has_data]
+        and whole_is_cheap(problem)
         else "kinetic"
     )
 
@@ -334,13 +394,23 @@ def _without_ties(found: Drawn) -> Drawn:
     """The same, what was observed for ourselves taken out of the chains."""
     seen = dict(found.chains.observables)
     ties = seen.pop(TIE, None)
-    return dataclasses.replace(found, ties=ties, chains=dataclasses.replace(found.chains, observables=seen))
+    return dataclasses.replace(
+        found, ties=ties, chains=dataclasses.replace(found.chains, observables=seen)
+    )
 
 
 def _trajectories(
-    runner: AnyRunner, mode: str, problem: Problem, kernel: HMC, wanted: Request, plan: Plan, limit: int | None
+    runner: AnyRunner,
+    mode: str,
+    problem: Problem,
+    kernel: HMC,
+    wanted: Request,
+    plan: Plan,
+    limit: int | None,
 ) -> Drawn:
-    """Tune, then draw until the error is small enough or the gradients are spent, ``limit`` of a chain if given."""
+    """Tune, then draw until the error is small enough or the gradients are spent, ``limit`` of a
+    chain if given.
+    """
     kernel, reasons = _ready(runner, problem, kernel, wanted, limit)
     before = runner.gradients_spent
     collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
@@ -352,7 +422,8 @@ def _trajectories(
         most = max(min(CHECKS[-1], CHECKS[-1] + hamiltonian_pilot.WARM_UP[-1] - before), 200)
     else:
         most = min(CHECKS[-1], limit - before)
-    pace = max(kernel.leapfrog / max(math.log(kernel.leapfrog / 3), 1.0), 1.0)  # gradients of a trajectory, about
+    # gradients of a trajectory, about
+    pace = max(kernel.leapfrog / max(math.log(kernel.leapfrog / 3), 1.0), 1.0)
     going = True
     for check in CHECKS:
         goal = min(check, most)
@@ -380,9 +451,19 @@ def _ready(
         found = hamiltonian_pilot.tune(runner, problem, kernel, effort)
         kernel, reasons = found.kernel, dict(found.reasons)
     elif wanted.burn_in is None:
-        given = TRAJECTORIES if limit is None else min(TRAJECTORIES, _fitting(runner, kernel, limit) // 2)
+        given = (
+            TRAJECTORIES
+            if limit is None
+            else min(TRAJECTORIES, _fitting(runner, kernel, limit) // 2)
+        )
     fits = max(_fitting(runner, kernel, limit) - FEWEST_TRAJECTORIES, 0)
-    require(given <= fits, "burn_in", f"be {fits} trajectories at most with these max_gradients", given, "raise them")
+    require(
+        given <= fits,
+        "burn_in",
+        f"be {fits} trajectories at most with these max_gradients",
+        given,
+        "raise them",
+    )
     burn(runner, given)
     return kernel, reasons
 
@@ -396,14 +477,18 @@ def _so_many(collector: Collector, draws: int, limit: int | None) -> bool:
     """Draw so many trajectories; True if the gradients did not suffice."""
     assert isinstance(collector.kernel, HMC)
     left, going = draws, True
-    while left and going and (count := min(left, _fitting(collector.runner, collector.kernel, limit))):
+    while (
+        left and going and (count := min(left, _fitting(collector.runner, collector.kernel, limit)))
+    ):
         going = collector.draw(count)
         left -= count
     return going and left > 0
 
 
 def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, whole: bool) -> Drawn:
-    """Kernels that never reject: tune what is not given, burn in, draw until the error is small enough."""
+    """Kernels that never reject: tune what is not given, burn in, draw until the error is small
+    enough.
+    """
     limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
     given = isinstance(wanted.kernel, Kernel) or wanted.step_size is not None
     unadjusted.require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned=not given)
@@ -419,9 +504,23 @@ def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, who
             runner.retune(kernel)
             burn(runner, lengths.burn_in)
         else:
-            pilot = Pilot(runner, problem, kernel, lengths, plan.seed, wanted.burn_in, wanted.draws, wanted.effort)
+            pilot = Pilot(
+                runner,
+                problem,
+                kernel,
+                lengths,
+                plan.seed,
+                wanted.burn_in,
+                wanted.draws,
+                wanted.effort,
+            )
             tuned = pilot.tune(plan.batch_size is not None and not whole)
-            kernel, reasons, coarse, lengths = tuned.kernel, dict(tuned.reasons), tuned.coarse, tuned.lengths
+            kernel, reasons, coarse, lengths = (
+                tuned.kernel,
+                dict(tuned.reasons),
+                tuned.coarse,
+                tuned.lengths,
+            )
         return _rounds(runner, mode, problem, kernel, wanted, plan, reasons, lengths, coarse)
     finally:
         runner.close()
@@ -438,15 +537,22 @@ def _rounds(
     lengths: Lengths,
     coarse: Coarse | None,
 ) -> Drawn:
-    """Draw in rounds, the noise of batches measured after each, until the tolerance is met or the steps are taken."""
-    collector, full = Collector(runner, problem, kernel, plan, mode, wanted.watch), wanted.baseline == "full"
+    """Draw in rounds, the noise of batches measured after each, until the tolerance is met or
+    the steps are taken.
+    """
+    collector, full = (
+        Collector(runner, problem, kernel, plan, mode, wanted.watch),
+        wanted.baseline == "full",
+    )
     looks: list[dict[str, float]] = []
     for count in unadjusted.rounds(lengths, runner):
         going = collector.draw(count)
         if kernel.step_size > 0:
             noise = runner.noise(NOISE_LOOKS)
             looks.append({name: float(values.mean()) for name, values in noise.items()})
-        chains = _with_bias(collector.chains(reasons), kernel, coarse, looks, problem.num_parameters)
+        chains = _with_bias(
+            collector.chains(reasons), kernel, coarse, looks, problem.num_parameters
+        )
         reading = read(chains, problem.num_parameters, full)
         if wanted.draws is not None or not going or chains.diagnostics.diverged.any():
             break
@@ -475,9 +581,15 @@ def _trusted(chains: Chains, reading: Reading, wanted: Request, lengths: Lengths
 
 
 def _with_bias(
-    chains: Chains, kernel: Kernel, coarse: Coarse | None, looks: list[dict[str, float]], parameters: int
+    chains: Chains,
+    kernel: Kernel,
+    coarse: Coarse | None,
+    looks: list[dict[str, float]],
+    parameters: int,
 ) -> Chains:
-    """The chains with what is known of the noise of batches and, where the step was found, of the bias of steps."""
+    """The chains with what is known of the noise of batches and, where the step was found, of
+    the bias of steps.
+    """
     if not looks:
         return chains
     noise = {name: float(np.mean([look[name] for look in looks])) for name in looks[0]}
@@ -487,6 +599,12 @@ def _with_bias(
     fine = ~chains.diagnostics.diverged
     if coarse is None or not fine.any() or chains.work is None:
         return dataclasses.replace(chains, noise=noise)
-    record = {name: getattr(chains, name)[fine] for name in ("work", "heat") if getattr(chains, name) is not None}
-    bias = unadjusted.bias_of_steps(kernel, chains.energies[fine], record, noise, coarse, parameters)
+    record = {
+        name: getattr(chains, name)[fine]
+        for name in ("work", "heat")
+        if getattr(chains, name) is not None
+    }
+    bias = unadjusted.bias_of_steps(
+        kernel, chains.energies[fine], record, noise, coarse, parameters
+    )
     return dataclasses.replace(chains, noise=noise, step_bias=bias)

@@ -1,4 +1,6 @@
-"""All chains on a GPU, a whole step captured in one CUDA graph: small networks are bound by launches otherwise."""
+"""All chains on a GPU, a whole step captured in one CUDA graph: small networks are bound by
+launches otherwise.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ ROOM = 512
 
 
 class GraphRunner(Runner):
-    """A runner whose steps are replays of one captured step; the traces are written on the device."""
+    """A runner whose steps are replays of one captured step; the traces are written on the
+    device.
+    """
 
-    def __init__(self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne) -> None:
+    def __init__(
+        self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne
+    ) -> None:
         super().__init__(ground, kernel, chains, gradients)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._room = max(ROOM, self.plan.thin)
@@ -80,7 +86,9 @@ class GraphRunner(Runner):
             self._captured()
 
     def _captured(self) -> None:
-        """Record one step; the steps that warm up and record leave no mark on state, traces or random numbers."""
+        """Record one step; the steps that warm up and record leave no mark on state, traces or
+        random numbers.
+        """
         before = [tensor.clone() for tensor in self._tensors()]
         streams = self.rng.generators + ([] if self.source is None else self.source.generators)
         marks = [stream.get_state() for stream in streams]

@@ -25,8 +25,12 @@ RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
 
 
-def diagnose(energies: Array, distances: Array, acceptance: float, bounded: NDArray[np.int64]) -> Diagnostics:
-    """The diagnostics of energies nβ(L − L*), (chains, draws), over the chains that did not diverge."""
+def diagnose(
+    energies: Array, distances: Array, acceptance: float, bounded: NDArray[np.int64]
+) -> Diagnostics:
+    """The diagnostics of energies nβ(L − L*), (chains, draws), over the chains that did not
+    diverge.
+    """
     diverged = np.logical_not((np.abs(energies) < HUGE).all(axis=1))
     kept = energies[~diverged]
     moving = kept.size > 0 and bool(np.ptp(kept) > 0)
@@ -49,7 +53,11 @@ def _mixing(energies: Array) -> tuple[float, float, float, float]:
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
     half = energies.shape[1] // 2
-    pair = np.concatenate([energies[:, :half], energies[:, half : 2 * half]]) if len(energies) == 1 else energies
+    pair = (
+        np.concatenate([energies[:, :half], energies[:, half : 2 * half]])
+        if len(energies) == 1
+        else energies
+    )
     rhat = float(array_stats.rhat(pair, **AXES))
     return rhat, _ess(energies, "bulk"), _ess(energies, "tail"), _ess(energies, "mean")
 
@@ -58,11 +66,17 @@ def _ess(values: Array, method: str) -> float:
     """The effective sample size for the bulk, the 5 and 95 % quantiles ("tail") or the mean."""
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
-    return float(array_stats.ess(values, method=method, prob=(0.05, 0.95) if method == "tail" else None, **AXES))
+    return float(
+        array_stats.ess(
+            values, method=method, prob=(0.05, 0.95) if method == "tail" else None, **AXES
+        )
+    )
 
 
 def drift(energies: Array) -> Estimate:
-    """Mean of the last third of the draws less that of the first, with the standard error over chains and blocks."""
+    """Mean of the last third of the draws less that of the first, with the standard error over
+    chains and blocks.
+    """
     chains, draws = energies.shape
     if chains == 0 or draws < 6:
         return Estimate(math.nan, math.nan)
@@ -74,11 +88,17 @@ def drift(energies: Array) -> Estimate:
 
 
 def standard_error(values: Array) -> float:
-    """The standard error of the mean of all values, (chains, draws), autocorrelation and spread of chains included."""
+    """The standard error of the mean of all values, (chains, draws), autocorrelation and spread
+    of chains included.
+    """
     if values.size < 2 or np.ptp(values) == 0:
         return 0.0
     if values.shape[1] < 4:
-        return float(values.mean(axis=1).std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+        return (
+            float(values.mean(axis=1).std(ddof=1) / math.sqrt(len(values)))
+            if len(values) > 1
+            else math.nan
+        )
     return float(values.std(ddof=1)) / math.sqrt(_ess(values, "mean"))
 
 
@@ -98,21 +118,27 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
 
 
 def is_probed(kernel: Kernel) -> bool:
-    """Whether a kernel takes the steps of MALA but never rejects, so that its acceptance is a question."""
+    """Whether a kernel takes the steps of MALA but never rejects, so that its acceptance is a
+    question.
+    """
     return isinstance(kernel, SGLD) or (isinstance(kernel, SGHMC) and kernel.friction == 1)
 
 
 def probed_alone(problem: Problem) -> bool:
-    """Whether the acceptance of chains is probed one by one: a step of MALA takes a dozen vectors of a chain."""
+    """Whether the acceptance of chains is probed one by one: a step of MALA takes a dozen
+    vectors of a chain.
+    """
     return problem.memory is not None or problem.num_parameters > ALONE
 
 
 class AcceptanceProbe:
-    """The mean probability that a MALA step of the kernel's ε would be accepted, from where the chains are.
+    """The mean probability that a MALA step of the kernel's ε would be accepted, from where the
+    chains are.
 
-    For SGLD, which never rejects, it tells how far its steps are from right: near 1 when ε is small enough. It is
-    taken on up to 2,048 samples, always the same; the noise of batches is not in it. Kernels with a velocity or a
-    metric of their own take other steps: ``unknown`` says so, and the acceptance is NaN.
+    For SGLD, which never rejects, it tells how far its steps are from right: near 1 when ε is small
+    enough. It is taken on up to 2,048 samples, always the same; the noise of batches is not in it.
+    Kernels with a velocity or a metric of their own take other steps: ``unknown`` says so, and the
+    acceptance is NaN.
     """
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
@@ -123,21 +149,41 @@ class AcceptanceProbe:
         self._problem = alone.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else alone
         self._alone = probed_alone(problem)
         self._gradients = OneByOne(self._problem)
-        self._seed, self._centre = seed, problem.vector.to(torch.promote_types(problem.dtype, torch.float32))
+        self._seed, self._centre = (
+            seed,
+            problem.vector.to(torch.promote_types(problem.dtype, torch.float32)),
+        )
         self._seen: list[float] = []
-        self._kernel = HMC(kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale, leapfrog=1, jitter=1.0)
+        self._kernel = HMC(
+            kernel.step_size,
+            kernel.nbeta,
+            kernel.localization,
+            kernel.scale,
+            leapfrog=1,
+            jitter=1.0,
+        )
 
     def look(
-        self, positions: Tensor, chains: Sequence[int] | None = None, gathered: Callable[[Tensor], Tensor] | None = None
+        self,
+        positions: Tensor,
+        chains: Sequence[int] | None = None,
+        gathered: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """One probe of every chain.
 
-        Where other processes have the rest, ``chains`` are the numbers of those here, and ``gathered`` adds the others.
+        Where other processes have the rest, ``chains`` are the numbers of those here, and
+        ``gathered`` adds the others.
         """
         numbers = range(len(positions)) if chains is None else chains
-        found = torch.full((len(positions),), math.nan, dtype=torch.float64, device=positions.device)
+        found = torch.full(
+            (len(positions),), math.nan, dtype=torch.float64, device=positions.device
+        )
         # row by row, for of all at once it would take two vectors of every chain
-        places = [] if self.unknown else [i for i, row in enumerate(positions) if bool(row.isfinite().all())]
+        places = (
+            []
+            if self.unknown
+            else [i for i, row in enumerate(positions) if bool(row.isfinite().all())]
+        )
         together = 1 if self._alone else max(len(places), 1)
         for some in (places[i : i + together] for i in range(0, len(places), together)):
             found[some] = self._acceptance(positions[some], [numbers[i] for i in some]).double()

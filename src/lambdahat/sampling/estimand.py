@@ -1,4 +1,6 @@
-"""What is estimated: the inverse temperature nβ and the localization γ, functions of the problem alone."""
+"""What is estimated: the inverse temperature nβ and the localization γ, functions of the problem
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from lambdahat.results import Array
 
 NAMES = ("n/log n", "batch")
 DENSE = 300  # parameters up to which the whole Hessian is diagonalised
-LARGE = 1_000_000  # parameters beyond which no data set determines most directions, and the spectrum is not looked at
-MIDDLE = 8192  # parameters up to which the Lanczos quadrature is fine: 2 probes of depth 30 on 2P samples or all
+# parameters beyond which no data set determines most directions, and the spectrum is not looked at
+LARGE = 1_000_000
+# parameters up to which the Lanczos quadrature is fine: 2 probes of depth 30 on 2P samples or all
+MIDDLE = 8192
 COARSE = 1, 20, 2048  # probes, depth and samples of the quadrature beyond
 ROUNDS = 3  # of the iteration that finds the localization
 WEAKEST = 128  # no localization is weaker than the parameters' own scale by more than this factor
@@ -56,16 +60,18 @@ def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[
 def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
     """Return the localization γ of a problem at its parameters w*, and the reason in words.
 
-    The scale is γ₀ = P/‖w*‖² (1 where w* = 0): under the localization alone a parameter moves as far as parameters are
-    large. Where the data determine most directions, so strong a tie would bias λ̂. The share of the parameters that the
-    localization decides is β(γ) = (1/P) Σ_i γ/(nβ|h_i| + γ), with h_i the eigenvalues of the Hessian at w*, and
-    γ = γ₀·β², by three rounds of fixed-point iteration from γ₀. For a network β is near 1 and γ = γ₀; for a regular
-    model γ falls to γ₀/128, which takes less than 1 % off λ̂ = d/2 unless the parameters are small against their own
-    posterior. The factor β² is rounded to a power of two, so that it is the same in every precision and on every
-    device.
+    The scale is γ₀ = P/‖w*‖² (1 where w* = 0): under the localization alone a parameter moves as
+    far as parameters are large. Where the data determine most directions, so strong a tie would
+    bias λ̂. The share of the parameters that the localization decides is β(γ) = (1/P) Σ_i
+    γ/(nβ|h_i| + γ), with h_i the eigenvalues of the Hessian at w*, and γ = γ₀·β², by three rounds
+    of fixed-point iteration from γ₀. For a network β is near 1 and γ = γ₀; for a regular model γ
+    falls to γ₀/128, which takes less than 1 % off λ̂ = d/2 unless the parameters are small against
+    their own posterior. The factor β² is rounded to a power of two, so that it is the same in every
+    precision and on every device.
 
-    γ depends on the problem and nβ alone: not on seed, budget, batch size, number of chains or device. It is
-    equivariant: if all parameters are rescaled by c, γ is by 1/c², and λ̂ stays as it is.
+    γ depends on the problem and nβ alone: not on seed, budget, batch size, number of chains or
+    device. It is equivariant: if all parameters are rescaled by c, γ is by 1/c², and λ̂ stays as it
+    is.
     """
     square = float(problem.vector.double().square().sum())
     scale = problem.num_parameters / square if square > 0 else 1.0
@@ -81,17 +87,22 @@ def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
     halvings = max(round(math.log2(scale / gamma)), 0)
     decided = 1 - float((weights * gamma / (stiffness + gamma)).sum())
     if halvings:
-        said += f", divided by {2**halvings}: the data determine {decided:.0%} of the directions at w*"
+        said += (
+            f", divided by {2**halvings}: the data determine {decided:.0%} of the directions at w*"
+        )
     return scale / 2**halvings, said
 
 
 def _spectrum(problem: Problem) -> tuple[Array, Array] | None:
-    """Eigenvalues of the Hessian at w* with weights that sum to 1, or None where there is no finite Hessian."""
+    """Eigenvalues of the Hessian at w* with weights that sum to 1, or None where there is no
+    finite Hessian.
+    """
     try:
         values, weights = _quadrature(problem)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, FloatingPointError):  # a loss that can be differentiated once, or is not finite
+    # a loss that can be differentiated once, or is not finite
+    except (RuntimeError, ValueError, FloatingPointError):
         return None
     return (values, weights) if np.isfinite(values).all() else None
 
@@ -120,5 +131,7 @@ def _quadrature(problem: Problem) -> tuple[Array, Array]:
 
 
 def _part(problem: Problem, samples: int) -> Problem:
-    """The problem on some of its data, always the same; on its first batches where samples depend on each other."""
+    """The problem on some of its data, always the same; on its first batches where samples
+    depend on each other.
+    """
     return problem if problem.norm == "train" else problem.subsample(samples, 0, samples)

@@ -20,9 +20,11 @@ BLOCKS = 4  # of each chain: the errors have one degree of freedom less than the
 
 @dataclass(frozen=True)
 class Reading:
-    """λ̂ with its error: ``raw`` is the plain mean of nβ(L − L*), ``value`` what is left without the bias of the steps.
+    """λ̂ with its error: ``raw`` is the plain mean of nβ(L − L*), ``value`` what is left without
+    the bias of the steps.
 
-    ``settled`` is E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed, NaN where unknown.
+    ``settled`` is E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed,
+    NaN where unknown.
     """
 
     value: float
@@ -37,7 +39,9 @@ class Reading:
 
 
 def read(chains: Chains, parameters: int, full: bool = False) -> Reading:
-    """λ̂ from the chains of any kernel, from the losses over the whole data if ``full``, else from the paired ones."""
+    """λ̂ from the chains of any kernel, from the losses over the whole data if ``full``, else
+    from the paired ones.
+    """
     seen = chains.full_energies if full else chains.energies
     energies = np.where(np.isfinite(seen), seen, np.nan)
     kept = energies[~np.isnan(energies).any(axis=1)]
@@ -54,12 +58,14 @@ def read(chains: Chains, parameters: int, full: bool = False) -> Reading:
 
 
 def _from_trajectories(chains: Chains, parameters: int) -> Reading:
-    """From HMC: energies averaged over trajectories, with the virial as control variate where it has settled.
+    """From HMC: energies averaged over trajectories, with the virial as control variate where it
+    has settled.
 
-    Under the posterior E[(w − w*)·∇U] = P (Stein), and for a loss of one degree around the centre the energy is a
-    multiple of the virial but for the localization: e − c·((w − w*)·∇U − P) then has hardly any variance. c is the
-    regression coefficient of block means. While flat directions still spread, the mean of the virial is not P, though
-    the energy may have settled: then it is left out.
+    Under the posterior E[(w − w*)·∇U] = P (Stein), and for a loss of one degree around the centre
+    the energy is a multiple of the virial but for the localization: e − c·((w − w*)·∇U − P) then
+    has hardly any variance. c is the regression coefficient of block means. While flat directions
+    still spread, the mean of the virial is not P, though the energy may have settled: then it is
+    left out.
     """
     assert chains.recycled_losses is not None
     assert chains.virials is not None
@@ -72,11 +78,21 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
     stderr = math.hypot(error, FLOOR * value)
-    return Reading(value, stderr, energies.mean(axis=1), raw, settled=settled, drifting=drifting, controlled=use)
+    return Reading(
+        value,
+        stderr,
+        energies.mean(axis=1),
+        raw,
+        settled=settled,
+        drifting=drifting,
+        controlled=use,
+    )
 
 
 def _controlled(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
-    """The energies less their regression on the virial's excess over P, where that has settled at 0; and whether."""
+    """The energies less their regression on the virial's excess over P, where that has settled
+    at 0; and whether.
+    """
     error = standard_error(excess)
     score = float(excess.mean()) / error if error > 0 else math.inf
     most, apart = CONTROL
@@ -84,7 +100,9 @@ def _controlled(energies: Array, excess: Array, distances: Array) -> tuple[Array
         return energies, False
     blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
     covariates = covariates - covariates.mean()
-    return energies - float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates)) * excess, True
+    return energies - float(
+        covariates @ (blocks - blocks.mean()) / (covariates @ covariates)
+    ) * excess, True
 
 
 def has_step_bias(chains: Chains) -> bool:
@@ -93,7 +111,8 @@ def has_step_bias(chains: Chains) -> bool:
 
 
 def shown_bias(chains: Chains) -> Estimate:
-    """What steps add to the mean energy: as measured by two step sizes, else what the chains of SGLD show themselves.
+    """What steps add to the mean energy: as measured by two step sizes, else what the chains of
+    SGLD show themselves.
 
     In the second case nothing is taken off: the value is 0 and all of the bias is in the error.
     """
@@ -103,7 +122,9 @@ def shown_bias(chains: Chains) -> Estimate:
     assert chains.heat is not None
     fine = np.isfinite(chains.energies).all(axis=1)
     raw = float(chains.energies[fine].mean())
-    found = step_shares(chains.step_size, chains.localization, chains.work[fine], chains.heat[fine], raw)
+    found = step_shares(
+        chains.step_size, chains.localization, chains.work[fine], chains.heat[fine], raw
+    )
     return Estimate(0.0, max(found.bias, (found.whole - found.bias) / 2))
 
 
@@ -115,29 +136,36 @@ class StepShares(NamedTuple):
 
 
 def loss_degree(work: Array, raw: float) -> float:
-    """The degree q of the loss around the centre, by E[(w − w*)·nβ∇L] = q·E[nβ(L − L*)]; 2 where it is not known."""
+    """The degree q of the loss around the centre, by E[(w − w*)·nβ∇L] = q·E[nβ(L − L*)]; 2 where
+    it is not known.
+    """
     mean = float(work.mean())
     return float(np.clip(mean / raw, *DEGREES)) if raw > 0 and mean > 0 else 2.0
 
 
-def step_shares(step_size: float, localization: float | Tensor, work: Array, heat: Array, raw: float) -> StepShares:
+def step_shares(
+    step_size: float, localization: float | Tensor, work: Array, heat: Array, raw: float
+) -> StepShares:
     """What the finite, noisy steps of SGLD add to the mean ``raw`` of nβ(L − L*).
 
-    A step is w' = w − (ε/2)F + √ε·ξ with F = ∇U + ζ, ζ the noise of the batch of covariance Σ. With r² = ‖w − w*‖²,
-    u = (w − w*)·nβ∇L (``work``) and G = nβ∇L·∇U (``heat``) on batches, E[r'²] = E[r²] gives
-    E[u] + γE[r²] = P + (ε/4)E‖F‖², where exact steps would give P, and ‖F‖² = G + γ(w − w*)·F. So u is too large by
+    A step is w' = w − (ε/2)F + √ε·ξ with F = ∇U + ζ, ζ the noise of the batch of covariance Σ. With
+    r² = ‖w − w*‖², u = (w − w*)·nβ∇L (``work``) and G = nβ∇L·∇U (``heat``) on batches, E[r'²] =
+    E[r²] gives E[u] + γE[r²] = P + (ε/4)E‖F‖², where exact steps would give P, and ‖F‖² = G + γ(w −
+    w*)·F. So u is too large by
 
         (ε/4)E[G] + γ·((ε/4)E[(w − w*)·F] − c),  c what the steps add to E[r²].
 
-    Around a minimum of Hessian A of U, E[(w − w*)·F] is P and each direction of r² gains (ε/4)(1 + Σ_ii/a_i): the
-    bracket is −(ε/4)·tr(ΣA⁻¹). So much of the noise goes into the localization and not into the loss. As A⁻¹ is the
-    covariance of w − w*, tr(ΣA⁻¹) is V = E[Var(u | w)], the variance of u over batches, but for what the steps add to
-    that covariance, about the share b/raw. A loss of degree q around the centre has u = q·nβ(L − L*), so that
+    Around a minimum of Hessian A of U, E[(w − w*)·F] is P and each direction of r² gains (ε/4)(1 +
+    Σ_ii/a_i): the bracket is −(ε/4)·tr(ΣA⁻¹). So much of the noise goes into the localization and
+    not into the loss. As A⁻¹ is the covariance of w − w*, tr(ΣA⁻¹) is V = E[Var(u | w)], the
+    variance of u over batches, but for what the steps add to that covariance, about the share
+    b/raw. A loss of degree q around the centre has u = q·nβ(L − L*), so that
 
         b = ε(E[G] − γV(1 − b/raw))/(4q),
 
-    which is solved for b: exact to first order in ε for a quadratic with any γ. V is S(0) of S(k), half the mean square
-    by which u differs between draws k apart, taken as 2S(1) − S(2). Of a γ for each parameter the smallest counts.
+    which is solved for b: exact to first order in ε for a quadratic with any γ. V is S(0) of S(k),
+    half the mean square by which u differs between draws k apart, taken as 2S(1) − S(2). Of a γ for
+    each parameter the smallest counts.
     """
     unit = step_size / (4 * loss_degree(work, raw))
     whole = unit * float(heat.mean())
@@ -153,13 +181,17 @@ def step_shares(step_size: float, localization: float | Tensor, work: Array, hea
 
 
 def _from_steps(chains: Chains, energies: Array, parameters: int) -> Reading:
-    """From kernels that never reject: what the steps add is taken off, and its uncertainty goes into the error."""
+    """From kernels that never reject: what the steps add is taken off, and its uncertainty goes
+    into the error.
+    """
     fine = np.isfinite(energies).all(axis=1)
     raw, bias = float(energies[fine].mean()), shown_bias(chains)
     kept, controlled = energies[fine], False
     whole = bool((chains.centre_losses == chains.initial_loss).all())
     if chains.kernel == "Kinetic" and whole and chains.virials is not None:
-        kept, controlled = _controlled(kept, chains.virials[fine] - parameters, chains.distances[fine])
+        kept, controlled = _controlled(
+            kept, chains.virials[fine] - parameters, chains.distances[fine]
+        )
     value = float(kept.mean()) - float(bias)
     change = drift(kept)
     drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
@@ -183,7 +215,9 @@ def _from_steps(chains: Chains, energies: Array, parameters: int) -> Reading:
 
 
 def _settled(chains: Chains, fine: Any, parameters: int) -> tuple[float, float]:
-    """E[(w − w*)·∇U]/P, less what the steps add, with its error: 1 when all directions have relaxed."""
+    """E[(w − w*)·∇U]/P, less what the steps add, with its error: 1 when all directions have
+    relaxed.
+    """
     if chains.virials is None or chains.kernel not in ("SGLD", "Kinetic"):
         return math.nan, math.nan
     balance = chains.virials[fine]
@@ -201,7 +235,9 @@ def degrees_of_freedom(chains: Chains) -> float:
 
 
 def combined_degrees(errors: Array, degrees: Array) -> float:
-    """The degrees of freedom of the root of a sum of squared independent ``errors`` (Welch 1947)."""
+    """The degrees of freedom of the root of a sum of squared independent ``errors`` (Welch
+    1947).
+    """
     squares = np.square(errors)
     shares = float((squares**2 / degrees).sum())
     return float(squares.sum()) ** 2 / shares if shares > 0 else math.inf
@@ -214,17 +250,20 @@ def _block_error(values: Array, count: int) -> float:
 
 
 def _largest_error(values: Array, draws: Array) -> float:
-    """The largest of three standard errors: by autocorrelation, and by 2 and 4 blocks of each chain.
+    """The largest of three standard errors: by autocorrelation, and by 2 and 4 blocks of each
+    chain.
 
-    The sum of autocorrelations is truncated where noise hides them, and so misses slow directions that long blocks
-    still show. An error from fewer than eight blocks is too noisy to use.
+    The sum of autocorrelations is truncated where noise hides them, and so misses slow directions
+    that long blocks still show. An error from fewer than eight blocks is too noisy to use.
     """
     counts = [count for count in (2, 4) if count * len(draws) >= 8]
     return max([standard_error(values), *(_block_error(draws, count) for count in counts)])
 
 
 def blocked_error(values: Array) -> float:
-    """The standard error of the mean from blocks of √draws, in which the white noise of batches hides nothing slow."""
+    """The standard error of the mean from blocks of √draws, in which the white noise of batches
+    hides nothing slow.
+    """
     count = values.shape[1] // max(math.isqrt(values.shape[1]), 1)
     return _largest_error(_blocks(values, count) if count >= 8 else values, values)
 
@@ -234,7 +273,9 @@ def _blocks(values: Array, count: int) -> Array:
     size = values.shape[1] // count
     if size == 0:
         return values
-    means: Array = values[:, values.shape[1] - size * count :].reshape(len(values), count, size).mean(axis=2)
+    means: Array = (
+        values[:, values.shape[1] - size * count :].reshape(len(values), count, size).mean(axis=2)
+    )
     return means
 
 

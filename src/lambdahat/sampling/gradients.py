@@ -21,7 +21,8 @@ LossAndGradient = tuple[Tensor, Tensor]
 
 
 class Together:
-    """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products become batched ones.
+    """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products
+    become batched ones.
 
     With ``unfold`` convolutions become matrix products, too.
     """
@@ -29,12 +30,17 @@ class Together:
     def __init__(self, problem: Problem, unfold: bool = False) -> None:
         self.problem = problem
         self._convolutions = UnfoldedConvolutions if unfold else nullcontext
-        own = weakref.proxy(self)  # a record that held it would keep the problem until the collector comes
-        self.only_batch = Recorded(lambda positions: own.one_batch(positions, problem.batches.first()))
+        # a record that held it would keep the problem until the collector comes
+        own = weakref.proxy(self)
+        self.only_batch = Recorded(
+            lambda positions: own.one_batch(positions, problem.batches.first())
+        )
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
-        return self._differentiated(lambda leaves: self.problem.batch_loss(leaves, batch).reshape(()), positions)
+        return self._differentiated(
+            lambda leaves: self.problem.batch_loss(leaves, batch).reshape(()), positions
+        )
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
         """The same with a batch for each chain."""
@@ -45,13 +51,22 @@ class Together:
         return self._differentiated(loss, positions, *source.gathered(index))
 
     @torch.enable_grad()
-    def _differentiated(self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor) -> LossAndGradient:
+    def _differentiated(
+        self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor
+    ) -> LossAndGradient:
         """One backward pass through the sum: the chains do not touch each other."""
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(positions).items()}
+        leaves = {
+            name: tensor.detach().requires_grad_()
+            for name, tensor in self.problem.named(positions).items()
+        }
         with self._convolutions():
             losses = torch.vmap(loss)(leaves, *parts)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        if len(gradients) == 1 and gradients[0] is not None and gradients[0].dtype == positions.dtype:
+        if (
+            len(gradients) == 1
+            and gradients[0] is not None
+            and gradients[0].dtype == positions.dtype
+        ):
             return losses.detach(), gradients[0].reshape(positions.shape)
         flat = torch.empty_like(positions)
         for place, gradient in zip(self.problem.space.split(flat), gradients, strict=True):
@@ -60,7 +75,9 @@ class Together:
 
 
 class OneByOne:
-    """Chain after chain, each by a plain backward pass: for models that cannot be mapped, or gain nothing by it."""
+    """Chain after chain, each by a plain backward pass: for models that cannot be mapped, or
+    gain nothing by it.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -79,16 +96,23 @@ class OneByOne:
         return self._each(positions, (source.batch(row) for row in index))
 
     def _each(self, positions: Tensor, batches: Iterable[Batch]) -> LossAndGradient:
-        """The gradients are in memory that the next call uses again: fresh memory costs as much as a pass over it."""
+        """The gradients are in memory that the next call uses again: fresh memory costs as much
+        as a pass over it.
+        """
         if self._gradients.shape != positions.shape:
             self._gradients = torch.empty_like(positions)
         triples = zip(positions, batches, self._gradients, strict=True)
-        return torch.stack([self._single(theta, batch, out) for theta, batch, out in triples]), self._gradients
+        return torch.stack(
+            [self._single(theta, batch, out) for theta, batch, out in triples]
+        ), self._gradients
 
     @torch.enable_grad()
     def _single(self, theta: Tensor, batch: Batch, out: Tensor) -> Tensor:
         """The loss of one chain; its gradient goes to ``out``."""
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(theta).items()}
+        leaves = {
+            name: tensor.detach().requires_grad_()
+            for name, tensor in self.problem.named(theta).items()
+        }
         with recomputing(self.problem.recomputes):
             loss = self.problem.batch_loss(leaves, batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -112,9 +136,15 @@ def full_data(gradients: Together | OneByOne, positions: Tensor) -> LossAndGradi
 
 
 def on_batches(
-    gradients: Together | OneByOne, positions: Tensor, source: Minibatches, index: Tensor, parts: int = 1
+    gradients: Together | OneByOne,
+    positions: Tensor,
+    source: Minibatches,
+    index: Tensor,
+    parts: int = 1,
 ) -> LossAndGradient:
-    """Losses and gradients on the batches drawn, in ``parts`` pieces one after the other where memory is short."""
+    """Losses and gradients on the batches drawn, in ``parts`` pieces one after the other where
+    memory is short.
+    """
     if source.whole and parts == 1 and len(gradients.problem.batches) == 1:
         return gradients.only_batch(positions)  # without a copy of the data
     losses, total = None, None

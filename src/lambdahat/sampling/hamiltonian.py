@@ -1,4 +1,6 @@
-"""Kernels that accept and reject, on the whole data: MALA, and HMC with several leapfrog steps. They have no bias."""
+"""Kernels that accept and reject, on the whole data: MALA, and HMC with several leapfrog steps.
+They have no bias.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,19 @@ GOLDEN, ROOT = (math.sqrt(5) - 1) / 2, math.sqrt(2)
 
 @dataclass(frozen=True)
 class HMC(Kernel):
-    """Hamiltonian Monte Carlo with mass S⁻² (Duane et al. 1987; Neal 2011): leapfrog steps of length √ε, then accepted
-    with probability min(1, exp(−ΔH)).
+    """Hamiltonian Monte Carlo with mass S⁻² (Duane et al. 1987; Neal 2011): leapfrog steps of
+    length √ε, then accepted with probability min(1, exp(−ΔH)).
 
-    With ``leapfrog`` 1 and ``jitter`` 1 it is MALA, whose proposal is an SGLD step of the same ε. Else trajectories
-    differ: the number of steps is log-uniform on 3 … ``leapfrog`` and their length on [``jitter``·√ε, √ε], both from
-    quasi-random sequences that all chains share. Short ones refresh the energy, long ones move along flat directions,
-    small steps enter narrow places, and no direction's period is met each time (with 1 it can be: that direction then
-    never mixes).
+    With ``leapfrog`` 1 and ``jitter`` 1 it is MALA, whose proposal is an SGLD step of the same ε.
+    Else trajectories differ: the number of steps is log-uniform on 3 … ``leapfrog`` and their
+    length on [``jitter``·√ε, √ε], both from quasi-random sequences that all chains share. Short
+    ones refresh the energy, long ones move along flat directions, small steps enter narrow places,
+    and no direction's period is met each time (with 1 it can be: that direction then never mixes).
 
-    Where forces are asked for, the loss and the virial are also averaged over each trajectory, every point i with the
-    weight a_i = min(1, exp(H_0 − H_i)) it would be accepted with, and 1 − a_i on the start: each i-step kernel leaves
-    the posterior as it is, so that the mean is right and its noise less (Nishimura and Dunson 2020).
+    Where forces are asked for, the loss and the virial are also averaged over each trajectory,
+    every point i with the weight a_i = min(1, exp(H_0 − H_i)) it would be accepted with, and 1 −
+    a_i on the start: each i-step kernel leaves the posterior as it is, so that the mean is right
+    and its noise less (Nishimura and Dunson 2020).
     """
 
     leapfrog: int = 10
@@ -53,14 +56,21 @@ class HMC(Kernel):
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         evaluations = self._prepared(state, evaluate)
-        start = _Point(state.position, state.position - state.centre, state.memory["loss"], state.memory["force"])
+        start = _Point(
+            state.position,
+            state.position - state.centre,
+            state.memory["loss"],
+            state.memory["force"],
+        )
         momentum = rng.normal_(torch.empty_like(start.position))
         energy = self._energy(start, momentum)
         count, length = self.trajectory(state.steps)
         now, means = start, _Means(start) if state.forces else None
         for _ in range(count):
             momentum = momentum.sub(self.scaled_force(now.force), alpha=length / 2)
-            now = self._evaluated(now.position.add(self.scaled(momentum), alpha=length), state.centre, evaluate)
+            now = self._evaluated(
+                now.position.add(self.scaled(momentum), alpha=length), state.centre, evaluate
+            )
             momentum.sub_(self.scaled_force(now.force), alpha=length / 2)
             acceptance = _acceptance(energy - self._energy(now, momentum))
             if means is not None:
@@ -75,7 +85,9 @@ class HMC(Kernel):
         if means is not None:
             square = self.scaled_force(state.memory["force"]).square().sum(-1)
             loss, virial, acceptance = means.over(count)
-            info = info._replace(force_square=square, virial=virial, recycled=loss, acceptance=acceptance)
+            info = info._replace(
+                force_square=square, virial=virial, recycled=loss, acceptance=acceptance
+            )
         return state, info
 
     def _prepared(self, state: State, evaluate: Evaluate) -> int:
@@ -95,7 +107,9 @@ class HMC(Kernel):
     def _energy(self, point: _Point, momentum: Tensor) -> Tensor:
         """H = U(w) + ½‖p‖² in float64, p the momentum in the coordinates S⁻¹w."""
         gamma: Any = self.localization
-        return self.nbeta * point.loss.double() + 0.5 * (_squares(point.away, gamma) + _squares(momentum))
+        return self.nbeta * point.loss.double() + 0.5 * (
+            _squares(point.away, gamma) + _squares(momentum)
+        )
 
 
 class _Point(NamedTuple):
@@ -112,10 +126,15 @@ class _Means:
 
     def __init__(self, start: _Point) -> None:
         self._first = self._seen(start)
-        self._sums, self._acceptances = torch.zeros_like(self._first), torch.zeros_like(self._first[0])
+        self._sums, self._acceptances = (
+            torch.zeros_like(self._first),
+            torch.zeros_like(self._first[0]),
+        )
 
     def _seen(self, point: _Point) -> Tensor:
-        return torch.stack([point.loss.double(), torch.linalg.vecdot(point.away, point.force).double()])
+        return torch.stack(
+            [point.loss.double(), torch.linalg.vecdot(point.away, point.force).double()]
+        )
 
     def add(self, point: _Point, acceptance: Tensor) -> None:
         """One more point, with its probability."""
@@ -130,7 +149,9 @@ class _Means:
 
 
 def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:
-    """Σ_i w_i v_i² of each row in float64; of long rows run by run, for whole copies would be most of a step."""
+    """Σ_i w_i v_i² of each row in float64; of long rows run by run, for whole copies would be
+    most of a step.
+    """
     parts = []
     for start in range(0, vectors.shape[-1], RUN):
         run = vectors[..., start : start + RUN].double()
@@ -145,6 +166,10 @@ def _acceptance(fall: Tensor) -> Tensor:
     return torch.exp(fall.clamp(max=0.0)).nan_to_num(nan=0.0)
 
 
-def mala(step_size: float, nbeta: float, localization: Localization = 0.0, scale: Tensor | None = None) -> HMC:
-    """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): SGLD's step on all data, then a test."""
+def mala(
+    step_size: float, nbeta: float, localization: Localization = 0.0, scale: Tensor | None = None
+) -> HMC:
+    """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): SGLD's step on all
+    data, then a test.
+    """
     return HMC(step_size, nbeta, localization, scale, leapfrog=1, jitter=1.0)

@@ -22,11 +22,12 @@ DEFAULT_BATCH = 512
 class Minibatches:
     """Batches drawn at random from a problem's data, with the centre's loss on each.
 
-    Where the loss is a mean over samples that are all in memory, a batch is ``batch_size`` samples drawn with
-    replacement, and the loss at the centre on it is the mean of n numbers computed once. Else (norm="train", ignored
-    targets, streamed data) it is one of the problem's own batches, drawn with the probability of its weight. ``shared``
-    gives all chains the same batch. A batch of n samples is the whole data, the same at every step, and so is any batch
-    of a problem without data.
+    Where the loss is a mean over samples that are all in memory, a batch is ``batch_size`` samples
+    drawn with replacement, and the loss at the centre on it is the mean of n numbers computed once.
+    Else (norm="train", ignored targets, streamed data) it is one of the problem's own batches,
+    drawn with the probability of its weight. ``shared`` gives all chains the same batch. A batch of
+    n samples is the whole data, the same at every step, and so is any batch of a problem without
+    data.
     """
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
@@ -40,9 +41,16 @@ class Minibatches:
         if columns is not None:
             losses, self.columns, self._spec, self._fixed = columns
             dataless = not any(column.numel() for column in self.columns)
-            self.size = problem.num_samples if dataless else min(batch_size or DEFAULT_BATCH, problem.num_samples)
+            self.size = (
+                problem.num_samples
+                if dataless
+                else min(batch_size or DEFAULT_BATCH, problem.num_samples)
+            )
             if self.size == problem.num_samples:
-                self.shared, self._whole = True, torch.arange(1 if dataless else self.size, device=problem.device)
+                self.shared, self._whole = (
+                    True,
+                    torch.arange(1 if dataless else self.size, device=problem.device),
+                )
         else:
             losses = _batch_losses(problem)
             sizes = problem.batches.sizes
@@ -94,7 +102,9 @@ class Minibatches:
             index = rng.integers(self.num_choices, rows, self.size)
         else:
             places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
-            index = torch.searchsorted(self._cumulative, places, right=True).clamp_(max=self.num_choices - 1)
+            index = torch.searchsorted(self._cumulative, places, right=True).clamp_(
+                max=self.num_choices - 1
+            )
             index = index.unsqueeze(1)
         return index.expand(chains, -1)
 
@@ -107,8 +117,9 @@ class Minibatches:
         return [rows.unflatten(0, index.shape) for rows in self._rows(index.reshape(-1))]
 
     def _rows(self, index: Tensor) -> list[Tensor]:
-        """These rows of every column, on a CPU in memory that the next call uses again: fresh memory costs more than
-        the copy."""
+        """These rows of every column, on a CPU in memory that the next call uses again: fresh
+        memory costs more than the copy.
+        """
         if index.device.type != "cpu":
             return [column.index_select(0, index) for column in self.columns]
         if len(self._room) != len(self.columns):
@@ -120,7 +131,9 @@ class Minibatches:
     def assembled(self, parts: Sequence[Tensor]) -> Batch:
         """The tensors of one batch as the batch that the problem knows."""
         leaves = list(self._fixed)
-        for place, part in zip((i for i, leaf in enumerate(leaves) if leaf is None), parts, strict=True):
+        for place, part in zip(
+            (i for i, leaf in enumerate(leaves) if leaf is None), parts, strict=True
+        ):
             leaves[place] = part
         return Batch(tree_unflatten(leaves, self._spec), parts[0].shape[0] if parts else self.size)
 
@@ -138,7 +151,9 @@ def drawn_by_sample(problem: Problem) -> bool:
 
 
 def _columns(problem: Problem) -> tuple[Tensor, list[Tensor], TreeSpec, list[Any]] | None:
-    """The losses of all samples at the centre and the data as columns, or None where samples cannot be drawn."""
+    """The losses of all samples at the centre and the data as columns, or None where samples
+    cannot be drawn.
+    """
     if not problem.batches.in_memory:
         return None
     try:
@@ -146,15 +161,23 @@ def _columns(problem: Problem) -> tuple[Tensor, list[Tensor], TreeSpec, list[Any
         whole = concatenate([batch.data for batch in problem.batches])
     except torch.OutOfMemoryError:
         raise
-    except (TypeError, RuntimeError, ValueError):  # dependent samples, or batches of different shapes
+    # dependent samples, or batches of different shapes
+    except (TypeError, RuntimeError, ValueError):
         return None
     leaves, spec = tree_flatten(whole)
     tensors = [isinstance(leaf, Tensor) and leaf.ndim > 0 for leaf in leaves]
     columns = [leaf for leaf, tensor in zip(leaves, tensors, strict=True) if tensor]
-    return losses, columns, spec, [None if tensor else leaf for leaf, tensor in zip(leaves, tensors, strict=True)]
+    return (
+        losses,
+        columns,
+        spec,
+        [None if tensor else leaf for leaf, tensor in zip(leaves, tensors, strict=True)],
+    )
 
 
 @torch.no_grad()
 def _batch_losses(problem: Problem) -> Tensor:
     parameters = problem.named(problem.vector)
-    return torch.stack([problem.batch_loss(parameters, batch).reshape(()) for batch in problem.batches])
+    return torch.stack(
+        [problem.batch_loss(parameters, batch).reshape(()) for batch in problem.batches]
+    )

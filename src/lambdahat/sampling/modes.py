@@ -1,4 +1,6 @@
-"""Which way of running the chains is fastest here: together, one by one, in processes, or in a CUDA graph."""
+"""Which way of running the chains is fastest here: together, one by one, in processes, or in a
+CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ from lambdahat.sampling.unfolded import has_unfoldable
 from lambdahat.sampling.workers import ForkedRunner, processes_available
 
 MODES = ("auto", "batched", "sequential", "processes", "graph")
-SMALL = 2_000_000  # multiply-adds of a gradient (P × samples) up to which "batched" is taken untimed
+# multiply-adds of a gradient (P × samples) up to which "batched" is taken untimed
+SMALL = 2_000_000
 TIMED_STEPS, ROUNDS = 2, 3  # the best of a few rounds counts: another process may disturb one
-MEMORY = "Even one by one the chains do not fit into memory: a larger accumulate or a smaller batch_size needs less."
+MEMORY = (
+    "Even one by one the chains do not fit into memory: a larger accumulate or a smaller batch_size"
+    " needs less."
+)
 LARGE = 20_000_000  # parameters beyond which chains gain nothing from sharing a call
 
 AnyRunner = Runner | ForkedRunner | SpreadRunner
@@ -33,12 +39,14 @@ Makers = dict[str, Callable[[], Runner | ForkedRunner]]
 Failure = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, IndexError)
 
 
-def make_runner(problem: Problem, kernel: Kernel, chains: int, plan: Plan, mode: str = "auto") -> tuple[AnyRunner, str]:
+def make_runner(
+    problem: Problem, kernel: Kernel, chains: int, plan: Plan, mode: str = "auto"
+) -> tuple[AnyRunner, str]:
     """A runner in the mode asked for, or in the fastest, and the mode's name.
 
-    Small problems run "batched" and are not timed, so that their numbers depend on the seed alone; beyond, the modes
-    that work are timed once over a few steps. Modes differ in rounding only. On many processes each rank runs its
-    share of the chains, on all data.
+    Small problems run "batched" and are not timed, so that their numbers depend on the seed alone;
+    beyond, the modes that work are timed once over a few steps. Modes differ in rounding only. On
+    many processes each rank runs its share of the chains, on all data.
     """
     require_choice(mode, "mode", MODES)
     ranks = problem.ranks
@@ -56,10 +64,12 @@ def _made(
 ) -> tuple[Runner | ForkedRunner, str]:
     """A runner of the chains of these numbers in this process.
 
-    By itself it takes one mode only, "sequential", where the chains do not fit into memory together, and records
-    nothing where they do but a record does not.
+    By itself it takes one mode only, "sequential", where the chains do not fit into memory
+    together, and records nothing where they do but a record does not.
     """
-    samples = problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
+    samples = (
+        problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
+    )
     at_once = max(problem.batches.sizes) if kernel.exact else -(-samples // plan.accumulate)
     if problem.memory is not None and not kernel.exact:
         plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
@@ -80,7 +90,8 @@ def _made(
     if not small and (problem.num_parameters > LARGE or not demand.together_fits()):
         return makers["sequential"](), "sequential"
     if "graph" in makers and (small or demand.together_fits(recorded=True)):
-        with suppress(*Failure), rng_untouched():  # a model that cannot be mapped or captured fails in the making
+        # a model that cannot be mapped or captured fails in the making
+        with suppress(*Failure), rng_untouched():
             return makers["graph"](), "graph"
     if small or problem.device.type == "cuda":
         runner = _working(makers["batched"]) if "batched" in makers else None
@@ -108,9 +119,18 @@ def _makers(ground: Ground, kernel: Kernel, numbers: Sequence[int]) -> Makers:
     found: Makers = {"sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))}
     if source is None or source.shared or source.by_sample:
         found["batched"] = lambda: Runner(ground, kernel, numbers, Together(problem))
-        if problem.device.type == "cuda" and source is not None and source.by_sample and not ground.plan.looks:
-            found["graph"] = lambda: GraphRunner(ground, kernel, numbers, Together(problem, has_unfoldable(problem)))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if (
+            problem.device.type == "cuda"
+            and source is not None
+            and source.by_sample
+            and not ground.plan.looks
+        ):
+            found["graph"] = lambda: GraphRunner(
+                ground, kernel, numbers, Together(problem, has_unfoldable(problem))
+            )
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     processes = min(len(numbers), cores)
     if processes_available(problem) and processes > 1:
         found["processes"] = lambda: ForkedRunner(ground, kernel, numbers, processes)
@@ -119,8 +139,14 @@ def _makers(ground: Ground, kernel: Kernel, numbers: Sequence[int]) -> Makers:
 
 def _why_not(mode: str) -> str:
     return {
-        "graph": "a CUDA graph needs a CUDA problem, a kernel that never rejects, and nothing looked at draw by draw",
-        "processes": "processes need fork, several cores and chains, a CPU problem, and no CUDA or process group",
+        "graph": (
+            "a CUDA graph needs a CUDA problem, a kernel that never rejects, and nothing looked at"
+            " draw by draw"
+        ),
+        "processes": (
+            "processes need fork, several cores and chains, a CPU problem, and no CUDA or process"
+            " group"
+        ),
         "batched": "chains can share a call only where batches can be drawn sample by sample",
     }.get(mode, "")
 

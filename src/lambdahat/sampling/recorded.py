@@ -1,4 +1,6 @@
-"""A function as the bare operations it does: for small losses, whose arithmetic costs less than what surrounds it."""
+"""A function as the bare operations it does: for small losses, whose arithmetic costs less than
+what surrounds it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Recorded:
-    """``function(positions)``, from the thousandth call on by the tensor operations it did then (``make_fx``).
+    """``function(positions)``, from the thousandth call on by the tensor operations it did then
+    (``make_fx``).
 
-    Mapping and differentiating a loss of a few parameters takes several times as long as the operations that come of
-    it. These are the same operations on the same kernels, so the numbers stay the same to the bit; a function that
-    cannot be recorded, or whose record answers otherwise, is called as before.
+    Mapping and differentiating a loss of a few parameters takes several times as long as the
+    operations that come of it. These are the same operations on the same kernels, so the numbers
+    stay the same to the bit; a function that cannot be recorded, or whose record answers otherwise,
+    is called as before.
     """
 
     def __init__(self, function: Callable[[Tensor], Pair]) -> None:
@@ -40,7 +44,10 @@ class Recorded:
         """Record at these positions and keep the record if it gives the answer that is known."""
         try:
             record = make_fx(self._function)(positions)
-            same = all(torch.equal(ours, theirs) for ours, theirs in zip(record(positions), answer, strict=True))
+            same = all(
+                torch.equal(ours, theirs)
+                for ours, theirs in zip(record(positions), answer, strict=True)
+            )
         except Exception:  # whatever a user's function does that cannot be recorded
             return
         if same:

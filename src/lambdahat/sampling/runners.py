@@ -43,23 +43,37 @@ class Plan:
     @property
     def looks(self) -> bool:
         """Whether the positions are looked at draw by draw, not only the losses."""
-        return self.full_losses or self.keep_parameters or bool(self.observables) or bool(self.averages)
+        return (
+            self.full_losses
+            or self.keep_parameters
+            or bool(self.observables)
+            or bool(self.averages)
+        )
 
 
 class Ground:
-    """What all runners of a run stand on: the problem, the plan, the centre, its loss and the batches to draw from."""
+    """What all runners of a run stand on: the problem, the plan, the centre, its loss and the
+    batches to draw from.
+    """
 
     def __init__(self, problem: Problem, plan: Plan, exact: bool) -> None:
         self.problem, self.plan = problem, plan
         vector = problem.vector  # steps smaller than the rounding of half precision would be lost
-        self.centre, self.centre_loss = vector.to(torch.promote_types(vector.dtype, torch.float32)), problem.loss()
-        self.source = None if exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
+        self.centre, self.centre_loss = (
+            vector.to(torch.promote_types(vector.dtype, torch.float32)),
+            problem.loss(),
+        )
+        self.source = (
+            None if exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
+        )
 
 
 class Runner:
     """Chains of one kernel on one problem, advanced together in this process."""
 
-    def __init__(self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne) -> None:
+    def __init__(
+        self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne
+    ) -> None:
         self.ground, self.kernel, self.gradients = ground, kernel, gradients
         self.problem, self.plan, self.centre = ground.problem, ground.plan, ground.centre
         problem, plan = self.problem, self.plan
@@ -67,7 +81,8 @@ class Runner:
         self.rng = Streams(plan.seed, self.chains, problem.device)
         self.source = None if ground.source is None else ground.source.afresh()
         self.state = kernel.init(self.centre.expand(len(self.chains), -1), self.centre)
-        self.gradients_spent = 0  # of each chain: on a batch, or on the whole data for an exact kernel
+        # of each chain: on a batch, or on the whole data for an exact kernel
+        self.gradients_spent = 0
         self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=problem.device)
 
     @property
@@ -96,8 +111,10 @@ class Runner:
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """The names of what every step tells: loss, loss at the centre on the same batch, distance from it, acceptance;
-        with forces ‖S∇U‖², the virial, and work and heat, or of trajectories the mean loss."""
+        """The names of what every step tells: loss, loss at the centre on the same batch, distance
+        from it, acceptance; with forces ‖S∇U‖², the virial, and work and heat, or of trajectories
+        the mean loss.
+        """
         if not self.plan.forces:
             return TRACES
         return (*TRACES, *FORCES, *(TRAJECTORIES if self.kernel.exact else STEPS))
@@ -105,7 +122,11 @@ class Runner:
     def retune(self, kernel: Kernel) -> None:
         """Go on with other settings from where the chains are."""
         was, now = self.kernel, kernel
-        same = type(was) is type(now) and was.nbeta == now.nbeta and _equal(was.localization, now.localization)
+        same = (
+            type(was) is type(now)
+            and was.nbeta == now.nbeta
+            and _equal(was.localization, now.localization)
+        )
         self.kernel = kernel
         if same and was.step_size != now.step_size:
             now.resume(self.state, was.step_size)
@@ -124,18 +145,21 @@ class Runner:
         self.state.steps = 0 if chains is None else steps
 
     def resize(self, batch_size: int, accumulate: int) -> None:
-        """Go on with batches of another size, in ``accumulate`` pieces; only where samples are drawn one by one."""
+        """Go on with batches of another size, in ``accumulate`` pieces; only where samples are
+        drawn one by one.
+        """
         assert self.source is not None
         self.plan = replace(self.plan, batch_size=batch_size, accumulate=accumulate)
         self.source.resize(batch_size)
 
     def noise(self, batches: int) -> Record:
-        """Measure what batches add by chance where the chains are, without moving them; each entry is (chains,).
+        """Measure what batches add by chance where the chains are, without moving them; each entry
+        is (chains,).
 
-        "trace" is tr V with V the covariance of Sᵀ·nβ∇L over batches, "energy" the variance of nβ(L − L*), "tied" an
-        estimate of tr(S⁻ᵀV·SᵀΓ·A⁻¹) with Γ the localization and A the curvature of U: the part of the noise that heats
-        the localization and not the loss. As A⁻¹ is the covariance of d = w − w*, it is the covariance over batches of
-        nβ∇L·d and nβ∇L·SSᵀΓd.
+        "trace" is tr V with V the covariance of Sᵀ·nβ∇L over batches, "energy" the variance of nβ(L
+        − L*), "tied" an estimate of tr(S⁻ᵀV·SᵀΓ·A⁻¹) with Γ the localization and A the curvature of
+        U: the part of the noise that heats the localization and not the loss. As A⁻¹ is the
+        covariance of d = w − w*, it is the covariance over batches of nβ∇L·d and nβ∇L·SSᵀΓd.
         """
         count = len(self.chains)
         zeros = torch.zeros(count, dtype=torch.float64)
@@ -149,7 +173,9 @@ class Runner:
         with repeated() if isinstance(self.gradients, Together) else nullcontext():
             for _ in range(batches):
                 index = source.draw(self.rng, count)
-                loss, gradient = on_batches(self.gradients, self.state.position, source, index, self.plan.accumulate)
+                loss, gradient = on_batches(
+                    self.gradients, self.state.position, source, index, self.plan.accumulate
+                )
                 energies.append((loss - source.centre(index)).double())
                 works.append(torch.linalg.vecdot(gradient, away).double())
                 pulls.append(torch.linalg.vecdot(gradient, pull).double())
@@ -159,12 +185,16 @@ class Runner:
         self.gradients_spent += batches
         spread = (squares - total.square().sum(-1).double() / batches) / (batches - 1)
         work, pulled = torch.stack(works), torch.stack(pulls)
-        tied = ((work - work.mean(dim=0)) * (pulled - pulled.mean(dim=0))).sum(dim=0) / (batches - 1)
+        tied = ((work - work.mean(dim=0)) * (pulled - pulled.mean(dim=0))).sum(dim=0) / (
+            batches - 1
+        )
         found = {"trace": spread, "energy": torch.stack(energies).var(dim=0), "tied": tied}
         return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in found.items()}
 
     def forces(self) -> Record:
-        """The gradients of nβL on two batches (once on the whole data) and of the localization, (chains, P) each."""
+        """The gradients of nβL on two batches (once on the whole data) and of the localization,
+        (chains, P) each.
+        """
         count, source = len(self.chains), self.source
         gamma: Any = self.kernel.localization
         found = []
@@ -175,10 +205,16 @@ class Runner:
                 else:
                     index = source.draw(self.rng, count)
                     plan = self.plan
-                    gradient = on_batches(self.gradients, self.state.position, source, index, plan.accumulate)[1]
+                    gradient = on_batches(
+                        self.gradients, self.state.position, source, index, plan.accumulate
+                    )[1]
                 found.append(self.kernel.nbeta * gradient)
         self.gradients_spent += len(found)
-        return {"first": found[0], "second": found[-1], "tie": gamma * (self.state.position - self.state.centre)}
+        return {
+            "first": found[0],
+            "second": found[-1],
+            "tie": gamma * (self.state.position - self.state.centre),
+        }
 
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""
@@ -187,9 +223,11 @@ class Runner:
                 self._step()
 
     def advance(self, draws: int, look: bool = True) -> Record:
-        """``draws`` more draws: for each trace a tensor (chains, draws), for observables (chains, draws, …).
+        """``draws`` more draws: for each trace a tensor (chains, draws), for observables (chains,
+        draws, …).
 
-        What is to be averaged has one entry for all of them, (chains, 1, …). Without ``look``, the traces alone.
+        What is to be averaged has one entry for all of them, (chains, 1, …). Without ``look``, the
+        traces alone.
         """
         # fused attention has no rule for vmap
         with repeated() if isinstance(self.gradients, Together) else nullcontext():
@@ -198,7 +236,10 @@ class Runner:
     def _advanced(self, draws: int, look: bool) -> Record:
         count = len(self.chains)
         names = self.traces
-        record = {name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device) for name in names}
+        record = {
+            name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device)
+            for name in names
+        }
         looks: dict[str, list[Tensor]] = {}
         self._totals: dict[str, Tensor] = {}
         for draw in range(draws):
@@ -221,7 +262,9 @@ class Runner:
         if self.plan.bound is not None:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients
-        acceptance = info.acceptance if info.acceptance is not None else torch.ones_like(info.distance)
+        acceptance = (
+            info.acceptance if info.acceptance is not None else torch.ones_like(info.distance)
+        )
         seen = (
             info.loss,
             base,
@@ -238,11 +281,15 @@ class Runner:
     def _moved(self) -> tuple[Tensor, Info]:
         """The kernel's step, and the loss at the centre on the batch it saw."""
         if self.source is None:
-            self.state, info = self.kernel.step(self.state, lambda at: full_data(self.gradients, at), self.rng)
+            self.state, info = self.kernel.step(
+                self.state, lambda at: full_data(self.gradients, at), self.rng
+            )
             return torch.full_like(info.loss, self.ground.centre_loss), info
         source, index = self.source, self.source.draw(self.rng, len(self.chains))
         self.state, info = self.kernel.step(
-            self.state, lambda at: on_batches(self.gradients, at, source, index, self.plan.accumulate), self.rng
+            self.state,
+            lambda at: on_batches(self.gradients, at, source, index, self.plan.accumulate),
+            self.rng,
         )
         return source.centre(index), info
 
@@ -261,7 +308,10 @@ class Runner:
         """What draws show beside their losses."""
         plan, positions = self.plan, self.state.position
         if plan.full_losses:
-            losses = [self.problem.loss(theta) if theta.isfinite().all() else float("nan") for theta in positions]
+            losses = [
+                self.problem.loss(theta) if theta.isfinite().all() else float("nan")
+                for theta in positions
+            ]
             looks.setdefault("full", []).append(torch.tensor(losses, dtype=torch.float64))
         if plan.keep_parameters:
             looks.setdefault("parameters", []).append(positions.detach().cpu().clone())
@@ -283,7 +333,8 @@ def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:
         return torch.stack([torch.as_tensor(value).detach().double().cpu() for value in found])
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"observable {name!r} must return a number or a tensor, of one shape, got {describe(found[0])}"
+            f"observable {name!r} must return a number or a tensor, of one shape, got"
+            f" {describe(found[0])}"
         ) from error
 
 

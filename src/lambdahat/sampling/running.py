@@ -52,20 +52,23 @@ def sample(
     mode: str = "auto",
     watch: Watch | None = None,
 ) -> Chains:
-    """Sample exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²) around the problem's parameters w*, with ``kernel``.
+    """Sample exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²) around the problem's parameters w*, with
+    ``kernel``.
 
-    Every chain starts at w*, takes ``burn_in`` steps that are thrown away and then ``draws`` × ``thin`` steps, every
-    ``thin``-th of them a draw. A step sees ``batch_size`` random samples (512 by default; exact kernels see all), each
-    chain its own unless ``shared_batches``, in ``accumulate`` pieces where memory is short. Every loss is paired with
-    the loss at w* on the same batch; ``baseline`` "full" or "both" takes the loss of every draw over the whole data
-    too, which is another pass over it and not in ``cost``.
+    Every chain starts at w*, takes ``burn_in`` steps that are thrown away and then ``draws`` ×
+    ``thin`` steps, every ``thin``-th of them a draw. A step sees ``batch_size`` random samples (512
+    by default; exact kernels see all), each chain its own unless ``shared_batches``, in
+    ``accumulate`` pieces where memory is short. Every loss is paired with the loss at w* on the
+    same batch; ``baseline`` "full" or "both" takes the loss of every draw over the whole data too,
+    which is another pass over it and not in ``cost``.
 
-    ``observables`` are functions of the flat parameters, recorded draw by draw; of ``averages`` only the means over
-    some twenty stretches of each chain are kept, whatever the number of draws; ``keep_parameters`` keeps the draws.
-    ``forces`` records ‖∇U‖² and the virial (w − w*)·∇U, which show the bias of the steps and what has not relaxed.
-    Chains farther than ``bound`` from w* are pulled back, which the status tells. ``mode`` is "batched", "sequential",
-    "processes", "graph" or "auto", the fastest. ``watch`` is called with nβ(L − L*) of the draws so far,
-    (chains, draws), some twenty times; if it returns True, the sampling stops there.
+    ``observables`` are functions of the flat parameters, recorded draw by draw; of ``averages``
+    only the means over some twenty stretches of each chain are kept, whatever the number of draws;
+    ``keep_parameters`` keeps the draws. ``forces`` records ‖∇U‖² and the virial (w − w*)·∇U, which
+    show the bias of the steps and what has not relaxed. Chains farther than ``bound`` from w* are
+    pulled back, which the status tells. ``mode`` is "batched", "sequential", "processes", "graph"
+    or "auto", the fastest. ``watch`` is called with nβ(L − L*) of the draws so far, (chains,
+    draws), some twenty times; if it returns True, the sampling stops there.
     """
     require_problem(problem)
     _require_kernel(kernel)
@@ -84,7 +87,14 @@ def sample(
         require_positive(bound, "bound")
     require_functions(observables, "observables")
     require_functions(averages, "averages")
-    require(watch is None or callable(watch), "watch", "be a function of the energies so far", watch, "", TypeError)
+    require(
+        watch is None or callable(watch),
+        "watch",
+        "be a function of the energies so far",
+        watch,
+        "",
+        TypeError,
+    )
     plan = Plan(
         seed,
         batch_size,
@@ -123,9 +133,21 @@ class Collector:
     """Draws of a runner's chains as they come, and what they make together."""
 
     def __init__(
-        self, runner: AnyRunner, problem: Problem, kernel: Kernel, plan: Plan, mode: str, watch: Watch | None = None
+        self,
+        runner: AnyRunner,
+        problem: Problem,
+        kernel: Kernel,
+        plan: Plan,
+        mode: str,
+        watch: Watch | None = None,
     ) -> None:
-        self.runner, self.problem, self.kernel, self.plan, self.mode = runner, problem, kernel, plan, mode
+        self.runner, self.problem, self.kernel, self.plan, self.mode = (
+            runner,
+            problem,
+            kernel,
+            plan,
+            mode,
+        )
         self._watch = watch
         self.forget()
 
@@ -134,7 +156,11 @@ class Collector:
         self._parts: list[Record] = []
         self._stretches: list[tuple[int, Record]] = []
         self._burn_in = self.runner.steps
-        self._probe = None if self.kernel.exact else AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
+        self._probe = (
+            None
+            if self.kernel.exact
+            else AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
+        )
 
     def draw(self, draws: int) -> bool:
         """``draws`` more; False if the caller's ``watch`` has seen enough."""
@@ -150,10 +176,16 @@ class Collector:
         return True
 
     def _keep(self, record: Record, draws: int) -> None:
-        """Averages are kept by stretches, which are joined two by two where there are many: memory stays bounded."""
-        self._parts.append({name: values for name, values in record.items() if not name.startswith(AVERAGE)})
+        """Averages are kept by stretches, which are joined two by two where there are many:
+        memory stays bounded.
+        """
+        self._parts.append(
+            {name: values for name, values in record.items() if not name.startswith(AVERAGE)}
+        )
         if self.plan.averages:
-            self._stretches.append((draws, {name: record[name] for name in record if name.startswith(AVERAGE)}))
+            self._stretches.append(
+                (draws, {name: record[name] for name in record if name.startswith(AVERAGE)})
+            )
         if len(self._stretches) > MOST_STRETCHES:
             pairs = zip(self._stretches[::2], self._stretches[1::2], strict=False)
             left = self._stretches[len(self._stretches) // 2 * 2 :]
@@ -163,8 +195,14 @@ class Collector:
         """What was recorded, with diagnostics and a verdict."""
         record, runner, kernel = self._joined(), self.runner, self.kernel
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
-        acceptance = float(arrays["acceptance"].mean()) if self._probe is None else self._probe.acceptance
-        unknown = {} if self._probe is None or not self._probe.unknown else {"acceptance": self._probe.unknown}
+        acceptance = (
+            float(arrays["acceptance"].mean()) if self._probe is None else self._probe.acceptance
+        )
+        unknown = (
+            {}
+            if self._probe is None or not self._probe.unknown
+            else {"acceptance": self._probe.unknown}
+        )
         bounded = runner.bounded.cpu().numpy()
         diagnostics = diagnose(self._energies(record), arrays["distance"], acceptance, bounded)
         averages = {
@@ -203,7 +241,9 @@ class Collector:
         )
 
     def _joined(self) -> Record:
-        return {name: torch.cat([part[name] for part in self._parts], dim=1) for name in self._parts[0]}
+        return {
+            name: torch.cat([part[name] for part in self._parts], dim=1) for name in self._parts[0]
+        }
 
     def _energies(self, record: Record) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
@@ -214,15 +254,21 @@ class Collector:
 def _together(first: tuple[int, Record], second: tuple[int, Record]) -> tuple[int, Record]:
     """Two stretches, as (draws, means), as one."""
     count = first[0] + second[0]
-    return count, {name: (first[0] * first[1][name] + second[0] * second[1][name]) / count for name in first[1]}
+    return count, {
+        name: (first[0] * first[1][name] + second[0] * second[1][name]) / count for name in first[1]
+    }
 
 
 def _of_kind(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)}
+    return {
+        name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)
+    }
 
 
 def place(kernel: Kernel, problem: Problem) -> Kernel:
-    """The kernel with its localization and scale as tensors where the problem's vector is, if they are not numbers."""
+    """The kernel with its localization and scale as tensors where the problem's vector is, if
+    they are not numbers.
+    """
     gamma: Any = localization_tensor(kernel.localization, problem.space, problem.vector)
     scale = kernel.scale
     if scale is not None:
@@ -230,7 +276,9 @@ def place(kernel: Kernel, problem: Problem) -> Kernel:
         shape = scale.values.shape if isinstance(scale, KroneckerScale) else scale.shape
         fits = shape in ((count,), (count, count))
         require(fits, "scale", f"have shape ({count},) or ({count}, {count})", scale)
-        scale = scale.to(problem.vector.to(torch.promote_types(problem.vector.dtype, torch.float32)))
+        scale = scale.to(
+            problem.vector.to(torch.promote_types(problem.vector.dtype, torch.float32))
+        )
     return dataclasses.replace(kernel, localization=gamma, scale=scale)
 
 
@@ -238,7 +286,12 @@ def localization_tensor(localization: Localization, space: Space, like: Tensor) 
     """γ as a number, or as a vector (P,) where it differs between parameters."""
     require_localization(localization)
     if isinstance(localization, Tensor):
-        require(localization.shape == (space.size,), "localization", f"have shape ({space.size},)", localization)
+        require(
+            localization.shape == (space.size,),
+            "localization",
+            f"have shape ({space.size},)",
+            localization,
+        )
         return localization.to(like)
     if not isinstance(localization, Mapping):
         return float(localization)
@@ -254,7 +307,12 @@ def _named_by(pattern: str, space: Space) -> tuple[str, ...]:
     match = matcher(pattern)
     found = tuple(name for name in space.names if match(name) or match(name.rpartition(".")[0]))
     some = ", ".join(space.names[:6]) + (", …" if len(space.names) > 6 else "")
-    require(bool(found), "localization", f"name parameters, layers or globs of them among {some}", repr(pattern))
+    require(
+        bool(found),
+        "localization",
+        f"name parameters, layers or globs of them among {some}",
+        repr(pattern),
+    )
     return found
 
 
@@ -265,9 +323,22 @@ def _pieces(draws: int) -> list[tuple[int, int]]:
 
 
 def require_functions(functions: Any, name: str) -> None:
-    pairs = functions.items() if isinstance(functions, Mapping) else [] if functions is None else [(None, None)]
+    pairs = (
+        functions.items()
+        if isinstance(functions, Mapping)
+        else []
+        if functions is None
+        else [(None, None)]
+    )
     fine = all(isinstance(key, str) and callable(value) for key, value in pairs)
-    require(fine, name, "be a dict of names to functions of the flat parameters (P,)", functions, "", TypeError)
+    require(
+        fine,
+        name,
+        "be a dict of names to functions of the flat parameters (P,)",
+        functions,
+        "",
+        TypeError,
+    )
 
 
 def _require_kernel(kernel: Any) -> None:

@@ -1,4 +1,6 @@
-"""Chains over many processes: each rank runs its share of them, and every rank gets what all of them showed."""
+"""Chains over many processes: each rank runs its share of them, and every rank gets what all of
+them showed.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,21 @@ from lambdahat.sampling.workers import ForkedRunner
 
 
 class SpreadRunner:
-    """Chains of which this rank's ``runner`` advances those numbered ``own``; what they show is gathered.
+    """Chains of which this rank's ``runner`` advances those numbered ``own``; what they show is
+    gathered.
 
     A rank without a chain of its own runs the first once more, which nobody sees.
     """
 
-    def __init__(self, problem: Problem, runner: Runner | ForkedRunner, own: Sequence[int], chains: int) -> None:
-        self._problem, self._runner, self._own, self.chains = problem, runner, list(own), tuple(range(chains))
+    def __init__(
+        self, problem: Problem, runner: Runner | ForkedRunner, own: Sequence[int], chains: int
+    ) -> None:
+        self._problem, self._runner, self._own, self.chains = (
+            problem,
+            runner,
+            list(own),
+            tuple(range(chains)),
+        )
 
     @property
     def ground(self) -> Ground:
@@ -74,11 +84,16 @@ class SpreadRunner:
 
     def _gathered_record(self, record: Record) -> Record:
         """What all chains showed, from what those of this rank did."""
-        flat = torch.cat([values.reshape(len(values), -1).double() for values in record.values()], dim=1)
+        flat = torch.cat(
+            [values.reshape(len(values), -1).double() for values in record.values()], dim=1
+        )
         whole = self.gathered(flat.to(self._problem.device)).cpu()
         parts = whole.split([values[0].numel() for values in record.values()], dim=1)
         named = zip(record.items(), parts, strict=True)
-        return {name: part.reshape(-1, *values.shape[1:]).to(values.dtype) for (name, values), part in named}
+        return {
+            name: part.reshape(-1, *values.shape[1:]).to(values.dtype)
+            for (name, values), part in named
+        }
 
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""
@@ -108,7 +123,9 @@ class SpreadRunner:
 
 def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: Plan) -> None:
     """Raise where the ranks are not about to sample the same."""
-    settings: dict[str, Any] = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    settings: dict[str, Any] = {
+        field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)
+    }
     settings["observables"], settings["averages"] = sorted(plan.observables), sorted(plan.averages)
     shown = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
     if isinstance(kernel.scale, KroneckerScale):

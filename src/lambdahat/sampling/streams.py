@@ -1,4 +1,6 @@
-"""Random numbers for chains: a stream for each, so that a chain does not depend on which chains run beside it."""
+"""Random numbers for chains: a stream for each, so that a chain does not depend on which chains
+run beside it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ from lambdahat._rng import generator
 class Streams:
     """Random numbers for several chains at once, one row a chain.
 
-    On the CPU every chain has a stream of its own, named by ``(seed, "chain", its number)``: however the chains are
-    distributed over calls or processes, each draws the same numbers. On another device the chains share one stream of
-    that device, which a CUDA graph can hold.
+    On the CPU every chain has a stream of its own, named by ``(seed, "chain", its number)``:
+    however the chains are distributed over calls or processes, each draws the same numbers. On
+    another device the chains share one stream of that device, which a CUDA graph can hold.
     """
 
-    def __init__(self, seed: int, chains: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, seed: int, chains: Sequence[int], device: torch.device | str = "cpu"
+    ) -> None:
         self.device = torch.device(device)
         if self.device.type == "cpu":
             self.generators = [generator(seed, "chain", chain) for chain in chains]
@@ -46,7 +50,9 @@ class Streams:
         return out
 
     def _rows(self, out: Tensor) -> list[tuple[Tensor, torch.Generator]]:
-        """Pieces of ``out`` with the stream that fills each; a single vector is the row of the only chain."""
+        """Pieces of ``out`` with the stream that fills each; a single vector is the row of the
+        only chain.
+        """
         if len(self.generators) == 1:
             return [(out, self.generators[0])]
         return list(zip(out.unbind(), self.generators, strict=True))

@@ -1,8 +1,10 @@
-"""Tuning and running the kernels that never reject: time step, batch size, burn-in, and the bias of the steps.
+"""Tuning and running the kernels that never reject: time step, batch size, burn-in, and the bias of
+the steps.
 
-Every such kernel is tuned by one number, the time step h, in which a direction of curvature a oscillates or relaxes and
-which must stay below 2/√(largest curvature of U). The curvature is measured where the chains go, not only at w*. The
-bias that is left is measured by two time steps, h and 2h: the burn-in ends with draws at 2h, the rest are at h.
+Every such kernel is tuned by one number, the time step h, in which a direction of curvature a
+oscillates or relaxes and which must stay below 2/√(largest curvature of U). The curvature is
+measured where the chains go, not only at w*. The bias that is left is measured by two time steps, h
+and 2h: the burn-in ends with draws at 2h, the rest are at h.
 """
 
 from __future__ import annotations
@@ -34,32 +36,44 @@ from lambdahat.sampling.running import burn
 
 STEPS = 12000  # default maximum number of steps per chain
 FEWEST_STEPS = 100  # steps per chain that a limit must leave
-PILOT, BURN, COARSE, ROUND = 0.12, 0.2, 0.1, 0.1  # shares of the steps; what is left is drawn in rounds
+# shares of the steps; what is left is drawn in rounds
+PILOT, BURN, COARSE, ROUND = 0.12, 0.2, 0.1, 0.1
 LONGEST_PILOT = 600
 FEWEST_DRAWS = 8
-STABLE = 0.6  # h·√(largest curvature) of the draws; twice that in the burn-in, where 2 is the limit of stability
+# h·√(largest curvature) of the draws; twice that in the burn-in, where 2 is the limit of stability
+STABLE = 0.6
 NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
 ABSORBED = 0.05  # friction per step that a thermostat may take on for the noise of batches
-COOLINGS = 3  # times at most that chains cool and the noise of batches is measured again, before the step is settled
+# times at most that chains cool and the noise of batches is measured again, before the step is
+# settled
+COOLINGS = 3
 NEAR = 0.7, 1.3  # how far what the noise adds may be from what it may add, when it has settled
 NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
-EXTRA = (4 + COOLINGS) * NOISE_LOOKS + 6  # gradients at most besides the steps: looks at the noise and timed steps
+# gradients at most besides the steps: looks at the noise and timed steps
+EXTRA = (4 + COOLINGS) * NOISE_LOOKS + 6
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 REDUCTIONS = 12
-LARGE = 1_000_000  # parameters beyond which batches larger than 512 go through in pieces of that size
+# parameters beyond which batches larger than 512 go through in pieces of that size
+LARGE = 1_000_000
 STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides its own
 BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
-FULL = {"cpu": 30_000_000, "cuda": 300_000_000}  # parameters × samples up to which a step sees the whole data
-RELAXATIONS, SHORTEST = 12, 100  # of the burn-in, the coarse draws and a round each, and steps that are no fewer
+# parameters × samples up to which a step sees the whole data
+FULL = {"cpu": 30_000_000, "cuda": 300_000_000}
+# of the burn-in, the coarse draws and a round each, and steps that are no fewer
+RELAXATIONS, SHORTEST = 12, 100
 MASS_LOOKS = 8  # times that the forces on the chains are measured
-MASS_SIZE, SLOW = 200, 15  # parameters of the largest tensor and relaxation time in steps above which a mass is tried
+# parameters of the largest tensor and relaxation time in steps above which a mass is tried
+MASS_SIZE, SLOW = 200, 15
 MASS_GAIN = 1.25  # least speed-up for which it is kept
-TRUSTED, UNTRUSTED = 0.01, 0.15  # standard deviation of what a bias formula leaves out, of λ̂; and without a formula
+# standard deviation of what a bias formula leaves out, of λ̂; and without a formula
+TRUSTED, UNTRUSTED = 0.01, 0.15
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Steps of each chain: ``most`` in all, those of the pilot, the burn-in, the coarse draws and a round of draws."""
+    """Steps of each chain: ``most`` in all, those of the pilot, the burn-in, the coarse draws
+    and a round of draws.
+    """
 
     most: int
     pilot: int
@@ -69,7 +83,9 @@ class Lengths:
 
     @classmethod
     def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
-        """Split the steps of a chain; a burn-in and draws that were given are kept, and come on top without a limit."""
+        """Split the steps of a chain; a burn-in and draws that were given are kept, and come on
+        top without a limit.
+        """
         free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
         pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
         coarse = int(COARSE * free) if tuned else 0
@@ -77,10 +93,14 @@ class Lengths:
         turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
         return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
 
-    def fitted(self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0) -> Lengths:
-        """No longer than a dozen times the steps in which the chains relax, except for what was given.
+    def fitted(
+        self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0
+    ) -> Lengths:
+        """No longer than a dozen times the steps in which the chains relax, except for what was
+        given.
 
-        Of the draws, only a share of ``effort``, which is less than 1 for a tolerance that few draws meet.
+        Of the draws, only a share of ``effort``, which is less than 1 for a tolerance that few
+        draws meet.
         """
         enough = max(RELAXATIONS * relaxation, SHORTEST)
         few = max(int(effort * enough), FEWEST_DRAWS)
@@ -97,8 +117,12 @@ class Lengths:
         return min(self.most - self.burn_in - self.round - NOISE_LOOKS, self.most // 2)
 
 
-def require_enough(limit: int | None, chains: int, burn_in: int | None, draws: int | None, tuned: bool) -> None:
-    """Raise where ``limit`` gradients per chain do not hold a pilot, the burn-in and the draws that were asked for."""
+def require_enough(
+    limit: int | None, chains: int, burn_in: int | None, draws: int | None, tuned: bool
+) -> None:
+    """Raise where ``limit`` gradients per chain do not hold a pilot, the burn-in and the draws
+    that were asked for.
+    """
     if limit is None:
         return
     share = (PILOT + COARSE if tuned else 0.0) + (BURN if burn_in is None else 0.0)
@@ -114,7 +138,9 @@ def require_enough(limit: int | None, chains: int, burn_in: int | None, draws: i
 
 @dataclass(frozen=True)
 class Tuned:
-    """A kernel ready to draw, its reasons, the lengths of what follows, and what draws at twice its step showed."""
+    """A kernel ready to draw, its reasons, the lengths of what follows, and what draws at twice
+    its step showed.
+    """
 
     kernel: Kernel
     reasons: dict[str, str]
@@ -124,7 +150,9 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Coarse:
-    """Draws at twice the time step: their kernel, their energies and work, and the noise of batches there."""
+    """Draws at twice the time step: their kernel, their energies and work, and the noise of
+    batches there.
+    """
 
     kernel: Kernel
     energies: Array
@@ -147,9 +175,13 @@ def with_time_step(kernel: Kernel, step: float, friction: float) -> Kernel:
     if isinstance(kernel, Kinetic):
         return dataclasses.replace(kernel, step_size=step, friction=friction)
     if isinstance(kernel, SGHMC):
-        return dataclasses.replace(kernel, step_size=2 * step**2, friction=-math.expm1(-friction * step))
+        return dataclasses.replace(
+            kernel, step_size=2 * step**2, friction=-math.expm1(-friction * step)
+        )
     if isinstance(kernel, SGNHT):
-        return dataclasses.replace(kernel, step_size=2 * step**2, diffusion=-math.expm1(-friction * step))
+        return dataclasses.replace(
+            kernel, step_size=2 * step**2, diffusion=-math.expm1(-friction * step)
+        )
     if isinstance(kernel, RMSpropSGLD):  # its metric is at most 1/epsilon
         return dataclasses.replace(kernel, step_size=kernel.epsilon * step**2)
     return dataclasses.replace(kernel, step_size=step**2)
@@ -179,21 +211,27 @@ class Pilot:
     def tune(self, batch_given: bool) -> Tuned:
         """Find time step and batch size, burn in, and draw at twice the step.
 
-        The pilot runs in windows that double. After each, the largest curvature of U is measured where chains are, by
-        power iteration, and the step follows it. A window in which a chain leaves all bounds is repeated from w* with
-        half the step.
+        The pilot runs in windows that double. After each, the largest curvature of U is measured
+        where chains are, by power iteration, and the step follows it. A window in which a chain
+        leaves all bounds is repeated from w* with half the step.
         """
         self._look(self.problem.vector.unsqueeze(0))
-        self._friction = 2 * (self._tie * self._largest) ** 0.25 if self._tie else math.sqrt(self._largest) / 4
+        self._friction = (
+            2 * (self._tie * self._largest) ** 0.25 if self._tie else math.sqrt(self._largest) / 4
+        )
         step, energy = self._windows(self.lengths.pilot)
         step, why = self._against_noise(step, energy, batch_given)
         relaxation = self._relaxation(step)
         step, why, mass = self._with_mass(step, why)
-        reasons = {"kernel": f"{type(self.kernel).__name__}: one gradient per step", "step_size": why}
+        reasons = {
+            "kernel": f"{type(self.kernel).__name__}: one gradient per step",
+            "step_size": why,
+        }
         if mass:
             reasons["mass"] = mass
         reasons["batch_size"] = self._batch_reason(batch_given)
-        # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no shorter runs with it
+        # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
+        # shorter runs with it
         self.lengths = self.lengths.fitted(max(relaxation, self._relaxation(step)), *self._given)
         steps = max(self.lengths.burn_in, 1)
         while True:
@@ -211,17 +249,29 @@ class Pilot:
     @property
     def _left(self) -> int:
         """The steps that are left to a chain besides a round of draws."""
-        return self.lengths.most - self.lengths.round - self.runner.gradients_spent - 2 * NOISE_LOOKS
+        return (
+            self.lengths.most - self.lengths.round - self.runner.gradients_spent - 2 * NOISE_LOOKS
+        )
 
     @property
     def _spare(self) -> int:
-        """The steps that cooling may take: half of what burn-in, coarse draws and a round of draws leave."""
-        return (self._left - self.lengths.burn_in - self.lengths.coarse - COOLINGS * NOISE_LOOKS) // 2
+        """The steps that cooling may take: half of what burn-in, coarse draws and a round of
+        draws leave.
+        """
+        return (
+            self._left - self.lengths.burn_in - self.lengths.coarse - COOLINGS * NOISE_LOOKS
+        ) // 2
 
     def _relaxation(self, step: float) -> float:
-        """Steps in which a direction of the mean curvature relaxes, overdamped where there are no velocities."""
+        """Steps in which a direction of the mean curvature relaxes, overdamped where there are
+        no velocities.
+        """
         rate = self._friction / 2
-        return 1 / (step * rate) if isinstance(self.kernel, Kinetic | SGHMC | SGNHT) else 2 / (step * rate) ** 2
+        return (
+            1 / (step * rate)
+            if isinstance(self.kernel, Kinetic | SGHMC | SGNHT)
+            else 2 / (step * rate) ** 2
+        )
 
     def _at(self, step: float) -> Kernel:
         kernel = with_time_step(self.kernel, step, self._friction)
@@ -232,7 +282,9 @@ class Pilot:
 
     @property
     def _tie(self) -> float:
-        """The mean localization, in the coordinates in which the chain moves; 1 there with a scale."""
+        """The mean localization, in the coordinates in which the chain moves; 1 there with a
+        scale.
+        """
         gamma = self.kernel.localization
         mean = float(gamma.mean()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
         if isinstance(self.kernel.scale, KroneckerScale):
@@ -240,11 +292,15 @@ class Pilot:
         return mean if self.kernel.scale is None else min(mean, 1.0)
 
     def _frozen(self, kernel: Kernel) -> Kernel:
-        """The kernel with nothing that adapts while it draws: RMSprop's metric stays as the burn-in left it."""
+        """The kernel with nothing that adapts while it draws: RMSprop's metric stays as the
+        burn-in left it.
+        """
         return dataclasses.replace(kernel, decay=1.0) if isinstance(kernel, RMSpropSGLD) else kernel
 
     def _windows(self, steps: int) -> tuple[float, float]:
-        """Pilot windows; the step after them and the mean energy in the last, where the friction is set."""
+        """Pilot windows; the step after them and the mean energy in the last, where the friction
+        is set.
+        """
         done, window, last = 0, max(steps // 16, 4), None
         step = self._largest_step()
         while done < steps:
@@ -274,13 +330,16 @@ class Pilot:
             "step_size",
             "be found by the pilot",
             f"chains that diverge even at a time step of {step:.2g}",
-            "the loss may not be bounded below around this point: raise localization, or train further",
+            "the loss may not be bounded below around this point: raise localization, or train"
+            " further",
         )
         self.runner.restart()
         return step / 2
 
     def _look(self, positions: Tensor) -> None:
-        """Measure the largest curvature of U at these positions and keep the largest seen in the last looks."""
+        """Measure the largest curvature of U at these positions and keep the largest seen in the
+        last looks.
+        """
         gamma = self.kernel.localization
         tie = float(gamma.max()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
         for theta in positions:
@@ -292,10 +351,12 @@ class Pilot:
         require(self._largest > 0, "localization", "be above 0 where the loss is flat", repr(tie))
 
     def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
-        """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and the batch size.
+        """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and
+        the batch size.
 
-        The pilot windows may be much hotter than the draws will be. The chains therefore run on at the reduced step,
-        and energy, noise and friction are measured again until the step agrees with them.
+        The pilot windows may be much hotter than the draws will be. The chains therefore run on at
+        the reduced step, and energy, noise and friction are measured again until the step agrees
+        with them.
         """
         stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
         if self._whole or not math.isfinite(energy):
@@ -306,7 +367,9 @@ class Pilot:
             excess = self._excess(step, energy)
             if not batch_given and self._by_sample and excess * (largest / step) ** order > 1:
                 size = self._cheapest(excess * (largest / step) ** order, order)
-                excess, self._trace = (value * self.runner.batch_size / size for value in (excess, self._trace))
+                excess, self._trace = (
+                    value * self.runner.batch_size / size for value in (excess, self._trace)
+                )
                 self._resize(size)
                 if self._whole:
                     return largest, stable
@@ -314,7 +377,9 @@ class Pilot:
             step = min(step / excess ** (1 / order), largest) if excess > 0 else largest
             if (right and cooled) or cooled == COOLINGS or step == largest:
                 break
-            length = int(min(max(self.lengths.pilot / 4, 3 * self._relaxation(step)), self.lengths.pilot))
+            length = int(
+                min(max(self.lengths.pilot / 4, 3 * self._relaxation(step)), self.lengths.pilot)
+            )
             energy = self._cool(step, min(length, self._spare))
             if not math.isfinite(energy):
                 break
@@ -323,7 +388,9 @@ class Pilot:
         return step, f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
 
     def _excess(self, step: float, energy: float) -> float:
-        """Ratio of the bias from mini-batch noise to the bias allowed, at this step and where the chains are now."""
+        """Ratio of the bias from mini-batch noise to the bias allowed, at this step and where
+        the chains are now.
+        """
         parameters = self.problem.num_parameters
         self._trace = float(self.runner.noise(NOISE_LOOKS)["trace"].mean())
         added = noise_bias(self._at(step), self._trace, 1.0, 2.0, energy, parameters)
@@ -333,7 +400,9 @@ class Pilot:
         return excess
 
     def _cool(self, step: float, steps: int) -> float:
-        """Run at this step, update the friction and return the mean energy; NaN if the steps left are too few."""
+        """Run at this step, update the friction and return the mean energy; NaN if the steps
+        left are too few.
+        """
         if steps < 2 * FEWEST_DRAWS:
             return math.nan
         self.runner.retune(self._at(step))
@@ -360,22 +429,27 @@ class Pilot:
     def _settle(self, record: Record) -> float:
         """The mean energy of the later half of a record; the friction is set by the distance there.
 
-        The mean square distance r² that chains reach is P over the harmonic mean a of the curvatures: the friction 2√a
-        damps such a direction critically. It is 2√γ where most directions are flat, as in networks, and larger in
-        regular models.
+        The mean square distance r² that chains reach is P over the harmonic mean a of the
+        curvatures: the friction 2√a damps such a direction critically. It is 2√γ where most
+        directions are flat, as in networks, and larger in regular models.
         """
         half = record["loss"].shape[1] // 2
         late = {name: values[:, half:] for name, values in record.items()}
         energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
-        heat = max(energy / (self.problem.num_parameters / 2), 1.0)  # no posterior around a minimum has so much energy
+        # no posterior around a minimum has so much energy
+        heat = max(energy / (self.problem.num_parameters / 2), 1.0)
         squares = self._squares(late) / heat
         if squares > 0:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
-            self._friction = min(max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest))
+            self._friction = min(
+                max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest)
+            )
         return energy / heat
 
     def _squares(self, late: Mapping[str, Tensor]) -> float:
-        """The mean square distance of the chains from w*, in the coordinates in which they move; 0 if not known."""
+        """The mean square distance of the chains from w*, in the coordinates in which they move;
+        0 if not known.
+        """
         scale = self.kernel.scale
         if scale is None:
             return float(late["distance"].square().mean())
@@ -386,16 +460,26 @@ class Pilot:
 
     @property
     def _may_have_mass(self) -> bool:
-        """Whether a mass is tried: for large tensors, tied to w*, of which a few vectors fit into memory."""
+        """Whether a mass is tried: for large tensors, tied to w*, of which a few vectors fit
+        into memory.
+        """
         problem = self.problem
         large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
         fits = problem.num_parameters <= LARGE and problem.memory is None
-        return isinstance(self.kernel, Kinetic) and self.kernel.scale is None and self._tie > 0 and large and fits
+        return (
+            isinstance(self.kernel, Kinetic)
+            and self.kernel.scale is None
+            and self._tie > 0
+            and large
+            and fits
+        )
 
     def _with_mass(self, step: float, why: str) -> tuple[float, str, str]:
-        """Try a Kronecker mass and keep it where chains relax in fewer steps, counting what a step costs more.
+        """Try a Kronecker mass and keep it where chains relax in fewer steps, counting what a step
+        costs more.
 
-        Returns the step, why it is what it is, and what there is to say about the mass; "" where none was tried.
+        Returns the step, why it is what it is, and what there is to say about the mass; "" where
+        none was tried.
         """
         before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare // 2)
         known = self._moments is not None and self._moments.finite
@@ -412,21 +496,29 @@ class Pilot:
         if math.isfinite(energy):
             self._look(self.runner.own[0][:POWER_CHAINS])
             found, reason = self._against_noise(self._largest_step(), energy, batch_given=True)
-            cost = 1 + 2 * scale.products / (3 * self.runner.batch_size * self.problem.num_parameters)
+            cost = 1 + 2 * scale.products / (
+                3 * self.runner.batch_size * self.problem.num_parameters
+            )
             gain = self._least(before / (self._relaxation(found) * cost), "what a mass gains")
             if gain >= MASS_GAIN:
-                return found, reason, f"Kronecker products, with which chains relax {gain:.1f} times as fast"
+                return (
+                    found,
+                    reason,
+                    f"Kronecker products, with which chains relax {gain:.1f} times as fast",
+                )
         self.kernel, self._largest, self._friction, self._reductions = kept
         return step, why, "none: Kronecker products do not help"
 
     def _cheapest(self, excess: float, order: int) -> int:
         """The batch size whose steps cover a unit of time at the least cost, by two timed sizes.
 
-        Small problems are not timed, so that their numbers depend on the seed alone: a step then counts as its samples
-        and 1,024 more.
+        Small problems are not timed, so that their numbers depend on the seed alone: a step then
+        counts as its samples and 1,024 more.
         """
         runner, samples, now = self.runner, self.problem.num_samples, self.runner.batch_size
-        sizes = sorted({min(size, samples) for size in (*BATCHES, samples) if size >= now or size == now})
+        sizes = sorted(
+            {min(size, samples) for size in (*BATCHES, samples) if size >= now or size == now}
+        )
         larger = min(4 * now, samples)
         if larger == now:
             return now
@@ -474,7 +566,11 @@ class Pilot:
     @property
     def _whole(self) -> bool:
         source = self.runner.ground.source
-        return source is None or not self.problem.has_data or self.runner.batch_size == self.problem.num_samples
+        return (
+            source is None
+            or not self.problem.has_data
+            or self.runner.batch_size == self.problem.num_samples
+        )
 
     def _batch_reason(self, given: bool) -> str:
         size = self.runner.batch_size
@@ -492,9 +588,13 @@ class Pilot:
         record = self.runner.advance(count, look=False)
         if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
             return None
-        noise = {name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()}
+        noise = {
+            name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()
+        }
         energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
-        seen: dict[str, Array] = {name: record[name].numpy() for name in ("work", "heat") if name in record}
+        seen: dict[str, Array] = {
+            name: record[name].numpy() for name in ("work", "heat") if name in record
+        }
         return Coarse(kernel, energies, seen, noise)
 
 
@@ -504,13 +604,15 @@ def loss_share(noise: Mapping[str, float]) -> float:
     return min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
 
 
-def noise_bias(kernel: Kernel, trace: float, share: float, degree: float, energy: float, parameters: int) -> float:
+def noise_bias(
+    kernel: Kernel, trace: float, share: float, degree: float, energy: float, parameters: int
+) -> float:
     """What gradient noise of total variance ``trace`` adds to nβ(L − L*), to first order.
 
-    A direction of curvature a = nβh + γ is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4 (none). Half of that is
-    energy, of which nβh/a is in the loss: in all a ``share`` of the trace. A loss of degree q around w* has 2/q of it.
-    A thermostat cools all directions alike until their mean temperature is right, and so takes off the share of the
-    directions that the data determine.
+    A direction of curvature a = nβh + γ is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4
+    (none). Half of that is energy, of which nβh/a is in the loss: in all a ``share`` of the trace.
+    A loss of degree q around w* has 2/q of it. A thermostat cools all directions alike until their
+    mean temperature is right, and so takes off the share of the directions that the data determine.
     """
     step = time_step(kernel)
     if isinstance(kernel, SGNHT):
@@ -518,25 +620,35 @@ def noise_bias(kernel: Kernel, trace: float, share: float, degree: float, energy
         free = min(max(share - 2 * energy / parameters, 0.0), 1.0)
         return 2 / degree * step**2 / (4 * friction) * trace * free
     if isinstance(kernel, Kinetic | SGHMC):
-        damping = kernel.damping if isinstance(kernel, Kinetic) else -math.log1p(-kernel.friction) / step
+        damping = (
+            kernel.damping if isinstance(kernel, Kinetic) else -math.log1p(-kernel.friction) / step
+        )
         return 2 / degree * step / (4 * damping) * trace * share
     return 2 / degree * step**2 / 8 * trace * share
 
 
 class Explained(NamedTuple):
-    """The bias of the mean energy that a formula predicts, NaN if there is none, and its standard deviation."""
+    """The bias of the mean energy that a formula predicts, NaN if there is none, and its
+    standard deviation.
+    """
 
     value: float
     doubt: float
 
 
 def explained_bias(
-    kernel: Kernel, energies: Array, record: Mapping[str, Array], trace: float, share: float, parameters: int
+    kernel: Kernel,
+    energies: Array,
+    record: Mapping[str, Array],
+    trace: float,
+    share: float,
+    parameters: int,
 ) -> Explained:
     """What first-order theory says that finite, noisy steps add to the mean energy.
 
-    It is trusted to a quarter of itself. How much of the noise heats the loss and not the localization is known between
-    two bounds only: ``share``, which is right if V does not depend on w, and 1.
+    It is trusted to a quarter of itself. How much of the noise heats the loss and not the
+    localization is known between two bounds only: ``share``, which is right if V does not depend on
+    w, and 1.
     """
     raw = float(energies.mean())
     if isinstance(kernel, RMSpropSGLD):
@@ -546,7 +658,9 @@ def explained_bias(
         value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
         return Explained(value, 0.25 * abs(value) + TRUSTED * abs(raw))
     degree = loss_degree(record["work"], raw)
-    least, most = (noise_bias(kernel, trace, part, degree, raw, parameters) for part in (share, 1.0))
+    least, most = (
+        noise_bias(kernel, trace, part, degree, raw, parameters) for part in (share, 1.0)
+    )
     value = (least + most) / 2
     return Explained(value, 0.25 * abs(value) + (most - least) / 2 + TRUSTED * abs(raw))
 
@@ -561,11 +675,12 @@ def bias_of_steps(
 ) -> Estimate:
     """What finite, noisy steps add to the mean of ``energies``, with its standard error.
 
-    A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h, has mean 0 and the
-    formula's doubt as standard deviation a priori. The draws at 2h measure it: with D the difference of the two means,
-    each less what the formula explains, u·D is taken off, f = 1 where noise is most of the bias, else 3. The value's
-    error is then (1 + u)·ε₁ − u·ε₂ + (1 − f·u)·b, with ε₁ and ε₂ the errors of the means at h and 2h, and u is chosen
-    so that its variance is least. Where D contradicts the prior by more than two standard deviations, half of the
+    A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h,
+    has mean 0 and the formula's doubt as standard deviation a priori. The draws at 2h measure it:
+    with D the difference of the two means, each less what the formula explains, u·D is taken off, f
+    = 1 where noise is most of the bias, else 3. The value's error is then (1 + u)·ε₁ − u·ε₂ + (1 −
+    f·u)·b, with ε₁ and ε₂ the errors of the means at h and 2h, and u is chosen so that its variance
+    is least. Where D contradicts the prior by more than two standard deviations, half of the
     contradiction goes into the error.
     """
     raw, share = float(energies.mean()), loss_share(noise)
@@ -576,23 +691,29 @@ def bias_of_steps(
         return Estimate(formula, prior)
     linear = isinstance(kernel, Kinetic | SGHMC | SGNHT) and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
-    # the share is taken from all draws at h: the few looks at 2h would make it noisier, and it is the same there
-    there = explained_bias(coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters)
+    # the share is taken from all draws at h: the few looks at 2h would make it noisier, and it is
+    # the same there
+    there = explained_bias(
+        coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters
+    )
     difference = float(coarse.energies.mean()) - (there.value if known else 0.0) - (raw - formula)
     fine, rough = blocked_error(energies) ** 2, blocked_error(coarse.energies) ** 2
     total = fine + rough + (factor * prior) ** 2
     weight = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
-    squares = (2 * weight + weight**2) * fine + weight**2 * rough + ((1 - factor * weight) * prior) ** 2
+    squares = (
+        (2 * weight + weight**2) * fine + weight**2 * rough + ((1 - factor * weight) * prior) ** 2
+    )
     if difference**2 > 4 * total:
         squares += (difference / (2 * factor)) ** 2
     return Estimate(formula + weight * difference, math.sqrt(squares))
 
 
 def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tuple[Kernel, str]:
-    """A kernel whose step size is given, reduced until chains stay finite and the steps do not rule them.
+    """A kernel whose step size is given, reduced until chains stay finite and the steps do not rule
+    them.
 
-    Also a note on what was done, empty where nothing was. The chains are left at the centre. Refused where so many
-    steps, ``most``, or thirty reductions do not find one.
+    Also a note on what was done, empty where nothing was. The chains are left at the centre.
+    Refused where so many steps, ``most``, or thirty reductions do not find one.
     """
     given, note, calm, tries = kernel.step_size, "", False, 30
     window = max(min(25, most // (2 * tries)), 5)
@@ -617,7 +738,9 @@ def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tu
 
 
 def _heated(record: Record, parameters: int, kernel: Kernel) -> bool:
-    """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular model has."""
+    """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular
+    model has.
+    """
     if not isinstance(kernel, SGLD):
         return False
     late = {name: values[:, values.shape[1] // 2 :] for name, values in record.items()}
@@ -641,8 +764,12 @@ def _part(problem: Problem, seed: int) -> Problem:
     return problem.alone() if whole else problem.alone().subsample(few, seed, few)
 
 
-def _curvature(part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: int, look: int) -> float:
-    """The largest curvature of U at θ, in absolute value and in the coordinates S⁻¹w, by a few power iterations."""
+def _curvature(
+    part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: int, look: int
+) -> float:
+    """The largest curvature of U at θ, in absolute value and in the coordinates S⁻¹w, by a few
+    power iterations.
+    """
     try:
         operator = hessian(part.at(theta.to(part.vector)))
         rng = generator(seed, "curvature", look)
@@ -666,7 +793,9 @@ def _curvature(part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: i
 
 
 def rounds(lengths: Lengths, runner: AnyRunner) -> Iterator[int]:
-    """The number of draws of each round that the steps left to the runner allow; at least one round."""
+    """The number of draws of each round that the steps left to the runner allow; at least one
+    round.
+    """
     least = -math.inf
     while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
         yield max(min(lengths.round, left), FEWEST_DRAWS)

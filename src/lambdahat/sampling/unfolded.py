@@ -1,8 +1,9 @@
 """Convolutions of one channel for many chains at once, as matrix products.
 
-Mapped over chains, a convolution becomes one with a group for each chain; of a single channel, as the first of a
-network for grey images, it becomes a depthwise one, which libraries serve badly. Here the patches of each image are the
-columns of a matrix, and the convolution is a batched matrix product.
+Mapped over chains, a convolution becomes one with a group for each chain; of a single channel, as
+the first of a network for grey images, it becomes a depthwise one, which libraries serve badly.
+Here the patches of each image are the columns of a matrix, and the convolution is a batched matrix
+product.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ class UnfoldedConvolutions(TorchFunctionMode):
     """While active, two-dimensional convolutions of one channel are unfolded."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.conv2d:
@@ -34,7 +39,9 @@ class UnfoldedConvolutions(TorchFunctionMode):
 def has_unfoldable(problem: Problem) -> bool:
     """Whether there is anything to unfold."""
     layers = () if problem.model is None else problem.model.modules()
-    return any(isinstance(layer, nn.Conv2d) and layer.in_channels == layer.groups == 1 for layer in layers)
+    return any(
+        isinstance(layer, nn.Conv2d) and layer.in_channels == layer.groups == 1 for layer in layers
+    )
 
 
 def _unfolded(
@@ -46,8 +53,16 @@ def _unfolded(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """The convolution as a product with the patches, or None for those that are not plain and of one channel."""
-    if groups != 1 or weight.shape[1] != 1 or isinstance(padding, str) or x.ndim != 4 or _pair(dilation) != (1, 1):
+    """The convolution as a product with the patches, or None for those that are not plain and of
+    one channel.
+    """
+    if (
+        groups != 1
+        or weight.shape[1] != 1
+        or isinstance(padding, str)
+        or x.ndim != 4
+        or _pair(dilation) != (1, 1)
+    ):
         return None
     (down, right), (high, wide), size = _pair(stride), _pair(padding), weight.shape[2:]
     padded = F.pad(x, (wide, wide, high, high)) if high or wide else x

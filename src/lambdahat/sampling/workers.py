@@ -1,4 +1,6 @@
-"""Chains over several processes, each with one thread: on a CPU often faster than one process with all threads."""
+"""Chains over several processes, each with one thread: on a CPU often faster than one process
+with all threads.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ from lambdahat.sampling.runners import Ground, Record, Runner
 
 
 def ending_with(parent: int) -> Callable[[], None]:
-    """A function that has the process it is called in end soon after its ``parent`` is gone, even by SIGKILL.
+    """A function that has the process it is called in end soon after its ``parent`` is gone, even
+    by SIGKILL.
 
-    A thread looks who the parent is: when a process ends, its children get another one, on Linux and on macOS. The
-    signal that Linux can send instead comes when the thread ends that started the child, which may be earlier. The
-    function is one inside another, so that it is pickled by value: a child that has yet to import torch is watched.
+    A thread looks who the parent is: when a process ends, its children get another one, on Linux
+    and on macOS. The signal that Linux can send instead comes when the thread ends that started the
+    child, which may be earlier. The function is one inside another, so that it is pickled by value:
+    a child that has yet to import torch is watched.
     """
 
     def watch() -> None:
@@ -47,8 +51,9 @@ def ending_with(parent: int) -> Callable[[], None]:
 
 
 def processes_available(problem: Problem) -> bool:
-    """Whether forking is possible: on a system that has it, not once CUDA or a process group, whose threads a child
-    would lack, is in use, not within a daemon of a pool."""
+    """Whether forking is possible: on a system that has it, not once CUDA or a process group, whose
+    threads a child would lack, is in use, not within a daemon of a pool.
+    """
     free = hasattr(os, "fork") and not multiprocessing.current_process().daemon and not in_a_group()
     return free and problem.device.type == "cpu" and not torch.cuda.is_initialized()
 
@@ -56,17 +61,22 @@ def processes_available(problem: Problem) -> bool:
 class ForkedRunner:
     """Runners in child processes, each with its share of the chains; they answer over pipes."""
 
-    def __init__(self, ground: Ground, kernel: Kernel, chains: Sequence[int], processes: int) -> None:
+    def __init__(
+        self, ground: Ground, kernel: Kernel, chains: Sequence[int], processes: int
+    ) -> None:
         self.ground, self.kernel, self.chains = ground, kernel, tuple(chains)
         shares = [share for share in (self.chains[i::processes] for i in range(processes)) if share]
-        self._order = torch.tensor([self.chains.index(chain) for share in shares for chain in share]).argsort()
+        self._order = torch.tensor(
+            [self.chains.index(chain) for share in shares for chain in share]
+        ).argsort()
         context = multiprocessing.get_context("fork")
         self._pipes, self._children = [], []
         for share in shares:
             ours, theirs = context.Pipe()
             ends = theirs, ours, os.getpid()
             child = context.Process(target=_serve, args=(*ends, ground, kernel, share), daemon=True)
-            with warnings.catch_warnings():  # Python 3.12 warns of threads; the child takes one only, its own
+            # Python 3.12 warns of threads; the child takes one only, its own
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child.start()
             theirs.close()
@@ -165,22 +175,30 @@ class ForkedRunner:
                 child.join(timeout=0.2)
             codes = [child.exitcode for child in self._children if child.exitcode is not None]
             raise RuntimeError(
-                f"a sampling process ended (exit code {', '.join(map(str, codes))}), perhaps killed "
-                'for memory; mode="sequential" needs least'
+                f"a sampling process ended (exit code {', '.join(map(str, codes))}), perhaps killed"
+                ' for memory; mode="sequential" needs least'
             ) from error
         for fine, answer in replies:
             require(
-                fine, "sampling in processes", "succeed", str(answer), 'mode="sequential" shows where', RuntimeError
+                fine,
+                "sampling in processes",
+                "succeed",
+                str(answer),
+                'mode="sequential" shows where',
+                RuntimeError,
             )
             answers.append(answer)
         return answers
 
 
-def _serve(pipe: Connection, other: Connection, parent: int, ground: Ground, kernel: Kernel, chains: Any) -> None:
+def _serve(
+    pipe: Connection, other: Connection, parent: int, ground: Ground, kernel: Kernel, chains: Any
+) -> None:
     """The child: answer until the parent closes the pipe or is gone."""
     other.close()
     ending_with(parent)()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
+    # Ctrl-C is for the parent, which then closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     runner: Runner | None = None
     with suppress(EOFError, OSError):

@@ -19,9 +19,12 @@ from lambdahat.sampling.kernels import Kernel, Localization
 from lambdahat.sampling.minibatches import DEFAULT_BATCH, drawn_by_sample
 from lambdahat.sampling.running import Watch
 
-WANDERED = 4.0, 0.5  # errors, and part of the mean, by which the distance changes where chains count as not mixed
-BELOW = 0.1, 0.01  # draws lower than the centre by this part of λ̂, and the share of them that no minimum shows
-DESCENT = 0.1  # of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
+# errors, and part of the mean, by which the distance changes where chains count as not mixed
+WANDERED = 4.0, 0.5
+# draws lower than the centre by this part of λ̂, and the share of them that no minimum shows
+BELOW = 0.1, 0.01
+# of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
+DESCENT = 0.1
 
 
 @default_context()
@@ -43,40 +46,42 @@ def llc(
     watch: Watch | None = None,
     **options: Any,
 ) -> LearningCoefficient:
-    """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau et al. 2023).
+    """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau
+    et al. 2023).
 
-    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). What is estimated is fixed before the first step:
-    nβ = n/ln n and γ, by a rule of the problem alone (P/‖w*‖², less where the data determine most directions). How it
-    is estimated is found by a pilot: kernel, step size, batch size, burn-in and number of draws; ``chains.reasons``
-    says why each is what it is. What is given is taken as it is.
+    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). What is estimated is fixed before the
+    first step: nβ = n/ln n and γ, by a rule of the problem alone (P/‖w*‖², less where the data
+    determine most directions). How it is estimated is found by a pilot: kernel, step size, batch
+    size, burn-in and number of draws; ``chains.reasons`` says why each is what it is. What is given
+    is taken as it is.
 
-    Args:
-        problem: The problem, at the parameters w* to be measured; ``problem.restrict("layers.0.*")`` for some of them.
-        chains: Number of chains.
-        seed: Seed of all randomness.
-        draws: Number of draws per chain; by default as many as the tolerance takes.
-        burn_in: Steps (trajectories for HMC) that follow the pilot and are thrown away.
-        batch_size: Samples per step; by default the whole data where that is cheap, else chosen by cost.
-        nbeta: "n/log n", "batch" (B/ln B, as in devinterp) or a number.
-        localization: γ as a number, a tensor (P,), or numbers by name or glob of parameters.
-        step_size: Step size of the kernel (of SGLD if no kernel is named). One that makes chains diverge is reduced,
-            and the result says so. With a step size that was given, ``value`` is the plain mean over the draws and
-            what is known of its bias is part of ``stderr``; with one that was found, the bias is measured and taken
-            off.
-        kernel: "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala", or a kernel with its own settings.
-        tol: Standard error relative to the value to draw for; by default 3 % of max(λ̂, 1).
-        max_gradients: Limit on the gradients of all chains, pilots included.
-        mode: How chains run: "auto", "batched", "sequential", "processes" or "graph".
-        watch: A function of nβ(L − L*) of the draws so far, (chains, draws), that ends the sampling by returning True.
-        **options: Those of ``sample``: shared_batches, accumulate, baseline, bound, observables, averages,
-            keep_parameters. With baseline "full" the value is read off losses over the whole data, a pass for each draw
-            that ``cost`` does not count; with "both" it is the paired one, and ``full`` has the other.
+    Args: problem: The problem, at the parameters w* to be measured;
+        ``problem.restrict("layers.0.*")`` for some of them. chains: Number of chains. seed: Seed of
+        all randomness. draws: Number of draws per chain; by default as many as the tolerance takes.
+        burn_in: Steps (trajectories for HMC) that follow the pilot and are thrown away. batch_size:
+        Samples per step; by default the whole data where that is cheap, else chosen by cost. nbeta:
+        "n/log n", "batch" (B/ln B, as in devinterp) or a number. localization: γ as a number, a
+        tensor (P,), or numbers by name or glob of parameters. step_size: Step size of the kernel
+        (of SGLD if no kernel is named). One that makes chains diverge is reduced,
+            and the result says so. With a step size that was given, ``value`` is the plain mean
+            over the draws and what is known of its bias is part of ``stderr``; with one that was
+            found, the bias is measured and taken off.
+        kernel: "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala", or a kernel with
+        its own settings. tol: Standard error relative to the value to draw for; by default 3 % of
+        max(λ̂, 1). max_gradients: Limit on the gradients of all chains, pilots included. mode: How
+        chains run: "auto", "batched", "sequential", "processes" or "graph". watch: A function of
+        nβ(L − L*) of the draws so far, (chains, draws), that ends the sampling by returning True.
+        **options: Those of ``sample``: shared_batches, accumulate, baseline, bound, observables,
+        averages,
+            keep_parameters. With baseline "full" the value is read off losses over the whole data,
+            a pass for each draw that ``cost`` does not count; with "both" it is the paired one, and
+            ``full`` has the other.
 
     Returns:
         λ̂ with its standard error, a status, γ, nβ, and its sensitivity to both.
 
-    Raises:
-        ValueError: If a setting is out of range, or if ``max_gradients`` does not hold a pilot; the message says what
+    Raises: ValueError: If a setting is out of range, or if ``max_gradients`` does not hold a pilot;
+        the message says what
             would do.
     """
     given: dict[str, Any] = {
@@ -97,7 +102,9 @@ def llc(
     return _estimated(problem, **given, **options)
 
 
-def _estimated(problem: Problem, /, *, nbeta: str | float = "n/log n", **settings: Any) -> LearningCoefficient:
+def _estimated(
+    problem: Problem, /, *, nbeta: str | float = "n/log n", **settings: Any
+) -> LearningCoefficient:
     """``llc`` with its settings as one mapping."""
     require_problem(problem)
     kernel = settings.get("kernel")
@@ -115,7 +122,9 @@ def _estimated(problem: Problem, /, *, nbeta: str | float = "n/log n", **setting
 
 
 def _batch_of_temperature(problem: Problem, default: int) -> int:
-    """The B of B/ln B where none is given: of the problem's own batches where samples cannot be drawn one by one."""
+    """The B of B/ln B where none is given: of the problem's own batches where samples cannot be
+    drawn one by one.
+    """
     sizes = problem.batches.sizes
     if default in sizes or drawn_by_sample(problem):
         return default
@@ -134,7 +143,9 @@ def _batch_of_temperature(problem: Problem, default: int) -> int:
 def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoefficient:
     """The result of chains that have been drawn."""
     chains, reading = found.chains, found.reading
-    at_wbic = math.isclose(chains.nbeta, problem.num_terms / math.log(max(problem.num_terms, 2)), rel_tol=1e-6)
+    at_wbic = math.isclose(
+        chains.nbeta, problem.num_terms / math.log(max(problem.num_terms, 2)), rel_tol=1e-6
+    )
     return LearningCoefficient(
         reading.value,
         reading.stderr,
@@ -162,7 +173,9 @@ def _full(found: Drawn) -> Estimate | None:
     """λ̂ from the losses over the whole data, where both were asked for."""
     if found.full is None:
         return None
-    return Estimate(found.full.value, found.full.stderr, found.chains.cost, dof=degrees_of_freedom(found.chains))
+    return Estimate(
+        found.full.value, found.full.stderr, found.chains.cost, dof=degrees_of_freedom(found.chains)
+    )
 
 
 def _wbic(chains: Chains, count: int, value: float, error: float) -> Estimate:
@@ -175,10 +188,11 @@ def _wbic(chains: Chains, count: int, value: float, error: float) -> Estimate:
 def _sensitivity(found: Drawn) -> Sensitivity:
     """How λ̂ changes with ln γ and ln nβ, from covariances of the draws under the posterior p.
 
-    With e = nβ(L − L*), dλ̂/d ln nβ = E[e] − Var(e) and dλ̂/d ln γ = −½·Cov(e, Σγ_i(w_i − w*_i)²). By Stein's identity
-    the second is −½·(E[u] − Cov(e, u)) with u = (w − w*)·nβ∇L, which fluctuates much less: the distance of flat
-    directions, of which the loss knows nothing, drops out. It is used where a step sees the whole data: the noise of a
-    batch, which e and u share, cancels in the first form alone. In Var(e) it is measured and taken off.
+    With e = nβ(L − L*), dλ̂/d ln nβ = E[e] − Var(e) and dλ̂/d ln γ = −½·Cov(e, Σγ_i(w_i − w*_i)²).
+    By Stein's identity the second is −½·(E[u] − Cov(e, u)) with u = (w − w*)·nβ∇L, which fluctuates
+    much less: the distance of flat directions, of which the loss knows nothing, drops out. It is
+    used where a step sees the whole data: the noise of a batch, which e and u share, cancels in the
+    first form alone. In Var(e) it is measured and taken off.
     """
     chains = found.chains
     unknown = Estimate(math.nan, math.nan)
@@ -189,7 +203,8 @@ def _sensitivity(found: Drawn) -> Sensitivity:
     spread = energies - centred**2 + noise
     unsure = noise * math.sqrt(2 / chains.noise["dof"]) if noise else 0.0
     mean, variance = float(energies.mean()), float((centred**2).mean()) - noise
-    # Steps that add a share δ to the temperature add δ·E[e] − 2δ·Var(e) to the difference of the two.
+    # Steps that add a share δ to the temperature add δ·E[e] − 2δ·Var(e) to the difference of the
+    # two.
     heated = abs((mean - 2 * variance) * found.reading.bias / mean) if mean > 0 else 0.0
     temperature = Estimate(float(spread.mean()), math.hypot(blocked_error(spread), unsure, heated))
     shares, ties = None, _ties(found)
@@ -228,13 +243,19 @@ def _status(problem: Problem, found: Drawn) -> Status:
 
 
 def _wandered(chains: Chains) -> bool:
-    """Whether the distance from the centre changed grossly while drawing: flat directions were still filling."""
+    """Whether the distance from the centre changed grossly while drawing: flat directions were
+    still filling.
+    """
     change, (errors, part) = chains.diagnostics.distance_drift, WANDERED
-    return abs(float(change)) > max(errors * float(change.stderr), part * float(chains.diagnostics.distance.mean()))
+    return abs(float(change)) > max(
+        errors * float(change.stderr), part * float(chains.diagnostics.distance.mean())
+    )
 
 
 def _below_centre(problem: Problem, found: Drawn) -> bool:
-    """Whether lower loss was found than at the centre: by the chains on average, for a while, or along the gradient."""
+    """Whether lower loss was found than at the centre: by the chains on average, for a while, or
+    along the gradient.
+    """
     chains, reading = found.chains, found.reading
     if reading.value + 2 * reading.stderr < 0:
         return True
@@ -245,14 +266,17 @@ def _below_centre(problem: Problem, found: Drawn) -> bool:
     windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
     if windows.size and len(chains) > 1:
         means = windows.transpose(1, 0, 2).reshape(windows.shape[1], -1)
-        errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)  # neighbours in a window are alike
+        # neighbours in a window are alike
+        errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)
         if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
             return True
     return chains.nbeta * _descent(problem) > DESCENT * abs(reading.value)
 
 
 def _descent(problem: Problem) -> float:
-    """What an exact line search along the gradient gains if the loss is quadratic: ‖g‖⁴/(2|gᵀHg|)."""
+    """What an exact line search along the gradient gains if the loss is quadratic:
+    ‖g‖⁴/(2|gᵀHg|).
+    """
     theta = problem.vector
     gradient = problem.gradient(theta)
     square = float(gradient.double().square().sum())

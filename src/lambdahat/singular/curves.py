@@ -154,7 +154,8 @@ def llc_curve(
         localizations: The values of γ. By default 1/16, 1/4, 1, 4 and 16 times the γ that ``llc``
             takes: the rule's, or the ``localization`` among the settings.
         nbetas: The values of nβ, in place of ``localizations``: numbers, "n/log n" or "batch". γ is
-            the same at all of them: the ``localization`` among the settings, or the rule's at n/ln n.
+            the same at all of them: the ``localization`` among the settings, or the rule's at n/ln
+            n.
         settings: Other settings of ``llc``.
 
     Returns:

@@ -1,4 +1,6 @@
-"""Exact answers of singular learning theory: learning coefficients in closed form, and what λ̂ is at finite nβ, γ, ε."""
+"""Exact answers of singular learning theory: learning coefficients in closed form, and what λ̂
+is at finite nβ, γ, ε.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ from lambdahat.singular.linear_networks import deep_linear_reference as deep_lin
 
 @dataclass(frozen=True)
 class Coefficient(Result):
-    """A learning coefficient λ, known exactly, and its multiplicity m: V(ε) ∝ ε^λ·(−ln ε)^{m−1} as ε → 0.
+    """A learning coefficient λ, known exactly, and its multiplicity m: V(ε) ∝ ε^λ·(−ln ε)^{m−1} as
+    ε → 0.
 
-    The free energy is nβ·L* + λ·ln(nβ) − (m − 1)·ln ln(nβ) + O(1), so that nβ·E[L − L*] is near λ − (m − 1)/ln(nβ).
+    The free energy is nβ·L* + λ·ln(nβ) − (m − 1)·ln ln(nβ) + O(1), so that nβ·E[L − L*] is near λ −
+    (m − 1)/ln(nβ).
 
     >>> float(reduced_rank(5, 3, 5, rank=0))
     6.5
@@ -48,7 +52,8 @@ def regular(dimension: int) -> Coefficient:
 
 
 def normal_crossing(exponents: Sequence[int]) -> Coefficient:
-    """λ = 1/(2·max k_i) of K = ∏ w_i^{2k_i} at 0; the multiplicity is how many i reach the maximum (Watanabe 2009).
+    """λ = 1/(2·max k_i) of K = ∏ w_i^{2k_i} at 0; the multiplicity is how many i reach the maximum
+    (Watanabe 2009).
 
     >>> print(normal_crossing([1, 2, 2]))
     0.25 (multiplicity 2)
@@ -60,7 +65,8 @@ def normal_crossing(exponents: Sequence[int]) -> Coefficient:
 def reduced_rank(inputs: int, hidden: int, outputs: int, rank: int) -> Coefficient:
     """λ of y = BAx, A (hidden, inputs) and B (outputs, hidden), when the true BA has rank ``rank``.
 
-    Aoyagi and Watanabe (2005), their four cases. The multiplicity is that of the two-layer ``deep_linear``.
+    Aoyagi and Watanabe (2005), their four cases. The multiplicity is that of the two-layer
+    ``deep_linear``.
     """
     m, h, n = checked_widths((inputs, hidden, outputs), rank)
     r = rank
@@ -77,11 +83,13 @@ def reduced_rank(inputs: int, hidden: int, outputs: int, rank: int) -> Coefficie
 
 
 def deep_linear(widths: Sequence[int], rank: int) -> Coefficient:
-    """λ of a deep linear network of ``widths`` (H_0, …, H_L) whose true map has rank r (Aoyagi 2024).
+    """λ of a deep linear network of ``widths`` (H_0, …, H_L) whose true map has rank r (Aoyagi
+    2024).
 
-    With M_s = H_s − r and S the bottleneck, ℓ + 1 of the smallest M_s (see ``_bottleneck``), a = ΣS − (⌈ΣS/ℓ⌉ − 1)·ℓ:
-    λ = (r(H_0 + H_L) − r²)/2 + a(ℓ − a)/(4ℓ) − (ℓ(ℓ − 1)/4)·(ΣS/ℓ)² + ½·Σ_{i<j∈S} M_i·M_j, m = a(ℓ − a) + 1.
-    It is the smallest λ of all true parameters, that of ``deep_linear_problem``'s w*.
+    With M_s = H_s − r and S the bottleneck, ℓ + 1 of the smallest M_s (see ``_bottleneck``), a = ΣS
+    − (⌈ΣS/ℓ⌉ − 1)·ℓ: λ = (r(H_0 + H_L) − r²)/2 + a(ℓ − a)/(4ℓ) − (ℓ(ℓ − 1)/4)·(ΣS/ℓ)² + ½·Σ_{i<j∈S}
+    M_i·M_j, m = a(ℓ − a) + 1. It is the smallest λ of all true parameters, that of
+    ``deep_linear_problem``'s w*.
     """
     widths = checked_widths(widths, rank)
     tight = _bottleneck([width - rank for width in widths])
@@ -94,7 +102,9 @@ def deep_linear(widths: Sequence[int], rank: int) -> Coefficient:
 
 
 def _bottleneck(excess: list[int]) -> list[int]:
-    """The ℓ + 1 smallest with max S < min(rest), ΣS ≥ ℓ·max S and ΣS < ℓ·min(rest); exactly one ℓ ≥ 1 has all three."""
+    """The ℓ + 1 smallest with max S < min(rest), ΣS ≥ ℓ·max S and ΣS < ℓ·min(rest); exactly one
+    ℓ ≥ 1 has all three.
+    """
     ordered = sorted(excess)
     for l in range(1, len(ordered)):
         chosen, total = ordered[: l + 1], sum(ordered[: l + 1])
@@ -104,10 +114,14 @@ def _bottleneck(excess: list[int]) -> list[int]:
     raise AssertionError(f"no bottleneck in {excess}")
 
 
-def quadratic(eigenvalues: Sequence[float], nbeta: float, localization: float, step_size: float = 0.0) -> float:
-    """E[λ̂] = ½·Σ nβh_i / [a_i(1 − εa_i/4)], a_i = nβh_i + γ: full-batch SGLD of step ε on L = ½·Σ h_i·w_i², w* = 0.
+def quadratic(
+    eigenvalues: Sequence[float], nbeta: float, localization: float, step_size: float = 0.0
+) -> float:
+    """E[λ̂] = ½·Σ nβh_i / [a_i(1 − εa_i/4)], a_i = nβh_i + γ: full-batch SGLD of step ε on L = ½·Σ
+    h_i·w_i², w* = 0.
 
-    ``step_size`` 0 is the posterior itself. Without γ and ε this is d/2: the formula separates the bias of each.
+    ``step_size`` 0 is the posterior itself. Without γ and ε this is d/2: the formula separates the
+    bias of each.
     """
     return float(0.5 * _ratios(eigenvalues, nbeta, localization, step_size).sum())
 
@@ -115,11 +129,15 @@ def quadratic(eigenvalues: Sequence[float], nbeta: float, localization: float, s
 def quadratic_variance(
     eigenvalues: Sequence[float], nbeta: float, localization: float, step_size: float = 0.0
 ) -> float:
-    """Var[nβ(L − L*)] = ½·Σ (nβh_i / [a_i(1 − εa_i/4)])² of one draw in the setting of ``quadratic``."""
+    """Var[nβ(L − L*)] = ½·Σ (nβh_i / [a_i(1 − εa_i/4)])² of one draw in the setting of
+    ``quadratic``.
+    """
     return float(0.5 * np.square(_ratios(eigenvalues, nbeta, localization, step_size)).sum())
 
 
-def _ratios(eigenvalues: Sequence[float], nbeta: float, localization: float, step_size: float) -> Array:
+def _ratios(
+    eigenvalues: Sequence[float], nbeta: float, localization: float, step_size: float
+) -> Array:
     """nβh_i·Var(w_i): w ← (1 − εa/2)·w + √ε·N(0, 1) has the stationary variance 1/[a(1 − εa/4)]."""
     h = _checked_eigenvalues(eigenvalues)
     require(localization >= 0, "localization", "be at least 0", repr(localization))

@@ -1,4 +1,6 @@
-"""The free energy of the localised posterior by thermodynamic integration, with nothing left to asymptotics."""
+"""The free energy of the localised posterior by thermodynamic integration, with nothing left to
+asymptotics.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,13 @@ SPACING = 1.0  # in ln β
 
 @dataclass(frozen=True)
 class FreeEnergy(Result):
-    """F = −ln ∫ exp(−n·L_n(w)) φ(w) dw with the prior φ = N(w*, γ⁻¹), and the λ̂(β) that were integrated.
+    """F = −ln ∫ exp(−n·L_n(w)) φ(w) dw with the prior φ = N(w*, γ⁻¹), and the λ̂(β) that were
+    integrated.
 
-    ``energies`` are λ̂(β) = nβ·E^β[L_n − L_n*] with their ``errors`` at ``nbetas``, rising to n. The error of ``value``
-    holds that of the draws and of the quadrature, ``quadrature_error``. ``prior_ess`` is the effective number of the
-    prior draws that make up the part below the first of them. ``cost`` counts gradients.
+    ``energies`` are λ̂(β) = nβ·E^β[L_n − L_n*] with their ``errors`` at ``nbetas``, rising to n.
+    The error of ``value`` holds that of the draws and of the quadrature, ``quadrature_error``.
+    ``prior_ess`` is the effective number of the prior draws that make up the part below the first
+    of them. ``cost`` counts gradients.
     """
 
     value: Estimate
@@ -46,16 +50,22 @@ class FreeEnergy(Result):
 
 
 def free_energy(
-    problem: Problem, localization: Localization = 1.0, temperatures: int | None = None, seed: int = 0, **settings: Any
+    problem: Problem,
+    localization: Localization = 1.0,
+    temperatures: int | None = None,
+    seed: int = 0,
+    **settings: Any,
 ) -> FreeEnergy:
-    """The free energy of the posterior exp(−n·L_n)·N(w*, γ⁻¹), γ the ``localization``, by thermodynamic integration.
+    """The free energy of the posterior exp(−n·L_n)·N(w*, γ⁻¹), γ the ``localization``, by
+    thermodynamic integration.
 
-    F − n·L_n* = ∫₀¹ n·E^β[L_n − L_n*] dβ = ∫ λ̂(β) d ln β (Gelman and Meng 1998): below some β₀ by draws of the prior,
-    −ln E_φ exp(−nβ₀(L_n − L_n*)), β₀ such that half of them are effective; from there to 1 by chains at
-    ``temperatures`` values of β (an odd number; by default one for each unit of ln β), with the trapezoidal rule and
-    its end correction. For that d λ̂/d ln β = λ̂ − Var[nβL] where the losses are those of the whole data; losses of
-    batches vary by their own noise too, and the slope is that of a parabola through three points instead. The error of
-    the rule is that against every other point, by Richardson. ``settings`` as for ``llc``.
+    F − n·L_n* = ∫₀¹ n·E^β[L_n − L_n*] dβ = ∫ λ̂(β) d ln β (Gelman and Meng 1998): below some β₀ by
+    draws of the prior, −ln E_φ exp(−nβ₀(L_n − L_n*)), β₀ such that half of them are effective; from
+    there to 1 by chains at ``temperatures`` values of β (an odd number; by default one for each
+    unit of ln β), with the trapezoidal rule and its end correction. For that d λ̂/d ln β = λ̂ −
+    Var[nβL] where the losses are those of the whole data; losses of batches vary by their own noise
+    too, and the slope is that of a parabola through three points instead. The error of the rule is
+    that against every other point, by Richardson. ``settings`` as for ``llc``.
     """
     require_problem(problem)
     frozen = problem.at(problem.vector)
@@ -71,7 +81,10 @@ def free_energy(
     report("temperatures", count, count)
     step = (high - low) / (count - 1)
     found = [reading_of(run) for run in runs]
-    means, errors = np.array([float(each) for each in found]), np.array([float(each.stderr) for each in found])
+    means, errors = (
+        np.array([float(each) for each in found]),
+        np.array([float(each.stderr) for each in found]),
+    )
     ends = None
     if all(_whole(run.chains) for run in (runs[0], runs[-1])):
         ends = _variance(runs[0].chains), _variance(runs[-1].chains)
@@ -86,7 +99,14 @@ def free_energy(
     cost = sum(each.cost for each in found)
     whole = frozen.num_terms * frozen.loss() + float(bottom) + float(part)
     return FreeEnergy(
-        Estimate(whole, stderr, cost, status, dof), nbetas, means, errors, quadrature, prior_ess, cost, status
+        Estimate(whole, stderr, cost, status, dof),
+        nbetas,
+        means,
+        errors,
+        quadrature,
+        prior_ess,
+        cost,
+        status,
     )
 
 
@@ -95,12 +115,22 @@ def _points(temperatures: int | None, width: float) -> int:
     if temperatures is None:
         return 2 * max(math.ceil(width / (2 * SPACING)), 1) + 1
     require_count(temperatures, "temperatures", 3)
-    require(temperatures % 2 == 1, "temperatures", "be odd", temperatures, "every other one serves to judge the error")
+    require(
+        temperatures % 2 == 1,
+        "temperatures",
+        "be odd",
+        temperatures,
+        "every other one serves to judge the error",
+    )
     return temperatures
 
 
-def _prior_part(problem: Problem, localization: Localization, seed: int) -> tuple[float, Estimate, float]:
-    """ln nβ₀, −ln E_φ exp(−nβ₀(L − L*)) and the effective number of draws in it, half of them where β₀ < 1 allows."""
+def _prior_part(
+    problem: Problem, localization: Localization, seed: int
+) -> tuple[float, Estimate, float]:
+    """ln nβ₀, −ln E_φ exp(−nβ₀(L − L*)) and the effective number of draws in it, half of them
+    where β₀ < 1 allows.
+    """
     centre = problem.vector
     gamma = torch.as_tensor(localization_tensor(localization, problem.space, centre)).to(centre)
     require(
@@ -122,7 +152,13 @@ def _prior_part(problem: Problem, localization: Localization, seed: int) -> tupl
 def _cut(rises: Array, count: int) -> tuple[float, Estimate, float]:
     """``_prior_part`` of losses above the centre's; an infinite one has weight 0."""
     finite = rises[np.isfinite(rises)]
-    require(len(finite) > 1, "localization", "give prior draws of finite loss", "draws of infinite loss", "raise it")
+    require(
+        len(finite) > 1,
+        "localization",
+        "give prior draws of finite loss",
+        "draws of infinite loss",
+        "raise it",
+    )
 
     def half(log_nbeta: float) -> float:
         return _effective(math.exp(log_nbeta) * finite) - len(finite) / 2
@@ -146,10 +182,12 @@ def _effective(energies: Array) -> float:
 def _integral(
     means: Array, errors: Array, degrees: Array, ends: tuple[Estimate, Estimate] | None, step: float
 ) -> Estimate:
-    """∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last) for λ̂ in ln β; Σ' takes half of the first and last.
+    """∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last) for λ̂ in ln β; Σ' takes half of the first and
+    last.
 
-    g' = λ̂ − Var with the variances of the ``ends``, or that of the parabola through the last three points (Gregory's
-    rule; the line through two has none). The standard error is that of independent terms, with their ``degrees``.
+    g' = λ̂ − Var with the variances of the ``ends``, or that of the parabola through the last three
+    points (Gregory's rule; the line through two has none). The standard error is that of
+    independent terms, with their ``degrees``.
     """
     weights = np.full(len(means), step)
     weights[[0, -1]] = step / 2

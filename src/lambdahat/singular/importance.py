@@ -1,4 +1,6 @@
-"""Logistic regression's λ̂ by importance sampling: a reference that shares nothing with the chains it judges."""
+"""Logistic regression's λ̂ by importance sampling: a reference that shares nothing with the
+chains it judges.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ELEMENTS = 4_000_000  # draws × samples at a time
 
 
 def logistic_minimum(x: Tensor, y: Tensor, iterations: int = 50) -> Tensor:
-    """The w of least mean logistic loss, by Newton's method: x (n, d), y (n,) of 0 and 1, float64."""
+    """The w of least mean logistic loss, by Newton's method: x (n, d), y (n,) of 0 and 1,
+    float64.
+    """
     w = torch.zeros(x.shape[1], dtype=x.dtype)
     for _ in range(iterations):
         p = (x @ w).sigmoid()
@@ -31,14 +35,22 @@ def _curvature(x: Tensor, p: Tensor) -> Tensor:
 
 
 def logistic_expectation(
-    x: Tensor, y: Tensor, centre: Tensor, nbeta: float, localization: float, draws: int = 20_000, seed: int = 0
+    x: Tensor,
+    y: Tensor,
+    centre: Tensor,
+    nbeta: float,
+    localization: float,
+    draws: int = 20_000,
+    seed: int = 0,
 ) -> Estimate:
-    """nβ·E[L(w) − L(w*)] under exp(−nβ·L(w) − (γ/2)‖w − w*‖²), L the mean logistic loss and w* = ``centre``.
+    """nβ·E[L(w) − L(w*)] under exp(−nβ·L(w) − (γ/2)‖w − w*‖²), L the mean logistic loss and w* =
+    ``centre``.
 
-    Draws of a Student-t around w* with precision nβH + γ, H the Hessian there, are weighted to the posterior, and the
-    weighted mean is taken of e − c·((w − w*)·∇U − d), where e = nβ(L − L*) and c is the regression coefficient: under
-    the posterior (w − w*)·∇U averages d (Stein), and near a minimum it is nearly a multiple of e. The error is that of
-    a ratio of means. ``cost`` counts losses over the data.
+    Draws of a Student-t around w* with precision nβH + γ, H the Hessian there, are weighted to the
+    posterior, and the weighted mean is taken of e − c·((w − w*)·∇U − d), where e = nβ(L − L*) and c
+    is the regression coefficient: under the posterior (w − w*)·∇U averages d (Stein), and near a
+    minimum it is nearly a multiple of e. The error is that of a ratio of means. ``cost`` counts
+    losses over the data.
     """
     require_positive(nbeta, "nbeta")
     require_positive(localization, "localization")
@@ -63,7 +75,9 @@ def _chi_square(draws: int, rng: torch.Generator) -> Tensor:
     return torch.randn(draws, int(TAILS), generator=rng, dtype=torch.float64).square().sum(1)
 
 
-def _energies(x: Tensor, y: Tensor, centre: Tensor, away: Tensor, nbeta: float) -> tuple[Tensor, Tensor]:
+def _energies(
+    x: Tensor, y: Tensor, centre: Tensor, away: Tensor, nbeta: float
+) -> tuple[Tensor, Tensor]:
     """nβ(L − L*) and (w − w*)·nβ∇L of each draw."""
     start = x @ centre
     lowest = torch.nn.functional.softplus(start) - y * start

@@ -196,11 +196,7 @@ class _GaugedChains:
     """
 
     def __init__(
-        self,
-        centre: Sequence[Tensor],
-        localization: float,
-        chains: int,
-        seed: int,
+        self, centre: Sequence[Tensor], localization: float, chains: int, seed: int
     ) -> None:
         cure = "without it the posterior has no mass"
         self.localization = require_positive(localization, "localization", cure)
@@ -336,11 +332,7 @@ class _Factors:
         return (u_energy + v_energy) / 2 - self.centre_energy
 
     def _draw(
-        self,
-        fixed: Tensor,
-        centre: Tensor,
-        shares: Tensor,
-        means: Tensor,
+        self, fixed: Tensor, centre: Tensor, shares: Tensor, means: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Draw all x_i (chains, rows, h) given ``fixed`` (chains, columns, h); returns nβ·E[L] too.
 

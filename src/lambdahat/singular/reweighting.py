@@ -17,10 +17,12 @@ ENOUGH = 100.0  # effective draws below which the weights count as those of a fe
 
 @dataclass(frozen=True)
 class Reweighting(Result):
-    """Draws of chains at ``from_nbeta`` as draws at ``nbeta``: their ``weights``, (chains, draws), sum to 1.
+    """Draws of chains at ``from_nbeta`` as draws at ``nbeta``: their ``weights``, (chains, draws),
+    sum to 1.
 
-    ``ess`` is 1/Σw² (Kish 1965): as many independent draws at ``nbeta`` would have the same error, were the
-    draws of the chains independent. Below 100 the status is FEW_WEIGHTS. Diverged chains have weight 0.
+    ``ess`` is 1/Σw² (Kish 1965): as many independent draws at ``nbeta`` would have the same error,
+    were the draws of the chains independent. Below 100 the status is FEW_WEIGHTS. Diverged chains
+    have weight 0.
     """
 
     weights: Array
@@ -30,9 +32,13 @@ class Reweighting(Result):
     status: Status = Status.CONVERGED
 
     def mean(self, values: ArrayLike) -> Estimate:
-        """The mean at ``nbeta`` of what each draw showed, (chains, draws), with its standard error."""
+        """The mean at ``nbeta`` of what each draw showed, (chains, draws), with its standard
+        error.
+        """
         shown = np.asarray(values, dtype=np.float64)
-        require(shown.shape == self.weights.shape, "values", f"have shape {self.weights.shape}", shown)
+        require(
+            shown.shape == self.weights.shape, "values", f"have shape {self.weights.shape}", shown
+        )
         kept = self.weights.sum(axis=1) > 0
         weights, weighted = self.weights[kept], self.weights[kept] * shown[kept]
         (found,) = jackknife(_ratio, [in_stretches(weights), in_stretches(weighted)])
@@ -40,15 +46,23 @@ class Reweighting(Result):
 
 
 def reweighted(chains: Chains, nbeta: float) -> Reweighting:
-    """The weights exp(−(nβ' − nβ)·(L_n(w) − L_n(w*))), divided by their sum, that take draws from nβ to nβ'.
+    """The weights exp(−(nβ' − nβ)·(L_n(w) − L_n(w*))), divided by their sum, that take draws from
+    nβ to nβ'.
 
-    They need the loss of every draw over the whole data: chains of an exact kernel, or baseline="full". The way down in
-    temperature is short: with energies nβ(L − L*) that follow a gamma distribution of shape λ and r = nβ'/nβ, the share
-    of effective draws is ((2r − 1)/r²)^λ, at r = ln n = 7 only 0.27^λ.
+    They need the loss of every draw over the whole data: chains of an exact kernel, or
+    baseline="full". The way down in temperature is short: with energies nβ(L − L*) that follow a
+    gamma distribution of shape λ and r = nβ'/nβ, the share of effective draws is ((2r − 1)/r²)^λ,
+    at r = ln n = 7 only 0.27^λ.
     """
     target = require_positive(nbeta, "nbeta")
     diverged = chains.diagnostics.diverged
-    require(not diverged.all(), "chains", "have draws of finite loss", "only diverged chains", chains.status.value)
+    require(
+        not diverged.all(),
+        "chains",
+        "have draws of finite loss",
+        "only diverged chains",
+        chains.status.value,
+    )
     exponents = -(target / chains.nbeta - 1) * chains.full_energies
     exponents = np.where(diverged[:, None], -np.inf, exponents)
     weights = np.exp(exponents - exponents.max())

@@ -22,10 +22,7 @@ from lambdahat._rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
 from lambdahat.singular.exact import deep_linear
-from lambdahat.singular.linear_networks import (
-    factorization_expectation,
-    linear_network_expectation,
-)
+from lambdahat.singular.linear_networks import factorization_expectation, linear_network_expectation
 from lambdahat.singular.verification import Case
 
 SWEEPS = 1000, 8000  # of the Gibbs samplers; the second where chains do not agree after the first
@@ -115,11 +112,7 @@ def _mixed(expectation: Callable[[int], Estimate]) -> Estimate:
 
 @cache
 def _linear_data(
-    name: str,
-    widths: tuple[int, ...],
-    rank: int,
-    samples: int,
-    noise: float,
+    name: str, widths: tuple[int, ...], rank: int, samples: int, noise: float
 ) -> _LinearData:
     """Draw inputs of unequal variance and the targets; solve for the minimiser in closed form.
 
@@ -147,10 +140,7 @@ def _linear_data(
 
 
 def _balanced_layers(
-    product: Tensor,
-    rank: int,
-    widths: Sequence[int],
-    rng: torch.Generator,
+    product: Tensor, rank: int, widths: Sequence[int], rng: torch.Generator
 ) -> tuple[Tensor, ...]:
     """Layers with W_L ⋯ W_1 = ``product`` and W_sW_sᵀ = W_{s+1}ᵀW_{s+1}, in random hidden bases."""
     u, s, v = torch.linalg.svd(product, full_matrices=False)
@@ -220,13 +210,7 @@ def _factorization(shape: tuple[int, int], rank: int, width: int, samples: int) 
 
 
 @cache
-def _entries(
-    name: str,
-    shape: tuple[int, int],
-    rank: int,
-    width: int,
-    samples: int,
-) -> _Entries:
+def _entries(name: str, shape: tuple[int, int], rank: int, width: int, samples: int) -> _Entries:
     """Draw entries, some rows and columns more often, and solve for the minimiser."""
     rng = generator(0, name)
     rows, columns = shape
@@ -358,10 +342,7 @@ class OneLayer:
         return (self.shares * (output - self.means.mT).square().sum(dim=-2)).sum(dim=-1)
 
     def _conditional(
-        self,
-        first: Tensor,
-        nbeta: float,
-        localization: float,
+        self, first: Tensor, nbeta: float, localization: float
     ) -> tuple[Tensor, Tensor]:
         """ln of the density of B (points, units, inputs) with A integrated out, and nβ·E[L | B].
 

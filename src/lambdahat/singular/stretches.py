@@ -17,12 +17,14 @@ Statistic = Callable[..., Array]
 
 
 def jackknife(statistic: Statistic, stretches: Sequence[Array]) -> list[Estimate]:
-    """Readings of means, each (…), as estimates, from the means over stretches of chains, each (chains, stretches, …).
+    """Readings of means, each (…), as estimates, from the means over stretches of chains, each
+    (chains, stretches, …).
 
-    With θ the reading of all N stretches and θ_b that without stretch b, the values θ + (N − 1)(θ − θ_b) have the mean
-    that is corrected for bias to first order (Quenouille 1956), and the standard error of that mean is that of the
-    estimate (Tukey 1958), here with the correlation of neighbouring stretches and the spread of the chains in it.
-    Stretches count alike: where their lengths differ, give sums over them and let the statistic divide.
+    With θ the reading of all N stretches and θ_b that without stretch b, the values θ + (N − 1)(θ −
+    θ_b) have the mean that is corrected for bias to first order (Quenouille 1956), and the standard
+    error of that mean is that of the estimate (Tukey 1958), here with the correlation of
+    neighbouring stretches and the spread of the chains in it. Stretches count alike: where their
+    lengths differ, give sums over them and let the statistic divide.
     """
     shape = stretches[0].shape[:2]
     count = math.prod(shape)
@@ -31,39 +33,54 @@ def jackknife(statistic: Statistic, stretches: Sequence[Array]) -> list[Estimate
     if count == 1:
         return [Estimate(float(value), math.nan) for value in whole]
     without = [
-        statistic(*[(total - part[place]) / (count - 1) for total, part in zip(totals, stretches, strict=True)])
+        statistic(
+            *[
+                (total - part[place]) / (count - 1)
+                for total, part in zip(totals, stretches, strict=True)
+            ]
+        )
         for place in np.ndindex(*shape)
     ]
     pseudo = whole + (count - 1) * (whole - np.stack(without))
     spread = [_error(column.reshape(shape)) for column in pseudo.T]
     return [
-        Estimate(float(value), error, dof=count - 1) for value, error in zip(pseudo.mean(axis=0), spread, strict=True)
+        Estimate(float(value), error, dof=count - 1)
+        for value, error in zip(pseudo.mean(axis=0), spread, strict=True)
     ]
 
 
 def _error(values: Array) -> float:
-    """The standard error of the mean of stretches, (chains, stretches), no less than that of independent ones.
+    """The standard error of the mean of stretches, (chains, stretches), no less than that of
+    independent ones.
 
-    So few of them tell their correlation badly; a negative one, which would lower the error, is not believed.
+    So few of them tell their correlation badly; a negative one, which would lower the error, is not
+    believed.
     """
     return float(np.fmax(standard_error(values), values.std(ddof=1) / math.sqrt(values.size)))
 
 
 def joined(means: Sequence[Array], lengths: Sequence[int]) -> list[Array]:
-    """Means over stretches of such lengths, each (chains, stretches, …), as sums over some twenty of about one length.
+    """Means over stretches of such lengths, each (chains, stretches, …), as sums over some twenty
+    of about one length.
 
-    First come the lengths themselves, (chains, stretches): the ratio of any other to it is a mean again.
+    First come the lengths themselves, (chains, stretches): the ratio of any other to it is a mean
+    again.
     """
     counts = np.asarray(lengths, dtype=np.float64)
     middles = (counts.cumsum() - counts / 2) / counts.sum()
     starts = np.unique(np.floor(middles * min(STRETCHES, len(counts))), return_index=True)[1]
     weights = counts * (len(starts) / counts.sum())
-    sums = [np.add.reduceat(np.moveaxis(np.moveaxis(part, 1, -1) * weights, -1, 1), starts, axis=1) for part in means]
+    sums = [
+        np.add.reduceat(np.moveaxis(np.moveaxis(part, 1, -1) * weights, -1, 1), starts, axis=1)
+        for part in means
+    ]
     return [np.tile(np.add.reduceat(weights, starts), (len(means[0]), 1)), *sums]
 
 
 def in_stretches(values: Array) -> Array:
-    """Sums over some twenty stretches of values (chains, draws, …), so scaled that their mean is that of the values."""
+    """Sums over some twenty stretches of values (chains, draws, …), so scaled that their mean is
+    that of the values.
+    """
     draws = values.shape[1]
     parts = np.array_split(values, min(STRETCHES, draws), axis=1)
     return np.stack([part.sum(axis=1) * (len(parts) / draws) for part in parts], axis=1)
@@ -72,9 +89,10 @@ def in_stretches(values: Array) -> Array:
 def mean_energy(chains: Chains) -> Estimate:
     """nβ·E[L − L*] over the chains that did not diverge.
 
-    From the means over trajectories where there are any, then the losses of the whole data, else the paired ones. What
-    steps add is taken off where ``llc`` measured it, with its uncertainty in the error. SGLD chains that recorded
-    forces show it themselves: then all of it is in the error. Otherwise nothing is known of it.
+    From the means over trajectories where there are any, then the losses of the whole data, else
+    the paired ones. What steps add is taken off where ``llc`` measured it, with its uncertainty in
+    the error. SGLD chains that recorded forces show it themselves: then all of it is in the error.
+    Otherwise nothing is known of it.
     """
     energies = chains.energies if chains.full_losses is None else chains.full_energies
     if chains.recycled_losses is not None:

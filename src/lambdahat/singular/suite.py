@@ -1,4 +1,6 @@
-"""The ground-truth suite: problems whose λ̂ is known at every nβ and γ, exactly or with a small error of its own."""
+"""The ground-truth suite: problems whose λ̂ is known at every nβ and γ, exactly or with a small
+error of its own.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,9 @@ MALA_CHAINS, MALA_STEPS, MALA_ACCEPTANCE = 32, 15_000, 0.6
 class Reference:
     """A truth that takes long: looked up where it is stored, else computed.
 
-    ``compute(nbeta, localization, effort)`` takes about ``effort`` times as long as it needs for an error of
-    less than one per cent. ``problem``, where the case has data, is what the stored value must have been computed for:
-    a value of other data is not used.
+    ``compute(nbeta, localization, effort)`` takes about ``effort`` times as long as it needs for an
+    error of less than one per cent. ``problem``, where the case has data, is what the stored value
+    must have been computed for: a value of other data is not used.
     """
 
     case: str
@@ -89,25 +91,38 @@ class Reference:
 
     def known(self, nbeta: float, localization: float) -> Estimate | None:
         """The stored value, or None."""
-        if self.problem is not None and stored()["problems"].get(self.case) != rounded_digest(self.problem()):
+        if self.problem is not None and stored()["problems"].get(self.case) != rounded_digest(
+            self.problem()
+        ):
             return None
         for at, tie, value, stderr, dof in stored()["values"].get(self.case, ()):
-            if math.isclose(at, nbeta, rel_tol=1e-9) and math.isclose(tie, localization, rel_tol=1e-9):
+            if math.isclose(at, nbeta, rel_tol=1e-9) and math.isclose(
+                tie, localization, rel_tol=1e-9
+            ):
                 return Estimate(value, stderr, dof=dof)
         return None
 
 
 def rounded_digest(problem: Problem) -> str:
-    """A digest of data and parameters to six decimals: machines may differ in the last bits of data made on them."""
+    """A digest of data and parameters to six decimals: machines may differ in the last bits of
+    data made on them.
+    """
     leaves = [leaf for batch in problem.batches for leaf in batch.data]
-    told = [(leaf.double().mul(1e6).round().long().tolist(), str(leaf.dtype)) for leaf in (problem.vector, *leaves)]
+    told = [
+        (leaf.double().mul(1e6).round().long().tolist(), str(leaf.dtype))
+        for leaf in (problem.vector, *leaves)
+    ]
     return digest(repr(told).encode())[:32]
 
 
 @cache
 def stored() -> dict[str, Any]:
-    """What benchmarks/references.py wrote: rows (nβ, γ, value, standard error, dof), parameters and digests by case."""
-    found: dict[str, Any] = json.loads(resources.files(__package__).joinpath("references.json").read_text("utf-8"))
+    """What benchmarks/references.py wrote: rows (nβ, γ, value, standard error, dof), parameters
+    and digests by case.
+    """
+    found: dict[str, Any] = json.loads(
+        resources.files(__package__).joinpath("references.json").read_text("utf-8")
+    )
     return found
 
 
@@ -125,7 +140,9 @@ def suite(quick: bool = False) -> list[Case]:
 
 
 def _quadratics() -> list[Case]:
-    """L = ½·Σ h_i·w_i² with h from 1 to 1/κ, evenly in the logarithm; and ten of h = 1 beside ten dead ones."""
+    """L = ½·Σ h_i·w_i² with h from 1 to 1/κ, evenly in the logarithm; and ten of h = 1 beside
+    ten dead ones.
+    """
     cases = [
         _quadratic(f"quadratic-d{size}-k{label}", list(np.geomspace(1.0, 1.0 / float(label), size)))
         for size in (5, 50)
@@ -152,7 +169,12 @@ def _crossing(exponents: Sequence[int]) -> Case:
         return Estimate(crossing_expectation(exponents, nbeta, localization))
 
     name = "crossing-" + "-".join(str(2 * k) for k in exponents)
-    return Case(name, partial(crossing_problem, exponents, POPULATION), truth, float(normal_crossing(exponents)))
+    return Case(
+        name,
+        partial(crossing_problem, exponents, POPULATION),
+        truth,
+        float(normal_crossing(exponents)),
+    )
 
 
 def _linear_networks() -> list[Case]:
@@ -172,12 +194,20 @@ def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> Case:
 
 
 def _regressions() -> list[Case]:
-    """Models with data: on all of it, and with so much of it that ``llc`` samples by mini-batches."""
-    return [_logistic(500, 8, torch.float64, 20_000), _logistic(20_000, 60, torch.float32, 2000), _linear(50_000, 30)]
+    """Models with data: on all of it, and with so much of it that ``llc`` samples by
+    mini-batches.
+    """
+    return [
+        _logistic(500, 8, torch.float64, 20_000),
+        _logistic(20_000, 60, torch.float32, 2000),
+        _linear(50_000, 30),
+    ]
 
 
 def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> Case:
-    """Labels drawn from the model, at its maximum-likelihood point; the truth by ``draws`` of importance sampling."""
+    """Labels drawn from the model, at its maximum-likelihood point; the truth by ``draws`` of
+    importance sampling.
+    """
     name = f"logistic-n{samples}-d{size}"
 
     @cache
@@ -200,7 +230,9 @@ def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> Case:
 
 
 def _linear(samples: int, size: int) -> Case:
-    """Least squares with inputs of unequal variance; L − L* is a quadratic form, so that the truth is ``quadratic``."""
+    """Least squares with inputs of unequal variance; L − L* is a quadratic form, so that the
+    truth is ``quadratic``.
+    """
     name = f"regression-n{samples}-d{size}"
 
     @cache
@@ -214,7 +246,9 @@ def _linear(samples: int, size: int) -> Case:
 
     def truth(nbeta: float, localization: float) -> Estimate:
         x = data()[0]
-        return Estimate(quadratic(torch.linalg.eigvalsh(2 * x.T @ x / samples).tolist(), nbeta, localization))
+        return Estimate(
+            quadratic(torch.linalg.eigvalsh(2 * x.T @ x / samples).tolist(), nbeta, localization)
+        )
 
     def make() -> Problem:
         x, y, w = (tensor.float() for tensor in data())
@@ -231,7 +265,9 @@ def _linear_model(w: Tensor) -> nn.Module:
 
 
 def perceptron_data(samples: int = 500) -> tuple[Tensor, Tensor]:
-    """Normal inputs and labels drawn from a random ReLU network of the same shape, so that no network fits them all."""
+    """Normal inputs and labels drawn from a random ReLU network of the same shape, so that no
+    network fits them all.
+    """
     inputs, hidden, outputs = MLP_SIZES
     rng = generator(0, MLP)
     x = torch.randn(samples, inputs, generator=rng, dtype=torch.float64)
@@ -246,13 +282,18 @@ def perceptron_model() -> nn.Module:
     """The network, its parameters without values."""
     inputs, hidden, outputs = MLP_SIZES
     with torch.device("meta"):
-        return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)).double()
+        return nn.Sequential(
+            nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+        ).double()
 
 
 def perceptron_problem() -> Problem:
     """The ReLU network at its stored minimum."""
     model = perceptron_model()
-    values = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in stored()["parameters"][MLP].items()}
+    values = {
+        name: torch.tensor(rows, dtype=torch.float64)
+        for name, rows in stored()["parameters"][MLP].items()
+    }
     model.load_state_dict(values, assign=True)
     return Problem(model, "cross_entropy", perceptron_data())
 
@@ -265,24 +306,48 @@ def _perceptron() -> Case:
 
 
 def mala_reference(
-    problem: Problem, nbeta: float, localization: float, steps: int, chains: int = MALA_CHAINS, seed: int = 0
+    problem: Problem,
+    nbeta: float,
+    localization: float,
+    steps: int,
+    chains: int = MALA_CHAINS,
+    seed: int = 0,
 ) -> Estimate:
-    """nβ·E[L − L*] by long chains of MALA from w*: no bias but that of what has not mixed; the first third is left out.
+    """nβ·E[L − L*] by long chains of MALA from w*: no bias but that of what has not mixed; the
+    first third is left out.
 
-    The proposal is scaled by (nβ|H| + γ)^−½ with the Hessian H at w*, and its step is halved until 60 % are accepted.
-    The error is the spread of the chains' own means. ``cost`` counts gradients of all chains.
+    The proposal is scaled by (nβ|H| + γ)^−½ with the Hessian H at w*, and its step is halved until
+    60 % are accepted. The error is the spread of the chains' own means. ``cost`` counts gradients
+    of all chains.
     """
     kernel = _accepted(problem, nbeta, localization, chains, seed)
     thin = 10
-    run = sample(problem, kernel, chains, steps * 2 // (3 * thin), seed, burn_in=steps // 3, thin=thin, mode="batched")
+    run = sample(
+        problem,
+        kernel,
+        chains,
+        steps * 2 // (3 * thin),
+        seed,
+        burn_in=steps // 3,
+        thin=thin,
+        mode="batched",
+    )
     means = run.energies.mean(axis=1)
     mixed = run.diagnostics.rhat < RHAT
     status = Status.CONVERGED if mixed else Status.NOT_MIXED
-    return Estimate(float(means.mean()), float(means.std(ddof=1)) / math.sqrt(chains), run.cost, status, chains - 1)
+    return Estimate(
+        float(means.mean()),
+        float(means.std(ddof=1)) / math.sqrt(chains),
+        run.cost,
+        status,
+        chains - 1,
+    )
 
 
 def _accepted(problem: Problem, nbeta: float, localization: float, chains: int, seed: int) -> HMC:
-    """MALA with the largest step of 1, ½, ¼, … of which enough are accepted away from the centre."""
+    """MALA with the largest step of 1, ½, ¼, … of which enough are accepted away from the
+    centre.
+    """
     values, vectors = torch.linalg.eigh(hessian(problem).dense().double())
     scale = (vectors * (nbeta * values.abs() + localization).rsqrt()) @ vectors.T
     step = 1.0

@@ -27,11 +27,13 @@ RUNAWAY = 1e3  # energies per parameter beyond any equilibrium: there E[(w − w
 
 @dataclass(frozen=True)
 class Sweep(Result):
-    """λ̂ of SGLD at every step size ε and temperature nβ of a grid: ``values``, ``stderr``, ``acceptance``, (nβ, ε).
+    """λ̂ of SGLD at every step size ε and temperature nβ of a grid: ``values``, ``stderr``,
+    ``acceptance``, (nβ, ε).
 
-    ``statuses`` are those of the chains; of a cell that is DIVERGED there is no value. ``temperatures`` name the
-    ``nbetas``. ``chosen`` is the (ε, nβ) that ``llc`` settled on, and ``coefficient`` what it found there. All are at
-    one ``localization`` γ. ``cost`` counts gradients, those of ``llc`` not among them.
+    ``statuses`` are those of the chains; of a cell that is DIVERGED there is no value.
+    ``temperatures`` name the ``nbetas``. ``chosen`` is the (ε, nβ) that ``llc`` settled on, and
+    ``coefficient`` what it found there. All are at one ``localization`` γ. ``cost`` counts
+    gradients, those of ``llc`` not among them.
     """
 
     step_sizes: Array
@@ -49,13 +51,17 @@ class Sweep(Result):
 
     @property
     def nbeta(self) -> float:
-        """The inverse temperature at which ``llc`` found its ``coefficient``, at the sweep's ``localization``."""
+        """The inverse temperature at which ``llc`` found its ``coefficient``, at the sweep's
+        ``localization``.
+        """
         return self.chosen[1]
 
     def __getitem__(self, place: tuple[int, int]) -> Estimate:
         """The estimate at (nβ, ε), by their numbers in the grid."""
         row, column = place
-        return Estimate(float(self.values[place]), float(self.stderr[place]), status=self.statuses[row][column])
+        return Estimate(
+            float(self.values[place]), float(self.stderr[place]), status=self.statuses[row][column]
+        )
 
 
 def sweep(
@@ -72,14 +78,17 @@ def sweep(
 ) -> Sweep:
     """λ̂ by SGLD at every step size and temperature, beside the point that ``llc`` chose.
 
-    ``coefficient`` is what ``llc(problem, kernel="sgld")`` found; without it, it is computed. Its localization and
-    batch size hold in the whole grid. ``step_sizes`` are by default 1/16 to 16 times its own. ``nbetas`` are numbers or
-    names, by default B/log B and n/log n with their geometric mean, or 1/16 to 1 times n/log n where a step sees all
-    data. ``burn_in`` is by default as long as the draws, since the smallest steps need it.
+    ``coefficient`` is what ``llc(problem, kernel="sgld")`` found; without it, it is computed. Its
+    localization and batch size hold in the whole grid. ``step_sizes`` are by default 1/16 to 16
+    times its own. ``nbetas`` are numbers or names, by default B/log B and n/log n with their
+    geometric mean, or 1/16 to 1 times n/log n where a step sees all data. ``burn_in`` is by default
+    as long as the draws, since the smallest steps need it.
     """
     require_problem(problem)
     require_count(draws, "draws", least=4)
-    found = llc(problem, seed=seed, kernel="sgld", mode=mode) if coefficient is None else coefficient
+    found = (
+        llc(problem, seed=seed, kernel="sgld", mode=mode) if coefficient is None else coefficient
+    )
     _require_chains(found)
     assert found.chains is not None
     batch = found.chains.batch_size
@@ -122,7 +131,9 @@ def sweep(
 
 
 def cell(chains: Chains, num_parameters: int) -> Estimate:
-    """λ̂ of chains; DIVERGED and without a value too where the energies have left all bounds but are finite yet."""
+    """λ̂ of chains; DIVERGED and without a value too where the energies have left all bounds but
+    are finite yet.
+    """
     found = mean_energy(chains)
     gone = not abs(float(found)) < RUNAWAY * num_parameters
     if gone or chains.status is Status.DIVERGED:
@@ -138,21 +149,33 @@ def _steps(step_sizes: Sequence[float] | None, chosen: float) -> Array:
     return np.array(found)
 
 
-def _levels(nbetas: Sequence[float | str] | None, samples: int, batch: int) -> list[tuple[float, str]]:
+def _levels(
+    nbetas: Sequence[float | str] | None, samples: int, batch: int
+) -> list[tuple[float, str]]:
     """The temperatures with their names, hottest first."""
     if nbetas is not None:
         require(len(nbetas) > 0, "nbetas", "hold at least one number or name", "none")
         return sorted(inverse_temperature(nbeta, samples, batch) for nbeta in nbetas)
     cold = inverse_temperature("n/log n", samples, batch)
     if batch == samples:
-        return [(factor * cold[0], cold[1] if factor == 1 else f"{factor:.3g} of it") for factor in COLDER]
+        return [
+            (factor * cold[0], cold[1] if factor == 1 else f"{factor:.3g} of it")
+            for factor in COLDER
+        ]
     hot = inverse_temperature("batch", samples, batch)
     return [hot, (math.sqrt(hot[0] * cold[0]), "their geometric mean"), cold]
 
 
 def _require_chains(coefficient: LearningCoefficient) -> None:
     known = isinstance(coefficient, LearningCoefficient) and coefficient.chains is not None
-    require(known, "coefficient", "be what llc found, with its chains", coefficient, "leave it out", TypeError)
+    require(
+        known,
+        "coefficient",
+        "be what llc found, with its chains",
+        coefficient,
+        "leave it out",
+        TypeError,
+    )
     assert coefficient.chains is not None
     kernel = coefficient.chains.kernel
     require(

@@ -14,7 +14,9 @@ from lambdahat.sampling.kernels import Kernel
 
 
 def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
-    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
+    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these
+    must have that nβ.
+    """
     kernel = settings.get("kernel")
     if isinstance(kernel, Kernel):
         require(
@@ -28,6 +30,10 @@ def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
 
 
 def reading_of(found: Drawn) -> Estimate:
-    """λ̂ of chains that have been drawn, with what their kernel allows to take off noise and bias."""
+    """λ̂ of chains that have been drawn, with what their kernel allows to take off noise and
+    bias.
+    """
     chains, reading = found.chains, found.reading
-    return Estimate(reading.value, reading.stderr, chains.cost, chains.status, degrees_of_freedom(chains))
+    return Estimate(
+        reading.value, reading.stderr, chains.cost, chains.status, degrees_of_freedom(chains)
+    )

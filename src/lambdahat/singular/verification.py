@@ -28,7 +28,9 @@ LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and
 
 @dataclass(frozen=True)
 class Case:
-    """A problem whose λ̂ is known: ``truth(nbeta, localization)`` at finite temperature, ``asymptotic`` as n → ∞."""
+    """A problem whose λ̂ is known: ``truth(nbeta, localization)`` at finite temperature,
+    ``asymptotic`` as n → ∞.
+    """
 
     name: str
     make: Callable[[], Problem]
@@ -38,10 +40,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Comparison(Result):
-    """What ``llc`` found of one case, and the truth at the same nβ and γ, which has an error of its own if sampled.
+    """What ``llc`` found of one case, and the truth at the same nβ and γ, which has an error of its
+    own if sampled.
 
-    ``asymptotic`` is λ as n → ∞, NaN where it is not known. ``estimate.cost`` counts gradients. ``problem`` is a digest
-    of the case's problem, empty in results of early versions.
+    ``asymptotic`` is λ as n → ∞, NaN where it is not known. ``estimate.cost`` counts gradients.
+    ``problem`` is a digest of the case's problem, empty in results of early versions.
     """
 
     case: str
@@ -58,7 +61,11 @@ class Comparison(Result):
     def relative_error(self) -> float:
         """(estimate − truth)/|truth|."""
         difference = float(self.estimate) - float(self.truth)
-        return difference / abs(float(self.truth)) if float(self.truth) else math.copysign(math.inf, difference)
+        return (
+            difference / abs(float(self.truth))
+            if float(self.truth)
+            else math.copysign(math.inf, difference)
+        )
 
     @property
     def stderr(self) -> float:
@@ -83,7 +90,8 @@ class Comparison(Result):
 
     @property
     def verdict(self) -> str:
-        """ "agrees": the 95 % interval holds the truth; "near": the 99.9 % interval does, as should one case in twenty.
+        """ "agrees": the 95 % interval holds the truth; "near": the 99.9 % interval does, as should
+        one case in twenty.
 
         "fails": neither, or the estimate is off by more than 15 %, however wide its interval.
         """
@@ -148,19 +156,27 @@ class Verification(Result):
 
 
 def verify(
-    cases: Sequence[Case] | None = None, seed: int = 0, quick: bool = False, folder: str | Path | None = None
+    cases: Sequence[Case] | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    folder: str | Path | None = None,
 ) -> Verification:
     """``llc(problem)`` of every case at its defaults, beside the exact answer.
 
-    ``cases`` are by default those of ``lambdahat.singular.suite``; ``quick`` takes one of each family. A case has the
-    same seed whichever run beside it. With ``folder`` every finished case is written there at once, and a later call
-    runs only what is missing.
+    ``cases`` are by default those of ``lambdahat.singular.suite``; ``quick`` takes one of each
+    family. A case has the same seed whichever run beside it. With ``folder`` every finished case is
+    written there at once, and a later call runs only what is missing.
     """
     require_count(seed, "seed", least=0)
     chosen = list(_suite(quick) if cases is None else cases)
     require(bool(chosen), "cases", "hold at least one case", "none")
     names = [case.name for case in chosen]
-    require(len({_file_name(name) for name in names}) == len(names), "cases", "have names that differ", names)
+    require(
+        len({_file_name(name) for name in names}) == len(names),
+        "cases",
+        "have names that differ",
+        names,
+    )
     rows = []
     for done, case in enumerate(chosen):
         report("verify", done, len(chosen))
@@ -199,7 +215,9 @@ def compare(case: Case, seed: int = 0) -> Comparison:
 
 def _mark(problem: Problem) -> str:
     """A digest of all that a problem is made of."""
-    return digest(repr([value for name, value in problem.identity().items() if name != "behaviour"]).encode())[:32]
+    return digest(
+        repr([value for name, value in problem.identity().items() if name != "behaviour"]).encode()
+    )[:32]
 
 
 def _file_name(name: str) -> str:
@@ -207,7 +225,9 @@ def _file_name(name: str) -> str:
 
 
 def _finished(path: Path, seed: int, case: Case) -> Comparison | None:
-    """The comparison that an earlier run of the same seed has left, of the same problem and undamaged."""
+    """The comparison that an earlier run of the same seed has left, of the same problem and
+    undamaged.
+    """
     if not path.is_file():
         return None
     try:
@@ -222,4 +242,5 @@ def _finished(path: Path, seed: int, case: Case) -> Comparison | None:
         f"{path} with seed = {row.seed}",
         "choose another folder, or delete this one",
     )
-    return row if row.problem == _mark(case.make()) else None  # another problem of the same name has not been run
+    # another problem of the same name has not been run
+    return row if row.problem == _mark(case.make()) else None

@@ -1,4 +1,6 @@
-"""Volume scaling: how fast the set of nearly optimal parameters shrinks with its level, V(ε) ∝ ε^λ."""
+"""Volume scaling: how fast the set of nearly optimal parameters shrinks with its level, V(ε) ∝
+ε^λ.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ CHUNK = 1 << 22  # numbers that one mapped call may hold
 class VolumeScaling(Result):
     """V(ε), the share of a ball of ``radius`` around w* where L − L* < ε, down to tiny shares.
 
-    ``log_volumes`` (levels,) are the same for all populations, ``log_levels`` (populations, levels) the ε where each
-    population saw them. ``coefficient`` is the slope λ at the ``multiplicity`` asked for, ``slope`` reads it at any.
-    ``cost`` counts losses over the whole data.
+    ``log_volumes`` (levels,) are the same for all populations, ``log_levels`` (populations, levels)
+    the ε where each population saw them. ``coefficient`` is the slope λ at the ``multiplicity``
+    asked for, ``slope`` reads it at any. ``cost`` counts losses over the whole data.
     """
 
     coefficient: Estimate
@@ -61,10 +63,12 @@ class VolumeScaling(Result):
         return np.asarray(error * float(self.coefficient))
 
     def slope(self, multiplicity: int = 1) -> Estimate:
-        """λ of ln V = λ·ln ε + (m − 1)·ln ln(ε₀/ε) + c over the lower half of the levels, ε₀ the largest excess seen.
+        """λ of ln V = λ·ln ε + (m − 1)·ln ln(ε₀/ε) + c over the lower half of the levels, ε₀ the
+        largest excess seen.
 
-        m is given, not fitted: over levels that can be sampled ln ln(ε₀/ε) is so nearly straight in ln ε that no data
-        tell it from a slope. Taking m = 1 where it is larger lowers λ by about (m − 1)/ln(ε₀/ε).
+        m is given, not fitted: over levels that can be sampled ln ln(ε₀/ε) is so nearly straight in
+        ln ε that no data tell it from a slope. Taking m = 1 where it is larger lowers λ by about (m
+        − 1)/ln(ε₀/ε).
         """
         require_count(multiplicity, "multiplicity")
         return _slope(self.log_volumes, self.log_levels, multiplicity, self.cost, self.status)
@@ -78,18 +82,20 @@ def volume_scaling(
     multiplicity: int = 1,
     seed: int = 0,
 ) -> VolumeScaling:
-    """λ = lim ε·d ln V/dε at the problem's parameters, with V(ε) the volume where L − L* < ε (Eqs. 14–16, NGD paper).
+    """λ = lim ε·d ln V/dε at the problem's parameters, with V(ε) the volume where L − L* < ε (Eqs.
+    14–16, NGD paper).
 
-    Nested sampling: points uniform in the ball of ``radius`` are halved ``levels`` times, each time at the median of
-    their excess loss, the lower half doubled and moved on by Metropolis steps inside the level set, whose lengths
-    follow from the level before. The order statistics of N uniform points give each halving the exact mean of its ln V.
-    ``samples`` points are dealt to 8 populations, whose spread is the standard error. Where the level sets are thin and
-    curved, points hardly move along them, and λ comes out too high unless a population has several times more points
-    than there are levels. For small models: every evaluation is a pass over the data, and it takes λ·ln(ε₀/ε)/ln 2
-    levels to reach ε.
+    Nested sampling: points uniform in the ball of ``radius`` are halved ``levels`` times, each time
+    at the median of their excess loss, the lower half doubled and moved on by Metropolis steps
+    inside the level set, whose lengths follow from the level before. The order statistics of N
+    uniform points give each halving the exact mean of its ln V. ``samples`` points are dealt to 8
+    populations, whose spread is the standard error. Where the level sets are thin and curved,
+    points hardly move along them, and λ comes out too high unless a population has several times
+    more points than there are levels. For small models: every evaluation is a pass over the data,
+    and it takes λ·ln(ε₀/ε)/ln 2 levels to reach ε.
 
-    NOT_A_MINIMUM says that points of lower loss were met, PRECISION_LIMIT that the rounding of the loss left too few
-    levels, NOT_ASYMPTOTIC that the slope still changes along those used.
+    NOT_A_MINIMUM says that points of lower loss were met, PRECISION_LIMIT that the rounding of the
+    loss left too few levels, NOT_ASYMPTOTIC that the slope still changes along those used.
     """
     require_problem(problem)
     require_positive(radius, "radius")
@@ -118,13 +124,25 @@ def volume_scaling(
         cloud.move(thresholds)
         report("volume scaling", level, levels)
     volumes = np.array(log_volumes)
-    seen = torch.stack(log_levels, dim=1).clamp_min(torch.finfo(torch.float64).tiny).log().cpu().numpy()
-    status = Status.NOT_A_MINIMUM if cloud.lowest < -cloud.floor else _verdict(volumes, seen, multiplicity)
+    seen = (
+        torch.stack(log_levels, dim=1)
+        .clamp_min(torch.finfo(torch.float64).tiny)
+        .log()
+        .cpu()
+        .numpy()
+    )
+    status = (
+        Status.NOT_A_MINIMUM
+        if cloud.lowest < -cloud.floor
+        else _verdict(volumes, seen, multiplicity)
+    )
     slope = _slope(volumes, seen, multiplicity, cloud.cost, status)
     return VolumeScaling(slope, volumes, seen, multiplicity, radius, cloud.cost, status)
 
 
-def _slope(log_volumes: Array, log_levels: Array, multiplicity: int, cost: int, status: Status) -> Estimate:
+def _slope(
+    log_volumes: Array, log_levels: Array, multiplicity: int, cost: int, status: Status
+) -> Estimate:
     """λ over the lower half of the levels, its error from the populations."""
     dof = len(log_levels) - 1
     half = log_volumes.size // 2
@@ -136,8 +154,12 @@ def _slope(log_volumes: Array, log_levels: Array, multiplicity: int, cost: int, 
     return Estimate(value, error, cost, status, dof)
 
 
-def _inverse_slopes(log_volumes: Array, log_levels: Array, multiplicity: int, window: slice) -> Array:
-    """1/λ of each population, by least squares of ln ε on ln V − (m − 1)·ln ln(ε₀/ε): the noise is all in ε."""
+def _inverse_slopes(
+    log_volumes: Array, log_levels: Array, multiplicity: int, window: slice
+) -> Array:
+    """1/λ of each population, by least squares of ln ε on ln V − (m − 1)·ln ln(ε₀/ε): the noise
+    is all in ε.
+    """
     depth = log_levels[:, :1].mean() - log_levels[:, window]
     known = log_volumes[window] - (multiplicity - 1) * np.log(depth)
     known = known - known.mean(axis=1, keepdims=True)
@@ -145,7 +167,9 @@ def _inverse_slopes(log_volumes: Array, log_levels: Array, multiplicity: int, wi
 
 
 def _verdict(log_volumes: Array, log_levels: Array, multiplicity: int) -> Status:
-    """Whether there are levels enough, and their two halves agree on the slope to 5 % or within their noise."""
+    """Whether there are levels enough, and their two halves agree on the slope to 5 % or within
+    their noise.
+    """
     size = log_volumes.size
     if size < 4 * FIT_LEVELS:
         return Status.PRECISION_LIMIT
@@ -160,7 +184,9 @@ def _verdict(log_volumes: Array, log_levels: Array, multiplicity: int) -> Status
 
 
 class _Excess:
-    """L(w* + offset) − L(w*) of many offsets (K, P) at once, NaN as ∞; by ``vmap`` where the model takes it."""
+    """L(w* + offset) − L(w*) of many offsets (K, P) at once, NaN as ∞; by ``vmap`` where the
+    model takes it.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.centre, self.baseline = problem, problem.vector, problem.loss()
@@ -192,7 +218,9 @@ class _Excess:
 
 
 class _Window:
-    """The lengths worth proposing: log-uniform between nearly always and hardly ever accepted at the last level."""
+    """The lengths worth proposing: log-uniform between nearly always and hardly ever accepted at
+    the last level.
+    """
 
     def __init__(self, longest: float) -> None:
         self.longest = math.log(longest)
@@ -222,7 +250,9 @@ class _Window:
 
 
 class _Cloud:
-    """Populations of points (populations, size, P), as offsets from w*, each uniform in its own level set."""
+    """Populations of points (populations, size, P), as offsets from w*, each uniform in its own
+    level set.
+    """
 
     def __init__(self, problem: Problem, radius: float, size: int, seed: int) -> None:
         self.radius, self.rng, self.device = radius, generator(seed, "volumes"), problem.device
@@ -245,7 +275,9 @@ class _Cloud:
         return self.excess.masked_fill(self.excess.isinf(), 0.0).max(dim=1).values
 
     def halve(self) -> Tensor:
-        """Keep the lower half of each population, twice; the lowest excess of the other half is the new level."""
+        """Keep the lower half of each population, twice; the lowest excess of the other half is
+        the new level.
+        """
         ordered = self.excess.sort(dim=1)
         half = self.excess.shape[1] // 2
         rows = torch.arange(POPULATIONS, device=self.device).unsqueeze(-1)
@@ -267,7 +299,9 @@ class _Cloud:
         self.lowest = min(self.lowest, float(self.excess.min()))
 
     def _accept(self, trial: Tensor, thresholds: Tensor) -> Tensor:
-        """Move the points whose trial lies in the ball and below the level; outside no loss is computed."""
+        """Move the points whose trial lies in the ball and below the level; outside no loss is
+        computed.
+        """
         accepted = trial.square().sum(-1) < self.radius**2
         measured = self.measure(trial[accepted])
         below = measured < thresholds.unsqueeze(-1).expand_as(accepted)[accepted]
@@ -277,24 +311,36 @@ class _Cloud:
 
     def _along_axes(self) -> Tensor:
         """A coordinate for each point, up or down."""
-        axis = torch.randint(self.points.shape[-1], (*self.excess.shape, 1), generator=self.rng).to(self.device)
-        return torch.zeros_like(self.points).scatter_(2, axis, (self._uniform(*axis.shape) - 0.5).sign())
+        axis = torch.randint(self.points.shape[-1], (*self.excess.shape, 1), generator=self.rng).to(
+            self.device
+        )
+        return torch.zeros_like(self.points).scatter_(
+            2, axis, (self._uniform(*axis.shape) - 0.5).sign()
+        )
 
     def _anywhere(self) -> Tensor:
         """A direction uniform on the sphere."""
         return torch.nn.functional.normalize(self._normal(*self.points.shape), dim=-1)
 
     def _between_dropped(self) -> Tensor:
-        """The difference of two points just left out, as long and as thin as the level set; they move no more."""
+        """The difference of two points just left out, as long and as thin as the level set; they
+        move no more.
+        """
         pool = self.dropped.flatten(0, 1)
-        pick, apart = (torch.randint(low, len(pool), self.excess.shape, generator=self.rng) for low in (0, 1))
+        pick, apart = (
+            torch.randint(low, len(pool), self.excess.shape, generator=self.rng) for low in (0, 1)
+        )
         return pool[pick.to(self.device)] - pool[((pick + apart) % len(pool)).to(self.device)]
 
     def _rounding(self) -> float:
         """The excess that rounding of the loss or of w* makes by itself."""
         real = torch.finfo(self.measure.centre.dtype)
         shaken = self.measure.centre * real.eps * self._normal(8, self.measure.centre.numel())
-        return max(32 * real.eps * abs(self.measure.baseline), 32 * float(self.measure(shaken).abs().max()), real.tiny)
+        return max(
+            32 * real.eps * abs(self.measure.baseline),
+            32 * float(self.measure(shaken).abs().max()),
+            real.tiny,
+        )
 
     def _ball(self, populations: int, size: int, dim: int) -> Tensor:
         directions = torch.nn.functional.normalize(self._normal(populations, size, dim), dim=-1)

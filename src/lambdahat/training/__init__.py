@@ -1,7 +1,12 @@
 """The loop that trains, measures while it does, and never loses a run."""
 
 from lambdahat.training.checkpoints import Checkpoints
-from lambdahat.training.curvature_trackers import EdgeTracker, SpectrumTracker, TopTracker, TraceTracker
+from lambdahat.training.curvature_trackers import (
+    EdgeTracker,
+    SpectrumTracker,
+    TopTracker,
+    TraceTracker,
+)
 from lambdahat.training.ensembles import Ensemble, fit_many
 from lambdahat.training.folders import load_run
 from lambdahat.training.lightning_callback import LightningTracker

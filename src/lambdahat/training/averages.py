@@ -1,4 +1,6 @@
-"""How good the average of the iterates is: of ``averaging=``, or of an optimiser that keeps its own."""
+"""How good the average of the iterates is: of ``averaging=``, or of an optimiser that keeps its
+own.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,16 @@ from lambdahat.network import BATCH_NORMS, accumulating
 from lambdahat.training.feeding import Feed
 from lambdahat.training.subjects import Subject, modes
 
-REFRESH_SAMPLES = 10_000  # statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
+# statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
+REFRESH_SAMPLES = 10_000
 
 
-def averaged_model(subject: Subject, optimizer: Any, averaging: Any, feed: Feed) -> nn.Module | None:
-    """The averaged model with batch-norm statistics of its own, a copy; None before there is an average."""
+def averaged_model(
+    subject: Subject, optimizer: Any, averaging: Any, feed: Feed
+) -> nn.Module | None:
+    """The averaged model with batch-norm statistics of its own, a copy; None before there is an
+    average.
+    """
     model: nn.Module | None = None
     if averaging is not None and averaging.count:
         model = averaging.model
@@ -31,8 +38,14 @@ def averaged_model(subject: Subject, optimizer: Any, averaging: Any, feed: Feed)
 
 @torch.no_grad()
 def _refresh(subject: Subject, model: nn.Module, feed: Feed) -> None:
-    """Batch-norm statistics of the averaged weights, which no average of statistics gives (§7.3.1)."""
-    layers = [layer for layer in model.modules() if isinstance(layer, BATCH_NORMS) and layer.track_running_stats]
+    """Batch-norm statistics of the averaged weights, which no average of statistics gives
+    (§7.3.1).
+    """
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, BATCH_NORMS) and layer.track_running_stats
+    ]
     if not layers:
         return
     with modes(model, training=False), accumulating(layers):

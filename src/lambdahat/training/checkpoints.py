@@ -1,8 +1,10 @@
-"""Checkpoints that survive ``kill -9``, a full disk and damage: safetensors and JSON, the last few and the best.
+"""Checkpoints that survive ``kill -9``, a full disk and damage: safetensors and JSON, the last few
+and the best.
 
-A checkpoint is ``step-00000120.safetensors`` with the tensors and ``step-00000120.json`` with all else, the digest
-of the first and one of itself. Both are written to a temporary file, synced and renamed, the JSON last: it makes the
-checkpoint count. ``best.json`` names the best one. An old checkpoint goes only once a newer one is whole.
+A checkpoint is ``step-00000120.safetensors`` with the tensors and ``step-00000120.json`` with all
+else, the digest of the first and one of itself. Both are written to a temporary file, synced and
+renamed, the JSON last: it makes the checkpoint count. ``best.json`` names the best one. An old
+checkpoint goes only once a newer one is whole.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ from lambdahat.training.packing import pack, unpack
 
 FORMAT = "lambdahat-checkpoint"
 VERSION = 2  # 1 had no digest of the JSON itself
-TEMPORARY = re.compile(r"\.(step-\d+\.(json|safetensors)|best\.json|initial\.safetensors)\.\w+")  # of killed writers
+# of killed writers
+TEMPORARY = re.compile(r"\.(step-\d+\.(json|safetensors)|best\.json|initial\.safetensors)\.\w+")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state read from disk, the step it was taken at, and what was found damaged on the way to it."""
+    """A state read from disk, the step it was taken at, and what was found damaged on the way to
+    it.
+    """
 
     step: int
     state: dict[str, Any]
@@ -57,7 +62,9 @@ class Checkpoints:
         self.folder, self.keep = Path(folder), keep
 
     def write(self, step: int, state: Any, best: bool = False) -> Path:
-        """Keep a state; the oldest beyond ``keep`` go, but for the best. An error leaves those before untouched."""
+        """Keep a state; the oldest beyond ``keep`` go, but for the best. An error leaves those
+        before untouched.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self._write(step, state)
@@ -66,7 +73,11 @@ class Checkpoints:
             self._prune(path)
         except OSError as error:
             there = self.paths()
-            kept = f"the checkpoint before is whole: {there[-1]}" if there else "there is none before it"
+            kept = (
+                f"the checkpoint before is whole: {there[-1]}"
+                if there
+                else "there is none before it"
+            )
             raise OSError(
                 error.errno,
                 f"the checkpoint of step {step} could not be written to {self.folder} "
@@ -79,12 +90,17 @@ class Checkpoints:
         path = self.folder / f"step-{step:08d}.json"
         tensors, document = pack(state)
         mark = write_tensors(path.with_suffix(".safetensors"), tensors)
-        write_sealed(path, {"format": FORMAT, "version": VERSION, "step": step, "sha256": mark, "state": document})
+        write_sealed(
+            path,
+            {"format": FORMAT, "version": VERSION, "step": step, "sha256": mark, "state": document},
+        )
         _sync(self.folder)
         return path
 
     def write_initial(self, tensors: dict[str, Tensor]) -> str:
-        """Keep the parameters that training began from; their digest, which every checkpoint holds."""
+        """Keep the parameters that training began from; their digest, which every checkpoint
+        holds.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return write_tensors(self._initial, tensors)
@@ -121,8 +137,8 @@ class Checkpoints:
     def newest(self, accept: Callable[[dict[str, Any]], str] | None = None) -> Checkpoint | None:
         """The newest whole checkpoint, or None where there are none at all.
 
-        Damaged ones are passed over and named in ``damaged``; where all are damaged, that is an error. ``accept`` says
-        what else is wrong with a state, or nothing.
+        Damaged ones are passed over and named in ``damaged``; where all are damaged, that is an
+        error. ``accept`` says what else is wrong with a state, or nothing.
         """
         damaged: list[str] = []
         for path in reversed(self.paths()):
@@ -135,7 +151,13 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             return Checkpoint(step, state, path, tuple(damaged))
-        require(not damaged, "folder", "hold a whole checkpoint", "; ".join(damaged), "delete it to begin again")
+        require(
+            not damaged,
+            "folder",
+            "hold a whole checkpoint",
+            "; ".join(damaged),
+            "delete it to begin again",
+        )
         return None
 
     def name_best(self, step: int | None) -> None:
@@ -145,7 +167,9 @@ class Checkpoints:
             write_sealed(self.folder / "best.json", {"checkpoint": name})
 
     def best(self) -> Path | None:
-        """The best checkpoint, or None where none was named; ``Damaged`` where the file that names it is."""
+        """The best checkpoint, or None where none was named; ``Damaged`` where the file that
+        names it is.
+        """
         index = self.folder / "best.json"
         if not index.is_file():
             return None
@@ -155,7 +179,10 @@ class Checkpoints:
     def forget_after(self, step: int) -> None:
         """Remove what was written after ``step``: a run that goes on from there writes it again."""
         for path in self.folder.glob("step-*"):
-            if path.suffix in (".json", ".safetensors") and int(path.stem.removeprefix("step-")) > step:
+            if (
+                path.suffix in (".json", ".safetensors")
+                and int(path.stem.removeprefix("step-")) > step
+            ):
                 path.unlink(missing_ok=True)
 
     def _prune(self, newest: Path) -> None:
@@ -163,9 +190,14 @@ class Checkpoints:
         there = self.paths()
         try:
             best = self.best()
-        except Damaged:  # which one is the best is unknown until training names the next: keep them all
+        # which one is the best is unknown until training names the next: keep them all
+        except Damaged:
             return
-        stay = {*(path.stem for path in there[-self.keep :]), newest.stem, *([] if best is None else [best.stem])}
+        stay = {
+            *(path.stem for path in there[-self.keep :]),
+            newest.stem,
+            *([] if best is None else [best.stem]),
+        }
         for path in [*there, *self.folder.glob("step-*.safetensors")]:
             if path.stem not in stay:
                 path.unlink(missing_ok=True)
@@ -175,13 +207,19 @@ class Checkpoints:
 
 
 def read(path: Path) -> tuple[int, dict[str, Any]]:
-    """The step and the state of one checkpoint; ``DamagedCheckpoint`` unless every byte is as it was written."""
+    """The step and the state of one checkpoint; ``DamagedCheckpoint`` unless every byte is as it
+    was written.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         index = read_json(path)
-        version = index.get("version") if isinstance(index, dict) and index.get("format") == FORMAT else None
+        version = (
+            index.get("version")
+            if isinstance(index, dict) and index.get("format") == FORMAT
+            else None
+        )
         index = unseal(index, path, sealed=version != 1)
         if version not in (1, VERSION):
             raise DamagedCheckpoint(f"{path} is not a checkpoint of this version of lambdahat")
@@ -197,7 +235,9 @@ def read(path: Path) -> tuple[int, dict[str, Any]]:
 
 @contextmanager
 def alone_in(folder: Path | None) -> Iterator[None]:
-    """No second run in the same folder meanwhile; a lock that dies with the process, where the system has such."""
+    """No second run in the same folder meanwhile; a lock that dies with the process, where the
+    system has such.
+    """
     if folder is None:
         yield
         return
@@ -205,14 +245,18 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         import fcntl
 
         folder.mkdir(parents=True, exist_ok=True)
-        # neither emptied nor reached through a link: in a folder from elsewhere it may be the name of another file
-        stream = os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b")
+        # neither emptied nor reached through a link: in a folder from elsewhere it may be the name
+        # of another file
+        stream = os.fdopen(
+            os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b"
+        )
     except (ImportError, OSError):  # not POSIX; or a folder that the first write will complain of
         yield
         return
     with stream:
         try:
-            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by children, unlike flock
+            # not inherited by children, unlike flock
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             busy = error.errno in (errno.EACCES, errno.EAGAIN)
             require(
@@ -228,18 +272,23 @@ def alone_in(folder: Path | None) -> Iterator[None]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], sealed: bool = False) -> str:
     """Write tensors by name to a safetensors file, atomically; the digest of its bytes.
 
-    With ``sealed`` the file carries a digest of its own, for ``read_tensors``, where no other file holds one.
+    With ``sealed`` the file carries a digest of its own, for ``read_tensors``, where no other file
+    holds one.
     """
     from safetensors.torch import save
 
-    plain = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())})
+    plain = _apart(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    )
     blob = save(plain, {DIGEST: digest_tensors(plain)} if sealed else None)
     write_atomically(path, blob)
     return digest(blob)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name; ``Damaged`` where they do not match a digest that it carries."""
+    """The tensors of a safetensors file by name; ``Damaged`` where they do not match a digest
+    that it carries.
+    """
     from safetensors import safe_open
 
     with safe_open(path, "pt") as stream:

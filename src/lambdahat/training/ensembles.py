@@ -42,10 +42,11 @@ BY_MEMBER = ("lr", "momentum", "weight_decay", "alpha")
 
 @dataclass(frozen=True)
 class Ensemble(Result):
-    """Members trained by ``fit_many``: curves (S, epochs), NaN where there is none, and stacked tensors (S, …) by name.
+    """Members trained by ``fit_many``: curves (S, epochs), NaN where there is none, and stacked
+    tensors (S, …) by name.
 
-    ``loss`` and ``accuracy`` are means over the batches of an epoch, as they were met; ``settings`` holds numbers, or a
-    tuple of one for each member.
+    ``loss`` and ``accuracy`` are means over the batches of an epoch, as they were met; ``settings``
+    holds numbers, or a tuple of one for each member.
     """
 
     seeds: tuple[int, ...]
@@ -81,16 +82,18 @@ def fit_many(
     device: torch.device | str | None = None,
     **settings: Any,
 ) -> Ensemble:
-    """Train ``make_model(seed)`` for every seed at once, by "sgd" or "ngd", each as it would be trained alone.
+    """Train ``make_model(seed)`` for every seed at once, by "sgd" or "ngd", each as it would be
+    trained alone.
 
-    ``settings`` are the optimiser's own: momentum and weight_decay; for "ngd" also what ``optim.NGD`` takes. ``lr``,
-    ``momentum``, ``weight_decay`` and ``alpha`` may be sequences of one value for each member; a single seed is then
-    used for all. ``data`` and ``loss`` are as for ``Problem``. Each epoch sees the samples in the order that ``fit``
-    with the member's seed would give them; order="shared" gives all members that of the first. ``validation`` data are
-    evaluated after every epoch. On a GPU whole steps are replayed from CUDA graphs.
+    ``settings`` are the optimiser's own: momentum and weight_decay; for "ngd" also what
+    ``optim.NGD`` takes. ``lr``, ``momentum``, ``weight_decay`` and ``alpha`` may be sequences of
+    one value for each member; a single seed is then used for all. ``data`` and ``loss`` are as for
+    ``Problem``. Each epoch sees the samples in the order that ``fit`` with the member's seed would
+    give them; order="shared" gives all members that of the first. ``validation`` data are evaluated
+    after every epoch. On a GPU whole steps are replayed from CUDA graphs.
 
-    Stacking is for small networks, where one alone leaves the machine idle. Layers that draw random numbers or keep
-    running statistics in training are refused.
+    Stacking is for small networks, where one alone leaves the machine idle. Layers that draw random
+    numbers or keep running statistics in training are refused.
     """
     require_choice(optimizer, "optimizer", tuple(DEFAULTS))
     require_choice(order, "order", ("own", "shared"))
@@ -99,21 +102,32 @@ def fit_many(
     seeds, values = _members(seeds, _settings(optimizer, {"lr": lr, **settings}))
     models = [_made(make_model, seed, device) for seed in seeds]
     problem = Problem(models[0], loss, data, device=device)
-    require(problem.norm == "eval" and problem.loss_function is not None, "loss", "be one of the model's output", loss)
+    require(
+        problem.norm == "eval" and problem.loss_function is not None,
+        "loss",
+        "be one of the model's output",
+        loss,
+    )
     stacked = StackedModel(models, problem)
     descent = StackedDescent(stacked.parameters, optimizer, values)
     stepped = Stepped(stacked, descent, concatenate([batch.data for batch in problem.batches]))
-    held_out = None if validation is None else [batch.data for batch in problem.on(validation).batches]
+    held_out = (
+        None if validation is None else [batch.data for batch in problem.on(validation).batches]
+    )
     curves = np.full((4, len(seeds), epochs), math.nan)
     for epoch in range(epochs):
-        orders = torch.stack([epoch_order(seed, epoch, problem.num_samples) for seed in seeds[: _orders(order)]])
+        orders = torch.stack(
+            [epoch_order(seed, epoch, problem.num_samples) for seed in seeds[: _orders(order)]]
+        )
         curves[:2, :, epoch] = stepped.epoch(orders.to(problem.device), batch_size)
         if held_out is not None:
             curves[2:, :, epoch] = stacked.evaluate(held_out)
         report("members", epoch + 1, epochs)
     status = Status.CONVERGED if np.isfinite(curves[0]).all() else Status.TRAINING_DIVERGED
     loss_, accuracy, held_out_loss, held_out_accuracy = curves
-    return Ensemble(seeds, values, loss_, accuracy, held_out_loss, held_out_accuracy, stacked.tensors(), status)
+    return Ensemble(
+        seeds, values, loss_, accuracy, held_out_loss, held_out_accuracy, stacked.tensors(), status
+    )
 
 
 def _orders(order: str) -> int | None:
@@ -123,7 +137,9 @@ def _orders(order: str) -> int | None:
 def _settings(optimizer: str, given: dict[str, Any]) -> dict[str, Any]:
     known = {"lr": None, **DEFAULTS[optimizer]}
     for name in given:
-        require(name in known, f"the settings of {optimizer!r}", f"be among {', '.join(known)}", name)
+        require(
+            name in known, f"the settings of {optimizer!r}", f"be among {', '.join(known)}", name
+        )
     values = {**known, **given}
     return {name: _tuple(value) if name in BY_MEMBER else value for name, value in values.items()}
 
@@ -136,26 +152,57 @@ def _tuple(value: Any) -> Any:
 
 
 def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Seeds and settings that agree on how many members there are, each member's settings checked."""
+    """Seeds and settings that agree on how many members there are, each member's settings
+    checked.
+    """
     fine = isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds) > 0
-    require(fine, "seeds", "be a sequence of at least one seed", describe(seeds), "such as range(10)", TypeError)
+    require(
+        fine,
+        "seeds",
+        "be a sequence of at least one seed",
+        describe(seeds),
+        "such as range(10)",
+        TypeError,
+    )
     found = tuple(require_count(seed, "seeds", least=0) for seed in seeds)
     lengths = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
     members = max([len(found), *lengths.values()])
     found = found * members if len(found) == 1 else found
-    require(len(found) == members, "seeds", f"be one or {members}, as many as there are values", str(len(found)))
+    require(
+        len(found) == members,
+        "seeds",
+        f"be one or {members}, as many as there are values",
+        str(len(found)),
+    )
     for name, length in lengths.items():
-        require(length == members, name, f"have one value or {members}, one for each member", str(length))
+        require(
+            length == members,
+            name,
+            f"have one value or {members}, one for each member",
+            str(length),
+        )
     for member in range(members):
-        own = {name: value[member] if isinstance(value, tuple) else value for name, value in values.items()}
+        own = {
+            name: value[member] if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
         for name in BY_MEMBER:
             real = name not in own or isinstance(own[name], numbers.Real)
-            require(real, name, "be a number, or one for each member", describe(own.get(name)), "", TypeError)
+            require(
+                real,
+                name,
+                "be a number, or one for each member",
+                describe(own.get(name)),
+                "",
+                TypeError,
+            )
         require_settings({**DEFAULTS["ngd"], **own})
     return found, values
 
 
-def _made(make_model: Callable[[int], nn.Module], seed: int, device: torch.device | str | None) -> nn.Module:
+def _made(
+    make_model: Callable[[int], nn.Module], seed: int, device: torch.device | str | None
+) -> nn.Module:
     fine = callable(make_model) and not isinstance(make_model, nn.Module)
     require(
         fine,
@@ -166,5 +213,11 @@ def _made(make_model: Callable[[int], nn.Module], seed: int, device: torch.devic
         TypeError,
     )
     model = make_model(seed)
-    require(isinstance(model, nn.Module), "make_model", "return a torch.nn.Module", model, error=TypeError)
+    require(
+        isinstance(model, nn.Module),
+        "make_model",
+        "return a torch.nn.Module",
+        model,
+        error=TypeError,
+    )
     return copy.deepcopy(model).to(device)

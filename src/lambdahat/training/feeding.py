@@ -1,4 +1,6 @@
-"""The batches of a training run: in an order that the seed and the epoch decide, kept on the device if they fit."""
+"""The batches of a training run: in an order that the seed and the epoch decide, kept on the
+device if they fit.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,21 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 def contents(problem: Problem) -> list[Any]:
     """What all samples are: a digest of the integers, then random projections of the real numbers.
 
-    Another machine may prepare real numbers a little differently, so that ``same_contents`` compares them to rounding.
-    Of data that are no tensors, and would have to be read for it, the first batch alone counts.
+    Another machine may prepare real numbers a little differently, so that ``same_contents``
+    compares them to rounding. Of data that are no tensors, and would have to be read for it, the
+    first batch alone counts.
     """
     leaves = tree_leaves(problem.batches.raw)
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
-        leaves = [leaf for leaf in tree_leaves(problem.batches.first().data) if isinstance(leaf, Tensor)]
+        leaves = [
+            leaf for leaf in tree_leaves(problem.batches.first().data) if isinstance(leaf, Tensor)
+        ]
     real = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
-    exact = {str(place): leaf for place, leaf in enumerate(leaves) if not any(leaf is one for one in real)}
+    exact = {
+        str(place): leaf
+        for place, leaf in enumerate(leaves)
+        if not any(leaf is one for one in real)
+    }
     strided = [leaf if leaf.layout == torch.strided else leaf.to_dense() for leaf in real]
     return [digest_tensors(exact), *told(strided).numbers]
 
@@ -43,26 +52,42 @@ def contents(problem: Problem) -> list[Any]:
 def same_contents(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether ``contents`` are those of the same samples."""
     room = ROUNDING * abs(one[-1])
-    return one[0] == other[0] and all(abs(a - b) <= room for a, b in zip(one[1:], other[1:], strict=True))
+    return one[0] == other[0] and all(
+        abs(a - b) <= room for a, b in zip(one[1:], other[1:], strict=True)
+    )
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
-    """The order (count,) in which epoch number ``epoch``, from 0, sees the samples: a permutation of them."""
+    """The order (count,) in which epoch number ``epoch``, from 0, sees the samples: a
+    permutation of them.
+    """
     return torch.randperm(count, generator=generator(seed, f"epoch {epoch}"))
 
 
 class Feed:
-    """The steps of an epoch, each a list of ``accumulate`` batches of ``batch_size`` samples; the last may be short.
+    """The steps of an epoch, each a list of ``accumulate`` batches of ``batch_size`` samples; the
+    last may be short.
 
-    Samples are drawn without replacement. Tensors, and data sets that fit, stay on the device; larger data sets are
-    read sample by sample. With ``batch_size=None`` the problem's own batches are used as they are: in a random order
-    where they are in memory, else in the data's. ``augment(inputs, generator)`` changes the first tensor of a batch.
+    Samples are drawn without replacement. Tensors, and data sets that fit, stay on the device;
+    larger data sets are read sample by sample. With ``batch_size=None`` the problem's own batches
+    are used as they are: in a random order where they are in memory, else in the data's.
+    ``augment(inputs, generator)`` changes the first tensor of a batch.
     """
 
     def __init__(
-        self, problem: Problem, batch_size: int | None, accumulate: int, seed: int, augment: Augment | None = None
+        self,
+        problem: Problem,
+        batch_size: int | None,
+        accumulate: int,
+        seed: int,
+        augment: Augment | None = None,
     ) -> None:
-        self.problem, self.batch_size, self.accumulate, self.seed = problem, batch_size, accumulate, seed
+        self.problem, self.batch_size, self.accumulate, self.seed = (
+            problem,
+            batch_size,
+            accumulate,
+            seed,
+        )
         self._augment = augment
         batches = problem.batches
         self.num_samples = batches.num_samples
@@ -73,7 +98,9 @@ class Feed:
             self.steps = ceil(len(batches) / accumulate)
             return
         self._columns = _columns(batches)
-        self._simple = type(self._columns) is tuple and all(isinstance(leaf, Tensor) for leaf in self._columns)
+        self._simple = type(self._columns) is tuple and all(
+            isinstance(leaf, Tensor) for leaf in self._columns
+        )
         single = self._columns is not None or self._dataset is not None
         require(
             single,
@@ -87,27 +114,39 @@ class Feed:
     @property
     def step_samples(self) -> int:
         """How many samples a step has, but for a short last one."""
-        return self.accumulate * (self.problem.batches.sizes[0] if self.batch_size is None else self.batch_size)
+        return self.accumulate * (
+            self.problem.batches.sizes[0] if self.batch_size is None else self.batch_size
+        )
 
     def digest(self) -> str:
-        """The first samples in a few words, where the data are tensors; data sets may draw theirs at random.
+        """The first samples in a few words, where the data are tensors; data sets may draw theirs
+        at random.
 
-        Floating-point numbers count to four digits: another machine may prepare them a little differently.
+        Floating-point numbers count to four digits: another machine may prepare them a little
+        differently.
         """
         leaves = tree_leaves(self.problem.batches.raw)
         plain = leaves and all(isinstance(leaf, Tensor) for leaf in leaves)
         return "; ".join(map(_in_words, leaves[:FIRST_LEAVES])) if plain else ""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
-        """The steps of one epoch from step ``start`` on; which samples a step has does not depend on ``start``."""
+        """The steps of one epoch from step ``start`` on; which samples a step has does not
+        depend on ``start``.
+        """
         groups = self._groups(epoch, start)
         for step, group in enumerate(groups, start=start):
             yield [self._augmented(batch, epoch, step, part) for part, batch in enumerate(group)]
 
     def sample(self, count: int, *names: object) -> Any:
-        """Data of ``count`` samples drawn without replacement from the stream ``(seed, *names)``."""
+        """Data of ``count`` samples drawn without replacement from the stream ``(seed,
+        *names)``.
+        """
         count = min(count, self.num_samples)
-        indices = torch.randperm(self.num_samples, generator=generator(self.seed, *names))[:count].sort().values
+        indices = (
+            torch.randperm(self.num_samples, generator=generator(self.seed, *names))[:count]
+            .sort()
+            .values
+        )
         if self._columns is not None:
             return self._take(indices.to(_home(self._columns))).data
         return concatenate([batch.data for batch in self.problem.batches.subset(indices)])
@@ -135,7 +174,9 @@ class Feed:
         assert self.batch_size is not None
         assert self._dataset is not None
         dataset, loading = self._dataset
-        order = epoch_order(self.seed, epoch, self.num_samples)[start * self.batch_size * self.accumulate :]
+        order = epoch_order(self.seed, epoch, self.num_samples)[
+            start * self.batch_size * self.accumulate :
+        ]
         indices = [part.tolist() for part in order.split(self.batch_size)]
         with rng_untouched():  # a DataLoader draws from the global generator when it starts
             raws = iter(DataLoader(dataset, batch_sampler=indices, **loading))
@@ -171,9 +212,13 @@ def _in_words(leaf: Tensor) -> str:
 
 
 def _columns(batches: Batches) -> Any:
-    """All samples as one batch: on the device where they fit, else where the user's tensors are; None if neither is."""
+    """All samples as one batch: on the device where they fit, else where the user's tensors are;
+    None if neither is.
+    """
     raw = batches.raw
-    leaves = [raw] if isinstance(raw, Tensor) else list(raw.values()) if isinstance(raw, dict) else raw
+    leaves = (
+        [raw] if isinstance(raw, Tensor) else list(raw.values()) if isinstance(raw, dict) else raw
+    )
     leaves = leaves if isinstance(leaves, list | tuple) else []
     rows = {len(leaf) if isinstance(leaf, Tensor) and leaf.ndim else 0 for leaf in leaves}
     there = rows == {batches.num_samples}
@@ -186,15 +231,21 @@ def _columns(batches: Batches) -> Any:
 
 
 def _rows(columns: Any, indices: Tensor) -> Any:
-    return tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) and leaf.ndim else leaf, columns)
+    return tree_map(
+        lambda leaf: leaf[indices] if isinstance(leaf, Tensor) and leaf.ndim else leaf, columns
+    )
 
 
 def _home(columns: Any) -> torch.device:
-    return next(leaf.device for leaf in tree_leaves(columns) if isinstance(leaf, Tensor) and leaf.ndim)
+    return next(
+        leaf.device for leaf in tree_leaves(columns) if isinstance(leaf, Tensor) and leaf.ndim
+    )
 
 
 def _dataset(batches: Batches) -> tuple[Any, dict[str, Any]] | None:
-    """The data set that single samples can be read from, and how a loader reads it; None where there is none."""
+    """The data set that single samples can be read from, and how a loader reads it; None where
+    there is none.
+    """
     raw, loading = batches.raw, {}
     if isinstance(raw, DataLoader):
         loading = {"collate_fn": raw.collate_fn, "num_workers": raw.num_workers}

@@ -1,7 +1,8 @@
 """Run folders: what was trained on what, so that the model of a run can be made again and measured.
 
-A folder holds ``config.json`` (the recipe), ``metrics.jsonl`` and ``metrics.csv``, ``checkpoints/``, ``measurements/``,
-``training.json`` (the ``Run``) and, where iterates were averaged, ``averaged.safetensors``.
+A folder holds ``config.json`` (the recipe), ``metrics.jsonl`` and ``metrics.csv``,
+``checkpoints/``, ``measurements/``, ``training.json`` (the ``Run``) and, where iterates were
+averaged, ``averaged.safetensors``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ APART = ("settings", "free")  # the one is compared entry by entry, the other no
 class Recipe:
     """A model and its data by name, enough to make both again.
 
-    ``settings`` is what else decides the numbers of the run, ``free`` what may change when it is resumed.
+    ``settings`` is what else decides the numbers of the run, ``free`` what may change when it is
+    resumed.
     """
 
     model: str
@@ -72,7 +74,9 @@ class Recipe:
             was = unseal(read_json(there), there, sealed=False)
             now = json.loads(json.dumps(document))
             flat_was, flat_now = ({**each, **each.get("settings", {})} for each in (was, now))
-            changed = [key for key in flat_now if flat_was.get(key) != flat_now[key] and key not in APART]
+            changed = [
+                key for key in flat_now if flat_was.get(key) != flat_now[key] and key not in APART
+            ]
             news = "; ".join(f"{key} = {flat_was.get(key)}, not {flat_now[key]}" for key in changed)
             require(
                 not changed,
@@ -98,7 +102,8 @@ def read_recipe(folder: str | Path) -> Recipe:
         "folder",
         "hold config.json, which `lambdahat train` writes",
         f"{folder} without it",
-        "a run of fit with your own model is measured as package.module:function --checkpoint FOLDER",
+        "a run of fit with your own model is measured as package.module:function --checkpoint"
+        " FOLDER",
         FileNotFoundError,
     )
     try:
@@ -114,26 +119,40 @@ def weights(folder: str | Path, which: str = "last") -> dict[str, Tensor]:
     checkpoints = Checkpoints(Path(folder) / "checkpoints")
     if which == "best":
         path = checkpoints.best()
-        require(path is not None, "which", 'be "last" for a run without a best checkpoint', '"best"')
+        require(
+            path is not None, "which", 'be "last" for a run without a best checkpoint', '"best"'
+        )
         assert path is not None
         state = read(path)[1]
     else:
         found = checkpoints.newest()
-        require(found is not None, "folder", "hold a checkpoint", f"{folder} without one", "train first")
+        require(
+            found is not None, "folder", "hold a checkpoint", f"{folder} without one", "train first"
+        )
         assert found is not None
         if found.damaged:
-            warnings.warn(f"{'; '.join(found.damaged)}: taking {found.path.name}", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"{'; '.join(found.damaged)}: taking {found.path.name}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         state = found.state
     return dict(state["model"])
 
 
-def load_run(folder: str | Path, which: str = "last", device: torch.device | str | None = None) -> Problem:
-    """The problem of a run that ``lambdahat train`` made: its model at a checkpoint, on its training data."""
+def load_run(
+    folder: str | Path, which: str = "last", device: torch.device | str | None = None
+) -> Problem:
+    """The problem of a run that ``lambdahat train`` made: its model at a checkpoint, on its
+    training data.
+    """
     recipe = read_recipe(folder)
     split = recipe.split()
     model = recipe.network(split)
     own, stored = named_tensors(model), weights(folder, which)
-    fits = {name: tensor.shape for name, tensor in own.items()} == {name: t.shape for name, t in stored.items()}
+    fits = {name: tensor.shape for name, tensor in own.items()} == {
+        name: t.shape for name, t in stored.items()
+    }
     require(fits, "folder", "hold weights of the model in its config.json", f"{folder} with others")
     with torch.no_grad():
         for name, tensor in own.items():

@@ -15,15 +15,18 @@ from lambdahat.training.tracked_loops import Tracking
 
 
 def LightningTracker(
-    trackers: str | Sequence[Tracker | str], problem_fn: Callable[[Any], Problem], folder: str | Path | None = None
+    trackers: str | Sequence[Tracker | str],
+    problem_fn: Callable[[Any], Problem],
+    folder: str | Path | None = None,
 ) -> Any:
-    """A ``lightning.pytorch.Callback`` that measures along training and logs the numbers to the trainer's loggers.
+    """A ``lightning.pytorch.Callback`` that measures along training and logs the numbers to the
+    trainer's loggers.
 
-    ``problem_fn(module)`` makes the problem when training starts. Give it the network inside the module, as
-    ``lambda module: lh.Problem(module.network, "cross_entropy", data)``: a module also holds its trainer, which would
-    be copied. Steps are those of the optimiser, and of several optimisers the first counts. On several devices the
-    first measures. With ``folder`` the rows are also written there; the trackers' states are part of Lightning's
-    checkpoints.
+    ``problem_fn(module)`` makes the problem when training starts. Give it the network inside the
+    module, as ``lambda module: lh.Problem(module.network, "cross_entropy", data)``: a module also
+    holds its trainer, which would be copied. Steps are those of the optimiser, and of several
+    optimisers the first counts. On several devices the first measures. With ``folder`` the rows are
+    also written there; the trackers' states are part of Lightning's checkpoints.
     """
     from lightning.pytorch import Callback
 
@@ -54,14 +57,20 @@ def LightningTracker(
             else:
                 self._log(trainer, self.tracking.begin())
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             track = self.tracking
-            if track is not None and trainer.global_step > track.steps:  # not within accumulated gradients
+            # not within accumulated gradients
+            if track is not None and trainer.global_step > track.steps:
                 self._log(trainer, track.reach("step", trainer.global_step, track.epochs))
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             if self.tracking is not None:
-                self._log(trainer, self.tracking.reach("epoch", trainer.global_step, trainer.current_epoch + 1))
+                self._log(
+                    trainer,
+                    self.tracking.reach("epoch", trainer.global_step, trainer.current_epoch + 1),
+                )
 
         def state_dict(self) -> dict[str, Any]:
             return {} if self.tracking is None else self.tracking.state_dict()

@@ -1,4 +1,6 @@
-"""Where rows of a run can also go: TensorBoard, Weights & Biases, or any object with ``log(row)``."""
+"""Where rows of a run can also go: TensorBoard, Weights & Biases, or any object with
+``log(row)``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Every number of a row as a scalar at its step, in ``folder/tensorboard``; steps after ``step`` are purged."""
+    """Every number of a row as a scalar at its step, in ``folder/tensorboard``; steps after
+    ``step`` are purged.
+    """
 
     def __init__(self, folder: Path | None, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -38,7 +42,9 @@ class TensorBoard:
 
 
 class WandB:
-    """Rows to Weights & Biases; a resumed run goes on in the same one, which its folder's name decides."""
+    """Rows to Weights & Biases; a resumed run goes on in the same one, which its folder's name
+    decides.
+    """
 
     def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
         import wandb  # type: ignore[import-not-found,unused-ignore]
@@ -66,13 +72,23 @@ class WandB:
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row."""
-    return {key: value for key, value in row.items() if isinstance(value, int | float) and value == value}
+    return {
+        key: value
+        for key, value in row.items()
+        if isinstance(value, int | float) and value == value
+    }
 
 
-def make_loggers(asked: Sequence[Any], folder: Path | None, step: int, about: Mapping[str, Any]) -> list[Any]:
+def make_loggers(
+    asked: Sequence[Any], folder: Path | None, step: int, about: Mapping[str, Any]
+) -> list[Any]:
     """Loggers by name, or as they are given."""
     return [
-        TensorBoard(folder, step) if each == "tensorboard" else WandB(folder, about) if each == "wandb" else each
+        TensorBoard(folder, step)
+        if each == "tensorboard"
+        else WandB(folder, about)
+        if each == "wandb"
+        else each
         for each in asked
     ]
 

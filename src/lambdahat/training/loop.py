@@ -46,29 +46,35 @@ def fit(
     checkpoint_steps: int | None = None,
     seed: int = 0,
 ) -> Run:
-    """Train the model that ``problem`` was made of, in place, for ``epochs`` passes over the problem's data.
+    """Train the model that ``problem`` was made of, in place, for ``epochs`` passes over the
+    problem's data.
 
-    The model runs in training mode, with dropout and batch-norm statistics, and gets its modes back at the end. Each
-    epoch sees the samples in an order that ``(seed, epoch)`` decides, in batches of ``batch_size``, ``accumulate`` of
-    them to a step; ``batch_size=None`` takes the problem's own batches. What the model draws from torch's generators
-    comes from ``seed`` too, and the caller's generators are left as they were.
+    The model runs in training mode, with dropout and batch-norm statistics, and gets its modes back
+    at the end. Each epoch sees the samples in an order that ``(seed, epoch)`` decides, in batches
+    of ``batch_size``, ``accumulate`` of them to a step; ``batch_size=None`` takes the problem's own
+    batches. What the model draws from torch's generators comes from ``seed`` too, and the caller's
+    generators are left as they were.
 
-    - ``schedule``: a torch learning-rate scheduler, stepped once per ``schedule_unit``, "epoch" or "step".
-    - ``regularizers``, ``averaging``: from ``lambdahat.optim``. An optimiser that measures curvature is given a problem
-      on ``curvature_samples`` samples (as many as a step has), drawn anew, whenever it is ``due``.
-    - ``validation``: held-out data, evaluated after every epoch. ``early_stopping``: an ``EarlyStopping``, or its
-      patience.
-    - ``precision``: "bfloat16" and "float16" run the forward pass under ``torch.autocast``, the latter with a scaled
-      loss. ``clip`` bounds the norm of the gradient.
-    - ``augment(inputs, generator)`` changes the inputs of each batch; ``accuracy(output, target)`` says which targets
-      were met, where that is not what the loss suggests.
-    - ``trackers`` measure along the way; ``loggers`` are "tensorboard", "wandb" or objects with ``log(row)``.
-    - ``folder``: rows go to ``metrics.jsonl`` and ``metrics.csv`` there, checkpoints to ``checkpoints``, the ``keep``
-      newest and the best, every ``checkpoint_every`` epochs and ``checkpoint_steps`` steps. With ``resume`` a run that
-      was killed goes on from the newest whole one, to the same bits on the same machine; the call must be the same
-      but for ``epochs``.
+    - ``schedule``: a torch learning-rate scheduler, stepped once per ``schedule_unit``, "epoch" or
+      "step".
+    - ``regularizers``, ``averaging``: from ``lambdahat.optim``. An optimiser that measures
+      curvature is given a problem on ``curvature_samples`` samples (as many as a step has), drawn
+      anew, whenever it is ``due``.
+    - ``validation``: held-out data, evaluated after every epoch. ``early_stopping``: an
+      ``EarlyStopping``, or its patience.
+    - ``precision``: "bfloat16" and "float16" run the forward pass under ``torch.autocast``, the
+      latter with a scaled loss. ``clip`` bounds the norm of the gradient.
+    - ``augment(inputs, generator)`` changes the inputs of each batch; ``accuracy(output, target)``
+      says which targets were met, where that is not what the loss suggests.
+    - ``trackers`` measure along the way; ``loggers`` are "tensorboard", "wandb" or objects with
+      ``log(row)``.
+    - ``folder``: rows go to ``metrics.jsonl`` and ``metrics.csv`` there, checkpoints to
+      ``checkpoints``, the ``keep`` newest and the best, every ``checkpoint_every`` epochs and
+      ``checkpoint_steps`` steps. With ``resume`` a run that was killed goes on from the newest
+      whole one, to the same bits on the same machine; the call must be the same but for ``epochs``.
 
-    A loss that is not finite ends the run at the end of its epoch, with the status ``TRAINING_DIVERGED``.
+    A loss that is not finite ends the run at the end of its epoch, with the status
+    ``TRAINING_DIVERGED``.
     """
     require_problem(problem)
     settings = Settings(
@@ -88,10 +94,24 @@ def fit(
     _require_schedule(schedule, optimizer)
     _require_parts(regularizers, averaging, trackers)
     require_loggers(loggers)
-    require(not resume or folder is not None, "resume", "come with the folder of the run", "no folder")
-    require(checkpoint_steps is None or folder is not None, "checkpoint_steps", "come with a folder", "none")
-    patient = any(group.get("patience") for group in optimizer.param_groups) and hasattr(optimizer, "record")
-    require(not patient or validation is not None, "validation", "be given to an optimiser with a patience", None)
+    require(
+        not resume or folder is not None, "resume", "come with the folder of the run", "no folder"
+    )
+    require(
+        checkpoint_steps is None or folder is not None,
+        "checkpoint_steps",
+        "come with a folder",
+        "none",
+    )
+    patient = any(group.get("patience") for group in optimizer.param_groups) and hasattr(
+        optimizer, "record"
+    )
+    require(
+        not patient or validation is not None,
+        "validation",
+        "be given to an optimiser with a patience",
+        None,
+    )
     trainer = Trainer(
         problem,
         optimizer,
@@ -120,7 +140,13 @@ def _require_trainable(problem: Problem, optimizer: Any) -> None:
         TypeError,
     )
     closure = isinstance(optimizer, torch.optim.LBFGS)
-    require(not closure, "optimizer", "step without a closure", "LBFGS", "it evaluates the loss many times a step")
+    require(
+        not closure,
+        "optimizer",
+        "step without a closure",
+        "LBFGS",
+        "it evaluates the loss many times a step",
+    )
     require(
         problem._theta is None,
         "problem",
@@ -159,7 +185,13 @@ def _require_schedule(schedule: Any, optimizer: Any) -> None:
     )
     theirs = getattr(schedule, "optimizer", None)
     own = theirs is None or any(theirs is inner for inner in chain(optimizer))
-    require(own, "schedule", "be of this optimizer", "one of another optimizer", "make it with schedule(optimizer, …)")
+    require(
+        own,
+        "schedule",
+        "be of this optimizer",
+        "one of another optimizer",
+        "make it with schedule(optimizer, …)",
+    )
 
 
 def _require_parts(regularizers: Any, averaging: Any, trackers: Any) -> None:
@@ -167,13 +199,32 @@ def _require_parts(regularizers: Any, averaging: Any, trackers: Any) -> None:
         ("regularizers", regularizers, ("add_to", "needs_product")),
         ("trackers", trackers, ("measure", "every", "unit")),
     ):
-        require(isinstance(parts, Sequence) and not isinstance(parts, str), name, "be a list", parts, error=TypeError)
+        require(
+            isinstance(parts, Sequence) and not isinstance(parts, str),
+            name,
+            "be a list",
+            parts,
+            error=TypeError,
+        )
         for part in parts:
             missing = [each for each in wanted if not hasattr(part, each)]
-            require(not missing, name, f"have {', '.join(wanted)}", part, f"it lacks {', '.join(missing)}", TypeError)
+            require(
+                not missing,
+                name,
+                f"have {', '.join(wanted)}",
+                part,
+                f"it lacks {', '.join(missing)}",
+                TypeError,
+            )
     for tracker in trackers:
-        require(tracker.unit in UNITS, "trackers", 'have the unit "epoch" or "step"', repr(tracker.unit))
-    missing = [each for each in ("update", "unit", "model") if averaging is not None and not hasattr(averaging, each)]
+        require(
+            tracker.unit in UNITS, "trackers", 'have the unit "epoch" or "step"', repr(tracker.unit)
+        )
+    missing = [
+        each
+        for each in ("update", "unit", "model")
+        if averaging is not None and not hasattr(averaging, each)
+    ]
     require(not missing, "averaging", "be an IterateAverage", averaging, "", TypeError)
 
 

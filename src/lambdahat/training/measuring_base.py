@@ -1,4 +1,6 @@
-"""What a tracker is: something that measures the geometry of the loss while a model trains, and changes nothing."""
+"""What a tracker is: something that measures the geometry of the loss while a model trains, and
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Row = dict[str, float | str]
 
 
 def is_failure(status: Any) -> bool:
-    """Whether the status of a row says that nothing was measured: an error, or numbers that are not finite."""
+    """Whether the status of a row says that nothing was measured: an error, or numbers that are
+    not finite.
+    """
     return isinstance(status, str) and status not in Status.__members__
 
 
@@ -38,8 +42,9 @@ def is_failure(status: Any) -> bool:
 class Tracker(Protocol):
     """Measures every ``every`` steps or epochs (``unit``); its numbers go into a row of metrics.
 
-    ``measure`` returns numbers by column, the standard error of ``x`` under ``x_stderr``, and never raises. A tracker
-    that remembers anything from one time to the next also has ``state_dict`` and ``load_state_dict``.
+    ``measure`` returns numbers by column, the standard error of ``x`` under ``x_stderr``, and never
+    raises. A tracker that remembers anything from one time to the next also has ``state_dict`` and
+    ``load_state_dict``.
     """
 
     every: int
@@ -48,12 +53,15 @@ class Tracker(Protocol):
     @property
     def name(self) -> str: ...
 
-    def measure(self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0) -> Row: ...
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> Row: ...
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one measurement takes: between ``fewest`` and ``most`` products (or gradients) over ``samples`` samples.
+    """What one measurement takes: between ``fewest`` and ``most`` products (or gradients) over
+    ``samples`` samples.
 
     0 products are a closed form: the time of a few gradients.
     """
@@ -64,13 +72,16 @@ class Cost:
     samples: int
 
     def __str__(self) -> str:
-        count = f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        count = (
+            f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        )
         return f"{count} {self.unit} over {self.samples:,} samples"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement: numbers by column, what it cost, how it ended, and the full result where there is one.
+    """One measurement: numbers by column, what it cost, how it ended, and the full result where
+    there is one.
 
     ``settings`` are numbers that the values depend on, with columns of their own.
     """
@@ -83,24 +94,38 @@ class Reading:
 
 
 class SampledTracker(ABC):
-    """Base of the trackers here: each measures on the same ``samples`` samples of the data, drawn once from ``seed``.
+    """Base of the trackers here: each measures on the same ``samples`` samples of the data, drawn
+    once from ``seed``.
 
-    ``samples=None`` takes all data. With ``keep`` the full results are saved as ``<name>-<step>.json`` in ``folder``,
-    which whoever runs the tracker sets; ``lh.plot(lh.Result.load(path))`` draws them. What goes wrong in a measurement
-    does not end the training: the row then has NaN, and the error as its status; the first time there is a warning.
+    ``samples=None`` takes all data. With ``keep`` the full results are saved as
+    ``<name>-<step>.json`` in ``folder``, which whoever runs the tracker sets;
+    ``lh.plot(lh.Result.load(path))`` draws them. What goes wrong in a measurement does not end the
+    training: the row then has NaN, and the error as its status; the first time there is a warning.
     """
 
     name: ClassVar[str]
     unit_of_cost: ClassVar[str] = "products"
 
     def __init__(
-        self, every: int = 1, unit: str = "epoch", samples: int | None = SAMPLES, seed: int = 0, keep: bool = False
+        self,
+        every: int = 1,
+        unit: str = "epoch",
+        samples: int | None = SAMPLES,
+        seed: int = 0,
+        keep: bool = False,
     ) -> None:
         self.every = require_count(every, "every")
         self.unit = require_choice(unit, "unit", UNITS)
         self.samples = None if samples is None else require_count(samples, "samples", least=2)
         self.seed = require_count(seed, "seed", least=0)
-        require(isinstance(keep, bool), "keep", "be True or False", keep, "the folder is that of the run", TypeError)
+        require(
+            isinstance(keep, bool),
+            "keep",
+            "be True or False",
+            keep,
+            "the folder is that of the run",
+            TypeError,
+        )
         self.keep = keep
         self.folder: Path | None = None
         self._drawn: tuple[weakref.ref[Problem], Problem] | None = None
@@ -125,7 +150,9 @@ class SampledTracker(ABC):
             sample = self.sample_of(problem)
             return Cost(*self._bounds(sample), self.unit_of_cost, sample.num_samples)
 
-    def measure(self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0) -> Row:
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> Row:
         """Numbers by column, then ``<name>_cost``, ``<name>_seconds`` and ``<name>_status``."""
         start = time.perf_counter()
         row: Row = dict.fromkeys(self.columns, math.nan)
@@ -144,8 +171,9 @@ class SampledTracker(ABC):
         if is_failure(status) and not self._warned:
             self._warned = True
             warnings.warn(
-                f"the tracker {self.name!r} could not measure at step {step} ({status}); its columns are NaN "
-                "there, and training goes on. Later failures are in its status column only",
+                f"the tracker {self.name!r} could not measure at step {step} ({status}); its"
+                " columns are NaN there, and training goes on. Later failures are in its status"
+                " column only",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -157,7 +185,9 @@ class SampledTracker(ABC):
         }
 
     def sample_of(self, problem: Problem) -> Problem:
-        """The problem on the tracker's samples; it shares the parameters, so it follows the training."""
+        """The problem on the tracker's samples; it shares the parameters, so it follows the
+        training.
+        """
         if self._drawn is None or self._drawn[0]() is not problem:
             self._drawn = weakref.ref(problem), _sampled(problem, self.samples, self.seed)
         return self._drawn[1]
@@ -172,20 +202,29 @@ class SampledTracker(ABC):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(every={self.every}, unit={self.unit!r}, samples={self.samples}, seed={self.seed})"
+            f"{type(self).__name__}(every={self.every}, unit={self.unit!r}, samples={self.samples},"
+            f" seed={self.seed})"
         )
 
 
 def described_tracker(tracker: Any) -> str:
-    """A tracker in words that another one does not have; how often it measures and what it keeps may change."""
+    """A tracker in words that another one does not have; how often it measures and what it keeps
+    may change.
+    """
     free = ("every", "unit", "keep", "folder")
     settings = {} if not isinstance(tracker, SampledTracker) else vars(tracker)
-    told = [f"{key}={value!r}" for key, value in settings.items() if key not in free and not key.startswith("_")]
+    told = [
+        f"{key}={value!r}"
+        for key, value in settings.items()
+        if key not in free and not key.startswith("_")
+    ]
     return f"{type(tracker).__name__}({', '.join(told)})"
 
 
 def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
-    """A part of the data, in few large batches, or where batch statistics matter in such as the problem has."""
+    """A part of the data, in few large batches, or where batch statistics matter in such as the
+    problem has.
+    """
     if samples is None or not problem.has_data or samples >= problem.num_samples:
         return problem
     size = problem.batches.sizes[0] if problem.norm == "train" else BATCH
@@ -197,7 +236,9 @@ def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
 
 @contextmanager
 def _apart(problem: Problem) -> Iterator[None]:
-    """Measure in full precision with gradients on, whatever mode the training is in, and leave the RNG as it was."""
+    """Measure in full precision with gradients on, whatever mode the training is in, and leave
+    the RNG as it was.
+    """
     with rng_untouched(), torch.enable_grad(), torch.autocast(problem.device.type, enabled=False):
         yield
 

@@ -1,7 +1,9 @@
-"""The rows of a run on disk: ``metrics.jsonl``, one JSON object a line, and ``metrics.csv``, the same as a table.
+"""The rows of a run on disk: ``metrics.jsonl``, one JSON object a line, and ``metrics.csv``, the
+same as a table.
 
-A checkpoint notes how long the first file is, so that a resumed run cuts what came after, a half-written row too.
-Every line of the first carries a digest of its row; files of earlier versions have none.
+A checkpoint notes how long the first file is, so that a resumed run cuts what came after, a
+half-written row too. Every line of the first carries a digest of its row; files of earlier versions
+have none.
 """
 
 from __future__ import annotations
@@ -28,9 +30,17 @@ LEFT = re.compile(r"[0-9a-f]{32}")  # a digest whose key is damaged
 
 
 def tidy_row(row: Mapping[str, Any]) -> Row:
-    """The row as it is kept: plain values, and NaN for what is not finite (null in JSON, nothing in CSV)."""
-    plain = {key: value.item() if isinstance(value, Tensor | np.generic) else value for key, value in row.items()}
-    return {key: math.nan if isinstance(v, float) and not math.isfinite(v) else v for key, v in plain.items()}
+    """The row as it is kept: plain values, and NaN for what is not finite (null in JSON, nothing
+    in CSV).
+    """
+    plain = {
+        key: value.item() if isinstance(value, Tensor | np.generic) else value
+        for key, value in row.items()
+    }
+    return {
+        key: math.nan if isinstance(v, float) and not math.isfinite(v) else v
+        for key, v in plain.items()
+    }
 
 
 class Metrics:
@@ -52,7 +62,9 @@ class Metrics:
         return row
 
     def sync(self) -> int:
-        """Wait until the disk has all rows, as a checkpoint that counts on them must; ``length``."""
+        """Wait until the disk has all rows, as a checkpoint that counts on them must;
+        ``length``.
+        """
         if self.length:
             with open(self._jsonl, "rb") as stream:
                 try:
@@ -64,18 +76,27 @@ class Metrics:
     @property
     def length(self) -> int:
         """Bytes of ``metrics.jsonl``."""
-        return self._jsonl.stat().st_size if self.folder is not None and self._jsonl.is_file() else 0
+        return (
+            self._jsonl.stat().st_size if self.folder is not None and self._jsonl.is_file() else 0
+        )
 
     def covers(self, length: int) -> bool:
         """Whether the file still holds its first ``length`` bytes."""
         return self.length >= length
 
     def cut(self, length: int) -> None:
-        """Go back to the first ``length`` bytes: read those rows, and drop what was written after them.
+        """Go back to the first ``length`` bytes: read those rows, and drop what was written after
+        them.
 
-        Rows that are damaged are left out, with a warning that names them: no state depends on a row.
+        Rows that are damaged are left out, with a warning that names them: no state depends on a
+        row.
         """
-        require(self.covers(length), "metrics.jsonl", f"hold at least {length} bytes", f"{self.length} bytes")
+        require(
+            self.covers(length),
+            "metrics.jsonl",
+            f"hold at least {length} bytes",
+            f"{self.length} bytes",
+        )
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -86,13 +107,17 @@ class Metrics:
         self._go_on(found, damaged)
 
     def keep_steps(self, upto: int | None = None) -> None:
-        """Go on after the rows on disk, those of steps to ``upto`` only if given; damaged ones are left out, too."""
+        """Go on after the rows on disk, those of steps to ``upto`` only if given; damaged ones
+        are left out, too.
+        """
         found, damaged = _parse(self._jsonl.read_bytes(), self._jsonl)
         self._go_on([pair for pair in found if upto is None or pair[1]["step"] <= upto], damaged)
 
     def _go_on(self, found: list[tuple[bytes, Row]], damaged: list[str]) -> None:
         if damaged:
-            warnings.warn(f"{'; '.join(damaged)}: these rows are left out", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{'; '.join(damaged)}: these rows are left out", RuntimeWarning, stacklevel=2
+            )
         write_atomically(self._jsonl, b"".join(line + b"\n" for line, _ in found))
         self.rows = [row for _, row in found]
         self._columns = []
@@ -112,7 +137,9 @@ class Metrics:
 
     def _rewrite_csv(self) -> None:
         assert self.folder is not None
-        self._columns = list(dict.fromkeys([*self._columns, *(key for row in self.rows for key in row)]))
+        self._columns = list(
+            dict.fromkeys([*self._columns, *(key for row in self.rows for key in row)])
+        )
         header = ",".join(self._columns).encode() + b"\n" if self._columns else b""
         write_atomically(self.folder / "metrics.csv", header + _csv_lines(self._columns, self.rows))
 
@@ -143,12 +170,17 @@ def _parse(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]
         except (ValueError, RecursionError) as error:
             damaged.append(f"{place} is damaged: it is not JSON ({error})")
         else:
-            found.append((line, {key: math.nan if value is None else value for key, value in row.items()}))
+            found.append(
+                (line, {key: math.nan if value is None else value for key, value in row.items()})
+            )
     return found, damaged
 
 
 def _line(row: Row) -> str:
-    return json.dumps(seal({key: None if value != value else value for key, value in row.items()}), ensure_ascii=False)
+    return json.dumps(
+        seal({key: None if value != value else value for key, value in row.items()}),
+        ensure_ascii=False,
+    )
 
 
 def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
@@ -161,6 +193,13 @@ def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
 
 
 def _append(path: Path, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags, 0o644), "ab") as stream:  # never through a link to another file
+    flags = (
+        os.O_WRONLY
+        | os.O_CREAT
+        | os.O_APPEND
+        | getattr(os, "O_NOFOLLOW", 0)
+        | getattr(os, "O_BINARY", 0)
+    )
+    # never through a link to another file
+    with os.fdopen(os.open(path, flags, 0o644), "ab") as stream:
         stream.write(data)

@@ -15,10 +15,12 @@ from lambdahat._check import describe, require
 
 
 def pack(state: Any) -> tuple[dict[str, Tensor], Any]:
-    """A nested state of dicts, lists, tuples, tensors and plain values as tensors by name, and a JSON document.
+    """A nested state of dicts, lists, tuples, tensors and plain values as tensors by name, and a
+    JSON document.
 
-    Keys of dicts keep their type (a state dict of an optimiser numbers its parameters). Tensors are CPU copies, or the
-    tensors themselves where they are on the CPU already; one tensor in two places is stored once.
+    Keys of dicts keep their type (a state dict of an optimiser numbers its parameters). Tensors are
+    CPU copies, or the tensors themselves where they are on the CPU already; one tensor in two
+    places is stored once.
 
     >>> tensors, document = pack({"step": 3, "state": {0: {"momentum": torch.ones(2)}}})
     >>> list(tensors)
@@ -38,7 +40,9 @@ def unpack(tensors: Mapping[str, Tensor], document: Any) -> Any:
     if not isinstance(document, dict):
         return document
     (kind, value), *rest = document.items()
-    require(not rest and kind in _READERS, "document", "be one that pack() made", describe(document))
+    require(
+        not rest and kind in _READERS, "document", "be one that pack() made", describe(document)
+    )
     return _READERS[kind](tensors, value)
 
 
@@ -60,7 +64,12 @@ class _Packer:
             return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, Mapping):
             kind = "counter" if isinstance(value, Counter) else "dict"
-            return {kind: [[_key(key, path), self.encode(item, f"{path}/{key}")] for key, item in value.items()]}
+            return {
+                kind: [
+                    [_key(key, path), self.encode(item, f"{path}/{key}")]
+                    for key, item in value.items()
+                ]
+            }
         if isinstance(value, list | tuple):
             items = [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
             return items if isinstance(value, list) else {"tuple": items}
@@ -69,12 +78,14 @@ class _Packer:
         if isinstance(value, torch.device):
             return {"device": str(value)}
         raise TypeError(
-            f"{path.strip('/')} must be a tensor, a number, text, or a list, tuple or dict of them to be "
-            f"kept in a checkpoint, got {describe(value)}; convert it in state_dict()"
+            f"{path.strip('/')} must be a tensor, a number, text, or a list, tuple or dict of them"
+            f" to be kept in a checkpoint, got {describe(value)}; convert it in state_dict()"
         )
 
     def _keep(self, tensor: Tensor, path: str) -> dict[str, Any]:
-        """A tensor's place; its layout is kept, for products with a transposed matrix round differently."""
+        """A tensor's place; its layout is kept, for products with a transposed matrix round
+        differently.
+        """
         strides = tensor.stride()
         order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
@@ -88,7 +99,13 @@ class _Packer:
 
 def _key(key: Any, path: str) -> Any:
     plain = key is None or isinstance(key, bool | int | str | float)
-    require(plain, f"a key of {path.strip('/') or 'the state'}", "be text or a number", key, error=TypeError)
+    require(
+        plain,
+        f"a key of {path.strip('/') or 'the state'}",
+        "be text or a number",
+        key,
+        error=TypeError,
+    )
     return key
 
 

@@ -1,7 +1,9 @@
-"""Gradients of training steps as CUDA graphs: forward and backward passes of small networks are bound by launches.
+"""Gradients of training steps as CUDA graphs: forward and backward passes of small networks are
+bound by launches.
 
-A batch is copied to fixed tensors, and one replay runs the model, its loss and the backward pass on them. The
-optimiser, its schedule, regularizers and clipping stay as they are, on the gradients that the replay leaves.
+A batch is copied to fixed tensors, and one replay runs the model, its loss and the backward pass on
+them. The optimiser, its schedule, regularizers and clipping stay as they are, on the gradients that
+the replay leaves.
 """
 
 from __future__ import annotations
@@ -23,16 +25,18 @@ from lambdahat.operators.replay import Replay, beside, side_stream
 from lambdahat.training.subjects import Subject
 
 Norm = Callable[[list[Tensor]], Tensor]  # of all tensors as one vector
-MOST_BYTES = 1 << 30  # of activations: from here on launches do not count, and a graph would hold them between steps
+# of activations: from here on launches do not count, and a graph would hold them between steps
+MOST_BYTES = 1 << 30
 MOST_FORMS = 4  # batches of more shapes than these would each need a graph
 
 
 class RecordedGradients:
-    """The gradient of a step's mean loss, left in the parameters' ``grad``; the first steps run as they are.
+    """The gradient of a step's mean loss, left in the parameters' ``grad``; the first steps run as
+    they are.
 
-    Only what a replay repeats truly is recorded. Gives None, for the caller to run the step by itself, where the model
-    draws random numbers, has hooks or attributes that a step changes, or is large; where the loss is the user's own;
-    and where CUDA cannot record the step.
+    Only what a replay repeats truly is recorded. Gives None, for the caller to run the step by
+    itself, where the model draws random numbers, has hooks or attributes that a step changes, or is
+    large; where the loss is the user's own; and where CUDA cannot record the step.
     """
 
     def __init__(self, subject: Subject, parameters: list[Tensor], norm: Norm) -> None:
@@ -62,19 +66,25 @@ class RecordedGradients:
         else:
             form.fill(leaves)
             self.replay(key, form.run)
-        for parameter, gradient, used in zip(self.parameters, form.gradients, form.used, strict=True):
+        for parameter, gradient, used in zip(
+            self.parameters, form.gradients, form.used, strict=True
+        ):
             parameter.grad = gradient if used else None
         return list(form.sums[:3]), form.sums[3]
 
     def _key(self, group: list[Batch], leaves: list[Tensor]) -> Hashable:
-        """What a graph depends on: shapes, which parameters are trained, where the model's tensors are, and settings.
+        """What a graph depends on: shapes, which parameters are trained, where the model's tensors
+        are, and settings.
 
-        Those are the plain values among the attributes of layers, which somebody may change between two steps.
+        Those are the plain values among the attributes of layers, which somebody may change between
+        two steps.
         """
         model = self.subject.model
         assert model is not None
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
-        places = tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in self.subject.tensors.values())
+        places = tuple(
+            (tensor.data_ptr(), tensor.requires_grad) for tensor in self.subject.tensors.values()
+        )
         values = (value for layer in model.modules() for value in vars(layer).values())
         settings = tuple(value for value in values if type(value) in (bool, int, float, str))
         return tuple(batch.size for batch in group), shapes, places, settings
@@ -89,9 +99,13 @@ class RecordedGradients:
 
 
 class _Form:
-    """Steps of one shape: fixed places for the batches, the gradients and the sums, and the work between them."""
+    """Steps of one shape: fixed places for the batches, the gradients and the sums, and the work
+    between them.
+    """
 
-    def __init__(self, subject: Subject, parameters: list[Tensor], group: list[Batch], norm: Norm) -> None:
+    def __init__(
+        self, subject: Subject, parameters: list[Tensor], group: list[Batch], norm: Norm
+    ) -> None:
         self._subject, self._parameters, self._norm = subject, parameters, norm
         self._group = [Batch(tree_map(torch.clone, batch.data), batch.size) for batch in group]
         self._places = [leaf for batch in self._group for leaf in tree_leaves(batch.data)]
@@ -112,8 +126,12 @@ class _Form:
         for batch in self._group:
             loss, met, counted = self._subject.forward(batch)
             share = batch.size / total
-            found = torch.autograd.grad(loss if share == 1 else loss * share, self._parameters, allow_unused=True)
-            self.sums[:3] += torch.stack([loss.detach().double() * batch.size, met.double(), counted.double()])
+            found = torch.autograd.grad(
+                loss if share == 1 else loss * share, self._parameters, allow_unused=True
+            )
+            self.sums[:3] += torch.stack(
+                [loss.detach().double() * batch.size, met.double(), counted.double()]
+            )
             self._add(found)
         live = [gradient for gradient, used in zip(self.gradients, self.used, strict=True) if used]
         if live:
@@ -135,18 +153,23 @@ class _Form:
 def _plain(subject: Subject) -> bool:
     """Whether all that runs in a step is the model and the library's own code."""
     evaluate = subject.problem._evaluate
-    known = isinstance(evaluate, Evaluator) and (evaluate.model_loss or not isinstance(evaluate.loss, Custom))
+    known = isinstance(evaluate, Evaluator) and (
+        evaluate.model_loss or not isinstance(evaluate.loss, Custom)
+    )
     return known and subject.model is not None and not subject.judged
 
 
 def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
-    """Whether somebody watches the passes, of these layers or of all there are: a replay would not call them."""
+    """Whether somebody watches the passes, of these layers or of all there are: a replay would
+    not call them.
+    """
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(nn.modules.module, f"_global{name}") for name in names):
         return True
     layers = [] if model is None else model.modules()
     tensors = any(
-        getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters
+        getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
+        for p in parameters
     )
     return tensors or any(getattr(layer, name, None) for layer in layers for name in names)
 
@@ -154,7 +177,8 @@ def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
 def _host_state(model: nn.Module) -> list[Any]:
     """What a step may change on the host: random generators, and the plain attributes of layers.
 
-    Tensors count by their place, so that one which a step replaces shows; collections by their length.
+    Tensors count by their place, so that one which a step replaces shows; collections by their
+    length.
     """
     state: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
     state.append(str(np.random.get_state()))  # noqa: NPY002 (it is the user's, and only looked at)

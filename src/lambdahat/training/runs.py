@@ -15,12 +15,14 @@ from lambdahat.results import Array, Result, Status
 
 @dataclass(frozen=True)
 class Run(Result):
-    """A training run: ``history`` has a row for every epoch and for every measurement between epochs.
+    """A training run: ``history`` has a row for every epoch and for every measurement between
+    epochs.
 
-    An epoch's row holds ``epoch`` (from 1), ``step``, ``loss`` and ``accuracy`` over the batches of the epoch,
-    ``validation_loss`` and ``validation_accuracy``, ``update_norm`` and ``gradient_norm`` (means over batches),
-    ``norm`` ‖θ‖₂, ``max_norm`` ‖θ‖_∞, ``distance`` ‖θ − θ₀‖₂, ``learning_rate``, ``seconds`` since the start, and what
-    trackers measured. ``ended`` is "epochs", "early stopping" or "diverged"; ``best`` is the best epoch's row.
+    An epoch's row holds ``epoch`` (from 1), ``step``, ``loss`` and ``accuracy`` over the batches of
+    the epoch, ``validation_loss`` and ``validation_accuracy``, ``update_norm`` and
+    ``gradient_norm`` (means over batches), ``norm`` ‖θ‖₂, ``max_norm`` ‖θ‖_∞, ``distance`` ‖θ −
+    θ₀‖₂, ``learning_rate``, ``seconds`` since the start, and what trackers measured. ``ended`` is
+    "epochs", "early stopping" or "diverged"; ``best`` is the best epoch's row.
     """
 
     history: tuple[Mapping[str, Any], ...]
@@ -43,11 +45,15 @@ class Run(Result):
         return self.epochs[-1]
 
     def column(self, name: str) -> tuple[Array, Array]:
-        """One quantity over the run: the epochs (fractions of one between epochs) and the values, where it is known."""
+        """One quantity over the run: the epochs (fractions of one between epochs) and the
+        values, where it is known.
+        """
         known = dict.fromkeys(key for row in self.history for key in row)
         require_choice(name, "name", list(known))
         rows = [row for row in self.history if _is_finite(row.get(name))]
-        return np.array([row["progress"] for row in rows], float), np.array([row[name] for row in rows], float)
+        return np.array([row["progress"] for row in rows], float), np.array(
+            [row[name] for row in rows], float
+        )
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -65,7 +71,8 @@ class Run(Result):
 class EarlyStopping:
     """Stop when ``metric`` has not improved by more than ``least`` for ``patience`` epochs.
 
-    Accuracies are to rise and all else to fall. With ``restore`` the model ends at its best epoch, not at its last.
+    Accuracies are to rise and all else to fall. With ``restore`` the model ends at its best epoch,
+    not at its last.
     """
 
     patience: int = 10
@@ -75,7 +82,13 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         require_count(self.patience, "patience")
-        require(isinstance(self.metric, str), "metric", "be the name of a column", self.metric, error=TypeError)
+        require(
+            isinstance(self.metric, str),
+            "metric",
+            "be the name of a column",
+            self.metric,
+            error=TypeError,
+        )
         require(self.least >= 0, "least", "be at least 0", repr(self.least))
 
 
@@ -88,7 +101,9 @@ class BestSoFar:
         self.waited = 0
 
     def look(self, row: Mapping[str, Any], may_come: bool = False) -> bool:
-        """Whether this epoch is the best one yet; one without the metric is not judged, if another may have it."""
+        """Whether this epoch is the best one yet; one without the metric is not judged, if
+        another may have it.
+        """
         value = row.get(self.metric)
         require(
             value is not None or may_come,
@@ -100,7 +115,9 @@ class BestSoFar:
         if value is None:
             return False
         sign = -1.0 if self.metric.endswith("accuracy") else 1.0
-        better = _is_finite(value) and (not self.row or sign * (self.row[self.metric] - value) > self.least)
+        better = _is_finite(value) and (
+            not self.row or sign * (self.row[self.metric] - value) > self.least
+        )
         self.row, self.waited = (dict(row), 0) if better else (self.row, self.waited + 1)
         return better
 

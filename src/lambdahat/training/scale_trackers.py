@@ -1,4 +1,6 @@
-"""Trackers of sizes: the learning coefficient, the spread over samples, norms, and the effective learning rate."""
+"""Trackers of sizes: the learning coefficient, the spread over samples, norms, and the effective
+learning rate.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,39 @@ from lambdahat.training.step_rules import innermost, learning_rate
 class LearningCoefficientTracker(SampledTracker):
     """λ̂ and WBIC = n·E[L(w)], n the samples measured on: columns ``llc`` and ``wbic``.
 
-    The columns ``llc_nbeta`` and ``llc_localization`` hold nβ and γ (NaN if γ differs between parameters).
-    All measurements are at one nβ and one γ, that of the first by the rule of ``lh.llc`` unless ``settings`` give it,
-    as in ``lh.singular.llc_along``. ``settings`` are those of ``lh.llc``; ``max_gradients`` are over all chains, pilots
-    included.
+    The columns ``llc_nbeta`` and ``llc_localization`` hold nβ and γ (NaN if γ differs between
+    parameters). All measurements are at one nβ and one γ, that of the first by the rule of
+    ``lh.llc`` unless ``settings`` give it, as in ``lh.singular.llc_along``. ``settings`` are those
+    of ``lh.llc``; ``max_gradients`` are over all chains, pilots included.
     """
 
     name = "llc"
     unit_of_cost = "gradients"
 
     def __init__(
-        self, *, chains: int = 4, max_gradients: int = 4000, settings: Mapping[str, Any] | None = None, **common: Any
+        self,
+        *,
+        chains: int = 4,
+        max_gradients: int = 4000,
+        settings: Mapping[str, Any] | None = None,
+        **common: Any,
     ) -> None:
         super().__init__(**common)
         self.chains = require_count(chains, "chains")
         self.max_gradients = require_count(max_gradients, "max_gradients", least=100)
         mapped = settings is None or isinstance(settings, Mapping)
-        require(mapped, "settings", "be a dict of settings of llc", describe(settings), "", TypeError)
+        require(
+            mapped, "settings", "be a dict of settings of llc", describe(settings), "", TypeError
+        )
         self.settings = dict(settings or {})
         own = sorted({"chains", "max_gradients", "seed"} & set(self.settings))
-        require(not own, "settings", "hold none of the tracker's own", ", ".join(own), "give them to the tracker")
+        require(
+            not own,
+            "settings",
+            "hold none of the tracker's own",
+            ", ".join(own),
+            "give them to the tracker",
+        )
         check_settings({"chains": chains, "max_gradients": max_gradients, **self.settings})
         self._known: dict[str, Any] = {}
 
@@ -56,7 +71,11 @@ class LearningCoefficientTracker(SampledTracker):
             known.pop("mode", None)
         if isinstance(settings.get("kernel"), Kernel):  # it has a localization of its own
             known.pop("localization", None)
-        own: dict[str, Any] = {"chains": self.chains, "seed": self.seed, "max_gradients": self.max_gradients}
+        own: dict[str, Any] = {
+            "chains": self.chains,
+            "seed": self.seed,
+            "max_gradients": self.max_gradients,
+        }
         result = llc(sample, **own, **{**known, **settings})
         self._remember(result, sample)
         values: dict[str, float | Estimate] = {"llc": result}
@@ -67,7 +86,9 @@ class LearningCoefficientTracker(SampledTracker):
         return Reading(values, result.cost, result.status, result, at)
 
     def _remember(self, result: LearningCoefficient, sample: Problem) -> None:
-        """What the next measurement begins with; the way of running the chains only where it is as fast again."""
+        """What the next measurement begins with; the way of running the chains only where it is
+        as fast again.
+        """
         chains = result.chains
         assert chains is not None
         known = {
@@ -88,10 +109,12 @@ class LearningCoefficientTracker(SampledTracker):
 
 
 class VarianceTracker(SampledTracker):
-    """The variance of an element of gradient, Hessian and Gauss–Newton matrix over samples (``lh.variance``).
+    """The variance of an element of gradient, Hessian and Gauss–Newton matrix over samples
+    (``lh.variance``).
 
-    Columns ``variance_gradient``, ``variance_hessian`` and, for a model with a loss of its output, ``variance_ggn``.
-    The cost counts passes over the sample, each of per-sample gradients or products.
+    Columns ``variance_gradient``, ``variance_hessian`` and, for a model with a loss of its output,
+    ``variance_ggn``. The cost counts passes over the sample, each of per-sample gradients or
+    products.
     """
 
     name = "variance"
@@ -99,7 +122,9 @@ class VarianceTracker(SampledTracker):
 
     def __init__(self, *, probes: int = 4, **common: Any) -> None:
         super().__init__(**common)
-        self.probes = require_count(probes, "probes", 2, cure="the standard error comes from their spread")
+        self.probes = require_count(
+            probes, "probes", 2, cure="the standard error comes from their spread"
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -116,12 +141,16 @@ class VarianceTracker(SampledTracker):
         return Reading(values, found.cost, found.status, found)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
-        passes = 2 + min(self.probes, sample.num_parameters) * (1 if sample.loss_function is None else 2)
+        passes = 2 + min(self.probes, sample.num_parameters) * (
+            1 if sample.loss_function is None else 2
+        )
         return passes, passes
 
 
 class NormTracker(SampledTracker):
-    """Columns ``norms_l2`` ‖θ‖₂, ``norms_linf`` ‖θ‖_∞ and ``norms_gradient`` ‖∇L‖₂ over the sample: one gradient."""
+    """Columns ``norms_l2`` ‖θ‖₂, ``norms_linf`` ‖θ‖_∞ and ``norms_gradient`` ‖∇L‖₂ over the
+    sample: one gradient.
+    """
 
     name = "norms"
     unit_of_cost = "gradients"
@@ -140,11 +169,11 @@ class NormTracker(SampledTracker):
 
 
 class EffectiveRateTracker(SampledTracker):
-    """α/‖w‖², the effective learning rate of weights whose scale does not matter, as before batch norm (§7.4,
-    spectral thesis; Zhang et al. 2018).
+    """α/‖w‖², the effective learning rate of weights whose scale does not matter, as before batch
+    norm (§7.4, spectral thesis; Zhang et al. 2018).
 
-    Column ``effective_rate``; for several parameter groups the largest of theirs, each with its own α and norm. It
-    costs nothing.
+    Column ``effective_rate``; for several parameter groups the largest of theirs, each with its own
+    α and norm. It costs nothing.
     """
 
     name = "effective_rate"
@@ -156,7 +185,9 @@ class EffectiveRateTracker(SampledTracker):
 
     def _read(self, sample: Problem, optimizer: Any) -> Reading:
         base = innermost(optimizer)
-        sizes = [(learning_rate(base, group), _squared(group["params"])) for group in base.param_groups]
+        sizes = [
+            (learning_rate(base, group), _squared(group["params"])) for group in base.param_groups
+        ]
         rates = [rate / size for rate, size in sizes if size > 0]
         require(bool(rates), "optimizer", "hold parameters that are not all 0", "none")
         return Reading({"effective_rate": max(rates)})

@@ -1,4 +1,6 @@
-"""The settings of a run, checked once; those that decide its numbers must agree when it is resumed."""
+"""The settings of a run, checked once; those that decide its numbers must agree when it is
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from lambdahat.training.subjects import PRECISIONS
 UNITS = ("epoch", "step")
 MOVED = ("lr", "momentum", "betas", "average_start")  # by schedules, SpectralSGD, start_averaging()
 LATER = ("contents", "trackers")  # which runs of early versions do not tell
-HOW_LONG = ("epochs", "keep", "checkpoint_every", "checkpoint_steps")  # may change from one call to the next
+# may change from one call to the next
+HOW_LONG = ("epochs", "keep", "checkpoint_every", "checkpoint_steps")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,11 @@ def _initial(optimizer: Any, group: Mapping[str, Any], name: str) -> str:
 
 def described(rule: Any) -> str:
     """An object in words that are the same in another process."""
-    return repr(rule) if any("__repr__" in vars(kind) for kind in type(rule).__mro__[:-1]) else type(rule).__name__
+    return (
+        repr(rule)
+        if any("__repr__" in vars(kind) for kind in type(rule).__mro__[:-1])
+        else type(rule).__name__
+    )
 
 
 def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:

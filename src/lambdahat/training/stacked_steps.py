@@ -26,13 +26,17 @@ STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class StackedModel:
-    """S models of one structure as one function of stacked tensors (S, …), with the loss of a problem.
+    """S models of one structure as one function of stacked tensors (S, …), with the loss of a
+    problem.
 
-    With ``one_by_one`` the members are differentiated one after another, not in one mapped call, in which convolutions
-    become grouped ones: those are slow on a GPU, and a recorded step has no launches to save.
+    With ``one_by_one`` the members are differentiated one after another, not in one mapped call, in
+    which convolutions become grouped ones: those are slow on a GPU, and a recorded step has no
+    launches to save.
     """
 
-    def __init__(self, models: Sequence[nn.Module], problem: Problem, one_by_one: bool = False) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], problem: Problem, one_by_one: bool = False
+    ) -> None:
         _require_alike(models)
         self._require_plain(models[0])
         self.members, self.device, self.one_by_one = len(models), problem.device, one_by_one
@@ -42,7 +46,9 @@ class StackedModel:
         self.parameters: dict[str, Tensor] = {}
         self.fixed: dict[str, Tensor] = {}
         for name, tensor in self._base.named_parameters():
-            values = torch.stack([dict(model.named_parameters())[name].detach() for model in models])
+            values = torch.stack(
+                [dict(model.named_parameters())[name].detach() for model in models]
+            )
             (self.parameters if tensor.requires_grad else self.fixed)[name] = values
         for name, _ in self._base.named_buffers():
             self.fixed[name] = torch.stack([dict(model.named_buffers())[name] for model in models])
@@ -51,7 +57,10 @@ class StackedModel:
     @staticmethod
     def _require_plain(model: nn.Module) -> None:
         for name, layer in model.named_modules():
-            drawn, what = isinstance(layer, RANDOM) and getattr(layer, "p", 1.0) > 0, f"{type(layer).__name__} {name!r}"
+            drawn, what = (
+                isinstance(layer, RANDOM) and getattr(layer, "p", 1.0) > 0,
+                f"{type(layer).__name__} {name!r}",
+            )
             require(
                 not drawn,
                 "make_model",
@@ -68,7 +77,9 @@ class StackedModel:
             )
 
     def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The mean loss of one member on a batch, how many targets it met, and how many there are."""
+        """The mean loss of one member on a batch, how many targets it met, and how many there
+        are.
+        """
         assert isinstance(self._evaluate, Evaluator)
         args, kwargs, target = self._evaluate.split(Batch(data, 0))
         output = functional_call(self._base, ({**parameters, **fixed},), args, kwargs)
@@ -89,10 +100,15 @@ class StackedModel:
     def _mapped(self, function: Any, data: Any, shared: bool) -> Any:
         """A function of parameters, fixed tensors and data for all members, its outputs stacked."""
         if not self.one_by_one:
-            return vmap(function, in_dims=(0, 0, None if shared else 0))(self.parameters, self.fixed, data)
+            return vmap(function, in_dims=(0, 0, None if shared else 0))(
+                self.parameters, self.fixed, data
+            )
         stacked = (self.parameters, self.fixed) if shared else (self.parameters, self.fixed, data)
         found = [
-            function(*tree_map(lambda tensor, member=member: tensor[member], stacked), *((data,) if shared else ()))
+            function(
+                *tree_map(lambda tensor, member=member: tensor[member], stacked),
+                *((data,) if shared else ()),
+            )
             for member in range(self.members)
         ]
         return tree_map(lambda *parts: torch.stack(parts), *found)
@@ -111,17 +127,27 @@ class StackedModel:
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the members by name, on the CPU, in the order of a state dict."""
         every = {**self.parameters, **self.fixed}
-        return {name: every[name].detach().cpu() for name in self._base.state_dict() if name in every}
+        return {
+            name: every[name].detach().cpu() for name in self._base.state_dict() if name in every
+        }
 
 
 class StackedDescent:
-    """SGD or NGD of stacked parameters, in place; settings are numbers or tuples of one for each member."""
+    """SGD or NGD of stacked parameters, in place; settings are numbers or tuples of one for each
+    member.
+    """
 
-    def __init__(self, parameters: dict[str, Tensor], optimizer: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, parameters: dict[str, Tensor], optimizer: str, settings: dict[str, Any]
+    ) -> None:
         self._parameters, self._natural = list(parameters.values()), optimizer == "ngd"
         self._names, self._settings = list(parameters), settings
         self._fishers: list[AxisFishers] = [{} for _ in self._parameters]
-        self._momentum = [torch.zeros_like(p) for p in self._parameters] if np.any(settings["momentum"]) else None
+        self._momentum = (
+            [torch.zeros_like(p) for p in self._parameters]
+            if np.any(settings["momentum"])
+            else None
+        )
         self.count = 0
 
     @property
@@ -147,17 +173,23 @@ class StackedDescent:
         self._move(gradients, factors, lr)
 
     def _move(self, gradients: list[Tensor], factors: list[Tensor], lr: Tensor) -> None:
-        for index, (parameter, gradient, factor) in enumerate(zip(self._parameters, gradients, factors, strict=True)):
+        for index, (parameter, gradient, factor) in enumerate(
+            zip(self._parameters, gradients, factors, strict=True)
+        ):
             if self._momentum is None:
                 parameter.addcmul_(gradient, _wide(factor * lr, parameter), value=-1)
             else:
                 buffer = self._momentum[index]
-                buffer.mul_(_wide(self._by_member("momentum"), buffer)).addcmul_(gradient, _wide(factor, buffer))
+                buffer.mul_(_wide(self._by_member("momentum"), buffer)).addcmul_(
+                    gradient, _wide(factor, buffer)
+                )
                 parameter.addcmul_(buffer, _wide(lr, parameter), value=-1)
 
     def _rule(self) -> Rule:
         alpha, epsilon = (
-            self._by_member(name) if isinstance(self._settings[name], tuple) else float(self._settings[name])
+            self._by_member(name)
+            if isinstance(self._settings[name], tuple)
+            else float(self._settings[name])
             for name in ("alpha", "epsilon")
         )
         smoothing = Smoothing(alpha, self._settings["eta"], self._settings["delta"], epsilon)
@@ -183,13 +215,19 @@ class Stepped:
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
     def epoch(self, orders: Tensor, batch_size: int) -> NDArray[np.float64]:
-        """One pass in the given orders, (S, n) or (1, n) for all; mean loss and accuracy, (2, S)."""
+        """One pass in the given orders, (S, n) or (1, n) for all; mean loss and accuracy, (2,
+        S).
+        """
         self._sums.zero_()
         for part in orders.split(batch_size, dim=1):
-            indices = self._indices.setdefault(tuple(part.shape), part.clone(memory_format=torch.contiguous_format))
+            indices = self._indices.setdefault(
+                tuple(part.shape), part.clone(memory_format=torch.contiguous_format)
+            )
             indices.copy_(part)
             now = self.descent.due
-            self._replay((part.shape[1], now), lambda indices=indices, now=now: self._step(indices, now))  # type: ignore[misc]
+            self._replay(
+                (part.shape[1], now), lambda indices=indices, now=now: self._step(indices, now)
+            )  # type: ignore[misc]
             self.descent.count += 1
         return _means(self._sums, orders.shape[1])
 
@@ -197,7 +235,9 @@ class Stepped:
     def _step(self, indices: Tensor, now: bool) -> None:
         shared = indices.shape[0] == 1
         chosen = indices[0] if shared else indices
-        data = tree_map(lambda column: column[chosen] if isinstance(column, Tensor) else column, self._columns)
+        data = tree_map(
+            lambda column: column[chosen] if isinstance(column, Tensor) else column, self._columns
+        )
         gradients, sums = self.model.gradients(data, shared)
         sums[0] *= indices.shape[1]
         self._sums += sums
@@ -210,7 +250,13 @@ def _wide(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _rows(data: Any) -> int:
-    first = next(iter(data.values())) if isinstance(data, dict) else data[0] if isinstance(data, tuple | list) else data
+    first = (
+        next(iter(data.values()))
+        if isinstance(data, dict)
+        else data[0]
+        if isinstance(data, tuple | list)
+        else data
+    )
     return int(first.shape[0])
 
 
@@ -221,10 +267,16 @@ def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
 
 
 def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """How many targets the largest logit, or the sign of a single one, meets, of how many; 0 of 0 where neither is."""
+    """How many targets the largest logit, or the sign of a single one, meets, of how many; 0 of
+    0 where neither is.
+    """
     if loss.name == "bce_with_logits":
         return ((output > 0) == (target > 0.5)).sum(), torch.ones_like(target).sum()
-    if not isinstance(target, Tensor) or target.is_floating_point() or output.ndim != target.ndim + 1:
+    if (
+        not isinstance(target, Tensor)
+        or target.is_floating_point()
+        or output.ndim != target.ndim + 1
+    ):
         return output.new_zeros(()), output.new_zeros(())
     classes = getattr(loss, "classes", None)
     hits = output.argmax(-1 if classes is None else classes) == target
@@ -233,6 +285,14 @@ def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _require_alike(models: Sequence[nn.Module]) -> None:
-    shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()} for model in models]
+    shapes = [
+        {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        for model in models
+    ]
     same = all(shape == shapes[0] for shape in shapes)
-    require(same, "make_model", "give the same tensors for every seed", "models that differ in names, shapes or dtypes")
+    require(
+        same,
+        "make_model",
+        "give the same tensors for every seed",
+        "models that differ in names, shapes or dtypes",
+    )

@@ -1,7 +1,8 @@
-"""How far an optimiser's steps are from instability: its rates and preconditioner as a diagonal, and its threshold.
+"""How far an optimiser's steps are from instability: its rates and preconditioner as a diagonal,
+and its threshold.
 
-A step θ ← θ − α·D⁻¹g on a quadratic with Hessian H is stable while λ₁(A½ H A½) < 2, A = diag(α_i/d_i). Momentum moves
-the threshold (Cohen et al. 2021, Eq. 1; 2022, §2):
+A step θ ← θ − α·D⁻¹g on a quadratic with Hessian H is stable while λ₁(A½ H A½) < 2, A =
+diag(α_i/d_i). Momentum moves the threshold (Cohen et al. 2021, Eq. 1; 2022, §2):
 
     heavy ball, b ← βb + (1 − τ)g:     2(1 + β)/(1 − τ)
     Nesterov:                          2(1 + β)/(1 + 2β)
@@ -29,7 +30,8 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepRule:
-    """The linearised step of an optimiser: ``rates`` α_i/d_i (P,), coupled ``decay`` (P,), and the ``threshold``.
+    """The linearised step of an optimiser: ``rates`` α_i/d_i (P,), coupled ``decay`` (P,), and the
+    ``threshold``.
 
     A parameter that the optimiser does not hold has rate 0: it does not move.
     """
@@ -40,10 +42,14 @@ class StepRule:
 
 
 class Stepped(LinearOperator):
-    """A½ (H + W) A½, W the coupled weight decay: its largest eigenvalue is the learning rate times the sharpness."""
+    """A½ (H + W) A½, W the coupled weight decay: its largest eigenvalue is the learning rate
+    times the sharpness.
+    """
 
     def __init__(self, inner: LinearOperator, rule: StepRule) -> None:
-        super().__init__(inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd)
+        super().__init__(
+            inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd
+        )
         self.inner = inner
         self.root = rule.rates.sqrt().to(inner.device, inner.dtype)[:, None]
         self.decay = rule.decay.to(inner.device, inner.dtype)[:, None]
@@ -62,7 +68,9 @@ def step_rule(problem: Problem, optimizer: Any) -> StepRule:
     decay, places = torch.zeros_like(rates), _places(problem, base)
     thresholds, held = [], 0
     for group in base.param_groups:
-        require(not group.get("maximize", False), "optimizer", "minimise", "a group with maximize=True")
+        require(
+            not group.get("maximize", False), "optimizer", "minimise", "a group with maximize=True"
+        )
         thresholds.append(family.threshold(group))
         for parameter in group["params"]:
             where = places.get(id(parameter))
@@ -98,13 +106,17 @@ def innermost(optimizer: Any) -> Any:
 
 
 def learning_rate(optimizer: Any, group: Group) -> float:
-    """α of a group; an optimiser that measures its own, such as SpectralSGD, tells it by ``rate(group)``."""
+    """α of a group; an optimiser that measures its own, such as SpectralSGD, tells it by
+    ``rate(group)``.
+    """
     own = getattr(optimizer, "rate", None)
     return float(own(group) if callable(own) else group["lr"])
 
 
 def _places(problem: Problem, optimizer: Any) -> dict[int, slice]:
-    """Where each of the optimiser's parameters sits in the problem's vector: by identity, or by order and shape."""
+    """Where each of the optimiser's parameters sits in the problem's vector: by identity, or by
+    order and shape.
+    """
     slices = problem.space.slices
     if problem.model is not None:
         named = dict(problem.model.named_parameters())
@@ -122,7 +134,9 @@ def _places(problem: Problem, optimizer: Any) -> dict[int, slice]:
 
 @dataclass(frozen=True)
 class _Family:
-    """Optimisers of one form: the diagonal d of a parameter from its state, the threshold, whether decay is apart."""
+    """Optimisers of one form: the diagonal d of a parameter from its state, the threshold,
+    whether decay is apart.
+    """
 
     scale: Callable[[Group, Mapping[str, Any]], Tensor]
     threshold: Callable[[Group], float]
@@ -130,7 +144,9 @@ class _Family:
 
 
 def _family(optimizer: Any) -> _Family:
-    known = next((family for kind, family in _FAMILIES.items() if isinstance(optimizer, kind)), None)
+    known = next(
+        (family for kind, family in _FAMILIES.items() if isinstance(optimizer, kind)), None
+    )
     require(
         known is not None,
         "optimizer",
@@ -156,9 +172,13 @@ def _averaged(group: Group) -> float:
 
 
 def _adam_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
-    """(1 − β₁ᵗ)·(√v̂ + ε)^{2p}, p = ½ but for Padam: m itself, not m̂, is then the momentum (Cohen et al. 2022)."""
+    """(1 − β₁ᵗ)·(√v̂ + ε)^{2p}, p = ½ but for Padam: m itself, not m̂, is then the momentum
+    (Cohen et al. 2022).
+    """
     moment, first, second = _moments(group, state)
-    scale: Tensor = first * ((moment / second).sqrt() + float(group["eps"])).pow(2 * float(group.get("p", 0.5)))
+    scale: Tensor = first * ((moment / second).sqrt() + float(group["eps"])).pow(
+        2 * float(group.get("p", 0.5))
+    )
     return scale
 
 
@@ -169,7 +189,9 @@ def _padam_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
     if group["form"] == "adamw":
         return _adam_scale(group, state)
     coded = group["form"] == "coded"
-    scale: Tensor = (moment.sqrt() + eps).pow(2 * power) / second**0.5 if coded else (moment + eps).pow(power)
+    scale: Tensor = (
+        (moment.sqrt() + eps).pow(2 * power) / second**0.5 if coded else (moment + eps).pow(power)
+    )
     return first * scale
 
 
@@ -188,16 +210,26 @@ def _rmsprop_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
 
 
 def _stated(state: Mapping[str, Any], key: str) -> Any:
-    require(key in state, "optimizer", "have taken a step", "one without state", "its preconditioner is not known yet")
+    require(
+        key in state,
+        "optimizer",
+        "have taken a step",
+        "one without state",
+        "its preconditioner is not known yet",
+    )
     return state[key]
 
 
-_PLAIN = _Family(lambda group, state: torch.ones((), dtype=torch.float64), _heavy_ball, lambda group: False)
+_PLAIN = _Family(
+    lambda group, state: torch.ones((), dtype=torch.float64), _heavy_ball, lambda group: False
+)
 _FAMILIES: dict[type, _Family] = {  # the narrower class first
     SGD: _PLAIN,
     SpectralSGD: _PLAIN,
     AdamW: _Family(_adam_scale, _averaged, lambda group: True),
-    Adam: _Family(_adam_scale, _averaged, lambda group: bool(group.get("decoupled_weight_decay", False))),
+    Adam: _Family(
+        _adam_scale, _averaged, lambda group: bool(group.get("decoupled_weight_decay", False))
+    ),
     Padam: _Family(_padam_scale, _averaged, lambda group: bool(group["decoupled"])),
     RMSprop: _Family(_rmsprop_scale, _heavy_ball, lambda group: False),
 }

@@ -1,4 +1,6 @@
-"""One step of training: gradients of one or more batches, regularizers, clipping, and the optimiser."""
+"""One step of training: gradients of one or more batches, regularizers, clipping, and the
+optimiser.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,12 @@ class Tally:
 
 
 class Stepper:
-    """Takes the optimiser one step on a list of batches, and adds to a tally; no waiting for the device.
+    """Takes the optimiser one step on a list of batches, and adds to a tally; no waiting for the
+    device.
 
-    The gradient is that of the mean over all samples of the step; on a GPU that of a small model is replayed from a
-    CUDA graph (``recorded``). ``clip`` bounds its norm. A regularizer's ``add_to`` comes after the gradient and before
-    clipping, its ``after_step`` after the optimiser.
+    The gradient is that of the mean over all samples of the step; on a GPU that of a small model is
+    replayed from a CUDA graph (``recorded``). ``clip`` bounds its norm. A regularizer's ``add_to``
+    comes after the gradient and before clipping, its ``after_step`` after the optimiser.
     """
 
     def __init__(
@@ -83,18 +86,26 @@ class Stepper:
         curvature_samples: int | None,
     ) -> None:
         self.subject, self.optimizer, self.feed = subject, optimizer, feed
-        self.clip, self.regularizers, self.curvature_samples = clip, list(regularizers), curvature_samples
+        self.clip, self.regularizers, self.curvature_samples = (
+            clip,
+            list(regularizers),
+            curvature_samples,
+        )
         self.parameters = subject.trained_by(optimizer)
         self.scaler = torch.amp.GradScaler(subject.device.type) if precision == "float16" else None
-        for inner in chain(optimizer):  # KFAC sees gradients in the backward pass, before they are unscaled
+        # KFAC sees gradients in the backward pass, before they are unscaled
+        for inner in chain(optimizer):
             if self.scaler is not None and getattr(inner, "scaler", self) is None:
                 inner.scaler = self.scaler
         self._double = any(rule.needs_product for rule in self.regularizers)
-        hooked = any(isinstance(inner, KFAC) and inner.fisher == "empirical" for inner in chain(optimizer))
+        hooked = any(
+            isinstance(inner, KFAC) and inner.fisher == "empirical" for inner in chain(optimizer)
+        )
         require(
             not (self._double and hooked),
             "optimizer",
-            "be KFAC with another Fisher beside a regularizer of curvature, whose double backward its hooks do not see",
+            "be KFAC with another Fisher beside a regularizer of curvature, whose double backward"
+            " its hooks do not see",
             'fisher="empirical"',
             'pass fisher="monte_carlo"',
         )
@@ -120,7 +131,12 @@ class Stepper:
             self.optimizer.zero_grad(set_to_none=True)
             sums, graphs = self._differentiate(group, total)
         grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        require(bool(grads), "the loss", "depend on the optimiser's parameters", "one whose gradients are all None")
+        require(
+            bool(grads),
+            "the loss",
+            "depend on the optimiser's parameters",
+            "one whose gradients are all None",
+        )
         sums, norm = (sums, joint_norm(grads)) if found is None else found
         self._regularize(graphs, step)
         if self.clip is not None:
@@ -128,8 +144,12 @@ class Stepper:
         self._advance()
         tally.add(total, [*sums, *self._norms(norm)])
 
-    def _differentiate(self, group: list[Batch], total: int) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-        """Gradients into the parameters' ``grad``; Σ loss, targets met and counted, and the graphs of the gradients."""
+    def _differentiate(
+        self, group: list[Batch], total: int
+    ) -> tuple[list[Tensor], list[list[Tensor | None]]]:
+        """Gradients into the parameters' ``grad``; Σ loss, targets met and counted, and the
+        graphs of the gradients.
+        """
         sums: list[Tensor] = []
         graphs = []
         for batch in group:
@@ -137,27 +157,41 @@ class Stepper:
             share = batch.size / total
             graphs.append(self._backward(loss if share == 1 else loss * share))
             parts = [loss.detach().double() * batch.size, met, counted]
-            sums = parts if not sums else [before + part for before, part in zip(sums, parts, strict=True)]
+            sums = (
+                parts
+                if not sums
+                else [before + part for before, part in zip(sums, parts, strict=True)]
+            )
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         return sums, graphs
 
     def _norms(self, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The norms of update and gradient, and 1; all 0 where the scaled gradient overflowed: no step was taken."""
+        """The norms of update and gradient, and 1; all 0 where the scaled gradient overflowed:
+        no step was taken.
+        """
         update, one = _update_norm(self.optimizer, norm).double(), torch.ones_like(norm)
         if self.scaler is None:
             return update, norm, one
         taken, zero = torch.isfinite(norm), torch.zeros_like(norm)
-        return torch.where(taken, update, zero), torch.where(taken, norm, zero), torch.where(taken, one, zero)
+        return (
+            torch.where(taken, update, zero),
+            torch.where(taken, norm, zero),
+            torch.where(taken, one, zero),
+        )
 
     def _observe(self, step: int) -> None:
         """A curvature measurement for the optimiser, on its own batch, where it asks for one."""
         for inner in chain(self.optimizer):
             if getattr(inner, "due", False):
-                data = self.feed.sample(self.curvature_samples or self.feed.step_samples, "curvature", step)
+                data = self.feed.sample(
+                    self.curvature_samples or self.feed.step_samples, "curvature", step
+                )
                 loss = self.subject.evaluate([Batch(data, 1)])["loss"]
                 if not math.isfinite(loss):
-                    raise Diverged(f"the loss is {loss} where curvature is to be measured, at step {step}")
+                    raise Diverged(
+                        f"the loss is {loss} where curvature is to be measured, at step {step}"
+                    )
                 inner.observe(self._trained_part().on([data]))
 
     def _trained_part(self) -> Problem:
@@ -167,14 +201,20 @@ class Stepper:
         return problem if len(names) == len(problem.space.names) else problem.restrict(names)
 
     def _backward(self, loss: Tensor) -> list[Tensor | None]:
-        """Add the loss's gradient to that of the parameters; with its graph where products are needed."""
+        """Add the loss's gradient to that of the parameters; with its graph where products are
+        needed.
+        """
         if not self._double:
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             return []
         grads = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
         for parameter, grad in zip(self.parameters, grads, strict=True):
             if grad is not None:
-                parameter.grad = grad.detach().clone() if parameter.grad is None else parameter.grad + grad.detach()
+                parameter.grad = (
+                    grad.detach().clone()
+                    if parameter.grad is None
+                    else parameter.grad + grad.detach()
+                )
         return list(grads)
 
     def _regularize(self, graphs: list[list[Tensor | None]], step: int) -> None:
@@ -192,7 +232,9 @@ class Stepper:
             rule.after_step(self.parameters, self.optimizer.param_groups[0]["lr"])
 
     def _scaled_step(self, scaler: torch.amp.GradScaler, asks: bool) -> bool:
-        """A step at a scaled loss; whether it was skipped, where somebody asks: the scale falls then and only then."""
+        """A step at a scaled loss; whether it was skipped, where somebody asks: the scale falls
+        then and only then.
+        """
         before = scaler.get_scale() if asks else 0.0
         scaler.step(self.optimizer)
         scaler.update()
@@ -211,12 +253,16 @@ def _ratio(total: float, count: float) -> float:
 
 
 def _update_norm(optimizer: Any, gradient_norm: Tensor) -> Tensor:
-    """The norm of the preconditioned gradient where the optimiser has one, else that of the gradient."""
+    """The norm of the preconditioned gradient where the optimiser has one, else that of the
+    gradient.
+    """
     found = (getattr(inner, "update_norm", None) for inner in chain(optimizer))
     return next((norm for norm in found if isinstance(norm, Tensor)), gradient_norm)
 
 
 def joint_norm(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of all tensors as one vector, in float64."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([part.double() for part in torch._foreach_norm(tensors)]))
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.stack([part.double() for part in torch._foreach_norm(tensors)])
+    )
     return norm

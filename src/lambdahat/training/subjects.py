@@ -1,4 +1,6 @@
-"""What is trained: the user's own model or tensors, as a loss of a batch that a step can differentiate."""
+"""What is trained: the user's own model or tensors, as a loss of a batch that a step can
+differentiate.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +23,41 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.floa
 
 
 class Subject:
-    """The user's model (or tensors) with the problem's loss; ``forward`` runs it as it is, in its own mode.
+    """The user's model (or tensors) with the problem's loss; ``forward`` runs it as it is, in its
+    own mode.
 
-    ``judge(output, target)`` says for every target whether it was met, as booleans; by default the largest logit, or
-    the sign of a single one, is the answer, and other losses have no accuracy.
+    ``judge(output, target)`` says for every target whether it was met, as booleans; by default the
+    largest logit, or the sign of a single one, is the answer, and other losses have no accuracy.
     """
 
-    def __init__(self, problem: Problem, precision: str = "float32", judge: Judge | None = None) -> None:
+    def __init__(
+        self, problem: Problem, precision: str = "float32", judge: Judge | None = None
+    ) -> None:
         self.problem, self.device, self._judge = problem, problem.device, judge
         self._precision = PRECISIONS[precision]
         self._evaluate: AnyEvaluator = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
-        self.tensors: dict[str, Tensor] = named_tensors(source) if isinstance(source, nn.Module) else source
+        self.tensors: dict[str, Tensor] = (
+            named_tensors(source) if isinstance(source, nn.Module) else source
+        )
 
     @property
     def judged(self) -> bool:
         """Whether the user says which targets were met."""
         return self._judge is not None
 
-    def forward(self, batch: Batch, model: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean loss of a batch, how many targets were met and how many there are (0 where nothing can be said)."""
-        with nullcontext() if self._precision is None else torch.autocast(self.device.type, self._precision):
+    def forward(
+        self, batch: Batch, model: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean loss of a batch, how many targets were met and how many there are (0 where
+        nothing can be said).
+        """
+        with (
+            nullcontext()
+            if self._precision is None
+            else torch.autocast(self.device.type, self._precision)
+        ):
             if isinstance(self._evaluate, FunctionEvaluator | OutputEvaluator):
                 loss = self._evaluate(self.tensors, batch)
                 return loss.reshape(()), loss.new_zeros(()), loss.new_zeros(())
@@ -72,11 +87,19 @@ class Subject:
             hits, counted = self._hits(loss, output, target)
             if hits is None:
                 return torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-            count = torch.full((), float(hits.numel()), device=self.device) if counted is None else counted.sum()
+            count = (
+                torch.full((), float(hits.numel()), device=self.device)
+                if counted is None
+                else counted.sum()
+            )
             return hits.sum(), count
 
-    def _hits(self, loss: Loss | None, output: Any, target: Any) -> tuple[Tensor | None, Tensor | None]:
-        """Which targets were met, and which count (None: all); one that does not count is never met."""
+    def _hits(
+        self, loss: Loss | None, output: Any, target: Any
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Which targets were met, and which count (None: all); one that does not count is never
+        met.
+        """
         if self._judge is not None:
             return self._judge(output, target).bool(), None
         if not (isinstance(output, Tensor) and isinstance(target, Tensor)):

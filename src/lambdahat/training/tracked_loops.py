@@ -1,4 +1,6 @@
-"""Trackers in anybody's own loop: ``with tracking(problem, ["edge"], optimizer, "run") as track: … track.step()``."""
+"""Trackers in anybody's own loop: ``with tracking(problem, ["edge"], optimizer, "run") as track:
+… track.step()``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Tracking:
         require_problem(problem)
         self.problem, self.optimizer = problem, optimizer
         self.trackers = _made(trackers)
-        self.steps_per_epoch = None if steps_per_epoch is None else require_count(steps_per_epoch, "steps_per_epoch")
+        self.steps_per_epoch = (
+            None if steps_per_epoch is None else require_count(steps_per_epoch, "steps_per_epoch")
+        )
         self.folder = None if folder is None else Path(folder)
         self.metrics = Metrics(self.folder)
         self.steps = self.epochs = 0
@@ -52,28 +56,40 @@ class Tracking:
         """The rows so far as a result, which ``lh.plot`` draws."""
         by_step = self.steps_per_epoch is None and self.steps > 0
         about = {"progress": "step" if by_step else "epoch"}
-        return Run(tuple(self.rows), folder="" if self.folder is None else str(self.folder), about=about)
+        return Run(
+            tuple(self.rows), folder="" if self.folder is None else str(self.folder), about=about
+        )
 
     def start(self) -> Row | None:
         """Measure everything once, before the first step."""
         return self._record("start", self.trackers, {})
 
     def step(self, **metrics: float) -> Row | None:
-        """Count a step of the optimiser and measure what is due; ``metrics`` of your own go into the row."""
+        """Count a step of the optimiser and measure what is due; ``metrics`` of your own go into
+        the row.
+        """
         return self.reach("step", self.steps + 1, self.epochs, metrics)
 
     def epoch(self, **metrics: float) -> Row | None:
         """Count the end of an epoch and measure what is due."""
         return self.reach("epoch", self.steps, self.epochs + 1, metrics)
 
-    def reach(self, unit: str, steps: int, epochs: int, metrics: Mapping[str, float] | None = None) -> Row | None:
+    def reach(
+        self, unit: str, steps: int, epochs: int, metrics: Mapping[str, float] | None = None
+    ) -> Row | None:
         """The loop has come to the end of a step or an epoch (``unit``), so many of each in all."""
         self.steps, self.epochs = steps, epochs
         count = steps if unit == "step" else epochs
-        due = [tracker for tracker in self.trackers if tracker.unit == unit and count % tracker.every == 0]
+        due = [
+            tracker
+            for tracker in self.trackers
+            if tracker.unit == unit and count % tracker.every == 0
+        ]
         return self._record(unit, due, metrics or {})
 
-    def _record(self, kind: str, due: Sequence[Tracker], metrics: Mapping[str, float]) -> Row | None:
+    def _record(
+        self, kind: str, due: Sequence[Tracker], metrics: Mapping[str, float]
+    ) -> Row | None:
         if not due and not metrics:
             return None
         row: dict[str, Any] = {
@@ -95,11 +111,20 @@ class Tracking:
 
     def state_dict(self) -> dict[str, Any]:
         """The counters, the length of the rows on disk, and the trackers' own states."""
-        states: list[dict[str, Any]] = [getattr(tracker, "state_dict", dict)() for tracker in self.trackers]
-        return {"steps": self.steps, "epochs": self.epochs, "metrics": self.metrics.length, "trackers": states}
+        states: list[dict[str, Any]] = [
+            getattr(tracker, "state_dict", dict)() for tracker in self.trackers
+        ]
+        return {
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "metrics": self.metrics.length,
+            "trackers": states,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; rows that were written later are dropped, for they will be written again."""
+        """Go on from there; rows that were written later are dropped, for they will be written
+        again.
+        """
         require(
             len(state["trackers"]) == len(self.trackers),
             "state",
@@ -113,7 +138,9 @@ class Tracking:
             getattr(tracker, "load_state_dict", lambda _: None)(own)
 
     def begin(self, resume: bool = False, upto: int | None = None) -> Row | None:
-        """Measure the start; or, to ``resume``, take up the rows in the folder, of steps to ``upto`` only if given."""
+        """Measure the start; or, to ``resume``, take up the rows in the folder, of steps to
+        ``upto`` only if given.
+        """
         length = self.metrics.length
         require(
             resume or length == 0,
@@ -133,10 +160,15 @@ class Tracking:
         return None
 
     def _require_same(self, length: int) -> None:
-        """Note in ``tracking.json`` what is tracked; rows of other data or trackers are not gone on with."""
+        """Note in ``tracking.json`` what is tracked; rows of other data or trackers are not gone
+        on with.
+        """
         assert self.folder is not None
         path = self.folder / "tracking.json"
-        now = {"contents": contents(self.problem), "trackers": [described_tracker(each) for each in self.trackers]}
+        now = {
+            "contents": contents(self.problem),
+            "trackers": [described_tracker(each) for each in self.trackers],
+        }
         if length and path.is_file():
             require_same_run(unseal(read_json(path), path, sealed=False), now)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -155,13 +187,14 @@ def tracking(
 ) -> Iterator[Tracking]:
     """Measure along a training loop of your own: call ``step()`` and ``epoch()`` where they end.
 
-    The problem is one of the model that is trained: it shares the parameters, so it follows them. ``trackers`` are
-    trackers or their names ("edge,trace"). Everything is measured once at the start. Rows are in ``rows``, and with a
-    ``folder`` also in ``metrics.jsonl`` and ``metrics.csv`` there; at the end ``training.json`` holds them as a
-    ``Run``, which ``lh.plot`` draws over ``progress``: epochs where ``steps_per_epoch`` tells their length, else steps.
+    The problem is one of the model that is trained: it shares the parameters, so it follows them.
+    ``trackers`` are trackers or their names ("edge,trace"). Everything is measured once at the
+    start. Rows are in ``rows``, and with a ``folder`` also in ``metrics.jsonl`` and ``metrics.csv``
+    there; at the end ``training.json`` holds them as a ``Run``, which ``lh.plot`` draws over
+    ``progress``: epochs where ``steps_per_epoch`` tells their length, else steps.
 
-    ``resume`` goes on after the last row in the folder. For the same numbers to the last digit, save ``state_dict()``
-    with the model and load it within the block.
+    ``resume`` goes on after the last row in the folder. For the same numbers to the last digit,
+    save ``state_dict()`` with the model and load it within the block.
     """
     track = Tracking(problem, trackers, optimizer, folder, steps_per_epoch)
     track.begin(resume)
@@ -175,7 +208,14 @@ def tracking(
 def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     """Trackers from trackers and names."""
     parts = trackers.split(",") if isinstance(trackers, str) else trackers
-    require(isinstance(parts, Sequence), "trackers", "be a list of trackers or names", trackers, "", TypeError)
+    require(
+        isinstance(parts, Sequence),
+        "trackers",
+        "be a list of trackers or names",
+        trackers,
+        "",
+        TypeError,
+    )
     names = [part for part in parts if isinstance(part, str)]
     made: list[Tracker] = [part for part in parts if not isinstance(part, str)]
     for tracker in made:
@@ -191,5 +231,10 @@ def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     require(bool(made), "trackers", "hold at least one", "none")
     known = [tracker.name for tracker in made]
     twice = sorted({name for name in known if known.count(name) > 1})
-    require(not twice, "trackers", "be one of a kind, for a kind has one set of columns", ", ".join(twice))
+    require(
+        not twice,
+        "trackers",
+        "be one of a kind, for a kind has one set of columns",
+        ", ".join(twice),
+    )
     return made

@@ -69,7 +69,9 @@ class Trainer:
         )
         self.validation = None if validation is None else _held_out(problem, validation)
         self.metrics = Metrics(folder)
-        self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", settings.keep)
+        self.checkpoints = (
+            None if folder is None else Checkpoints(folder / "checkpoints", settings.keep)
+        )
         metric = "validation_loss" if validation is not None else "loss"
         least = 0.0 if early_stopping is None else early_stopping.least
         self.about = self._about()
@@ -85,7 +87,11 @@ class Trainer:
 
     def run(self, resume: bool) -> Run:
         """Train to the end, from the beginning or from the newest whole checkpoint."""
-        with alone_in(self.folder), modes(self.subject.model, True), own_randomness(self.settings.seed):
+        with (
+            alone_in(self.folder),
+            modes(self.subject.model, True),
+            own_randomness(self.settings.seed),
+        ):
             try:
                 self._begin(resume)
                 while not self.ended:
@@ -127,7 +133,9 @@ class Trainer:
         else:
             self._resume(found)
         self._place_trackers()
-        self.loggers = make_loggers(self._asked_loggers, self.folder, self.step, self.settings.fingerprint)
+        self.loggers = make_loggers(
+            self._asked_loggers, self.folder, self.step, self.settings.fingerprint
+        )
 
     def _place_trackers(self) -> None:
         for tracker in self.trackers:
@@ -136,17 +144,27 @@ class Trainer:
 
     def _fault(self, state: Mapping[str, Any]) -> str:
         """Why a whole checkpoint cannot be gone on from: its rows are no longer all there."""
-        return "" if self.metrics.covers(state["metrics"]) else "counts on rows that metrics.jsonl does not hold"
+        return (
+            ""
+            if self.metrics.covers(state["metrics"])
+            else "counts on rows that metrics.jsonl does not hold"
+        )
 
     def _resume(self, found: Checkpoint) -> None:
         if found.damaged:
-            warnings.warn(f"{'; '.join(found.damaged)}: resuming from {found.path.name}", RuntimeWarning, stacklevel=5)
+            warnings.warn(
+                f"{'; '.join(found.damaged)}: resuming from {found.path.name}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
         state = found.state
         require_same_run(state["settings"], self.about)
         assert self.checkpoints is not None
         self._initial_digest = state["initial"]
         initial = self.checkpoints.read_initial(self._initial_digest)
-        self._initial = [initial[str(i)].to(p.device) for i, p in enumerate(self.stepper.parameters)]
+        self._initial = [
+            initial[str(i)].to(p.device) for i, p in enumerate(self.stepper.parameters)
+        ]
         self._load(state)
         self.checkpoints.forget_after(found.step)  # nothing on disk is changed before all is read
         self.checkpoints.name_best(self.best.row.get("step"))
@@ -168,7 +186,9 @@ class Trainer:
             "optimizer settings": optimizer_settings(self.optimizer),
             "regularizers": [described(rule) for rule in self.stepper.regularizers],
             "early stopping": None if stopping is None else asdict(stopping),
-            "parameters": {name: tuple(tensor.shape) for name, tensor in self.subject.tensors.items()},
+            "parameters": {
+                name: tuple(tensor.shape) for name, tensor in self.subject.tensors.items()
+            },
         }
 
     def _parts(self) -> dict[str, Any]:
@@ -180,7 +200,9 @@ class Trainer:
             "scaler": self.stepper.scaler,
             "best": self.best,
         }
-        found |= {f"tracker {i} ({tracker.name})": tracker for i, tracker in enumerate(self.trackers)}
+        found |= {
+            f"tracker {i} ({tracker.name})": tracker for i, tracker in enumerate(self.trackers)
+        }
         found |= {f"regularizer {i}": rule for i, rule in enumerate(self.stepper.regularizers)}
         return {name: part for name, part in found.items() if hasattr(part, "state_dict")}
 
@@ -270,7 +292,12 @@ class Trainer:
                 }
             )
         every = self.settings.checkpoint_steps
-        if self.checkpoints is not None and every and self.step % every == 0 and self.batch < self.feed.steps:
+        if (
+            self.checkpoints is not None
+            and every
+            and self.step % every == 0
+            and self.batch < self.feed.steps
+        ):
             if bool(self.tally.is_finite()):
                 self.checkpoints.write(self.step, self._state())
             else:
@@ -281,7 +308,9 @@ class Trainer:
         for tracker in self.trackers:
             if tracker.unit == unit and count % tracker.every == 0:
                 with rng_untouched():
-                    found |= tracker.measure(self.problem, self.optimizer, self.epoch + 1, self.step)
+                    found |= tracker.measure(
+                        self.problem, self.optimizer, self.epoch + 1, self.step
+                    )
         return found
 
     def _log(self, row: Mapping[str, Any]) -> None:
@@ -318,18 +347,25 @@ class Trainer:
         self._keep(improved)
 
     def _may_come(self, metric: str) -> bool:
-        """Whether a column that an epoch lacks can be in another: of a tracker, or of an average yet to begin."""
+        """Whether a column that an epoch lacks can be in another: of a tracker, or of an average
+        yet to begin.
+        """
         averages = self.averaging is not None or hasattr(self.optimizer, "averaged_parameters")
         if self.validation is not None and averages and metric.startswith("average_validation_"):
             return True
-        early = any(tracker.unit == "epoch" and self.epoch + 1 < tracker.every for tracker in self.trackers)
+        early = any(
+            tracker.unit == "epoch" and self.epoch + 1 < tracker.every for tracker in self.trackers
+        )
         return early or any(row["kind"] == "epoch" and metric in row for row in self.metrics.rows)
 
     def _validated(self) -> dict[str, float]:
         """Loss and accuracy on held-out data, of the model and of its average."""
         if self.validation is None:
             return {}
-        row = {f"validation_{name}": value for name, value in self.subject.evaluate(self.validation).items()}
+        row = {
+            f"validation_{name}": value
+            for name, value in self.subject.evaluate(self.validation).items()
+        }
         average = averaged_model(self.subject, self.optimizer, self.averaging, self.feed)
         if average is not None:
             found = self.subject.evaluate(self.validation, average)
@@ -343,21 +379,29 @@ class Trainer:
     def _norms(self) -> dict[str, float]:
         parameters = [parameter.detach() for parameter in self.stepper.parameters]
         moved = list(torch._foreach_sub(parameters, self._initial))
-        largest = torch.stack([parameter.abs().max().double() for parameter in parameters if parameter.numel()]).max()
+        largest = torch.stack(
+            [parameter.abs().max().double() for parameter in parameters if parameter.numel()]
+        ).max()
         found = torch.stack([joint_norm(parameters), largest, joint_norm(moved)]).tolist()
         return dict(zip(("norm", "max_norm", "distance"), found, strict=True))
 
     def _verdict(self) -> str:
-        waited = self.early_stopping is not None and self.best.waited >= self.early_stopping.patience
+        waited = (
+            self.early_stopping is not None and self.best.waited >= self.early_stopping.patience
+        )
         if waited or getattr(self.optimizer, "stopped", False):
             return "early stopping"
         return "epochs" if self.epoch >= self.settings.epochs else ""
 
     def _keep(self, improved: bool) -> None:
-        """A checkpoint, where it is time for one: every few epochs, at the end, and whenever this is the best."""
+        """A checkpoint, where it is time for one: every few epochs, at the end, and whenever
+        this is the best.
+        """
         restore = self.early_stopping is not None and self.early_stopping.restore
         if improved and restore and self.checkpoints is None:
-            self._best_tensors = {name: tensor.detach().clone() for name, tensor in self.subject.tensors.items()}
+            self._best_tensors = {
+                name: tensor.detach().clone() for name, tensor in self.subject.tensors.items()
+            }
         due = self.epoch % self.settings.checkpoint_every == 0 or bool(self.ended)
         if self.checkpoints is not None and (due or improved):
             self.checkpoints.write(self.step, self._state(), best=improved)
@@ -369,7 +413,9 @@ class Trainer:
             self.subject.load(tensors)
         elif self.best.row:
             warnings.warn(
-                "the checkpoint of the best epoch is gone: the model stays at its last", RuntimeWarning, stacklevel=4
+                "the checkpoint of the best epoch is gone: the model stays at its last",
+                RuntimeWarning,
+                stacklevel=4,
             )
 
     def _result(self) -> Run:
@@ -413,7 +459,9 @@ class Stopwatch:
 
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Torch's global generators, which dropout draws from, as the seed decides; the caller's come back afterwards."""
+    """Torch's global generators, which dropout draws from, as the seed decides; the caller's
+    come back afterwards.
+    """
     with rng_untouched():
         torch.manual_seed(derived_seed(seed, "training"))
         yield

@@ -15,13 +15,17 @@ from lambdahat.training.tracked_loops import Tracking
 
 
 def HuggingFaceTracker(
-    trackers: str | Sequence[Tracker | str], problem_fn: Callable[[Any], Problem], folder: str | Path | None = None
+    trackers: str | Sequence[Tracker | str],
+    problem_fn: Callable[[Any], Problem],
+    folder: str | Path | None = None,
 ) -> Any:
-    """A ``transformers.TrainerCallback`` that measures along training; its numbers join ``state.log_history``.
+    """A ``transformers.TrainerCallback`` that measures along training; its numbers join
+    ``state.log_history``.
 
-    ``problem_fn(model)`` makes the problem when training starts: ``lambda model: lh.Problem(model, "model", batches)``,
-    batches a list of dicts of tensors. Steps are those of the optimiser. On several processes the first measures. With
-    ``folder`` the rows are also written there, and a run resumed from a checkpoint goes on after its step.
+    ``problem_fn(model)`` makes the problem when training starts: ``lambda model: lh.Problem(model,
+    "model", batches)``, batches a list of dicts of tensors. Steps are those of the optimiser. On
+    several processes the first measures. With ``folder`` the rows are also written there, and a run
+    resumed from a checkpoint goes on after its step.
     """
     from transformers import TrainerCallback
 
@@ -47,20 +51,28 @@ def HuggingFaceTracker(
                 problem = problem_fn(given["model"])
             self.tracking = Tracking(problem, trackers, None, folder)
             self._follow(given)
-            self._log(state, self.tracking.begin(resume=state.global_step > 0, upto=state.global_step))
+            self._log(
+                state, self.tracking.begin(resume=state.global_step > 0, upto=state.global_step)
+            )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if self.tracking is not None:
                 self._follow(given)
-                self._log(state, self.tracking.reach("step", state.global_step, self.tracking.epochs))
+                self._log(
+                    state, self.tracking.reach("step", state.global_step, self.tracking.epochs)
+                )
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if self.tracking is not None:
                 self._follow(given)
-                self._log(state, self.tracking.reach("epoch", state.global_step, round(state.epoch)))
+                self._log(
+                    state, self.tracking.reach("epoch", state.global_step, round(state.epoch))
+                )
 
         def _follow(self, given: Any) -> None:
-            """The trainer's optimiser, without what accelerate wraps it in; it may not be made yet at the start."""
+            """The trainer's optimiser, without what accelerate wraps it in; it may not be made
+            yet at the start.
+            """
             optimizer = given.get("optimizer")
             if self.tracking is not None:
                 self.tracking.optimizer = getattr(optimizer, "optimizer", optimizer)

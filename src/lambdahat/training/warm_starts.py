@@ -1,4 +1,6 @@
-"""Leading eigenpairs by Lanczos from the vectors of last time: what training turns slowly needs few products anew."""
+"""Leading eigenpairs by Lanczos from the vectors of last time: what training turns slowly needs
+few products anew.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,24 @@ from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat.estimators.eigen import basis_capacity, eigenpairs
-from lambdahat.krylov import ROUNDING, Krylov, Wanted, misses, random_vector, require_symmetric, value_errors
+from lambdahat.krylov import (
+    ROUNDING,
+    Krylov,
+    Wanted,
+    misses,
+    random_vector,
+    require_symmetric,
+    value_errors,
+)
 from lambdahat.operators.base import LinearOperator
 from lambdahat.results import Eigenpairs, Status
 
-ADMIXTURE = 0.1  # of a random vector in a warm start: a direction that was not there last time is found all the same
+# of a random vector in a warm start: a direction that was not there last time is found all the same
+ADMIXTURE = 0.1
 PATIENCE = 3  # products over which the values must stand still
 ROOM = 48  # basis vectors at least
-SURE = 1e-5  # the tolerance at which copies of repeated eigenvalues are told apart from their neighbours
+# the tolerance at which copies of repeated eigenvalues are told apart from their neighbours
+SURE = 1e-5
 LOOK = 4  # steps between looks on a GPU, each a synchronisation
 
 
@@ -30,13 +42,15 @@ def leading_pairs(
     max_matvecs: int = 200,
     seed: int = 0,
 ) -> Eigenpairs:
-    """k extreme eigenpairs by Lanczos from the sum of the columns of ``warm`` and a tenth of a random vector.
+    """k extreme eigenpairs by Lanczos from the sum of the columns of ``warm`` and a tenth of a
+    random vector.
 
-    ``which`` and ``tol`` are those of ``lh.eigenpairs``: a pair has converged when min(r, r²/gap) ≤ tol·max|θ|. In a
-    Krylov space of exact eigenvectors k products would do; the better ``warm`` (P, k) still fits, the fewer it takes.
-    The basis holds 4k or 48 vectors, whichever is more, and is restarted from the wanted half of its Ritz vectors (Wu
-    and Simon 2000). A few products more look for further copies of repeated eigenvalues, as in ``lh.eigenpairs``, which
-    takes over where there are some.
+    ``which`` and ``tol`` are those of ``lh.eigenpairs``: a pair has converged when min(r, r²/gap) ≤
+    tol·max|θ|. In a Krylov space of exact eigenvectors k products would do; the better ``warm`` (P,
+    k) still fits, the fewer it takes. The basis holds 4k or 48 vectors, whichever is more, and is
+    restarted from the wanted half of its Ritz vectors (Wu and Simon 2000). A few products more look
+    for further copies of repeated eigenvalues, as in ``lh.eigenpairs``, which takes over where
+    there are some.
     """
     operator = require_symmetric(operator, "leading_pairs")
     require_choice(which, "which", ("largest", "smallest", "magnitude", "both"))
@@ -73,7 +87,9 @@ def leading_pairs(
 
 
 def _copies(state: Krylov, wanted: Wanted, count: int, tol: float, seed: int, most: int) -> bool:
-    """Whether further copies of the eigenvalues found would change the wanted ones, or could not be ruled out."""
+    """Whether further copies of the eigenvalues found would change the wanted ones, or could not
+    be ruled out.
+    """
     values = state.ritz()[0]
     limits = wanted.limits(values, count, max(tol * float(values.abs().max()), state.noise()))
     start = random_vector(state.operator, seed, "copies of leading pairs")
@@ -81,7 +97,9 @@ def _copies(state: Krylov, wanted: Wanted, count: int, tol: float, seed: int, mo
 
 
 def _restart(state: Krylov, wanted: Wanted, count: int) -> None:
-    """Keep the wanted Ritz vectors and as many of the next as fill half of the rest; earlier starts come first."""
+    """Keep the wanted Ritz vectors and as many of the next as fill half of the rest; earlier
+    starts come first.
+    """
     values, weights, couplings = state.ritz()
     keep = wanted.select(values, count + (state.size - count) // 2)
     older, newer = keep[keep < state.origin], keep[keep >= state.origin]
@@ -92,8 +110,8 @@ def _restart(state: Krylov, wanted: Wanted, count: int) -> None:
 class _Settled:
     """Whether the wanted Ritz values are accurate, and have been the same for some products.
 
-    A warm start can be near an eigenvector that is no longer the leading one, with a residual that looks as if it were:
-    what is missing then grows from the random part, and moves the values.
+    A warm start can be near an eigenvector that is no longer the leading one, with a residual that
+    looks as if it were: what is missing then grows from the random part, and moves the values.
     """
 
     def __init__(self, tol: float, count: int) -> None:
@@ -103,7 +121,11 @@ class _Settled:
     def look(self, state: Krylov, wanted: Wanted) -> bool:
         values = state.ritz()[0]
         now, scale = values[wanted.select(values, self.count)], float(values.abs().max())
-        before = [old for cost, old in self.seen if cost <= state.products - PATIENCE and len(old) == self.count]
+        before = [
+            old
+            for cost, old in self.seen
+            if cost <= state.products - PATIENCE and len(old) == self.count
+        ]
         self.seen.append((state.products, now))
         if not before or not bool(_reached(state, wanted, self.count, self.tol).all()):
             return False
@@ -115,7 +137,12 @@ def _start(operator: LinearOperator, warm: Tensor | None, seed: int) -> Tensor:
     drawn = random_vector(operator, seed, "leading pairs", 0)
     if warm is None:
         return drawn
-    require(warm.ndim == 2 and len(warm) == operator.dim, "warm", f"have shape ({operator.dim}, k)", warm)
+    require(
+        warm.ndim == 2 and len(warm) == operator.dim,
+        "warm",
+        f"have shape ({operator.dim}, k)",
+        warm,
+    )
     mixed = warm.to(drawn).sum(dim=1)
     length: Tensor = torch.linalg.vector_norm(mixed)
     return mixed / length.clamp_min(1e-30) + ADMIXTURE * drawn
@@ -140,4 +167,6 @@ def _extracted(state: Krylov, wanted: Wanted, count: int, tol: float) -> Eigenpa
     residuals = torch.hypot(couplings[chosen], torch.tensor(ROUNDING * noise, dtype=torch.float64))
     reached = torch.ones(count, dtype=torch.bool) if whole else _reached(state, wanted, count, tol)
     status = Status.CONVERGED if bool(reached.all()) else Status.NOT_CONVERGED
-    return Eigenpairs(values[chosen], vectors.T, residuals, reached[: len(chosen)], state.products, status)
+    return Eigenpairs(
+        values[chosen], vectors.T, residuals, reached[: len(chosen)], state.products, status
+    )

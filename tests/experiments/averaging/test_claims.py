@@ -1,4 +1,6 @@
-"""Claims of the Gadam chapter follow from rows: they hold of rows made as the thesis says, and fail of the opposite."""
+"""Claims of the Gadam chapter follow from rows: they hold of rows made as the thesis says, and
+fail of the opposite.
+"""
 
 import math
 
@@ -44,7 +46,14 @@ def noisy(value, seed, name):
 def ends(key, values, column="accuracy", **more):
     """A row of the end for each setting and seed."""
     return [
-        {"kind": "end", "network": "N", key: name, "seed": seed, column: noisy(value, seed, name), **more}
+        {
+            "kind": "end",
+            "network": "N",
+            key: name,
+            "seed": seed,
+            column: noisy(value, seed, name),
+            **more,
+        }
         for name, value in values.items()
         for seed in range(SEEDS)
     ]
@@ -74,7 +83,9 @@ def image_rows(sign, network):
     rows = ends("optimizer", {name: 70 + sign * rank for name, rank in order.items()})
     rows = put(rows, "optimizer", dict.fromkeys(order, 70 - sign), "before")
     for column in ("largest", "solution norm"):
-        rows = put(rows, "optimizer", {name: 10 + sign * rank for name, rank in order.items()}, column)
+        rows = put(
+            rows, "optimizer", {name: 10 + sign * rank for name, rank in order.items()}, column
+        )
     return [{**row, "network": network} for row in rows]
 
 
@@ -94,7 +105,9 @@ def test_networks_are_read_one_by_one():
 
 
 def spectrum_rows(fit, held_out):
-    """Gadam ten times sharper than SGD in both modes, with these training and held-out accuracies."""
+    """Gadam ten times sharper than SGD in both modes, with these training and held-out
+    accuracies.
+    """
     return [
         {
             "kind": "spectrum",
@@ -117,18 +130,31 @@ def spectrum_rows(fit, held_out):
     ("fit", "held_out", "reason"),
     [
         ({"SGD": 99.6, "Gadam": 99.8}, {"SGD": 70.0, "Gadam": 71.0}, ""),
-        ({"SGD": 99.6, "Gadam": 90.0}, {"SGD": 70.0, "Gadam": 71.0}, "training accuracy is 99.6 % with SGD"),
-        ({"SGD": 99.6, "Gadam": 99.8}, {"SGD": 71.0, "Gadam": 70.0}, "Gadam does not generalise better here"),
+        (
+            {"SGD": 99.6, "Gadam": 90.0},
+            {"SGD": 70.0, "Gadam": 71.0},
+            "training accuracy is 99.6 % with SGD",
+        ),
+        (
+            {"SGD": 99.6, "Gadam": 99.8},
+            {"SGD": 71.0, "Gadam": 70.0},
+            "Gadam does not generalise better here",
+        ),
     ],
 )
-def test_sharpness_is_judged_of_solutions_that_fit_alike_and_of_a_gadam_that_generalises_better(fit, held_out, reason):
+def test_sharpness_is_judged_of_solutions_that_fit_alike_and_of_a_gadam_that_generalises_better(
+    fit, held_out, reason
+):
     judged = judge(gadam_image.claims(Rows(spectrum_rows(fit, held_out))))
     assert [each.verdict for each in judged] == [UNTESTED if reason else HOLDS] * 4
     assert all(reason in each.evidence for each in judged)
 
 
 def test_the_best_rival_is_the_one_gadamx_is_set_against():
-    rows = ends("optimizer", {"SGD": 1.0, "SWA": 9.0, "AdamW": 2.0, "Gadam": 5.0, "PadamW": 3.0, "GadamX": 8.0})
+    rows = ends(
+        "optimizer",
+        {"SGD": 1.0, "SWA": 9.0, "AdamW": 2.0, "Gadam": 5.0, "PadamW": 3.0, "GadamX": 8.0},
+    )
     of = {name: Rows(rows).where(optimizer=name) for name in gadam_image.OPTIMIZERS}
     rival, reading = against_best(of, "GadamX")
     assert rival == "SWA"
@@ -137,7 +163,10 @@ def test_the_best_rival_is_the_one_gadamx_is_set_against():
 
 def test_printed_gaps_are_those_of_the_tables():
     assert gadam_image.printed_gap("VGG", "Gadam", "SGD") == "+1.58 on CIFAR-100, +0.48 on CIFAR-10"
-    assert gadam_image.printed_gap("PreResNet", "Gadam", "SGD") == "+0.15 on CIFAR-100, -0.13 on CIFAR-10"
+    assert (
+        gadam_image.printed_gap("PreResNet", "Gadam", "SGD")
+        == "+0.15 on CIFAR-100, -0.13 on CIFAR-10"
+    )
     assert gadam_imagenet.printed_gap("GadamX", "SGD") == "+0.18 (PRN-110), +1.71 (WRN-28-10)"
     assert gadam_imagenet.printed_gap("GadamX", "SGD", "PreResNet-20") == "+0.18 (PRN-110)"
     assert gadam_imagenet.printed_gap("GadamX", "SGD", "WideResNet-16×4") == "+1.71 (WRN-28-10)"
@@ -146,14 +175,24 @@ def test_printed_gaps_are_those_of_the_tables():
 def test_a_best_start_is_chosen_by_the_other_seeds():
     values = {0: {0.0: 9.0, 0.5: 1.0}, 1: {0.0: 2.0, 0.5: 4.0}, 2: {0.0: 3.0, 0.5: 6.0}}
     rows = Rows(
-        {"seed": seed, "start": start, "accuracy": value} for seed, by in values.items() for start, value in by.items()
+        {"seed": seed, "start": start, "accuracy": value}
+        for seed, by in values.items()
+        for start, value in by.items()
     )
-    assert tuned_start(rows, "accuracy") == {0: 1.0, 1: 2.0, 2: 3.0}  # the others of 0 prefer the half, those of 1 not
+    # the others of 0 prefer the half, those of 1 not
+    assert tuned_start(rows, "accuracy") == {0: 1.0, 1: 2.0, 2: 3.0}
     assert tuned_start(rows, "accuracy", lowest=True) == {0: 9.0, 1: 4.0, 2: 6.0}
 
 
 LEARNT = [
-    {"run": "A", "seed": seed, "accuracy": 60.0, "averaged": True, "before": 50.0, "iterate accuracy": 50.5}
+    {
+        "run": "A",
+        "seed": seed,
+        "accuracy": 60.0,
+        "averaged": True,
+        "before": 50.0,
+        "iterate accuracy": 50.5,
+    }
     for seed in range(3)
 ]
 
@@ -165,7 +204,10 @@ LEARNT = [
         ({"accuracy": 15.0}, "A learnt nothing, 15.0 % held out where a guess has 10 %"),
         ({"accuracy": 15.0, "data": "imagenet32"}, ""),
         ({"accuracy": 99.6}, "all have at least 99.5 % held out"),
-        ({"iterate accuracy": 51.5}, "averages of A begin too soon, its iterates gain 1.5 points more"),
+        (
+            {"iterate accuracy": 51.5},
+            "averages of A begin too soon, its iterates gain 1.5 points more",
+        ),
         ({"iterate accuracy": 51.5, "averaged": False}, ""),
         ({"iterate accuracy": 40.0}, ""),
     ],
@@ -177,21 +219,33 @@ def test_what_a_comparison_needs_is_read_from_its_rows(changes, reason):
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
 def test_claims_on_adam_with_averages(sign, expected):
     level = {"Adam-IA": 1, "GadamX": 2, "SWA": 2, "AdamW": 2, "SWA, low rate": 2, "Gadam": 3}
-    rows = ends("run", {name: 50 + sign * rank for name, rank in level.items()}, **{"norm layers": adam_ia.WITH})
+    rows = ends(
+        "run",
+        {name: 50 + sign * rank for name, rank in level.items()},
+        **{"norm layers": adam_ia.WITH},
+    )
     rows = put(rows, "run", dict.fromkeys(level, 50 - 3 * sign), "iterate accuracy")
     rows = put(rows, "run", {name: 5 + sign * (name == "Adam-IA") for name in level}, "at start")
     rows = put(rows, "run", {name: 5 - sign * (name == "Adam-IA") for name in level}, "gain")
-    rows = put(rows, "run", {name: 5 - sign * (name == "Gadam") for name in level}, "max norm before")
-    rows = put(rows, "run", {name: 1 + 0.5 * sign * (name == "Gadam") for name in level}, "effective rate")
+    rows = put(
+        rows, "run", {name: 5 - sign * (name == "Gadam") for name in level}, "max norm before"
+    )
+    rows = put(
+        rows, "run", {name: 1 + 0.5 * sign * (name == "Gadam") for name in level}, "effective rate"
+    )
     for row in rows:
         row["iterate norm"] = 10.0
-        row["average norm"] = {"SWA": 8.0, "SWA, low rate": 9.0}.get(row["run"], 9.5) + 0.01 * row["seed"]
+        row["average norm"] = {"SWA": 8.0, "SWA, low rate": 9.0}.get(row["run"], 9.5) + 0.01 * row[
+            "seed"
+        ]
         if sign < 0:
             longer = {"SWA": 9.5, "SWA, low rate": 9.0}
             row["average norm"] = longer.get(row["run"], 14.0) + 0.01 * row["seed"]
     bare = ends("run", {"Gadam": 50.0, "AdamW": 50.0}, **{"norm layers": adam_ia.WITHOUT})
     found = verdicts(adam_ia, rows + bare)
-    assert found.pop("Gadam's ‖θ‖ is in the end within a quarter of that of SWA") == (HOLDS if sign > 0 else FAILS)
+    assert found.pop("Gadam's ‖θ‖ is in the end within a quarter of that of SWA") == (
+        HOLDS if sign > 0 else FAILS
+    )
     assert len(found) == 10
     assert set(found.values()) == {expected}
 
@@ -235,7 +289,12 @@ def schedule_rows(sign):
     }
     rows = ends("run", {name: 50 + sign * rank for name, rank in level.items()})
     rows = put(rows, "run", dict.fromkeys(level, 50.0), "iterate accuracy")
-    rows = put(rows, "run", {name: 55 + sign * (name == "SGD, step") for name in level}, "training accuracy")
+    rows = put(
+        rows,
+        "run",
+        {name: 55 + sign * (name == "SGD, step") for name in level},
+        "training accuracy",
+    )
     fast = {"AdamW + LH": 1, "Gadam + LH": 2}
     rows = put(rows, "run", {name: 30 + sign * fast.get(name, 0) for name in level}, "early")
     for start, every in plans(10, 4, averaging_schedules.FREQUENCIES):
@@ -275,14 +334,18 @@ def test_claims_on_schedules(sign, expected):
     assert found.pop("averaging every step or once per epoch makes little difference") == HOLDS
     assert found.pop("Gadam + LH is within 1 point of Gadam") == HOLDS
     tuned = next(claim for claim in found if claim.startswith("Gadam gains from tuning T_avg"))
-    assert found.pop(tuned) == HOLDS if sign > 0 else found.pop(tuned) != HOLDS  # another start is then the best
+    # another start is then the best
+    assert found.pop(tuned) == HOLDS if sign > 0 else found.pop(tuned) != HOLDS
     assert len(found) == 16
     assert set(found.values()) == {expected}
 
 
 def test_a_gap_that_is_there_at_a_flat_rate_is_not_that_of_the_thesis():
     rows = put(
-        schedule_rows(1), "run", dict.fromkeys({row["run"] for row in schedule_rows(1)}, 90.0), "training accuracy"
+        schedule_rows(1),
+        "run",
+        dict.fromkeys({row["run"] for row in schedule_rows(1)}, 90.0),
+        "training accuracy",
     )
     unmet = [claim for claim in averaging_schedules.claims(Rows(rows)) if claim.unmet]
     assert [claim.unmet for claim in unmet] == [
@@ -302,9 +365,11 @@ def test_starts_fall_on_epochs_and_frequencies_on_steps():
 
 
 def start_rows(sign, network, risen=0.0):
-    """Flat iterates that gain ``risen`` points after each sensible start; averages above the schedule, late ones most.
+    """Flat iterates that gain ``risen`` points after each sensible start; averages above the
+    schedule, late ones most.
 
-    GadamX is above Gadam, and Lookahead helps in Figure 7.12b; with sign −1 all of it is the other way round.
+    GadamX is above Gadam, and Lookahead helps in Figure 7.12b; with sign −1 all of it is the other
+    way round.
     """
     level = {
         "AdamW, flat": 0,
@@ -366,7 +431,10 @@ def test_starts_are_read_network_by_network():
 
 
 def test_a_start_before_the_iterates_have_settled_is_not_judged():
-    found = {claim.sentence: claim.unmet for claim in averaging_starts.claims(Rows(start_rows(1, "VGG-A", risen=2.0)))}
+    found = {
+        claim.sentence: claim.unmet
+        for claim in averaging_starts.claims(Rows(start_rows(1, "VGG-A", risen=2.0)))
+    }
     reason = "averages of {} at a flat rate begin too soon, its iterates gain 2.0 points more"
     for sentence, unmet in found.items():
         base = "AdamW" if ": Gadam beats" in sentence else "PadamW"
@@ -380,14 +448,18 @@ def test_optimisers_that_differ_at_first_are_told_by_their_extremes():
             row["early"] -= 3.0
         if row["kind"] == "end" and row["run"] == "Gadam + LH":
             row["early"] += 1.0
-    alike = next(claim for claim in averaging_starts.claims(Rows(rows)) if "converge alike" in claim.sentence)
+    alike = next(
+        claim for claim in averaging_starts.claims(Rows(rows)) if "converge alike" in claim.sentence
+    )
     assert "from Gadam + LH to SGD, linear" in alike.sentence
     assert alike.reading.value == pytest.approx(4.0, abs=0.03)
     assert [each.verdict for each in judge([alike])] == [FAILS]
 
 
 def test_both_experiments_on_starts_read_gadam_alike():
-    """The claims on one network's Gadam are those of averaging-schedules but for the network's name."""
+    """The claims on one network's Gadam are those of averaging-schedules but for the network's
+    name.
+    """
     rows = schedule_rows(1)
     plain = averaging_schedules.claims(Rows(rows))[:4]
     named = start_claims("Gadam", Rows(rows), plain[3].published, "N: ")
@@ -396,7 +468,9 @@ def test_both_experiments_on_starts_read_gadam_alike():
 
 
 def test_the_best_start_stands_beside_the_thesis():
-    table = averaging_starts.tables(Rows({**row, "parameters": 7, "data": "D"} for row in start_rows(1, "VGG-A")))[0]
+    table = averaging_starts.tables(
+        Rows({**row, "parameters": 7, "data": "D"} for row in start_rows(1, "VGG-A"))
+    )[0]
     gadam, gadam_x = table.rows
     assert gadam[:3] == ("VGG-A", "Gadam", "90%")
     assert gadam[-2:] == ("76.11", "75.73")
@@ -413,7 +487,13 @@ def test_lookahead_runs_on_the_second_network_alone():
     }
     bases = {"AdamW, flat", "AdamW, linear", "PadamW, flat", "PadamW, linear"}
     assert runs["VGG-16-BN"] == bases
-    assert runs["PreResNet-20"] == bases | {"SGD, linear", "SGD + LH", "AdamW + LH", "Gadam", "Gadam + LH"}
+    assert runs["PreResNet-20"] == bases | {
+        "SGD, linear",
+        "SGD + LH",
+        "AdamW + LH",
+        "Gadam",
+        "Gadam + LH",
+    }
     of = {
         cell["run"]: (cell["optimizer"], cell["rate"], cell["decay"], cell["schedule"])
         for cell in cells
@@ -426,7 +506,9 @@ def test_lookahead_runs_on_the_second_network_alone():
 
 
 def language_rows(sign, late=6.0):
-    """Iterates from 20 after an epoch to ``late`` at 25 %, 50 % and 75 % of the run and to 6 at its end."""
+    """Iterates from 20 after an epoch to ``late`` at 25 %, 50 % and 75 % of the run and to 6 at
+    its end.
+    """
     level = {"Adam": 5, "Padam": 4, "ASGD": 3, "GadamX": 2, "Gadam": 1}
     rows = ends("name", {name: 10 + sign * rank for name, rank in level.items()}, "test perplexity")
     for start, every in gadam_language.plans(10, 100):
@@ -456,20 +538,30 @@ def test_claims_on_language(sign, expected):
     found = verdicts(gadam_language, language_rows(sign))
     assert found.pop("averaging every step or every 100 makes little difference") == FAILS
     tuned = next(claim for claim in found if "tuning" in claim)
-    assert found.pop(tuned) == (HOLDS if sign > 0 else OPEN)  # the best of the others' starts is then the half or later
+    # the best of the others' starts is then the half or later
+    assert found.pop(tuned) == (HOLDS if sign > 0 else OPEN)
     assert len(found) == 7
     assert set(found.values()) == {expected}
 
 
 def test_language_claims_wait_for_iterates_that_have_settled():
-    unmet = {claim.sentence: claim.unmet for claim in gadam_language.claims(Rows(language_rows(1, late=6.5)))}
+    unmet = {
+        claim.sentence: claim.unmet
+        for claim in gadam_language.claims(Rows(language_rows(1, late=6.5)))
+    }
     assert [sentence for sentence, reason in unmet.items() if not reason] == [
         "Gadam gains from tuning T_avg (best start over the other seeds, against 50% of the run)"
     ]
-    assert unmet["averages from 75% of the run are below Adam"].endswith("its iterates go on from 6.5 to 6")
+    assert unmet["averages from 75% of the run are below Adam"].endswith(
+        "its iterates go on from 6.5 to 6"
+    )
     assert gadam_language.unlearnt(Rows(language_rows(1)), "Adam") == ""
-    flat = [row | {"iterate perplexity": 20.0} for row in language_rows(1) if row["kind"] == "epoch"]
-    assert "Adam learnt little, perplexity 20 from 20" in gadam_language.unlearnt(Rows(flat), "Adam")
+    flat = [
+        row | {"iterate perplexity": 20.0} for row in language_rows(1) if row["kind"] == "epoch"
+    ]
+    assert "Adam learnt little, perplexity 20 from 20" in gadam_language.unlearnt(
+        Rows(flat), "Adam"
+    )
 
 
 def imagenet_rows(sign, data, network="N"):
@@ -524,13 +616,19 @@ def test_on_another_set_claims_on_imagenet_are_not_tested_but_three_of_ours_are(
 
 def test_table_7_4_is_read_network_by_network_beside_its_own_column():
     networks = ("PreResNet-20", "WideResNet-16×4")
-    rows = imagenet_rows(1, "imagenet32", networks[0]) + imagenet_rows(-1, "imagenet32", networks[1])
+    rows = imagenet_rows(1, "imagenet32", networks[0]) + imagenet_rows(
+        -1, "imagenet32", networks[1]
+    )
     judged = [each for each in judge(gadam_imagenet.claims(Rows(rows))) if each.verdict != UNTESTED]
     assert len(judged) == 2 * len(gadam_imagenet.IN_TABLE)
-    for network, expected, column in zip(networks, (HOLDS, FAILS), ("PRN-110", "WRN-28-10"), strict=True):
+    for network, expected, column in zip(
+        networks, (HOLDS, FAILS), ("PRN-110", "WRN-28-10"), strict=True
+    ):
         own = [each for each in judged if each.claim.startswith(f"ImageNet 32 × 32, {network}: ")]
         assert [each.verdict for each in own] == [expected] * len(gadam_imagenet.IN_TABLE)
-        assert all(each.published.endswith(f"({column})") and "," not in each.published for each in own)
+        assert all(
+            each.published.endswith(f"({column})") and "," not in each.published for each in own
+        )
 
 
 def test_on_two_networks_comparisons_of_ours_are_read_apart_and_the_text_over_both():
@@ -540,13 +638,16 @@ def test_on_two_networks_comparisons_of_ours_are_read_apart_and_the_text_over_bo
     own = [each.verdict for each in judge(claims) if each.own]
     assert own == [HOLDS] * 3 + [FAILS] * 3
     monotonic = next(claim for claim in claims if "improves with the number" in claim.sentence)
-    assert (monotonic.reading.value, monotonic.reading.count) == (0.0, 2 * SEEDS)  # +1 of the one and −1 of the other
+    # +1 of the one and −1 of the other
+    assert (monotonic.reading.value, monotonic.reading.count) == (0.0, 2 * SEEDS)
     both = next(claim for claim in claims if claim.source == "§7.10, Figure 7.18")
     assert both.reading.count == 2 * SEEDS
 
 
 def test_the_text_is_read_of_networks_that_have_all_its_runs():
-    """A second network has the runs of Table 7.4 alone, whose high accuracy must not make SGD the best rival."""
+    """A second network has the runs of Table 7.4 alone, whose high accuracy must not make SGD
+    the best rival.
+    """
     second = [
         {**row, "accuracy": row["accuracy"] + 30}
         for row in imagenet_rows(1, "imagenet", "WideResNet-16×4")
@@ -587,7 +688,8 @@ def test_claims_on_dimension(sign, expected):
     found = verdicts(averaging_dimension, rows)
     assert len(found) == 6
     assert set(found.values()) == {expected}
-    assert averaging_dimension.claims(Rows(rows))[0].reading.count == SEEDS  # a seed's networks are one point
+    # a seed's networks are one point
+    assert averaging_dimension.claims(Rows(rows))[0].reading.count == SEEDS
 
 
 def test_slopes_are_taken_seed_by_seed():
@@ -603,7 +705,9 @@ def test_slopes_are_taken_seed_by_seed():
 
 
 def test_the_quadratic_follows_its_exact_law():
-    """Theorem 18: for many directions ‖w‖² of one run is near its mean, and the average's is smaller by a factor."""
+    """Theorem 18: for many directions ‖w‖² of one run is near its mean, and the average's is
+    smaller by a factor.
+    """
     row = averaging_dimension.quadratic_row({"dimension": 4000, "seed": 0})
     assert row["final"] == pytest.approx(row["exact final"], rel=0.1)
     assert row["average"] == pytest.approx(row["exact average"], rel=0.1)
@@ -615,7 +719,9 @@ def test_the_printed_slope_is_of_the_printed_points():
     sizes, gains = zip(*averaging_dimension.PRINTED.values(), strict=True)
     logs = [math.log10(size) for size in sizes]
     centre = sum(logs) / len(logs)
-    exact = sum((a - centre) * b for a, b in zip(logs, gains, strict=True)) / sum((a - centre) ** 2 for a in logs)
+    exact = sum((a - centre) * b for a, b in zip(logs, gains, strict=True)) / sum(
+        (a - centre) ** 2 for a in logs
+    )
     assert averaging_dimension._printed_slope().startswith(f"{exact:.2f} over")
 
 
@@ -623,12 +729,21 @@ def test_the_printed_slope_is_of_the_printed_points():
 def test_claims_on_ensembles(sign, expected):
     decays = {0.0: 0, 1e-3: 1, 1e-2: 2}
     rows = ends("decay", {decay: 50 + sign * rank for decay, rank in decays.items()})
-    rows = put(rows, "decay", {decay: 5 + sign * rank for decay, rank in decays.items()}, "average gain")
+    rows = put(
+        rows, "decay", {decay: 5 + sign * rank for decay, rank in decays.items()}, "average gain"
+    )
     rows = put(rows, "decay", {decay: 40 - sign * rank for decay, rank in decays.items()}, "before")
-    rows = put(rows, "decay", {decay: 3.0 + (sign < 0) * 1.5 * rank for decay, rank in decays.items()}, "ensemble gain")
+    rows = put(
+        rows,
+        "decay",
+        {decay: 3.0 + (sign < 0) * 1.5 * rank for decay, rank in decays.items()},
+        "ensemble gain",
+    )
     rows = put(rows, "decay", dict.fromkeys(decays, 40.0), "member")
     rows = put(rows, "decay", dict.fromkeys(decays, 40.0 + sign), "ensemble")
-    rows = put(rows, "decay", {decay: 1.0 + sign * rank for decay, rank in decays.items()}, "distance")
+    rows = put(
+        rows, "decay", {decay: 1.0 + sign * rank for decay, rank in decays.items()}, "distance"
+    )
     found = verdicts(averaging_ensembles, rows)
     assert len(found) == 8
     assert set(found.values()) == {expected}

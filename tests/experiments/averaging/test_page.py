@@ -24,7 +24,9 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stores_have_just_the_cells_of_the_grid(name):
-    assert Store(STORES, name, "cpu").finished() == {key_of(cell) for cell in find(name).grid("cpu")}
+    assert Store(STORES, name, "cpu").finished() == {
+        key_of(cell) for cell in find(name).grid("cpu")
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,7 +34,10 @@ def test_verdicts_are_counted_as_stored(name):
     verdicts = judge(find(name).claims(Store(STORES, name, "cpu").rows()))
     thesis, ours = ([each.verdict for each in verdicts if each.own is own] for own in (False, True))
     counts = [str(thesis.count(kind)) for kind in (HOLDS, FAILS, OPEN, UNTESTED)]
-    own = f"{ours.count(HOLDS)}, {ours.count(FAILS)}, {len(ours) - ours.count(HOLDS) - ours.count(FAILS)}"
+    own = (
+        f"{ours.count(HOLDS)}, {ours.count(FAILS)},"
+        f" {len(ours) - ours.count(HOLDS) - ours.count(FAILS)}"
+    )
     text = (DOCS / "experiments-averaging.md").read_text(encoding="utf-8")
     found = re.findall(rf"^\| `{name}` \| (\d.*) \|$", text, re.MULTILINE)
     assert found == [" | ".join([*counts, own])]

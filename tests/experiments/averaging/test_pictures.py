@@ -1,4 +1,6 @@
-"""ImageNet's code paths on small files in the standard formats: 32 × 32 batches, and folders of pictures."""
+"""ImageNet's code paths on small files in the standard formats: 32 × 32 batches, and folders of
+pictures.
+"""
 
 import numpy as np
 import pytest
@@ -98,7 +100,9 @@ def test_a_stand_in_says_so_in_its_table(tmp_path):
 
 def test_the_configurations_of_the_thesis_are_whole():
     for wanted in (gadam_imagenet.IMAGENET_32, gadam_imagenet.IMAGENET):
-        assert len(gadam_imagenet.cells(wanted)) == 3 * (len(gadam_imagenet.RUNS) + len(gadam_imagenet.MORE))
+        assert len(gadam_imagenet.cells(wanted)) == 3 * (
+            len(gadam_imagenet.RUNS) + len(gadam_imagenet.MORE)
+        )
     assert np.isclose(gadam_imagenet.FIRST * gadam_imagenet.IMAGENET.epochs, 60)
 
 
@@ -114,7 +118,13 @@ def test_a_table_and_charts_for_each_network():
         "training accuracy": 1.0,
     }
     networks = gadam_imagenet.EXPERIMENT.scales["paper"].networks
-    rows = Rows([{**end, "network": network, "run": name} for network in networks for name in gadam_imagenet.TABLE])
+    rows = Rows(
+        [
+            {**end, "network": network, "run": name}
+            for network in networks
+            for name in gadam_imagenet.TABLE
+        ]
+    )
     tables = gadam_imagenet.tables(rows)
     assert [table.title.split(",")[0] for table in tables] == list(networks)
     assert [table.header[-1] for table in tables] == [
@@ -122,7 +132,9 @@ def test_a_table_and_charts_for_each_network():
         "thesis, ImageNet 32 × 32, WRN-28-10",
     ]
     assert [table.rows[0][-1] for table in tables] == ["54.27, 77.96", "61.33, 83.52"]
-    assert len(gadam_imagenet.charts(rows)) == 2 * len(gadam_imagenet.charts(rows.where(network=networks[0])))
+    assert len(gadam_imagenet.charts(rows)) == 2 * len(
+        gadam_imagenet.charts(rows.where(network=networks[0]))
+    )
 
 
 def test_at_paper_scale_cells_are_network_by_run_by_seed():

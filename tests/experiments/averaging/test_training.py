@@ -1,4 +1,6 @@
-"""Recipes, averages beside a run, and tasks: each reduces to what the library's optimisers do by themselves."""
+"""Recipes, averages beside a run, and tasks: each reduces to what the library's optimisers do by
+themselves.
+"""
 
 import math
 from dataclasses import replace
@@ -8,7 +10,12 @@ import torch
 
 from lambdahat.experiments.averaging import gadam_image, gadam_language
 from lambdahat.experiments.averaging.averaging_ensembles import ensemble_accuracy, moved
-from lambdahat.experiments.averaging.gadam_language import MADE, made_perplexity, made_text, perplexity
+from lambdahat.experiments.averaging.gadam_language import (
+    MADE,
+    made_perplexity,
+    made_text,
+    perplexity,
+)
 from lambdahat.experiments.averaging.networks import network, parameters_of, small_vgg
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import averages, make_optimizer, recipe, schedule_of
@@ -17,7 +24,15 @@ from lambdahat.experiments.experiment import Rows
 from lambdahat.optim import SWA, Averaged, Gadam, GadamX, Lookahead, PadamW
 from lambdahat.problem import Problem
 
-DIGITS = {"data": "digits", "training": 64, "held_out": 40, "side": 0, "batch": 16, "network": "VGG-4×2-BN", "seed": 1}
+DIGITS = {
+    "data": "digits",
+    "training": 64,
+    "held_out": 40,
+    "side": 0,
+    "batch": 16,
+    "network": "VGG-4×2-BN",
+    "seed": 1,
+}
 
 
 def cell_of(optimizer, rate=0.01, decay=0.0, epochs=4, **more):
@@ -49,7 +64,9 @@ def test_a_name_makes_its_optimiser(name, kind):
 
 
 def test_decay_is_decoupled_in_gadam_and_in_the_gradient_of_adam_ia():
-    """Without a gradient AdamW shrinks the weight by 1 − αλ; Adam steps against the sign of λθ, by α."""
+    """Without a gradient AdamW shrinks the weight by 1 − αλ; Adam steps against the sign of λθ,
+    by α.
+    """
     moved_to = {}
     for name in ("Gadam", "Adam-IA"):
         weight = torch.nn.Parameter(torch.tensor([2.0]))
@@ -90,7 +107,11 @@ def test_an_unknown_optimiser_or_network_is_refused():
 
 def test_the_small_network_has_its_parameters_with_and_without_batch_norm():
     plain, normed = (network(f"VGG-4×3{tail}", (1, 8, 8), 10, 0) for tail in ("", "-BN"))
-    weights = sum(9 * inputs * outputs + outputs for inputs, outputs in ((1, 3), (3, 6), (6, 12))) + 12 * 10 + 10
+    weights = (
+        sum(9 * inputs * outputs + outputs for inputs, outputs in ((1, 3), (3, 6), (6, 12)))
+        + 12 * 10
+        + 10
+    )
     assert parameters_of(plain) == weights
     assert parameters_of(normed) == weights + 2 * (3 + 6 + 12)
 
@@ -102,7 +123,9 @@ def test_one_run_has_the_average_that_gadam_keeps_itself():
     trained = train(cell, task, [kept])
     assert kept.counts == {Plan(8, 4): 3, Plan(0, 1): 16}
     same = kept.model(Plan(8, 4), task.model, task.training(cell["batch"]))
-    for ours, theirs in zip(same.state_dict().values(), trained.solution.state_dict().values(), strict=True):
+    for ours, theirs in zip(
+        same.state_dict().values(), trained.solution.state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(ours, theirs)
     other = kept.model(Plan(0, 1), task.model, ())
     assert not torch.allclose(next(other.parameters()), next(same.parameters()))
@@ -126,16 +149,20 @@ def test_rows_of_a_run_tell_average_from_iterate():
     first, second = trained.rows[:2]
     assert first["accuracy"] == first["iterate accuracy"]
     assert first["average norm"] is None
-    assert second["average norm"] == pytest.approx(second["norm"], rel=1e-6)  # one iterate is its own average
+    # one iterate is its own average
+    assert second["average norm"] == pytest.approx(second["norm"], rel=1e-6)
     last = trained.rows[-1]
     squares = sum(float(p.detach().double().square().sum()) for p in trained.solution.parameters())
-    assert last["solution norm"] == last["average norm"] == pytest.approx(math.sqrt(squares), rel=1e-6)
+    assert (
+        last["solution norm"] == last["average norm"] == pytest.approx(math.sqrt(squares), rel=1e-6)
+    )
     assert last["average norm"] <= sum(row["norm"] for row in trained.rows[1:]) / 3  # Theorem 20
     assert last["effective rate"] == pytest.approx(last["rate now"] / last["norm"] ** 2)
     assert trained.end["begun"] == 2
     assert trained.end["before"] == second["iterate accuracy"]
     assert moved(trained.rows) > 0
-    assert judged(trained.solution, task.held_out) == pytest.approx(last["accuracy"], abs=5.1)  # other batch norm
+    # other batch norm
+    assert judged(trained.solution, task.held_out) == pytest.approx(last["accuracy"], abs=5.1)
 
 
 def test_the_weights_start_and_the_data_have_seeds_of_their_own():
@@ -185,7 +212,8 @@ def test_readings_pair_networks_and_seeds():
     )
     upper = Rows([{**row, "x": row["x"] + 2} for row in rows])
     reading = gap(upper, rows, "x")
-    assert (reading.value, reading.stderr, reading.count) == (2.0, 0.0, 4)  # not 8: optimisers are no replicas
+    # not 8: optimisers are no replicas
+    assert (reading.value, reading.stderr, reading.count) == (2.0, 0.0, 4)
     assert change(rows, "x", "y").value == pytest.approx(7.0)
     ten = Rows([{**row, "x": 10 * row["x"]} for row in rows])
     assert decades(ten, rows, "x").value == pytest.approx(1.0)
@@ -213,19 +241,33 @@ def test_a_language_run_judges_its_solution_as_training_did():
     judged_again = perplexity(trained.solution, task.problem.on(task.held_out))
     assert judged_again == pytest.approx(math.exp(trained.end["loss"]), rel=1e-4)
     rows = gadam_language.run(cells["Gadam"], "cpu")
-    same = next(row for row in rows if row["kind"] == "average" and (row["start"], row["frequency"]) == (0.5, 1))
+    same = next(
+        row
+        for row in rows
+        if row["kind"] == "average" and (row["start"], row["frequency"]) == (0.5, 1)
+    )
     assert same["perplexity"] == pytest.approx(judged_again, rel=1e-4)
     assert made_perplexity() < judged_again < 1.2 * MADE
 
 
 def test_a_spectrum_is_of_the_same_solution_as_the_sharpness_beside_the_accuracy():
-    """With as many Lanczos steps λ₁ in evaluation mode is that of the plain run; tr(H²)/P is at least λ₁²/P."""
+    """With as many Lanczos steps λ₁ in evaluation mode is that of the plain run; tr(H²)/P is at
+    least λ₁²/P.
+    """
     cells = gadam_image.EXPERIMENT.grid("smoke")
-    whole = next(cell for cell in cells if cell.get("part") == "spectrum" and cell["optimizer"] == "Gadam")
-    plain = next(cell for cell in cells if cell == {name: value for name, value in whole.items() if name != "part"})
+    whole = next(
+        cell for cell in cells if cell.get("part") == "spectrum" and cell["optimizer"] == "Gadam"
+    )
+    plain = next(
+        cell
+        for cell in cells
+        if cell == {name: value for name, value in whole.items() if name != "part"}
+    )
     train_mode, eval_mode = gadam_image.run(whole, "cpu")
     assert (train_mode["mode"], eval_mode["mode"]) == ("train", "eval")
-    assert eval_mode["largest"] == pytest.approx(gadam_image.run(plain, "cpu")[-1]["largest"], rel=1e-4)
+    assert eval_mode["largest"] == pytest.approx(
+        gadam_image.run(plain, "cpu")[-1]["largest"], rel=1e-4
+    )
     assert sum(eval_mode["weights"]) == pytest.approx(1.0, abs=1e-3)
     for row in (train_mode, eval_mode):
         assert row["frobenius"] > 0.5 * row["largest"] ** 2 / row["parameters"]

@@ -1,4 +1,6 @@
-"""Known matrices: their spectra, Lanczos and power iteration beside dense answers, and the claims about them."""
+"""Known matrices: their spectra, Lanczos and power iteration beside dense answers, and the
+claims about them.
+"""
 
 import math
 from itertools import product
@@ -47,10 +49,14 @@ def test_starts_are_unit_vectors_of_their_seed():
 
 
 def test_errors_are_those_of_the_dense_krylov_space():
-    """Lanczos is Rayleigh–Ritz on span(v, …, Hᵐ⁻¹v); power iteration the quotient of its last vector."""
+    """Lanczos is Rayleigh–Ritz on span(v, …, Hᵐ⁻¹v); power iteration the quotient of its last
+    vector.
+    """
     cell = {"part": "convergence", "ratio": 1.1, "size": 40, "seed": 5}
     rows = {(row["method"], row["depth"]): row for row in theorems.run(cell, "cpu")}
-    values = torch.cat([torch.linspace(0, 1, 39, dtype=torch.float64), torch.tensor([1.1], dtype=torch.float64)])
+    values = torch.cat(
+        [torch.linspace(0, 1, 39, dtype=torch.float64), torch.tensor([1.1], dtype=torch.float64)]
+    )
     start = unit_start(40, 5, "convergence", 1.1)
     space = torch.linalg.qr(torch.stack([start * values**power for power in range(5)], 1)).Q
     best = float(torch.linalg.eigvalsh(space.T @ (values[:, None] * space)).max())
@@ -69,7 +75,9 @@ def test_a_shift_learns_nothing_new_to_rounding():
 
 
 def test_the_condition_of_theorem_8_does_not_make_its_trace_negative():
-    row = theorems.run({"part": "top", "spectrum": "one large", "size": 100, "steps": 9, "seed": 0}, "cpu")[0]
+    row = theorems.run(
+        {"part": "top", "spectrum": "one large", "size": 100, "steps": 9, "seed": 0}, "cpu"
+    )[0]
     assert row["condition"]
     assert row["shifted trace"] > 0
     assert row["below"] > 0
@@ -85,12 +93,24 @@ def theorem_rows(right):
             row |= {"L": 2.0 * row["depth"], "R": 1.0 if grows else 1.5}
     for seed in range(SEEDS):
         for ratio in theorems.PRINTED:
-            base = {"part": "convergence", "ratio": ratio, "depth": 20, "seed": seed, "bound": 1e-2 if right else 1e-9}
+            base = {
+                "part": "convergence",
+                "ratio": ratio,
+                "depth": 20,
+                "seed": seed,
+                "bound": 1e-2 if right else 1e-9,
+            }
             rows += [
                 {**base, "method": name, "error": error * (1 + jitter(seed))}
                 for name, error in (("Lanczos", 1e-6), ("power", 1e-3 if right else 1e-8))
             ]
-        rows.append({"part": "shift", "seed": seed, **dict.fromkeys(("gap", "weight gap"), 1e-12 if right else 1e-2)})
+        rows.append(
+            {
+                "part": "shift",
+                "seed": seed,
+                **dict.fromkeys(("gap", "weight gap"), 1e-12 if right else 1e-2),
+            }
+        )
         rows += [
             {
                 "part": "top",
@@ -116,8 +136,15 @@ def test_claims_on_lanczos_follow_from_rows(right, expected):
 
 
 def test_theorem_8_is_not_asked_of_a_spectrum_that_does_not_meet_its_condition():
-    rows = [{**row, "condition": False} if row.get("spectrum") == "one large" else row for row in theorem_rows(True)]
-    found = {claim: verdict for claim, verdict in verdicts_of(theorems, rows).items() if verdict == UNTESTED}
+    rows = [
+        {**row, "condition": False} if row.get("spectrum") == "one large" else row
+        for row in theorem_rows(True)
+    ]
+    found = {
+        claim: verdict
+        for claim, verdict in verdicts_of(theorems, rows).items()
+        if verdict == UNTESTED
+    }
     assert len(found) == 2
     assert all(claim.startswith("one large eigenvalue: ") for claim in found)
 
@@ -125,7 +152,10 @@ def test_theorem_8_is_not_asked_of_a_spectrum_that_does_not_meet_its_condition()
 def test_a_spectrum_has_no_distance_to_itself_and_c_to_itself_moved_by_c():
     exact = np.linspace(-1, 3, 50)
     weights = np.full(50, 1 / 50)
-    same, moved = densities._compared(exact, exact, weights), densities._compared(exact, exact + 0.2, weights)
+    same, moved = (
+        densities._compared(exact, exact, weights),
+        densities._compared(exact, exact + 0.2, weights),
+    )
     assert same["distance"] == pytest.approx(0, abs=1e-12)
     assert same["support"] == 0
     assert moved["distance"] == pytest.approx(0.05)

@@ -16,7 +16,16 @@ from lambdahat.randommatrix import TracyWidom
 from lambdahat.results import Spectrum
 from tests.experiments.curvature.verdicts import BOTH, SEEDS, SUBJECT, jitter, verdicts_of
 
-CELL = {"data": "digits", "training": 60, "held_out": 60, "seed": 1, "batch": 16, "samples": 60, "depth": 30, "side": 4}
+CELL = {
+    "data": "digits",
+    "training": 60,
+    "held_out": 60,
+    "seed": 1,
+    "batch": 16,
+    "samples": 60,
+    "depth": 30,
+    "side": 4,
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +83,9 @@ def test_a_line_along_an_eigenvector_begins_as_its_parabola(problem):
     assert sharp["offsets"][middle] == 0
     assert sharp["train"][middle] == pytest.approx(problem.loss(), rel=1e-5)
     step = sharp["offsets"][middle + 1]
-    second = (sharp["train"][middle + 1] + sharp["train"][middle - 1] - 2 * sharp["train"][middle]) / step**2
+    second = (
+        sharp["train"][middle + 1] + sharp["train"][middle - 1] - 2 * sharp["train"][middle]
+    ) / step**2
     assert second == pytest.approx(sharp["value"], rel=0.1)
 
 
@@ -89,7 +100,9 @@ def suite_rows(right):
         noise = jitter(seed)
         top = 4.0 * (1 + noise)
         for name, probe in (("hessian", 0), ("hessian", 1), ("ggn", 0), ("covariance", 0)):
-            other = 1.0 if right else (2.0 if name == "ggn" else 10.0 if name == "covariance" else 1.0)
+            other = (
+                1.0 if right else (2.0 if name == "ggn" else 10.0 if name == "covariance" else 1.0)
+            )
             rows.append(
                 {
                     "kind": "spectrum",
@@ -138,7 +151,9 @@ def test_claims_on_the_suite_follow_from_rows(right, expected):
 
 def test_a_spiked_matrix_has_the_outliers_and_cones_that_are_told():
     row = bulk_outliers.run({"part": "matrix", "size": 300, "depth": 60, "seed": 3}, "cpu")[0]
-    assert row["told values"] == pytest.approx([spike + 1 / spike for spike in bulk_outliers.SPIKES], rel=1e-3)
+    assert row["told values"] == pytest.approx(
+        [spike + 1 / spike for spike in bulk_outliers.SPIKES], rel=1e-3
+    )
     assert row["told"] == pytest.approx([1 - spike**-2 for spike in bulk_outliers.SPIKES], rel=1e-3)
     assert row["values"] == pytest.approx(row["told values"], abs=0.3)
     assert row["overlaps"] == pytest.approx(row["told"], abs=0.15)
@@ -192,14 +207,19 @@ def test_claims_on_bulks_follow_from_rows(right, expected):
     found = verdicts_of(bulk_outliers, rows)
     assert len(found) == 8
     counts = {
-        claim: verdict for claim, verdict in found.items() if "outliers stand apart" in claim or "classes" in claim
+        claim: verdict
+        for claim, verdict in found.items()
+        if "outliers stand apart" in claim or "classes" in claim
     }
     assert len(counts) == 2
-    assert {claim for claim, verdict in found.items() if claim not in counts and verdict != expected} == set()
+    assert {
+        claim for claim, verdict in found.items() if claim not in counts and verdict != expected
+    } == set()
 
 
 @pytest.mark.parametrize(
-    ("number", "several", "few"), [(9, "holds", "holds"), (40, "holds", "does not hold"), (0, "does not hold", "holds")]
+    ("number", "several", "few"),
+    [(9, "holds", "holds"), (40, "holds", "does not hold"), (0, "does not hold", "holds")],
 )
 def test_outliers_are_several_and_no_more_than_classes(number, several, few):
     rows = [{**row, "outliers": number + jitter(row["seed"])} for row in bulk_rows(True)]
@@ -209,6 +229,10 @@ def test_outliers_are_several_and_no_more_than_classes(number, several, few):
 
 
 def test_the_tracy_widom_mean_is_not_the_thesis_claim():
-    (own,) = [claim for claim in bulk_outliers.claims(Rows({**SUBJECT, **row} for row in bulk_rows(True))) if claim.own]
+    (own,) = [
+        claim
+        for claim in bulk_outliers.claims(Rows({**SUBJECT, **row} for row in bulk_rows(True)))
+        if claim.own
+    ]
     assert "Tracy–Widom" in own.sentence
     assert own.bound == pytest.approx(-1.2065, abs=1e-3)  # of the orthogonal ensemble

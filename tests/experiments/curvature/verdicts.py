@@ -12,7 +12,9 @@ SUBJECT = {"network": "MLP-9", "training": 1200, "data": "mnist"}
 
 
 def verdicts_of(module, rows):
-    """Verdict by claim, of rows of a perceptron, whose name leads the claims on networks and is left out here."""
+    """Verdict by claim, of rows of a perceptron, whose name leads the claims on networks and is
+    left out here.
+    """
     whole = Rows({**SUBJECT, **row} for row in rows)
     return {
         found.claim.removeprefix("MLP-9, 1,200 images of MNIST: "): found.verdict

@@ -1,4 +1,6 @@
-"""Chapter 3's experiments: graphs that are what they say, counts with known answers, verdicts that follow the rows."""
+"""Chapter 3's experiments: graphs that are what they say, counts with known answers, verdicts
+that follow the rows.
+"""
 
 import math
 
@@ -10,7 +12,14 @@ from numpy.polynomial.chebyshev import chebvander
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.graph_spectra import clusters, communities, likeness, models, random_spectra, subjects
+from lambdahat.experiments.graph_spectra import (
+    clusters,
+    communities,
+    likeness,
+    models,
+    random_spectra,
+    subjects,
+)
 from lambdahat.experiments.graph_spectra.counting import (
     EGS,
     FIRST,
@@ -128,15 +137,20 @@ def test_fewer_moments_are_the_first_ones():
 def test_a_spectrum_of_fewer_steps_is_that_of_a_shorter_run():
     one = subjects.planted(4, 0.2, seed=0)
     deep, shallow = lanczos_spectra(one, [12, 6], 3, 0)
-    np.testing.assert_allclose(shallow.nodes, spectrum(one.normalized_laplacian(), 6, 3, 0).nodes, atol=1e-10)
-    np.testing.assert_allclose(deep.weights, spectrum(one.normalized_laplacian(), 12, 3, 0).weights, atol=1e-10)
+    np.testing.assert_allclose(
+        shallow.nodes, spectrum(one.normalized_laplacian(), 6, 3, 0).nodes, atol=1e-10
+    )
+    np.testing.assert_allclose(
+        deep.weights, spectrum(one.normalized_laplacian(), 12, 3, 0).weights, atol=1e-10
+    )
 
 
 def test_every_method_counts_cliques():
     found = {row["method"]: row["found"] for row in counts(CLIQUES, [12], 60, 0)}
     assert set(found) == {EGS, FIRST, LANCZOS, OURS}
     assert found[OURS] == pytest.approx(5, abs=1e-4)
-    noise = 4 * math.sqrt(2 / (60 * 5))  # four standard errors of 60 probes that see 5 eigenvalues of 60
+    # four standard errors of 60 probes that see 5 eigenvalues of 60
+    noise = 4 * math.sqrt(2 / (60 * 5))
     assert found[EGS] == pytest.approx(5, rel=noise)
     assert found[LANCZOS] == pytest.approx(5, rel=noise)
 
@@ -146,7 +160,9 @@ def test_the_share_a_kernel_adds_is_that_of_gaussian_quadrature():
     row = random_spectra._smoothed(values)
     points, weights = np.polynomial.hermite_e.hermegauss(20)
     for order in (2, 10):
-        smoothed = ((values[:, None] + random_spectra.KERNEL * points) ** order) @ weights / weights.sum()
+        smoothed = (
+            ((values[:, None] + random_spectra.KERNEL * points) ** order) @ weights / weights.sum()
+        )
         assert row[f"bias {order}"] == pytest.approx(smoothed.mean() / (values**order).mean() - 1)
 
 
@@ -156,7 +172,9 @@ def test_the_semicircle_is_approached():
 
 
 def test_the_true_density_is_not_off():
-    """Half of the eigenvalues in each half: a density of their moments has the masses of the histogram to 2 bins."""
+    """Half of the eigenvalues in each half: a density of their moments has the masses of the
+    histogram to 2 bins.
+    """
     values = np.sort(np.random.default_rng(0).uniform(0.2, 1.8, 4000))
     density = fit(chebvander(values - 1, 40).mean(axis=0), bounds=(0.0, 2.0), tol=1e-5)
     row = random_spectra._compared(density, values, {"seed": 1})
@@ -176,7 +194,8 @@ def pair_rows(within, outside):
             "stderr": 0.1,
             "floor": 0.0,
             "data": f"file of {a}",
-            "divergence": (within if any({a, b} <= group for group in groups) else outside) * (1 + 0.01 * seed),
+            "divergence": (within if any({a, b} <= group for group in groups) else outside)
+            * (1 + 0.01 * seed),
         }
         for seed in range(3)
         for a in names
@@ -186,7 +205,9 @@ def pair_rows(within, outside):
 
 
 def test_kinds_are_apart_where_the_divergences_say_so():
-    """Of the graphs at hand, which is a claim of ours; that of the thesis's needs its gene networks."""
+    """Of the graphs at hand, which is a claim of ours; that of the thesis's needs its gene
+    networks.
+    """
     for within, outside, verdict in ((0.1, 5.0, HOLDS), (5.0, 0.1, FAILS)):
         found = judge(likeness.claims(pair_rows(within, outside)))
         assert {v.verdict for v in found if v.own} == {verdict}
@@ -204,7 +225,14 @@ def test_stored_divergences_make_a_result_again():
 
 def settling_rows(last, data):
     return Rows(
-        {"graph": name, "method": FIRST, "seed": seed, "moments": m, "found": n + 0.1 * seed, "data": data(name)}
+        {
+            "graph": name,
+            "method": FIRST,
+            "seed": seed,
+            "moments": m,
+            "found": n + 0.1 * seed,
+            "data": data(name),
+        }
         for name in communities.PRINTED
         for seed in range(4)
         for m, n in ((40, 500.0), (70, 100.0), (100, last))
@@ -225,9 +253,15 @@ def test_a_named_graph_is_not_judged_on_another(last):
     """Whatever the count does; of the graph that was counted the same is a claim of ours."""
     found = judge(communities.claims(settling_rows(last, lambda name: f"like {name}")))
     assert [v.verdict for v in found if not v.own] == [UNTESTED] * 3
-    assert all(f"measured on another graph, like {v.claim.partition(':')[0]}" in v.evidence for v in found if not v.own)
+    assert all(
+        f"measured on another graph, like {v.claim.partition(':')[0]}" in v.evidence
+        for v in found
+        if not v.own
+    )
     ours = {v.claim.partition(":")[0]: v.verdict for v in found if v.own}
-    assert ours == dict.fromkeys((f"like {name}" for name in communities.PRINTED), HOLDS if last == 101.0 else FAILS)
+    assert ours == dict.fromkeys(
+        (f"like {name}" for name in communities.PRINTED), HOLDS if last == 101.0 else FAILS
+    )
 
 
 def type_rows(youtube):
@@ -240,7 +274,8 @@ def type_rows(youtube):
             "data": data[graph],
             "model": model,
             "seed": seed,
-            "divergence": (1.0 if model == models.BA else 5.0) * (1 + 0.01 * seed * (model == models.BA)),
+            "divergence": (1.0 if model == models.BA else 5.0)
+            * (1 + 0.01 * seed * (model == models.BA)),
         }
         for graph in data
         for model in models.PRINTED
@@ -252,7 +287,9 @@ def test_the_model_nearest_to_youtube_is_judged_on_youtube_alone():
     found = judge(models.claims(type_rows("com-youtube.ungraph")))
     assert [(v.verdict, v.own) for v in found] == [(HOLDS, False)] * 4
     found = judge(models.claims(type_rows("another")))
-    assert [(v.verdict, v.own) for v in found] == [(HOLDS, False)] * 2 + [(UNTESTED, False)] * 2 + [(HOLDS, True)] * 2
+    assert [(v.verdict, v.own) for v in found] == [(HOLDS, False)] * 2 + [(UNTESTED, False)] * 2 + [
+        (HOLDS, True)
+    ] * 2
     assert found[-1].claim == "another: Barabási–Albert is nearer than Watts–Strogatz"
 
 
@@ -275,17 +312,30 @@ def planted_rows(errors):
 
 def test_errors_as_in_table_3_2_hold():
     printed = {method: clusters.PRINTED[method].__getitem__ for method in (EGS, LANCZOS)}
-    verdicts = judge(clusters._table_claims(planted_rows({**printed, FIRST: printed[EGS], OURS: lambda count: 1e-5})))
+    verdicts = judge(
+        clusters._table_claims(
+            planted_rows({**printed, FIRST: printed[EGS], OURS: lambda count: 1e-5})
+        )
+    )
     assert {v.verdict for v in verdicts} == {HOLDS}
-    swapped = {EGS: printed[LANCZOS], FIRST: printed[LANCZOS], LANCZOS: printed[EGS], OURS: lambda count: 0.1}
+    swapped = {
+        EGS: printed[LANCZOS],
+        FIRST: printed[LANCZOS],
+        LANCZOS: printed[EGS],
+        OURS: lambda count: 0.1,
+    }
     assert {v.verdict for v in judge(clusters._table_claims(planted_rows(swapped)))} == {FAILS}
 
 
 def test_errors_over_sizes_count_seeds():
-    """Slopes of seeds: the same errors but for a factor, so that all are alike, and n is 4, not 16."""
+    """Slopes of seeds: the same errors but for a factor, so that all are alike, and n is 4, not
+    16.
+    """
     printed = {method: clusters.PRINTED[method].__getitem__ for method in (EGS, LANCZOS)}
     made = clusters._table_claims(planted_rows({**printed, OURS: lambda count: 1e-5}))
-    falls = next(claim for claim in made if claim.sentence == "the error of EGS falls as graphs grow")
+    falls = next(
+        claim for claim in made if claim.sentence == "the error of EGS falls as graphs grow"
+    )
     assert falls.reading.count == 4
     assert falls.reading.value == pytest.approx(clusters._printed_slope(EGS))
     assert [claim.own for claim in made] == [False, True, True] * 4 + [False, False]
@@ -311,14 +361,21 @@ def curve_rows(name, truth, data):
 
 
 def test_a_mixed_graph_is_named_by_the_size_that_was_run():
-    tenth, whole = (clusters._curve_claims(curve_rows("mixed 305", truth, "made"))[0] for truth in (30, 305))
-    assert tenth.sentence.startswith("30 mixed clusters, 5,000 nodes (305 in the thesis): EGS errs less")
+    tenth, whole = (
+        clusters._curve_claims(curve_rows("mixed 305", truth, "made"))[0] for truth in (30, 305)
+    )
+    assert tenth.sentence.startswith(
+        "30 mixed clusters, 5,000 nodes (305 in the thesis): EGS errs less"
+    )
     assert whole.sentence.startswith("305 mixed clusters, 5,000 nodes: EGS errs less")
     assert tenth.unit == " decades"
 
 
 def test_a_real_graph_is_one_graph_however_often_it_is_counted():
-    ours, other = (clusters._curve_claims(curve_rows("NetScience", 396, data))[0] for data in ("netscience", "made"))
+    ours, other = (
+        clusters._curve_claims(curve_rows("NetScience", 396, data))[0]
+        for data in ("netscience", "made")
+    )
     assert (ours.unit, ours.unmet) == (" decades over estimates of this graph", "")
     assert other.unmet == "measured on another graph, made"
 
@@ -341,7 +398,8 @@ def test_email_s_eigenvalues_are_counted_below_each_seed_s_own_minimum():
 
 def test_a_fitted_parameter_is_compared_with_the_true_one():
     (row,) = models.run(
-        {"kind": "parameter", "model": models.ER, "size": 40, "moments": 6, "draws": 2, "seed": 0}, "cpu"
+        {"kind": "parameter", "model": models.ER, "size": 40, "moments": 6, "draws": 2, "seed": 0},
+        "cpu",
     )
     assert row["truth"] == 0.6
     assert row["share"] == pytest.approx(row["found"] / 0.6)

@@ -1,4 +1,6 @@
-"""Chapter 2's experiments: matrices with known log-determinants, the grid fit, and verdicts that follow the rows."""
+"""Chapter 2's experiments: matrices with known log-determinants, the grid fit, and verdicts that
+follow the rows.
+"""
 
 import math
 
@@ -36,14 +38,21 @@ def test_without_a_file_a_made_matrix_stands_for_bcsstk16_and_says_so(no_files):
         found = matrices.stiffness(scaled)
         dense = found.operator.dense()
         assert "no file" in found.data
-        assert found.log_determinant == pytest.approx(float(torch.linalg.slogdet(dense)[1]), rel=1e-10)
-        assert float(np.log(found.eigenvalues()).sum()) == pytest.approx(found.log_determinant, rel=1e-6)
+        assert found.log_determinant == pytest.approx(
+            float(torch.linalg.slogdet(dense)[1]), rel=1e-10
+        )
+        assert float(np.log(found.eigenvalues()).sum()) == pytest.approx(
+            found.log_determinant, rel=1e-6
+        )
     torch.testing.assert_close(dense.diagonal(), torch.ones(len(dense), dtype=torch.float64))
 
 
 def test_the_file_of_bcsstk16_is_taken_where_it_is(no_files):
     (no_files / "matrices").mkdir(parents=True)
-    scipy.sparse.save_npz(no_files / "matrices" / "bcsstk16_full.npz", scipy.sparse.csr_array(np.diag([1.0, 2.0, 5.0])))
+    scipy.sparse.save_npz(
+        no_files / "matrices" / "bcsstk16_full.npz",
+        scipy.sparse.csr_array(np.diag([1.0, 2.0, 5.0])),
+    )
     found = matrices.stiffness(scaled=False)
     assert found.data == "bcsstk16"
     assert found.log_determinant == pytest.approx(math.log(10.0))
@@ -106,15 +115,36 @@ def kernel_rows(errors):
 
 
 def test_orderings_of_the_kernel_table_follow_the_rows():
-    as_printed_last = {kernel_table.MEME: 0.01, kernel_table.CHEBYSHEV: 0.5, kernel_table.LANCZOS: 0.1}
-    verdicts = {v.claim: v.verdict for v in judge(kernel_table.claims(kernel_rows(as_printed_last)))}
-    assert verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"] == HOLDS
+    as_printed_last = {
+        kernel_table.MEME: 0.01,
+        kernel_table.CHEBYSHEV: 0.5,
+        kernel_table.LANCZOS: 0.1,
+    }
+    verdicts = {
+        v.claim: v.verdict for v in judge(kernel_table.claims(kernel_rows(as_printed_last)))
+    }
+    assert (
+        verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"] == HOLDS
+    )
     assert verdicts["MEMe errs less than a tenth of Chebyshev at the largest κ"] == HOLDS
-    assert verdicts["MEMe errs more than Chebyshev at κ = 1.1e+03, by 0.35 decades or more"] == FAILS
-    swapped = {kernel_table.MEME: 0.5, kernel_table.CHEBYSHEV: 0.01, kernel_table.OURS["maxent"]: 0.1}
+    assert (
+        verdicts["MEMe errs more than Chebyshev at κ = 1.1e+03, by 0.35 decades or more"] == FAILS
+    )
+    swapped = {
+        kernel_table.MEME: 0.5,
+        kernel_table.CHEBYSHEV: 0.01,
+        kernel_table.OURS["maxent"]: 0.1,
+    }
     verdicts = {v.claim: v.verdict for v in judge(kernel_table.claims(kernel_rows(swapped)))}
-    assert verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"] == FAILS
-    assert verdicts["maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)"] == FAILS
+    assert (
+        verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"] == FAILS
+    )
+    assert (
+        verdicts[
+            "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)"
+        ]
+        == FAILS
+    )
 
 
 def test_an_order_by_far_less_than_printed_does_not_hold():
@@ -124,7 +154,9 @@ def test_an_order_by_far_less_than_printed_does_not_hold():
     found = verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"]
     assert (found.verdict, found.published) == (FAILS, "0.0177 against 0.5358")
     ours = [v.claim for v in verdicts.values() if v.own]
-    assert ours == ["maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)"]
+    assert ours == [
+        "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)"
+    ]
 
 
 def test_exact_moments_of_a_cell_are_those_of_its_eigenvalues():
@@ -173,7 +205,9 @@ def verdicts(entropy, error):
 
 
 def test_an_error_that_hardly_moves_neither_rises_nor_falls():
-    """By 1 % over all moments, known to rounding; what is said of the Ecology matrix is not judged on another."""
+    """By 1 % over all moments, known to rounding; what is said of the Ecology matrix is not
+    judged on another.
+    """
     flat = {by: (lambda m: 1 + 3e-4 * m) for by in (moment_curves.CLASSICAL, moment_curves.MEME)}
     found = judge(moment_curves.claims(curve_rows(flat, flat)))
     moved = {v.claim.partition(":")[0]: v.verdict for v in found if "by 0.1 decades" in v.claim}

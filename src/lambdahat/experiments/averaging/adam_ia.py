@@ -1,4 +1,6 @@
-"""Adam with averages against Gadam: decoupled weight decay makes the difference (§7.4, Figures 7.1, 7.2, 7.5, 7.6)."""
+"""Adam with averages against Gadam: decoupled weight decay makes the difference (§7.4, Figures
+7.1, 7.2, 7.5, 7.6).
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ LOW = 0.05  # of the first rate, where the others average at a half
 class Config(Scale):
     """One scale: a network with batch norm and the same without, Adam's rate, and weight decays.
 
-    ``coupled`` is added to the gradients of SGD and Adam, ``decoupled`` and ``partial`` shrink the weights of AdamW and
-    GadamX.
+    ``coupled`` is added to the gradients of SGD and Adam, ``decoupled`` and ``partial`` shrink the
+    weights of AdamW and GadamX.
     """
 
     network: str
@@ -51,8 +53,12 @@ class Config(Scale):
 
 
 def cells(config: Config) -> list[Cell]:
-    """Optimisers that average, and AdamW with a schedule, on the network with batch norm; the last two also without."""
-    base = shared_settings(config, "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds")
+    """Optimisers that average, and AdamW with a schedule, on the network with batch norm; the
+    last two also without.
+    """
+    base = shared_settings(
+        config, "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds"
+    )
     settings = {
         "SWA": (config.rate, config.coupled),
         "Adam-IA": (config.adam_rate, config.coupled),
@@ -72,7 +78,9 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each epoch and one of the end, with norms where averaging begins and over the averaged iterates."""
+    """A row for each epoch and one of the end, with norms where averaging begins and over the
+    averaged iterates.
+    """
     task = image_task(cell, device)
     trained = train(cell, task)
     begun = [row for row in trained.rows if row["epoch"] >= cell["first"]] or trained.rows[-1:]
@@ -88,9 +96,13 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """What decoupled decay and batch norm do for averages, and what averages do to norms and to the effective rate."""
+    """What decoupled decay and batch norm do for averages, and what averages do to norms and to
+    the effective rate.
+    """
     ends = rows.where(kind="end")
-    of = {name: ends.where(run=name, **{"norm layers": WITH}) for name in (*AVERAGED, "AdamW", SLOW)}
+    of = {
+        name: ends.where(run=name, **{"norm layers": WITH}) for name in (*AVERAGED, "AdamW", SLOW)
+    }
     bare = {name: ends.where(run=name, **{"norm layers": WITHOUT}) for name in ("Gadam", "AdamW")}
     return _decay_claims(of) + _norm_layer_claims(ends, of, bare) + _weight_claims(ends, of)
 
@@ -228,7 +240,9 @@ def falls(upper: Rows, lower: Rows) -> Reading:
     for part in (upper, lower):
         mean, iterate = pairs(part, "average norm"), pairs(part, "iterate norm")
         shares = {key: 1 - mean[key] / iterate[key] for key in mean}
-        logs.append({key: math.log10(share) if share > 0 else math.nan for key, share in shares.items()})
+        logs.append(
+            {key: math.log10(share) if share > 0 else math.nan for key, share in shares.items()}
+        )
     return paired_difference(*logs)
 
 
@@ -253,7 +267,9 @@ def tables(rows: Rows) -> list[Table]:
             (name, *(str(over_seeds(part.where(run=name), column)) for column in COLUMNS))
             for name in part.distinct("run")
         ]
-        title = f"{part[0]['network']} {norm}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
+        title = (
+            f"{part[0]['network']} {norm}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
+        )
         out.append(Table(title, ("run", *COLUMNS.values()), tuple(lines)))
     return out
 
@@ -273,32 +289,73 @@ def charts(rows: Rows) -> list[Chart]:
             "accuracy",
             "Figure 7.1a",
         ),
-        _chart("Largest weight of the iterates", "‖θ‖_∞", of, ("Adam-IA", "Gadam"), "max norm", "Figure 7.1b"),
+        _chart(
+            "Largest weight of the iterates",
+            "‖θ‖_∞",
+            of,
+            ("Adam-IA", "Gadam"),
+            "max norm",
+            "Figure 7.1b",
+        ),
         _margin_chart(epochs),
-        _chart("Effective rate", "α/‖θ‖²", of, ("Gadam", "AdamW"), "effective rate", "Figure 7.2b", log=True),
+        _chart(
+            "Effective rate",
+            "α/‖θ‖²",
+            of,
+            ("Gadam", "AdamW"),
+            "effective rate",
+            "Figure 7.2b",
+            log=True,
+        ),
         _both(
-            "Weight norm of iterates and averages", "‖θ‖", of, AVERAGED, "norm", "average norm", "Figures 7.5 and 7.6"
+            "Weight norm of iterates and averages",
+            "‖θ‖",
+            of,
+            AVERAGED,
+            "norm",
+            "average norm",
+            "Figures 7.5 and 7.6",
         ),
     ]
     return out
 
 
 def _chart(
-    title: str, label: str, of: dict[str, Rows], names: tuple[str, ...], column: str, source: str, log: bool = False
+    title: str,
+    label: str,
+    of: dict[str, Rows],
+    names: tuple[str, ...],
+    column: str,
+    source: str,
+    log: bool = False,
 ) -> Chart:
     return Chart(
-        title, "epoch", label, tuple(curve(name, of[name], column) for name in names), y_log=log, source=source
+        title,
+        "epoch",
+        label,
+        tuple(curve(name, of[name], column) for name in names),
+        y_log=log,
+        source=source,
     )
 
 
 def _both(
-    title: str, label: str, of: dict[str, Rows], names: tuple[str, ...], iterate: str, average: str, source: str
+    title: str,
+    label: str,
+    of: dict[str, Rows],
+    names: tuple[str, ...],
+    iterate: str,
+    average: str,
+    source: str,
 ) -> Chart:
     """Iterates of each optimiser, and their averages from when there are any."""
     series: list[Series] = []
     for name in names:
         averaged = of[name].where(averaged=True)
-        series += [curve(f"{name}, iterates", of[name], iterate), curve(f"{name}, average", averaged, average)]
+        series += [
+            curve(f"{name}, iterates", of[name], iterate),
+            curve(f"{name}, average", averaged, average),
+        ]
     return Chart(title, "epoch", label, tuple(series), source=source)
 
 
@@ -309,7 +366,9 @@ def _margin_chart(epochs: Rows) -> Chart:
         for norm in (WITH, WITHOUT)
         for name in ("Gadam", "AdamW")
     )
-    return Chart("With batch norm and without", "epoch", "accuracy, %", series, source="Figure 7.2a")
+    return Chart(
+        "With batch norm and without", "epoch", "accuracy, %", series, source="Figure 7.2a"
+    )
 
 
 EXPERIMENT = Experiment(
@@ -320,7 +379,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 4, 2, "VGG-4×4", 3e-3, batch=32),
         "cpu": Config("cifar10", 2000, 4000, 30, 6, "VGG-4×16", 1e-3, side=8, batch=64),
-        "paper": Config("cifar10", 10_000, 10_000, 30, 3, "VGG-16", 5e-4, augmented=True, precision="bfloat16"),
+        "paper": Config(
+            "cifar10", 10_000, 10_000, 30, 3, "VGG-16", 5e-4, augmented=True, precision="bfloat16"
+        ),
     },
     cells,
     run,
@@ -328,19 +389,44 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "CIFAR-10 in place of CIFAR-100, which cannot be had here, and 30 epochs of the thesis's 300.",
-        "All figures are of VGG-16, on a CPU of a small network of its kind; Figure 7.1 is of PreResNet-110.",
-        "Adam's weight decay, 5e-4 in the gradient, is the default of the thesis's code; Gadam's 0.25 is decoupled.",
+        (
+            "CIFAR-10 in place of CIFAR-100, which cannot be had here, and 30 epochs of the"
+            " thesis's 300."
+        ),
+        (
+            "All figures are of VGG-16, on a CPU of a small network of its kind; Figure 7.1 is of"
+            " PreResNet-110."
+        ),
+        (
+            "Adam's weight decay, 5e-4 in the gradient, is the default of the thesis's code;"
+            " Gadam's 0.25 is decoupled."
+        ),
         "Averages begin after the share 161/300 of the epochs, one iterate per epoch.",
-        "The norm of an average is set against the mean norm of the iterates in it; ‖θ‖ is that of all parameters.",
-        "That it is smaller is Jensen's inequality and cannot fail; the ratio of effective rates is mostly",
-        "that of the schedules' last rates, 50. What counts as comparable, a quarter, was set after the results.",
-        "Averages count as begun too soon if their iterates gain over 1 point more: a rule made after the results.",
+        (
+            "The norm of an average is set against the mean norm of the iterates in it; ‖θ‖ is that"
+            " of all parameters."
+        ),
+        (
+            "That it is smaller is Jensen's inequality and cannot fail; the ratio of effective"
+            " rates is mostly"
+        ),
+        (
+            "that of the schedules' last rates, 50. What counts as comparable, a quarter, was set"
+            " after the results."
+        ),
+        (
+            "Averages count as begun too soon if their iterates gain over 1 point more: a rule made"
+            " after the results."
+        ),
         "On a GPU networks train with bfloat16 in their forward passes.",
     ),
     size=(
-        "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and 7.6) on "
-        "CIFAR-100; epochs are not in the text."
+        "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and"
+        " 7.6) on CIFAR-100; epochs are not in the text."
     ),
-    sizes=(Size("PreResNet-110", "cifar100"), Size("VGG-16", "cifar100"), Size("VGG-16-BN", "cifar100")),
+    sizes=(
+        Size("PreResNet-110", "cifar100"),
+        Size("VGG-16", "cifar100"),
+        Size("VGG-16-BN", "cifar100"),
+    ),
 )

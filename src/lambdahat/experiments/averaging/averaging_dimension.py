@@ -1,4 +1,6 @@
-"""What averaging gains against the number of parameters P (Theorem 18 and Figure 7.8d, spectral thesis)."""
+"""What averaging gains against the number of parameters P (Theorem 18 and Figure 7.8d, spectral
+thesis).
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,16 @@ from lambdahat.randommatrix import NoisyQuadratic
 from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "GadamX")
-GAINS = {"best gain": "best average over SGD", "SWA gain": "SWA over SGD", "own gain": "average over last iterate"}
+GAINS = {
+    "best gain": "best average over SGD",
+    "SWA gain": "SWA over SGD",
+    "own gain": "average over last iterate",
+}
 CURVATURE = (0.5, 2.0)  # of the quadratic
 RATE = 0.1
 STEPS = 1000
-# Best optimiser with averages over SGD on networks of P parameters, from Tables 7.2 (CIFAR-100) and 7.4 (top 1)
+# Best optimiser with averages over SGD on networks of P parameters, from Tables 7.2 (CIFAR-100) and
+# 7.4 (top 1)
 PRINTED = {
     "PreResNet-110": (1_169_972, 0.70),
     "VGG-16": (15_299_748, 2.70),
@@ -40,7 +47,9 @@ PRINTED = {
 
 @dataclass(frozen=True)
 class Config(Scale):
-    """One scale: ``widths`` of a small network with batch norm, and ``dimensions`` of the quadratic."""
+    """One scale: ``widths`` of a small network with batch norm, and ``dimensions`` of the
+    quadratic.
+    """
 
     widths: tuple[int, ...]
     dimensions: tuple[int, ...]
@@ -83,7 +92,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 def quadratic_row(cell: Cell) -> Row:
     """‖w_n‖² and ‖w_avg‖² of one simulated run of ``STEPS`` steps, and their exact means.
 
-    Curvatures are uniform on ``CURVATURE``, noise and the start of unit variance in every direction.
+    Curvatures are uniform on ``CURVATURE``, noise and the start of unit variance in every
+    direction.
     """
     size, seed = cell["dimension"], cell["seed"]
     rng = generator(seed, "curvatures", size)
@@ -101,12 +111,17 @@ def quadratic_row(cell: Cell) -> Row:
         "exact average": average.squared_norm,
         "gain": float((found.final**2).sum() - (found.average**2).sum()),
         "spread": final.norm_spread,
-        "misfit": (math.sqrt(float((found.final**2).sum())) - math.sqrt(final.squared_norm)) / final.norm_spread,
+        "misfit": (
+            (math.sqrt(float((found.final**2).sum())) - math.sqrt(final.squared_norm))
+            / final.norm_spread
+        ),
     }
 
 
 def gains(rows: Rows) -> Rows:
-    """For each width and seed: P, and what averages gain in points of accuracy; "best" names the better average."""
+    """For each width and seed: P, and what averages gain in points of accuracy; "best" names the
+    better average.
+    """
     ends = rows.where(subject="network")
     out = []
     for name in ends.distinct("network"):
@@ -141,7 +156,10 @@ def claims(rows: Rows) -> list[Claim]:
     all_of_them = unmet_in(ends, dict.fromkeys(ends.distinct("network"), OPTIMIZERS[1:]))
     made = rows.where(subject="quadratic")
     grown = Rows([{**row, "log gain": math.log10(max(row["gain"], 1e-12))} for row in made])
-    words = {column: f"the gain rises with P: {name} (points for each decade)" for column, name in GAINS.items()}
+    words = {
+        column: f"the gain rises with P: {name} (points for each decade)"
+        for column, name in GAINS.items()
+    }
     return [
         Claim(
             words["best gain"],
@@ -151,8 +169,24 @@ def claims(rows: Rows) -> list[Claim]:
             unit=" points",
             unmet=best,
         ),
-        Claim(words["SWA gain"], where, "", slopes(sizes, "SWA gain"), unit=" points", unmet=swa, own=True),
-        Claim(words["own gain"], where, "", slopes(sizes, "own gain"), unit=" points", unmet=all_of_them, own=True),
+        Claim(
+            words["SWA gain"],
+            where,
+            "",
+            slopes(sizes, "SWA gain"),
+            unit=" points",
+            unmet=swa,
+            own=True,
+        ),
+        Claim(
+            words["own gain"],
+            where,
+            "",
+            slopes(sizes, "own gain"),
+            unit=" points",
+            unmet=all_of_them,
+            own=True,
+        ),
         Claim(
             "small networks gain least: rank correlation of P and the best gain",
             where,
@@ -200,7 +234,9 @@ def _log(rows: Rows, place: str) -> Rows:
 
 
 def slopes(rows: Rows, column: str) -> Reading:
-    """The slope of a column over log₁₀ of the size, seed by seed: a seed's images are the same at every size."""
+    """The slope of a column over log₁₀ of the size, seed by seed: a seed's images are the same
+    at every size.
+    """
     parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
     return mean_of([_slope(part.values("log size"), part.values(column)) for part in parts])
 
@@ -208,7 +244,9 @@ def slopes(rows: Rows, column: str) -> Reading:
 def ranks(rows: Rows, column: str) -> Reading:
     """The same for the rank correlation."""
     parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
-    return mean_of([correlation(part.values("log size"), part.values(column)).value for part in parts])
+    return mean_of(
+        [correlation(part.values("log size"), part.values(column)).value for part in parts]
+    )
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -228,7 +266,9 @@ def tables(rows: Rows) -> list[Table]:
     lines = []
     for name in found.distinct("network"):
         part = found.where(network=name)
-        accuracies = (over_seeds(ends.where(network=name, optimizer=each), "accuracy") for each in OPTIMIZERS)
+        accuracies = (
+            over_seeds(ends.where(network=name, optimizer=each), "accuracy") for each in OPTIMIZERS
+        )
         lines.append(
             (
                 name,
@@ -270,7 +310,8 @@ def charts(rows: Rows) -> list[Chart]:
         )
     )
     squares = tuple(
-        _over(made, "dimension", column, words) for column, words in (("final", "last iterate"), ("average", "average"))
+        _over(made, "dimension", column, words)
+        for column, words in (("final", "last iterate"), ("average", "average"))
     )
     return [
         Chart(
@@ -306,9 +347,26 @@ EXPERIMENT = Experiment(
     "§7.8.2, Theorem 18, Figure 7.8d",
     {
         "smoke": Config("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
-        "cpu": Config("cifar10", 2000, 4000, 20, 5, (2, 4, 8, 16, 32), (10, 100, 1000, 10_000), side=8, batch=64),
+        "cpu": Config(
+            "cifar10",
+            2000,
+            4000,
+            20,
+            5,
+            (2, 4, 8, 16, 32),
+            (10, 100, 1000, 10_000),
+            side=8,
+            batch=64,
+        ),
         "paper": Config(
-            "cifar10", 5_000, 10_000, 30, 3, (4, 8, 16, 32, 64, 128), (10, 100, 1000, 10_000, 100_000), augmented=True
+            "cifar10",
+            5_000,
+            10_000,
+            30,
+            3,
+            (4, 8, 16, 32, 64, 128),
+            (10, 100, 1000, 10_000, 100_000),
+            augmented=True,
         ),
     },
     cells,
@@ -319,15 +377,31 @@ EXPERIMENT = Experiment(
     (
         "One small network of several widths on CIFAR-10, so that nothing but P differs.",
         "The thesis sets networks of different kinds and on different data against each other.",
-        "The caption of Figure 7.8d has the gain over the base optimiser, its text that over SGD: here it is over SGD.",
-        "Slopes are taken seed by seed, for the widths share a seed's images; at first all points were one line.",
-        "Printed points: the best average less SGD in Tables 7.2 and 7.4, at this library's parameter counts.",
+        (
+            "The caption of Figure 7.8d has the gain over the base optimiser, its text that over"
+            " SGD: here it is over SGD."
+        ),
+        (
+            "Slopes are taken seed by seed, for the widths share a seed's images; at first all"
+            " points were one line."
+        ),
+        (
+            "Printed points: the best average less SGD in Tables 7.2 and 7.4, at this library's"
+            " parameter counts."
+        ),
         "The quadratic has curvatures between 0.5 and 2, unit noise and a random start.",
-        "The variance of its average is printed too small by the factor αλ; that the gain rises as P is the same.",
+        (
+            "The variance of its average is printed too small by the factor αλ; that the gain rises"
+            " as P is the same."
+        ),
     ),
     size=(
-        "the networks of Tables 7.2 and 7.4: VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, two on "
-        "ImageNet 32 × 32. Theorem 18 is of any noisy quadratic."
+        "the networks of Tables 7.2 and 7.4: VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, two"
+        " on ImageNet 32 × 32. Theorem 18 is of any noisy quadratic."
     ),
-    sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100"), Size("ResNeXt-29", "cifar100")),
+    sizes=(
+        Size("VGG-16-BN", "cifar100"),
+        Size("PreResNet-110", "cifar100"),
+        Size("ResNeXt-29", "cifar100"),
+    ),
 )

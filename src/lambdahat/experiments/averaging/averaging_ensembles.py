@@ -1,4 +1,6 @@
-"""Averages of weights against ensembles of networks, by weight decay (§7.5.4, Figure 7.3, spectral thesis)."""
+"""Averages of weights against ensembles of networks, by weight decay (§7.5.4, Figure 7.3,
+spectral thesis).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from lambdahat._rng import derived_seed
 from lambdahat.batches import Batches
 from lambdahat.experiments.averaging.preconditions import unlearnt, unready
 from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
-from lambdahat.experiments.averaging.runs import change, gap, image_task, judged, pairs, size_of, train
+from lambdahat.experiments.averaging.runs import (
+    change,
+    gap,
+    image_task,
+    judged,
+    pairs,
+    size_of,
+    train,
+)
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
 from lambdahat.experiments.papers import SPECTRAL
@@ -47,7 +57,9 @@ class Config(Scale):
 
 
 def cells(config: Config) -> list[Cell]:
-    """Weight decay × seed; a cell trains one network with averages and the members of an ensemble."""
+    """Weight decay × seed; a cell trains one network with averages and the members of an
+    ensemble.
+    """
     base = shared_settings(config, "decays", "seeds")
     return [
         {**base, **recipe("SWA", config.rate, decay, config.epochs), "seed": seed}
@@ -84,7 +96,9 @@ def moved(rows: Sequence[Row]) -> float:
 
 
 def member(cell: Cell, number: int, device: str) -> nn.Module:
-    """A network trained by SGD, its rate falling to a hundredth, on the cell's data from another start and order."""
+    """A network trained by SGD, its rate falling to a hundredth, on the cell's data from another
+    start and order.
+    """
     own = derived_seed(cell["seed"], "member", number)
     plan = recipe("SGD", cell["rate"], cell["decay"], cell["epochs"])
     return train({**cell, **plan, "seed": own}, image_task(cell, device, own)).solution
@@ -151,7 +165,8 @@ def claims(rows: Rows) -> list[Claim]:
             unmet=unmet,
         ),
         Claim(
-            f"the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g} points of that at 0",
+            f"the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g} points"
+            " of that at 0",
             "§7.5.4, Figure 7.3a",
             "largely agnostic to the weight decay",
             gap(most, none, "ensemble gain"),
@@ -195,8 +210,8 @@ def tables(rows: Rows) -> list[Table]:
         for decay in sorted(rows.distinct("decay"))
     )
     title = (
-        f"{rows[0]['network']}, {rows[0]['parameters']:,} parameters, {rows[0]['data']}, ensembles of "
-        f"{rows[0]['members']}"
+        f"{rows[0]['network']}, {rows[0]['parameters']:,} parameters, {rows[0]['data']}, ensembles"
+        f" of {rows[0]['members']}"
     )
     return [Table(title, ("weight decay", *COLUMNS.values()), lines)]
 
@@ -208,7 +223,10 @@ def charts(rows: Rows) -> list[Chart]:
             "Gain of ensembles and of averages",
             "weight decay",
             "points of accuracy",
-            (curve("ensemble", rows, "ensemble gain", "decay"), curve("average", rows, "average gain", "decay")),
+            (
+                curve("ensemble", rows, "ensemble gain", "decay"),
+                curve("average", rows, "average gain", "decay"),
+            ),
             source="Figure 7.3",
         ),
         Chart(
@@ -236,9 +254,19 @@ EXPERIMENT = Experiment(
     "§7.5.4, Figure 7.3",
     {
         "smoke": Config("digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3), members=2, batch=32),
-        "cpu": Config("cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64),
+        "cpu": Config(
+            "cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64
+        ),
         "paper": Config(
-            "cifar10", 5_000, 10_000, 30, 3, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), augmented=True, precision="bfloat16"
+            "cifar10",
+            5_000,
+            10_000,
+            30,
+            3,
+            "VGG-16-BN",
+            (0.0, 5e-4, 2e-3, 5e-3),
+            augmented=True,
+            precision="bfloat16",
         ),
     },
     cells,
@@ -250,10 +278,19 @@ EXPERIMENT = Experiment(
         "CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 100.",
         "Ensembles of three networks; their number is not printed.",
         "Rate 0.02, down to a hundredth for ensembles and to a half for averages, as printed.",
-        "Weight decays are not printed. Here they reach far, for a run has few steps: rate × decay × steps counts.",
+        (
+            "Weight decays are not printed. Here they reach far, for a run has few steps: rate ×"
+            " decay × steps counts."
+        ),
         "The gain of averaging is the average at the end less the iterate where averaging begins.",
-        "The point within which the gain of an ensemble counts as unchanged was set after the results.",
-        "The gain of an ensemble is the accuracy of its mean probabilities less the mean accuracy of its members.",
+        (
+            "The point within which the gain of an ensemble counts as unchanged was set after the"
+            " results."
+        ),
+        (
+            "The gain of an ensemble is the accuracy of its mean probabilities less the mean"
+            " accuracy of its members."
+        ),
         "On a GPU networks train with bfloat16 in their forward passes.",
     ),
     size="VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text.",

@@ -1,7 +1,8 @@
-"""The best start of averaging for Gadam and GadamX on two networks, and Lookahead on the second (Table 7.6).
+"""The best start of averaging for Gadam and GadamX on two networks, and Lookahead on the second
+(Table 7.6).
 
-Figures 7.11 and 7.12b of the spectral thesis; averaging_schedules.py has Figure 7.12a, gadam_language.py the language
-model of both. Starts are read as in starts.py.
+Figures 7.11 and 7.12b of the spectral thesis; averaging_schedules.py has Figure 7.12a,
+gadam_language.py the language model of both. Starts are read as in starts.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from lambdahat.experiments.averaging.networks import family
 from lambdahat.experiments.averaging.preconditions import saturated, unlearnt, unready
 from lambdahat.experiments.averaging.recipes import BASES, FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import gap, mean, tuned_start
-from lambdahat.experiments.averaging.schedule_claims import AHEAD, GADAM_AHEAD, SMALL_CHANGE, lookahead_pairs
+from lambdahat.experiments.averaging.schedule_claims import (
+    AHEAD,
+    GADAM_AHEAD,
+    SMALL_CHANGE,
+    lookahead_pairs,
+)
 from lambdahat.experiments.averaging.starts import (
     FLAT,
     REFERENCE,
@@ -44,7 +50,9 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Config(Scale):
-    """One scale: networks, each with the side its images are pooled to; ``quick`` takes the rates of small networks."""
+    """One scale: networks, each with the side its images are pooled to; ``quick`` takes the
+    rates of small networks.
+    """
 
     networks: tuple[str, ...]
     side: int = 0
@@ -65,13 +73,24 @@ def cells(config: Config) -> list[Cell]:
 
 
 def recipes(network: str, config: Config) -> dict[str, Cell]:
-    """Both base optimisers at a constant rate and with their schedule; on one network those of Figure 7.12b too."""
+    """Both base optimisers at a constant rate and with their schedule; on one network those of
+    Figure 7.12b too.
+    """
     bases = [BASES[name] for name in AVERAGED]
-    wanted = {base + tail: (base, "flat" if tail == FLAT else "") for base in bases for tail in (FLAT, SCHEDULED)}
+    wanted = {
+        base + tail: (base, "flat" if tail == FLAT else "")
+        for base in bases
+        for tail in (FLAT, SCHEDULED)
+    }
     if family(network) == LOOKAHEAD_ON:
         wanted |= {name: (name.removesuffix(SCHEDULED).replace(" ", ""), "") for name in AHEAD}
     return {
-        name: recipe(optimizer, *tuned(network, optimizer.removesuffix("+LH"), config.quick), config.epochs, schedule)
+        name: recipe(
+            optimizer,
+            *tuned(network, optimizer.removesuffix("+LH"), config.quick),
+            config.epochs,
+            schedule,
+        )
         for name, (optimizer, schedule) in wanted.items()
     }
 
@@ -82,7 +101,9 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Of each network: any sensible start, what tuning it gains, GadamX over Gadam; Lookahead where it was run."""
+    """Of each network: any sensible start, what tuning it gains, GadamX over Gadam; Lookahead
+    where it was run.
+    """
     found = []
     for network in rows.distinct("network"):
         part = rows.where(network=network)
@@ -122,8 +143,8 @@ def lookahead_claims(prefix: str, ends: Rows) -> list[Claim]:
     return [
         *lookahead_pairs(of, WHERE, prefix),
         Claim(
-            f"{prefix}at first all optimisers converge alike (accuracy over the first third, within "
-            f"{SMALL_CHANGE:g} point from {fast} to {slow}, the extremes)",
+            f"{prefix}at first all optimisers converge alike (accuracy over the first third, within"
+            f" {SMALL_CHANGE:g} point from {fast} to {slow}, the extremes)",
             WHERE,
             "the initial difference is minimal",
             apart,
@@ -173,20 +194,28 @@ def tables(rows: Rows) -> list[Table]:
 def _runs_table(network: str, ends: Rows) -> Table:
     columns = ("accuracy", "iterate accuracy", "training accuracy", "early")
     lines = (
-        (name, *(str(over_seeds(ends.where(run=name), column)) for column in columns)) for name in ends.distinct("run")
+        (name, *(str(over_seeds(ends.where(run=name), column)) for column in columns))
+        for name in ends.distinct("run")
     )
     header = ("run", "accuracy, %", "of the iterate", "in training", "first third")
-    return Table(f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}", header, tuple(lines))
+    return Table(
+        f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}", header, tuple(lines)
+    )
 
 
 def _starts_table(network: str, rows: Rows) -> Table:
     made = [averages_of(rows, name) for name in AVERAGED]
     ends = [rows.where(kind="end", run=BASES[name] + SCHEDULED) for name in AVERAGED]
     lines = [
-        (f"{start:.0%}", *(str(over_seeds(part.where(start=start), "accuracy")) for part in made)) for start in STARTS
+        (f"{start:.0%}", *(str(over_seeds(part.where(start=start), "accuracy")) for part in made))
+        for start in STARTS
     ]
-    lines.append(("the base with its schedule", *(str(over_seeds(part, "accuracy")) for part in ends)))
-    return Table(f"Averages by start, {network}", ("T_avg, share of the run", *AVERAGED), tuple(lines))
+    lines.append(
+        ("the base with its schedule", *(str(over_seeds(part, "accuracy")) for part in ends))
+    )
+    return Table(
+        f"Averages by start, {network}", ("T_avg, share of the run", *AVERAGED), tuple(lines)
+    )
 
 
 def _best_line(network: str, name: str, rows: Rows) -> tuple[str, ...]:
@@ -200,7 +229,9 @@ def _best_line(network: str, name: str, rows: Rows) -> tuple[str, ...]:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Of each network accuracy by start beside the bases with their schedule; Lookahead over epochs."""
+    """Of each network accuracy by start beside the bases with their schedule; Lookahead over
+    epochs.
+    """
     out = []
     for network in rows.distinct("network"):
         part = rows.where(network=network)
@@ -210,9 +241,14 @@ def charts(rows: Rows) -> list[Chart]:
                 f"Start of averaging, {network}",
                 "share of the run",
                 "accuracy, %",
-                tuple(curve(name, averages_of(part, name), "accuracy", "start") for name in AVERAGED),
+                tuple(
+                    curve(name, averages_of(part, name), "accuracy", "start") for name in AVERAGED
+                ),
                 source="Figure 7.11",
-                lines=tuple((name, mean(part.where(kind="end", run=name), "accuracy").value) for name in lines),
+                lines=tuple(
+                    (name, mean(part.where(kind="end", run=name), "accuracy").value)
+                    for name in lines
+                ),
             )
         )
         if family(network) == LOOKAHEAD_ON:
@@ -236,10 +272,29 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§7.8.4 and 7.8.5, Table 7.6, Figures 7.11 and 7.12b",
     {
-        "smoke": Config("digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"), batch=32, quick=True),
-        "cpu": Config("cifar10", 2000, 3000, 25, 5, ("VGG-4×16-BN", "PreResNet-11"), side=8, batch=64, quick=True),
+        "smoke": Config(
+            "digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"), batch=32, quick=True
+        ),
+        "cpu": Config(
+            "cifar10",
+            2000,
+            3000,
+            25,
+            5,
+            ("VGG-4×16-BN", "PreResNet-11"),
+            side=8,
+            batch=64,
+            quick=True,
+        ),
         "paper": Config(
-            "cifar10", 10_000, 10_000, 30, 3, ("VGG-16-BN", "PreResNet-20"), augmented=True, precision="bfloat16"
+            "cifar10",
+            10_000,
+            10_000,
+            30,
+            3,
+            ("VGG-16-BN", "PreResNet-20"),
+            augmented=True,
+            precision="bfloat16",
         ),
     },
     cells,
@@ -248,21 +303,54 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "CIFAR-10 in place of CIFAR-100, which cannot be had here; 10,000 of its images and 30 epochs of 300.",
-        "PreResNet-20 in place of PreResNet-110. On a CPU 2,000 images of 8 × 8, small networks and AdamW's rate 1e-3.",
-        "Rates and weight decays are otherwise those of the thesis's code for CIFAR-100, as in gadam-image.",
-        "Starts are compared at a constant rate, the initial one: no step reads an average, so one run has them all.",
+        (
+            "CIFAR-10 in place of CIFAR-100, which cannot be had here; 10,000 of its images and 30"
+            " epochs of 300."
+        ),
+        (
+            "PreResNet-20 in place of PreResNet-110. On a CPU 2,000 images of 8 × 8, small networks"
+            " and AdamW's rate 1e-3."
+        ),
+        (
+            "Rates and weight decays are otherwise those of the thesis's code for CIFAR-100, as in"
+            " gadam-image."
+        ),
+        (
+            "Starts are compared at a constant rate, the initial one: no step reads an average, so"
+            " one run has them all."
+        ),
         "The thesis also moves its schedule with T_avg, and averages at half of the initial rate.",
-        f"Sensible starts are 25, 50 and 75 % of the run; {REFERENCE:.0%} stands for the thesis's own, 161 of 300.",
+        (
+            f"Sensible starts are 25, 50 and 75 % of the run; {REFERENCE:.0%} stands for the"
+            " thesis's own, 161 of 300."
+        ),
         "The thesis does not print the values of T_avg that it tried.",
-        "Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed chooses for itself.",
-        "Best starts are compared whether or not the iterates have settled: a late start is among the choices.",
+        (
+            "Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed"
+            " chooses for itself."
+        ),
+        (
+            "Best starts are compared whether or not the iterates have settled: a late start is"
+            " among the choices."
+        ),
         "Its row of ImageNet 32 × 32 is not here; the language model's is in gadam-language.",
-        "VGG's Gadam is in averaging-schedules too, on other images there and over another number of epochs.",
-        "Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins. One point counts as little.",
-        "The fastest and the slowest run are chosen by their means on the same seeds, which makes them differ more.",
+        (
+            "VGG's Gadam is in averaging-schedules too, on other images there and over another"
+            " number of epochs."
+        ),
+        (
+            "Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins. One"
+            " point counts as little."
+        ),
+        (
+            "The fastest and the slowest run are chosen by their means on the same seeds, which"
+            " makes them differ more."
+        ),
         "That Gadam + LH beats the Lookahead paper's own result is not tested.",
-        "On a GPU networks train and are judged in bfloat16 forward passes; averages by start are judged in float32.",
+        (
+            "On a GPU networks train and are judged in bfloat16 forward passes; averages by start"
+            " are judged in float32."
+        ),
     ),
     size="VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text.",
     sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100")),

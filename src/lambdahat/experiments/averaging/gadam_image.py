@@ -1,4 +1,5 @@
-"""Six optimisers on images, with and without averages of their iterates (Tables 7.2 and 7.3, spectral thesis).
+"""Six optimisers on images, with and without averages of their iterates (Tables 7.2 and 7.3,
+spectral thesis).
 
 The spectra of two of the solutions are in solution_spectra.py (Figures 7.14, 7.15 and 7.17).
 """
@@ -41,7 +42,8 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "AdamW", "Gadam", "PadamW", "GadamX")
-# Rate and weight decay of each base optimiser, by the first word of the network's name (the thesis's code)
+# Rate and weight decay of each base optimiser, by the first word of the network's name (the
+# thesis's code)
 SETTINGS: dict[str, dict[str, tuple[float, float]]] = {
     "VGG": {"SGD": (0.1, 5e-4), "AdamW": (5e-4, 0.25), "PadamW": (0.1, 2.5e-3)},
     "PreResNet": {"SGD": (0.1, 5e-4), "AdamW": (1e-3, 0.1), "PadamW": (0.1, 2.5e-3)},
@@ -67,9 +69,11 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Config(Scale):
-    """One scale: networks, each with the side its images are pooled to; the Hessian is over ``samples`` images.
+    """One scale: networks, each with the side its images are pooled to; the Hessian is over
+    ``samples`` images.
 
-    ``quick`` takes the rates of ``SHORT``. Whole spectra are by ``lanczos`` steps, over so many ``sharp_seeds``.
+    ``quick`` takes the rates of ``SHORT``. Whole spectra are by ``lanczos`` steps, over so many
+    ``sharp_seeds``.
     """
 
     networks: tuple[str, ...]
@@ -112,19 +116,28 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each epoch, and one of the end with the sharpness of what the optimiser hands back; or spectra."""
+    """A row for each epoch, and one of the end with the sharpness of what the optimiser hands
+    back; or spectra.
+    """
     if cell.get("part") == "spectrum":
         return spectrum_rows(cell, device)
     task = image_task(cell, device)
     trained = train(cell, task)
-    return [*trained.rows, {**trained.end, **size_of(task), **sharpness(trained.solution, task, cell)}]
+    return [
+        *trained.rows,
+        {**trained.end, **size_of(task), **sharpness(trained.solution, task, cell)},
+    ]
 
 
 def sharpness(model: nn.Module, task: Task, cell: Cell) -> Row:
-    """λ₁ of the loss on the first training images, by ``depth`` Lanczos steps with batch norm in evaluation mode."""
+    """λ₁ of the loss on the first training images, by ``depth`` Lanczos steps with batch norm in
+    evaluation mode.
+    """
     first = next(iter(task.problem.batches)).data
     curvature = hessian(curvature_problem(model, Images(first, first, 0), cell))
-    largest = spectrum(curvature, depth=min(cell["depth"], curvature.dim), seed=cell["seed"]).extremes[1]
+    largest = spectrum(
+        curvature, depth=min(cell["depth"], curvature.dim), seed=cell["seed"]
+    ).extremes[1]
     return {"largest": float(largest), "largest residual": float(largest.stderr)}
 
 
@@ -136,15 +149,23 @@ PAIRS = (
     ("Gadam", "PadamW"),
     ("SGD", "AdamW"),
 )
-# What the text says of GadamX: on CIFAR-100 it makes an exception for PreResNet-110, on CIFAR-10 it makes none
+# What the text says of GadamX: on CIFAR-100 it makes an exception for PreResNet-110, on CIFAR-10 it
+# makes none
 STRONGEST = {
-    "VGG": "strongest by a considerable margin: +1.12 over Gadam on CIFAR-100, +0.19 over SWA on CIFAR-10",
-    "PreResNet": "on CIFAR-10 by a non-trivial margin, +0.40 over SWA; on CIFAR-100 not significant, -0.02",
+    "VGG": (
+        "strongest by a considerable margin: +1.12 over Gadam on CIFAR-100, +0.19 over SWA on"
+        " CIFAR-10"
+    ),
+    "PreResNet": (
+        "on CIFAR-10 by a non-trivial margin, +0.40 over SWA; on CIFAR-100 not significant, -0.02"
+    ),
 }
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Of each network: averages help each base, Gadam beats SGD, GadamX beats all; Gadam's norms and spectra."""
+    """Of each network: averages help each base, Gadam beats SGD, GadamX beats all; Gadam's norms
+    and spectra.
+    """
     ends = rows.where(kind="end")
     found = []
     for network in ends.distinct("network"):
@@ -208,16 +229,22 @@ def network_claims(network: str, ends: Rows) -> list[Claim]:
 
 
 def printed_gap(kind: str, upper: str, lower: str) -> str:
-    """The differences of two optimisers in Tables 7.2 and 7.3, for the thesis's network of this kind."""
+    """The differences of two optimisers in Tables 7.2 and 7.3, for the thesis's network of this
+    kind.
+    """
     shown = (
         f"{high - low:+.2f} on {data}"
-        for high, low, data in zip(PRINTED[kind, upper], PRINTED[kind, lower], PRINTED_ON, strict=True)
+        for high, low, data in zip(
+            PRINTED[kind, upper], PRINTED[kind, lower], PRINTED_ON, strict=True
+        )
     )
     return ", ".join(shown)
 
 
 def tables(rows: Rows) -> list[Table]:
-    """A table for each network: accuracy, norm and sharpness of each optimiser beside the printed accuracies."""
+    """A table for each network: accuracy, norm and sharpness of each optimiser beside the
+    printed accuracies.
+    """
     out = []
     ends = rows.where(kind="end")
     for name in ends.distinct("network"):
@@ -231,7 +258,13 @@ def tables(rows: Rows) -> list[Table]:
                     optimizer,
                     *(
                         str(over_seeds(mine, column))
-                        for column in ("accuracy", "iterate accuracy", "training accuracy", "solution norm", "largest")
+                        for column in (
+                            "accuracy",
+                            "iterate accuracy",
+                            "training accuracy",
+                            "solution norm",
+                            "largest",
+                        )
                     ),
                     *(f"{value:.2f}" for value in printed),
                 )
@@ -245,18 +278,28 @@ def tables(rows: Rows) -> list[Table]:
             "λ₁",
             *(f"thesis, {data}" for data in PRINTED_ON),
         )
-        out.append(Table(f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}", header, tuple(lines)))
+        out.append(
+            Table(
+                f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}",
+                header,
+                tuple(lines),
+            )
+        )
     return out + spectrum_tables(rows.where(kind="spectrum"))
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Of each network accuracy and norm over epochs and the end beside the thesis's; sharpness; spectra."""
+    """Of each network accuracy and norm over epochs and the end beside the thesis's; sharpness;
+    spectra.
+    """
     out: list[Chart] = []
     for name in rows.distinct("network"):
         out += network_charts(name, rows.where(network=name))
     ends = rows.where(kind="end")
     sharp = [
-        Series(f"{optimizer}, {name}", part.values("largest"), part.values("accuracy"), style="points")
+        Series(
+            f"{optimizer}, {name}", part.values("largest"), part.values("accuracy"), style="points"
+        )
         for name in ends.distinct("network")
         for optimizer in OPTIMIZERS
         if (part := ends.where(network=name, optimizer=optimizer))
@@ -286,7 +329,9 @@ def network_charts(name: str, rows: Rows) -> list[Chart]:
     printed = [PRINTED[family(name), optimizer][1] for optimizer in OPTIMIZERS]
     caption = "Of the average from when there is one."
     last = (
-        Series("ours", OPTIMIZERS, [reading.value for reading in readings], errors(readings), "points"),
+        Series(
+            "ours", OPTIMIZERS, [reading.value for reading in readings], errors(readings), "points"
+        ),
         Series("thesis, CIFAR-10", OPTIMIZERS, printed, style="points", published=True),
     )
     return [
@@ -310,7 +355,18 @@ EXPERIMENT = Experiment(
     "§§7.8.1 and 7.9, Tables 7.2 and 7.3, Figures 7.8, 7.9 and 7.14–7.17",
     {
         "smoke": Config(
-            "digits", 96, 64, 4, 2, ("VGG-4×4-BN",), samples=32, depth=4, batch=32, quick=True, lanczos=4, sharp_seeds=1
+            "digits",
+            96,
+            64,
+            4,
+            2,
+            ("VGG-4×4-BN",),
+            samples=32,
+            depth=4,
+            batch=32,
+            quick=True,
+            lanczos=4,
+            sharp_seeds=1,
         ),
         "cpu": Config(
             "cifar10",
@@ -346,24 +402,57 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "CIFAR-10 alone, for CIFAR-100 cannot be had here; 10,000 of its images and 30 epochs of the thesis's 300.",
-        "PreResNet-20 in place of PreResNet-110, and no ResNeXt-29. On a CPU 2,000 images of 8 × 8 and small networks.",
-        "Rates and weight decays are those of the thesis's code (github.com/diegogranziol/Gadam) for CIFAR-100.",
+        (
+            "CIFAR-10 alone, for CIFAR-100 cannot be had here; 10,000 of its images and 30 epochs"
+            " of the thesis's 300."
+        ),
+        (
+            "PreResNet-20 in place of PreResNet-110, and no ResNeXt-29. On a CPU 2,000 images of 8"
+            " × 8 and small networks."
+        ),
+        (
+            "Rates and weight decays are those of the thesis's code"
+            " (github.com/diegogranziol/Gadam) for CIFAR-100."
+        ),
         "On a CPU AdamW's rate is 1e-3, for over so few steps 5e-4 goes not far enough.",
         "Averages begin after the share 161/300 of the epochs and take one iterate per epoch.",
-        "Accuracy is that of images held out of the training part. Claims are read network by network: n counts seeds.",
-        "At first both networks were read together; they differ too much for that. ResNeXt-29's rows are not tested.",
-        "The text has Gadam above SGD and Padam in all cases; Table 7.3 has both above it on PreResNet-110.",
-        "The best rival of GadamX is the best by its mean on the same images, which favours the rival.",
-        "Spectra are by Lanczos from one random vector; on a CPU of two seeds, whose runs were added later.",
-        "The thesis's Frobenius norm is read as tr(H²)/P. §7.9 compares solutions that fit alike, Gadam's the better.",
-        "Where ours are not so its claims cannot be tested; that of λ₁ alone, in evaluation mode, is a claim of ours.",
-        "On a GPU networks train with bfloat16 in their forward passes and are judged by it; curvature is in float32.",
+        (
+            "Accuracy is that of images held out of the training part. Claims are read network by"
+            " network: n counts seeds."
+        ),
+        (
+            "At first both networks were read together; they differ too much for that. ResNeXt-29's"
+            " rows are not tested."
+        ),
+        (
+            "The text has Gadam above SGD and Padam in all cases; Table 7.3 has both above it on"
+            " PreResNet-110."
+        ),
+        (
+            "The best rival of GadamX is the best by its mean on the same images, which favours the"
+            " rival."
+        ),
+        (
+            "Spectra are by Lanczos from one random vector; on a CPU of two seeds, whose runs were"
+            " added later."
+        ),
+        (
+            "The thesis's Frobenius norm is read as tr(H²)/P. §7.9 compares solutions that fit"
+            " alike, Gadam's the better."
+        ),
+        (
+            "Where ours are not so its claims cannot be tested; that of λ₁ alone, in evaluation"
+            " mode, is a claim of ours."
+        ),
+        (
+            "On a GPU networks train with bfloat16 in their forward passes and are judged by it;"
+            " curvature is in float32."
+        ),
     ),
     size=(
-        "VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, the first two on CIFAR-10, batches of 128, "
-        "averages from epoch 161, 3 runs; 300 epochs of VGG-16 (Figures 7.14 to 7.17), those of the others "
-        "are not in the text."
+        "VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, the first two on CIFAR-10, batches of"
+        " 128, averages from epoch 161, 3 runs; 300 epochs of VGG-16 (Figures 7.14 to 7.17), those"
+        " of the others are not in the text."
     ),
     sizes=(
         Size("VGG-16-BN", "cifar100", epochs=300),

@@ -1,4 +1,6 @@
-"""GadamX, SGD with averages and the step schedule on ImageNet, or in its place (Table 7.4, §7.10, spectral thesis)."""
+"""GadamX, SGD with averages and the step schedule on ImageNet, or in its place (Table 7.4,
+§7.10, spectral thesis).
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,13 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 PRINTED_OF = {"PreResNet": "PRN-110", "WideResNet": "WRN-28-10"}  # by the family of ours
 RACE = "§7.10.1, Figure 7.19b"
 # Comparisons of Table 7.4, and those of §7.10 with what the text says: it prints no figures
-IN_TABLE = (("SGD IA", "SGD"), ("Gadam", "AdamW"), ("GadamX", "Padam"), ("GadamX", "SGD"), ("GadamX", "SGD IA"))
+IN_TABLE = (
+    ("SGD IA", "SGD"),
+    ("Gadam", "AdamW"),
+    ("GadamX", "Padam"),
+    ("GadamX", "SGD"),
+    ("GadamX", "SGD IA"),
+)
 IN_TEXT = (
     ("SGD IA", "SGD", "§7.10, Figure 7.18", "both improve upon the baseline"),
     ("GadamX", "SGD", "§7.10, Figure 7.18", "both improve upon the baseline"),
@@ -101,7 +109,16 @@ class Config(Scale):
 # What the thesis ran: pass one of these in place of a scale where the data are there
 IMAGENET_32 = Config("imagenet32", 1_281_167, 50_000, 50, 3, ("WideResNet-28×10",), augmented=True)
 IMAGENET = Config(
-    "imagenet", 1_281_167, 50_000, 90, 3, ("ResNet-50",), side=224, batch=256, augmented=True, folder="imagenet"
+    "imagenet",
+    1_281_167,
+    50_000,
+    90,
+    3,
+    ("ResNet-50",),
+    side=224,
+    batch=256,
+    augmented=True,
+    folder="imagenet",
 )
 
 
@@ -143,20 +160,40 @@ def claims(rows: Rows) -> list[Claim]:
     """
     ends = rows.where(kind="end")
     small, missing = stand_in(ends, SMALL), stand_in(ends, WHOLE)
-    raced = [name for name in ends.distinct("network") if {*RUNS} <= {*ends.where(network=name).distinct("run")}]
+    raced = [
+        name
+        for name in ends.distinct("network")
+        if {*RUNS} <= {*ends.where(network=name).distinct("run")}
+    ]
     of = _by_run(ends.where(network=raced))
     table: list[Claim] = []
     placed: list[Claim] = []
     for network, tail in told_apart(ends):
         part = _by_run(ends.where(network=network))
-        there = [pair for pair in IN_TABLE if {*pair} <= {*part}]  # of a sweep that was cut short, what it has
+        # of a sweep that was cut short, what it has
+        there = [pair for pair in IN_TABLE if {*pair} <= {*part}]
         table += [
-            _above(part, upper, lower, SMALL + tail, "§7.8.2, Table 7.4", printed_gap(upper, lower, network), small)
+            _above(
+                part,
+                upper,
+                lower,
+                SMALL + tail,
+                "§7.8.2, Table 7.4",
+                printed_gap(upper, lower, network),
+                small,
+            )
             for upper, lower in there
         ]
-        placed += [_placed(part, *pair, tail) for pair in PLACED if small and missing and pair in there]
-    text = [_above(of, upper, lower, WHOLE, source, said, missing) for upper, lower, source, said in IN_TEXT]
-    rival, reading = against_best({name: of[name] for name in RUNS if name != "GadamX"}, "Gadam δ = 1")
+        placed += [
+            _placed(part, *pair, tail) for pair in PLACED if small and missing and pair in there
+        ]
+    text = [
+        _above(of, upper, lower, WHOLE, source, said, missing)
+        for upper, lower, source, said in IN_TEXT
+    ]
+    rival, reading = against_best(
+        {name: of[name] for name in RUNS if name != "GadamX"}, "Gadam δ = 1"
+    )
     return [
         *table,
         *text,
@@ -179,7 +216,9 @@ def _by_run(ends: Rows) -> dict[str, Rows]:
 
 
 def told_apart(rows: Rows) -> list[tuple[str, str]]:
-    """The networks, each with what names it in claims and titles: nothing where there is but one."""
+    """The networks, each with what names it in claims and titles: nothing where there is but
+    one.
+    """
     names = rows.distinct("network")
     return [(name, f", {name}" if len(names) > 1 else "") for name in names]
 
@@ -189,7 +228,8 @@ def _course_claims(rows: Rows, missing: str) -> list[Claim]:
     epochs = rows.where(kind="epoch")
     rises = [
         Claim(
-            f"{WHOLE}: the average of {name} improves with the number of epochs in it (rank correlation)",
+            f"{WHOLE}: the average of {name} improves with the number of epochs in it (rank"
+            " correlation)",
             "§7.10, Figure 7.18",
             "monotonic",
             rising(epochs.where(run=name, averaged=True)),
@@ -198,7 +238,9 @@ def _course_claims(rows: Rows, missing: str) -> list[Claim]:
         )
         for name in ("SGD IA", "GadamX")
     ]
-    first = [epoch for epoch in epochs.distinct("epoch") if 3 * epoch <= max(epochs.values("epoch"))]
+    first = [
+        epoch for epoch in epochs.distinct("epoch") if 3 * epoch <= max(epochs.values("epoch"))
+    ]
     early = epochs.where(epoch=first)
     return rises + [
         Claim(
@@ -214,7 +256,9 @@ def _course_claims(rows: Rows, missing: str) -> list[Claim]:
     ]
 
 
-def _above(of: dict[str, Rows], upper: str, lower: str, data: str, source: str, printed: str, missing: str) -> Claim:
+def _above(
+    of: dict[str, Rows], upper: str, lower: str, data: str, source: str, printed: str, missing: str
+) -> Claim:
     return Claim(
         f"{data}: {upper} is above {lower}",
         source,
@@ -252,7 +296,9 @@ def rising(epochs: Rows) -> Reading:
         for network in epochs.distinct("network")
         for seed in epochs.distinct("seed")
     ]
-    return mean_of([correlation(part.values("epoch"), part.values("accuracy")).value for part in parts])
+    return mean_of(
+        [correlation(part.values("epoch"), part.values("accuracy")).value for part in parts]
+    )
 
 
 def printed_of(network: str) -> dict[str, dict[str, tuple[float, float]]]:
@@ -264,13 +310,18 @@ def printed_of(network: str) -> dict[str, dict[str, tuple[float, float]]]:
 def printed_gap(upper: str, lower: str, network: str = "") -> str:
     """The differences of two rows of Table 7.4."""
     columns = printed_of(network).items()
-    return ", ".join(f"{table[upper][0] - table[lower][0]:+.2f} ({name})" for name, table in columns)
+    return ", ".join(
+        f"{table[upper][0] - table[lower][0]:+.2f} ({name})" for name, table in columns
+    )
 
 
 def tables(rows: Rows) -> list[Table]:
     """Of each network top 1 and top 5 of each run beside Table 7.4."""
     ends = rows.where(kind="end")
-    return [_table(ends.where(network=network), printed_of(network)) for network in ends.distinct("network")]
+    return [
+        _table(ends.where(network=network), printed_of(network))
+        for network in ends.distinct("network")
+    ]
 
 
 def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Table:
@@ -289,7 +340,9 @@ def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Ta
             )
         )
     first = ends[0]
-    apart = "" if first["data"] in DATA.values() else ", in place of ImageNet, which cannot be had here"
+    apart = (
+        "" if first["data"] in DATA.values() else ", in place of ImageNet, which cannot be had here"
+    )
     title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}{apart}"
     header = (
         "run",
@@ -304,18 +357,26 @@ def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Ta
 
 def charts(rows: Rows) -> list[Chart]:
     """Of each network accuracy over epochs, and over the epochs with averages."""
-    return [chart for network, tail in told_apart(rows) for chart in _charts(rows.where(network=network), tail)]
+    return [
+        chart
+        for network, tail in told_apart(rows)
+        for chart in _charts(rows.where(network=network), tail)
+    ]
 
 
 def _charts(rows: Rows, tail: str) -> list[Chart]:
     epochs, there = rows.where(kind="epoch"), rows.distinct("run")
     last = mean(rows.where(kind="end", run="SGD"), "accuracy").value
     late = [
-        curve(name, epochs.where(run=name, averaged=True), "accuracy") for name in ("SGD IA", "GadamX") if name in there
+        curve(name, epochs.where(run=name, averaged=True), "accuracy")
+        for name in ("SGD IA", "GadamX")
+        if name in there
     ]
 
     def chart(title: str, names: Iterable[str], source: str, caption: str = "") -> Chart:
-        series = tuple(curve(name, epochs.where(run=name), "accuracy") for name in names if name in there)
+        series = tuple(
+            curve(name, epochs.where(run=name), "accuracy") for name in names if name in there
+        )
         return Chart(title + tail, "epoch", "accuracy, %", series, source=source, caption=caption)
 
     of_average = "The figure has the error among five. Of the average from when there is one."
@@ -343,9 +404,18 @@ EXPERIMENT = Experiment(
     "§§7.8.2 and 7.10, Table 7.4, Figures 7.7, 7.18 and 7.19",
     {
         "smoke": Config("digits", 96, 64, 6, 2, ("VGG-4×4-BN",), batch=32, more_seeds=1),
-        "cpu": Config("cifar10", 2000, 4000, 30, 5, ("VGG-4×16-BN",), side=8, batch=64, more_seeds=2),
+        "cpu": Config(
+            "cifar10", 2000, 4000, 30, 5, ("VGG-4×16-BN",), side=8, batch=64, more_seeds=2
+        ),
         "paper": Config(
-            "cifar10", 5_000, 5_000, 30, 3, ("PreResNet-20", "WideResNet-16×4"), augmented=True, precision="bfloat16"
+            "cifar10",
+            5_000,
+            5_000,
+            30,
+            3,
+            ("PreResNet-20", "WideResNet-16×4"),
+            augmented=True,
+            precision="bfloat16",
         ),
     },
     cells,
@@ -354,22 +424,46 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "CIFAR-10 and small networks in place of ImageNet, which cannot be had here: its claims are not tested.",
+        (
+            "CIFAR-10 and small networks in place of ImageNet, which cannot be had here: its claims"
+            " are not tested."
+        ),
         "Three of the comparisons are judged on CIFAR-10 all the same, as claims of ours.",
-        "IMAGENET_32 and IMAGENET in experiments/averaging/gadam_imagenet.py read the real files where they are.",
-        "Rates of §7.10: SGD 0.1, a tenth after each third; SGD IA down to 0.003; GadamX 0.3; Gadam δ = 1 at 0.5.",
-        "Not printed, and chosen here: rates while averaging (a half), and the decays of both Gadam.",
+        (
+            "IMAGENET_32 and IMAGENET in experiments/averaging/gadam_imagenet.py read the real"
+            " files where they are."
+        ),
+        (
+            "Rates of §7.10: SGD 0.1, a tenth after each third; SGD IA down to 0.003; GadamX 0.3;"
+            " Gadam δ = 1 at 0.5."
+        ),
+        (
+            "Not printed, and chosen here: rates while averaging (a half), and the decays of both"
+            " Gadam."
+        ),
         "Averages over the last third of the epochs, as in Figure 7.18.",
-        "On a GPU PreResNet-20 and, for Table 7.4 alone, WideResNet-16×4, in place of PRN-110 and WRN-28-10.",
+        (
+            "On a GPU PreResNet-20 and, for Table 7.4 alone, WideResNet-16×4, in place of PRN-110"
+            " and WRN-28-10."
+        ),
         "They have 5,000 images; on a CPU there is one network of VGG's kind.",
-        "Both have the same rates, where §7.7.1 has some of its own for each network, and 200 epochs for the first.",
-        "Table 7.4 is read network by network, §7.10 of the first alone. On a GPU forward passes are in bfloat16.",
-        "Untuned are the rates of ImageNet 32 × 32, 0.03, with half of it while averaging; on a CPU of two seeds.",
+        (
+            "Both have the same rates, where §7.7.1 has some of its own for each network, and 200"
+            " epochs for the first."
+        ),
+        (
+            "Table 7.4 is read network by network, §7.10 of the first alone. On a GPU forward"
+            " passes are in bfloat16."
+        ),
+        (
+            "Untuned are the rates of ImageNet 32 × 32, 0.03, with half of it while averaging; on a"
+            " CPU of two seeds."
+        ),
         "Those runs, AdamW and Padam were added later; Padam has SGD's rate.",
     ),
     size=(
-        "PreResNet-110 (200 epochs) and WideResNet-28×10 on ImageNet 32 × 32, ResNet-50 and ResNet-101 on "
-        "ImageNet (90 epochs), 3 runs."
+        "PreResNet-110 (200 epochs) and WideResNet-28×10 on ImageNet 32 × 32, ResNet-50 and"
+        " ResNet-101 on ImageNet (90 epochs), 3 runs."
     ),
     sizes=(
         Size("PreResNet-110", "imagenet32", epochs=200),

@@ -1,4 +1,6 @@
-"""A language model with and without averages (Table 7.5, Figures 7.10, 7.11a and 7.13a, spectral thesis)."""
+"""A language model with and without averages (Table 7.5, Figures 7.10, 7.11a and 7.13a, spectral
+thesis).
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Rows of epochs and of the end with test perplexity; of Adam also each average, for it never enters a step."""
+    """Rows of epochs and of the end with test perplexity; of Adam also each average, for it
+    never enters a step.
+    """
     task, test = language_task(cell, device)
     steps = math.ceil(task.problem.num_samples / cell["batch"])
     chosen = list(plans(cell["epochs"], steps).values()) if cell["name"] == "Gadam" else []
@@ -94,7 +98,12 @@ def run(cell: Cell, device: str) -> list[Row]:
         {**row, "perplexity": _exp(row["loss"]), "iterate perplexity": _exp(row["iterate loss"])}
         for row in trained.rows
     ]
-    end = {**rows[-1], **trained.end, **size_of(task), "test perplexity": perplexity(trained.solution, test)}
+    end = {
+        **rows[-1],
+        **trained.end,
+        **size_of(task),
+        "test perplexity": perplexity(trained.solution, test),
+    }
     rows.append({**end, "before": rows[trained.end["begun"] - 1]["iterate perplexity"]})
     for (start, every), plan in plans(cell["epochs"], steps).items() if chosen else ():
         if averages.counts[plan]:
@@ -113,10 +122,13 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def plans(epochs: int, steps: int) -> dict[tuple[float, int], Plan]:
-    """By start (a share of the run) and frequency: all starts every step, and all frequencies from the half on."""
+    """By start (a share of the run) and frequency: all starts every step, and all frequencies
+    from the half on.
+    """
     wanted = [(start, 1) for start in STARTS] + [(START, every) for every in FREQUENCIES]
     return {
-        (start, every): Plan(max(1, round(start * epochs)) * steps, every) for start, every in dict.fromkeys(wanted)
+        (start, every): Plan(max(1, round(start * epochs)) * steps, every)
+        for start, every in dict.fromkeys(wanted)
     }
 
 
@@ -124,9 +136,17 @@ def language_task(cell: Cell, device: str) -> tuple[Task, Problem]:
     """An LSTM on stretches of a text, with the validation part held out; and the test part."""
     parts, vocabulary = text_parts(cell)
     model = lstm(
-        vocabulary, cell["embedding"], cell["hidden"], cell["layers"], cell["dropout"], fused=True, seed=cell["seed"]
+        vocabulary,
+        cell["embedding"],
+        cell["hidden"],
+        cell["layers"],
+        cell["dropout"],
+        fused=True,
+        seed=cell["seed"],
     ).to(device)
-    stretches = [tuple(part.to(device) for part in windows(tokens, cell["length"])) for tokens in parts]
+    stretches = [
+        tuple(part.to(device) for part in windows(tokens, cell["length"])) for tokens in parts
+    ]
     problem = Problem(model, "cross_entropy", stretches[0])
     return Task(model, problem, problem.on(stretches[1]).batches), problem.on(stretches[2])
 
@@ -154,7 +174,8 @@ STAY = 0.7
 
 
 def made_text(length: int, kinds: int) -> Tensor:
-    """A text without files: each token is the one after its predecessor with probability 0.7, else any.
+    """A text without files: each token is the one after its predecessor with probability 0.7, else
+    any.
 
     The best perplexity possible is exp of the entropy rate, ``made_perplexity``.
     """
@@ -171,7 +192,9 @@ def made_text(length: int, kinds: int) -> Tensor:
 def made_perplexity(kinds: int = MADE) -> float:
     """exp(H), H = −Σ p ln p of the next token given the last."""
     other = (1 - STAY) / kinds
-    return math.exp(-(STAY + other) * math.log(STAY + other) - (kinds - 1) * other * math.log(other))
+    return math.exp(
+        -(STAY + other) * math.log(STAY + other) - (kinds - 1) * other * math.log(other)
+    )
 
 
 def perplexity(model: torch.nn.Module, problem: Problem) -> float:
@@ -196,7 +219,12 @@ def claims(rows: Rows) -> list[Claim]:
             "below",
             unmet=unready(epochs, name, other),
         )
-        for name, other in (("Gadam", "Adam"), ("GadamX", "Padam"), ("Gadam", "ASGD"), ("Gadam", "GadamX"))
+        for name, other in (
+            ("Gadam", "Adam"),
+            ("GadamX", "Padam"),
+            ("Gadam", "ASGD"),
+            ("Gadam", "GadamX"),
+        )
     ]
     return found + _average_claims(rows.where(kind="average"), of["Adam"], epochs)
 
@@ -215,13 +243,18 @@ def _average_claims(made: Rows, adam: Rows, epochs: Rows) -> list[Claim]:
         for start in STARTS
         if start != START
     ]
-    often, seldom = (made.where(start=START, frequency=every) for every in (FREQUENCIES[0], FREQUENCIES[-1]))
-    tuned = paired_difference(tuned_start(made.where(frequency=1), TEST, lowest=True), often.paired(TEST))
+    often, seldom = (
+        made.where(start=START, frequency=every) for every in (FREQUENCIES[0], FREQUENCIES[-1])
+    )
+    tuned = paired_difference(
+        tuned_start(made.where(frequency=1), TEST, lowest=True), often.paired(TEST)
+    )
     unmet = unready(epochs, "Gadam")
     return [
         *found,
         Claim(
-            f"Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%} of the run)",
+            f"Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%}"
+            " of the run)",
             "§7.8.4, Table 7.6",
             "58.61 to 58.77",
             tuned,
@@ -266,10 +299,15 @@ def unlearnt(epochs: Rows, *names: str) -> str:
 
 
 def unsettled(epochs: Rows, name: str, start: float) -> str:
-    """Averages that begin while the iterates' perplexity is still to fall by more than ``STEADY`` of itself."""
+    """Averages that begin while the iterates' perplexity is still to fall by more than
+    ``STEADY`` of itself.
+    """
     before, after = (_iterates(epochs, name, share) for share in (start, 1.0))
     if after < (1 - STEADY) * before:
-        return f"averages of {name} begin too soon, its iterates go on from {before:.3g} to {after:.3g}"
+        return (
+            f"averages of {name} begin too soon, its iterates go on from {before:.3g} to"
+            f" {after:.3g}"
+        )
     return ""
 
 
@@ -299,7 +337,14 @@ def tables(rows: Rows) -> list[Table]:
         for name in OPTIMIZERS
     ]
     title = f"{ends[0]['data']}, LSTM of {ends[0]['parameters']:,} parameters"
-    header = ("optimiser", "validation", "test", "validation, iterate", "thesis, PTB words, validation", "test")
+    header = (
+        "optimiser",
+        "validation",
+        "test",
+        "validation, iterate",
+        "thesis, PTB words, validation",
+        "test",
+    )
     kept = dict.fromkeys((row["start"], row["frequency"]) for row in made)
     averages = tuple(
         (
@@ -314,7 +359,9 @@ def tables(rows: Rows) -> list[Table]:
     )
     return [
         Table(title, header, tuple(lines)),
-        Table("Averages of Adam's iterates", ("from", "steps between", "validation", "test"), averages),
+        Table(
+            "Averages of Adam's iterates", ("from", "steps between", "validation", "test"), averages
+        ),
     ]
 
 
@@ -323,7 +370,9 @@ def charts(rows: Rows) -> list[Chart]:
     epochs, made = rows.where(kind="epoch"), rows.where(kind="average")
     series = tuple(curve(name, epochs.where(name=name), "perplexity") for name in OPTIMIZERS)
     starts = made.where(frequency=1)
-    readings = [over_seeds(made.where(start=START, frequency=every), "perplexity") for every in FREQUENCIES]
+    readings = [
+        over_seeds(made.where(start=START, frequency=every), "perplexity") for every in FREQUENCIES
+    ]
     return [
         Chart(
             "Validation perplexity",
@@ -338,14 +387,21 @@ def charts(rows: Rows) -> list[Chart]:
             "Start of averaging",
             "share of the run",
             "perplexity",
-            (curve("validation", starts, "perplexity", "start"), curve("test", starts, "test perplexity", "start")),
+            (
+                curve("validation", starts, "perplexity", "start"),
+                curve("test", starts, "test perplexity", "start"),
+            ),
             source="Figure 7.11a",
         ),
         Chart(
             "Frequency of averaging",
             "steps between averaged iterates",
             "validation perplexity",
-            (Series("Gadam", FREQUENCIES, [reading.value for reading in readings], errors(readings)),),
+            (
+                Series(
+                    "Gadam", FREQUENCIES, [reading.value for reading in readings], errors(readings)
+                ),
+            ),
             x_log=True,
             source="Figure 7.13a",
         ),
@@ -360,9 +416,22 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
         "cpu": Config(
-            "tiny-shakespeare", 40_000, 10_000, 40, 5, 32, 64, 2, length=32, batch=16, dropout=0.1, adam_rate=1e-2
+            "tiny-shakespeare",
+            40_000,
+            10_000,
+            40,
+            5,
+            32,
+            64,
+            2,
+            length=32,
+            batch=16,
+            dropout=0.1,
+            adam_rate=1e-2,
         ),
-        "paper": Config("tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3, batch=20, dropout=0.2),
+        "paper": Config(
+            "tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3, batch=20, dropout=0.2
+        ),
     },
     cells,
     run,
@@ -370,16 +439,40 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had here.",
+        (
+            "Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had"
+            " here."
+        ),
         "Perplexities are therefore per character, and only their order can be compared.",
-        "A smaller LSTM without weight dropout, whose state does not pass from stretch to stretch; 30 epochs of 200.",
-        "Rates of the thesis's code: Adam 3e-3 (on a CPU 1e-2, the most in its grid), Padam 1 with p = 0.2.",
-        "SGD 10 with gradients clipped at 0.25, where the thesis has 30: at 30 this LSTM does not settle.",
-        "L2 decay of 1.2e-6 in the gradient, so that Gadam is here Adam with averages, as it is there.",
-        "Averages of every step from half of the epochs on at a constant rate; Padam alone has a step schedule.",
+        (
+            "A smaller LSTM without weight dropout, whose state does not pass from stretch to"
+            " stretch; 30 epochs of 200."
+        ),
+        (
+            "Rates of the thesis's code: Adam 3e-3 (on a CPU 1e-2, the most in its grid), Padam 1"
+            " with p = 0.2."
+        ),
+        (
+            "SGD 10 with gradients clipped at 0.25, where the thesis has 30: at 30 this LSTM does"
+            " not settle."
+        ),
+        (
+            "L2 decay of 1.2e-6 in the gradient, so that Gadam is here Adam with averages, as it is"
+            " there."
+        ),
+        (
+            "Averages of every step from half of the epochs on at a constant rate; Padam alone has"
+            " a step schedule."
+        ),
         "Starts and frequencies are averages of the same run: no step reads them.",
-        "The best start of Table 7.6 is chosen by the other seeds, so that no seed chooses for itself.",
-        "Averages count as begun too soon if the iterates' perplexity falls 1 % further: set after the results.",
+        (
+            "The best start of Table 7.6 is chosen by the other seeds, so that no seed chooses for"
+            " itself."
+        ),
+        (
+            "Averages count as begun too soon if the iterates' perplexity falls 1 % further: set"
+            " after the results."
+        ),
     ),
     size="a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs.",
     sizes=(Size("LSTM", "penn-treebank", epochs=200),),

@@ -1,4 +1,6 @@
-"""The networks of the Gadam chapter, and a small one of any width that does with and without batch norm."""
+"""The networks of the Gadam chapter, and a small one of any width that does with and without
+batch norm.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ SMALL = re.compile(r"VGG-4×(\d+)(-BN)?")
 def small_vgg(
     width: int = 16, batch_norm: bool = True, channels: int = 3, classes: int = 10, seed: int = 0
 ) -> nn.Sequential:
-    """Three 3 × 3 convolutions of w, 2w and 4w filters, pooled between, a mean over places and a linear layer.
+    """Three 3 × 3 convolutions of w, 2w and 4w filters, pooled between, a mean over places and a
+    linear layer.
 
     For images of at least 4 × 4, where VGG-16 needs 32 × 32.
 
@@ -35,13 +38,16 @@ def small_vgg(
     """
     require_count(width, "width")
     layers: list[nn.Module] = []
-    with torch.device("meta"):  # the layers' own initialisation would draw from the global generator
+    # the layers' own initialisation would draw from the global generator
+    with torch.device("meta"):
         inputs = channels
         for outputs in (width, 2 * width, 4 * width):
             norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
             inputs = outputs
-        model = nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+        model = nn.Sequential(
+            *layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)
+        )
     initialize(model, seed, f"small_vgg{width}", he)
     return model
 

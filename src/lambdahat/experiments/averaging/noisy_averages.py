@@ -1,4 +1,6 @@
-"""Averages, moving averages and last iterates on a noisy quadratic: §7.5.2 and Theorem 19 of the spectral thesis."""
+"""Averages, moving averages and last iterates on a noisy quadratic: §7.5.2 and Theorem 19 of the
+spectral thesis.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SAME = 0.1
 
 @dataclass(frozen=True)
 class Config:
-    """Quadratics of ``size`` curvatures, drawn log-uniformly from [0.1, 1]; ``replicas`` of each are simulated."""
+    """Quadratics of ``size`` curvatures, drawn log-uniformly from [0.1, 1]; ``replicas`` of each
+    are simulated.
+    """
 
     seeds: int
     replicas: int
@@ -44,17 +48,27 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Rows by steps: simulated variances and means at a fixed rate, and exact losses at rates that decay."""
+    """Rows by steps: simulated variances and means at a fixed rate, and exact losses at rates
+    that decay.
+    """
     rng = np.random.default_rng(derived_seed(cell["seed"], "curvatures"))
     curvatures = np.power(10.0, rng.uniform(-1, 0, cell["size"]))
     made = NoisyQuadratic(curvatures, RATE, start=10.0)
-    return [_simulated(made, cell, steps) for steps in cell["steps"]] + [_exact(curvatures, steps) for steps in LONG]
+    return [_simulated(made, cell, steps) for steps in cell["steps"]] + [
+        _exact(curvatures, steps) for steps in LONG
+    ]
 
 
 def _simulated(made: NoisyQuadratic, cell: Cell, steps: int) -> Row:
-    """Variance and loss of each kind of point, simulated, and how far its mean still is, by the exact law."""
+    """Variance and loss of each kind of point, simulated, and how far its mean still is, by the
+    exact law.
+    """
     points = made.simulate(steps, cell["replicas"], DECAY, cell["seed"])
-    laws = {"final": made.final(steps), "average": made.average(steps), "ema": made.ema(steps, DECAY)}
+    laws = {
+        "final": made.final(steps),
+        "average": made.average(steps),
+        "ema": made.ema(steps, DECAY),
+    }
     row: Row = {"kind": "simulated", "steps": steps, "size": cell["size"]}
     for name in KINDS:
         drawn = getattr(points, name)
@@ -70,7 +84,10 @@ def _exact(curvatures: np.ndarray, steps: int) -> Row:
     row: Row = {"kind": "exact", "steps": steps, "matching rate": matching_rate(curvatures, steps)}
     for words, rate in (("root", RATE / math.sqrt(steps)), ("fixed", RATE)):
         made = NoisyQuadratic(curvatures, rate, start=1.0)
-        row |= {f"final loss, {words}": made.final(steps).loss, f"average loss, {words}": made.average(steps).loss}
+        row |= {
+            f"final loss, {words}": made.final(steps).loss,
+            f"average loss, {words}": made.average(steps).loss,
+        }
     return row
 
 
@@ -83,7 +100,8 @@ def claims(rows: Rows) -> list[Claim]:
     printed = math.log10((1 - DECAY) / (1 + DECAY))
     return [
         Claim(
-            "for the last iterate to have less loss than the average its rate must fall as 1/n (exponent)",
+            "for the last iterate to have less loss than the average its rate must fall as 1/n"
+            " (exponent)",
             "Theorem 19",
             "∝ 1/n",
             _exponent(rows, "matching rate"),
@@ -153,7 +171,8 @@ def claims(rows: Rows) -> list[Claim]:
             unit=" decades",
         ),
         Claim(
-            f"after {WINDOWS} steps, three windows of it, the moving average has less loss than the average",
+            f"after {WINDOWS} steps, three windows of it, the moving average has less loss than the"
+            " average",
             "§7.5.2",
             "justified initially",
             _gap(early, "ema loss", "average loss"),
@@ -162,7 +181,8 @@ def claims(rows: Rows) -> list[Claim]:
         ),
         *(
             Claim(
-                f"the printed variance of the {words} is that of simulated ones, within {SAME:g} decades",
+                f"the printed variance of the {words} is that of simulated ones, within {SAME:g}"
+                " decades",
                 "§7.5",
                 "its formula",
                 _gap(last, f"{name} variance", f"{name} printed"),
@@ -186,7 +206,10 @@ def _exponent(rows: Rows, column: str) -> Reading:
     """The slope of log₁₀ of a column over log₁₀ of the steps, quadratic by quadratic."""
     parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
     return mean_of(
-        [slope(*(np.log10(part.values(name)).tolist() for name in ("steps", column))).value for part in parts]
+        [
+            slope(*(np.log10(part.values(name)).tolist() for name in ("steps", column))).value
+            for part in parts
+        ]
     )
 
 
@@ -204,8 +227,21 @@ def tables(rows: Rows) -> list[Table]:
         )
         for steps in found.distinct("steps")
     ]
-    header = ("steps", *(f"{words}, {what}" for words in KINDS.values() for what in ("variance", "printed", "bias")))
-    return [Table(f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1", header, tuple(lines))]
+    header = (
+        "steps",
+        *(
+            f"{words}, {what}"
+            for words in KINDS.values()
+            for what in ("variance", "printed", "bias")
+        ),
+    )
+    return [
+        Table(
+            f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1",
+            header,
+            tuple(lines),
+        )
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -250,10 +286,22 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no values.",
-        "The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are those of the exact laws.",
-        "The 30 steps were set after a first run at cpu: after 10, one window, the average has less loss.",
-        "There the means were simulated, and their own noise left that comparison undecided; now they are exact.",
+        (
+            "Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no"
+            " values."
+        ),
+        (
+            "The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are"
+            " those of the exact laws."
+        ),
+        (
+            "The 30 steps were set after a first run at cpu: after 10, one window, the average has"
+            " less loss."
+        ),
+        (
+            "There the means were simulated, and their own noise left that comparison undecided;"
+            " now they are exact."
+        ),
         "Far more is a factor of 10. A moving average starts from the first point.",
     ),
     size="no experiment: derivations for a noisy quadratic in one dimension, and a theorem.",

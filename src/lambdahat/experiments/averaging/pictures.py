@@ -1,4 +1,6 @@
-"""ImageNet for the Gadam chapter: the 32 × 32 version in memory, or folders of pictures read one by one."""
+"""ImageNet for the Gadam chapter: the 32 × 32 version in memory, or folders of pictures read one
+by one.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,16 @@ SIDE = 224
 def picture_task(cell: Cell, device: str) -> Task:
     """A cell's network on ImageNet, or on a data set in its place.
 
-    "imagenet32" takes ``training`` images in the seed's order and ``held_out`` of the validation part from the files in
-    ``folder``, or where data are usually found. "imagenet" reads the pictures in ``folder``/train and ``folder``/val,
-    in one folder per class, at ``side`` × ``side``.
+    "imagenet32" takes ``training`` images in the seed's order and ``held_out`` of the validation
+    part from the files in ``folder``, or where data are usually found. "imagenet" reads the
+    pictures in ``folder``/train and ``folder``/val, in one folder per class, at ``side`` ×
+    ``side``.
     """
     if cell["data"] not in ("imagenet32", "imagenet"):
         return image_task(cell, device)
-    training, held_out, shape, classes = _small(cell, device) if cell["data"] == "imagenet32" else _large(cell)
+    training, held_out, shape, classes = (
+        _small(cell, device) if cell["data"] == "imagenet32" else _large(cell)
+    )
     model = network(cell["network"], shape, classes, cell["seed"]).to(device)
     problem = Problem(model, "cross_entropy", training)
     return Task(model, problem, problem.on(held_out).batches)
@@ -47,15 +52,27 @@ def _small(cell: Cell, device: str) -> tuple[Any, Any, tuple[int, ...], int]:
         return (images.to(device).float() - mean) / deviation
 
     training = ((pixels - mean) / deviation, y[chosen].to(device))
-    return training, (ready(x_held[:held_out]), y_held[:held_out].to(device)), split.shape, split.classes
+    return (
+        training,
+        (ready(x_held[:held_out]), y_held[:held_out].to(device)),
+        split.shape,
+        split.classes,
+    )
 
 
 def _large(cell: Cell) -> tuple[Any, Any, tuple[int, ...], int]:
-    require(bool(cell["folder"]), "folder", "name the folder above train and val", repr(cell["folder"]))
+    require(
+        bool(cell["folder"]), "folder", "name the folder above train and val", repr(cell["folder"])
+    )
     side = cell["side"] or SIDE
-    training, held_out = (ImageFolder(Path(cell["folder"]) / part, side) for part in ("train", "val"))
+    training, held_out = (
+        ImageFolder(Path(cell["folder"]) / part, side) for part in ("train", "val")
+    )
     same = training.classes == held_out.classes
     require(
-        same, "folder", "have the same classes in train and val", f"{len(training.classes)} and {len(held_out.classes)}"
+        same,
+        "folder",
+        "have the same classes in train and val",
+        f"{len(training.classes)} and {len(held_out.classes)}",
     )
     return training, held_out, (3, side, side), len(training.classes)

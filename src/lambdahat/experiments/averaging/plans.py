@@ -1,4 +1,6 @@
-"""Many averages of one run: steps never read an average, so that one run serves every start and frequency."""
+"""Many averages of one run: steps never read an average, so that one run serves every start and
+frequency.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Plan(NamedTuple):
 
 
 class Averages:
-    """A tracker for ``fit`` that keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) for each plan, as ``Gadam`` keeps its own."""
+    """A tracker for ``fit`` that keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) for each plan, as ``Gadam``
+    keeps its own.
+    """
 
     name, unit, every = "averages", "step", 1
 
@@ -39,7 +43,9 @@ class Averages:
         self._means: dict[Plan, list[Tensor]] = {}
 
     @torch.no_grad()
-    def measure(self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0) -> dict[str, float]:
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> dict[str, float]:
         """Add the iterate to the averages whose turn it is; nothing goes into the run's rows."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
         for plan in self.plans:
@@ -53,8 +59,16 @@ class Averages:
         return {}
 
     def model(self, plan: Plan, like: nn.Module, batches: Iterable[Any]) -> nn.Module:
-        """A copy of the network with the average of a plan, its batch norm renewed from ``batches``."""
-        require(self.counts.get(plan, 0) > 0, "plan", "have averaged an iterate", plan, "train for longer")
+        """A copy of the network with the average of a plan, its batch norm renewed from
+        ``batches``.
+        """
+        require(
+            self.counts.get(plan, 0) > 0,
+            "plan",
+            "have averaged an iterate",
+            plan,
+            "train for longer",
+        )
         twin = copy.deepcopy(like)
         with torch.no_grad():
             for parameter, mean in zip(twin.parameters(), self._means[plan], strict=True):

@@ -1,7 +1,8 @@
-"""What must be so of a run before a claim about it can be judged: rules on its rows that do not look at the outcome.
+"""What must be so of a run before a claim about it can be judged: rules on its rows that do not
+look at the outcome.
 
-Each gives the reason why a claim cannot be tested here, or "". The thresholds were set after the first runs at the
-scale ``cpu``; none depends on which side a comparison came out on.
+Each gives the reason why a claim cannot be tested here, or "". The thresholds were set after the
+first runs at the scale ``cpu``; none depends on which side a comparison came out on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def unlearnt(*parts: Rows) -> str:
         accuracy = over_seeds(part, "accuracy").value
         chance = CHANCE.get(part[0].get("data", ""), TEN_CLASSES) if len(part) else TEN_CLASSES
         if accuracy < LEARNT * chance:
-            return f"{name_of(part)} learnt nothing, {accuracy:.1f} % held out where a guess has {chance:g} %"
+            return (
+                f"{name_of(part)} learnt nothing, {accuracy:.1f} % held out where a guess has"
+                f" {chance:g} %"
+            )
     return ""
 
 
@@ -41,14 +45,17 @@ def saturated(*parts: Rows) -> str:
 
 
 def unsettled(*parts: Rows) -> str:
-    """Averages that began while the iterates still improved, where the thesis lets them begin once "the validation
-    statistics stop improving and iterates oscillate around the minimum" (§7.5.6).
+    """Averages that began while the iterates still improved, where the thesis lets them begin once
+    "the validation statistics stop improving and iterates oscillate around the minimum" (§7.5.6).
     """
     for part in parts:
         kept = part.where(averaged=True)
         rise = paired_difference(kept.paired("iterate accuracy"), kept.paired("before")).value
         if rise > SETTLED:
-            return f"averages of {name_of(part)} begin too soon, its iterates gain {rise:.1f} points more"
+            return (
+                f"averages of {name_of(part)} begin too soon, its iterates gain {rise:.1f} points"
+                " more"
+            )
     return ""
 
 

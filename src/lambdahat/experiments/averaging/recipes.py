@@ -1,4 +1,6 @@
-"""The optimisers of the Gadam chapter by name, each with its schedule, as the thesis's own code sets them."""
+"""The optimisers of the Gadam chapter by name, each with its schedule, as the thesis's own code
+sets them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from lambdahat.optim.schedules import make_schedule
 MOMENTUM = 0.9
 AVERAGED_FROM = 161 / 300  # of the epochs
 LOOKAHEAD, AUTO = "+LH", "-Auto"
-BASES = {"SWA": "SGD", "ASGD": "SGD", "Adam-IA": "Adam", "Padam-IA": "Padam", "Gadam": "AdamW", "GadamX": "PadamW"}
+BASES = {
+    "SWA": "SGD",
+    "ASGD": "SGD",
+    "Adam-IA": "Adam",
+    "Padam-IA": "Padam",
+    "Gadam": "AdamW",
+    "GadamX": "PadamW",
+}
 FULL = "float32"
 FINAL = {"linear": 0.01, "averaging": 0.5}  # last rate over first, as in the thesis's code
 
@@ -32,19 +41,28 @@ def averages(name: str) -> bool:
 
 
 def shared_settings(config: Any, *varied: str) -> Cell:
-    """The fields that all cells share; ``precision`` only where it is another than float32, as stored cells have it."""
+    """The fields that all cells share; ``precision`` only where it is another than float32, as
+    stored cells have it.
+    """
     base = settings_of(config, *varied)
     return {name: value for name, value in base.items() if (name, value) != ("precision", FULL)}
 
 
 def recipe(
-    optimizer: str, rate: float, decay: float, epochs: int, schedule: str = "", first: int | None = None, every: int = 0
+    optimizer: str,
+    rate: float,
+    decay: float,
+    epochs: int,
+    schedule: str = "",
+    first: int | None = None,
+    every: int = 0,
 ) -> Cell:
     """The part of a cell that says how to train.
 
-    ``schedule`` is by default the thesis's: a straight line down to a hundredth (Eq. 12, flatness paper), or with
-    averages to a half, constant from then on (Eq. 13). Averages begin after epoch ``first``, by default the share
-    161/300, and take an iterate every ``every`` steps, once per epoch where that is 0.
+    ``schedule`` is by default the thesis's: a straight line down to a hundredth (Eq. 12, flatness
+    paper), or with averages to a half, constant from then on (Eq. 13). Averages begin after epoch
+    ``first``, by default the share 161/300, and take an iterate every ``every`` steps, once per
+    epoch where that is 0.
     """
     named = schedule or ("averaging" if averages(optimizer) else "linear")
     start = max(1, round(AVERAGED_FROM * epochs)) if first is None else first
@@ -62,22 +80,31 @@ def recipe(
 def make_optimizer(cell: Cell, parameters: Iterable[Tensor], steps: int) -> Optimizer:
     """The optimiser of a cell; an epoch has so many ``steps``. "+LH" wraps Lookahead around it.
 
-    "-Auto" waits for ``patience`` epochs without a better validation loss before it averages, and as long again before
-    it stops (§7.8.7). Of ``eps`` and ``power`` (p of Padam) a cell may have its own.
+    "-Auto" waits for ``patience`` epochs without a better validation loss before it averages, and
+    as long again before it stops (§7.8.7). Of ``eps`` and ``power`` (p of Padam) a cell may have
+    its own.
     """
     name: str = cell["optimizer"]
     if name.endswith(LOOKAHEAD):
-        base = make_optimizer({**cell, "optimizer": name.removesuffix(LOOKAHEAD)}, parameters, steps)
+        base = make_optimizer(
+            {**cell, "optimizer": name.removesuffix(LOOKAHEAD)}, parameters, steps
+        )
         return Lookahead(base, centralize=cell.get("centralize", False))
     plain = name.removesuffix(AUTO)
     makers = {"SGD": _sgd, "Adam": _adam, "AdamW": _adam, "Padam": _padam, "PadamW": _padam}
     base_name = BASES.get(plain, plain)
     require_choice(base_name, "optimizer", makers)
     when: dict[str, Any] = {"average_every": cell["every"] or steps}
-    when |= {"patience": cell["patience"]} if name.endswith(AUTO) else {"average_start": cell["first"] * steps}
+    when |= (
+        {"patience": cell["patience"]}
+        if name.endswith(AUTO)
+        else {"average_start": cell["first"] * steps}
+    )
     if plain in ("Gadam", "GadamX"):
         make = Gadam if plain == "Gadam" else GadamX
-        return make(parameters, cell["rate"], eps=cell.get("eps", 1e-8), weight_decay=cell["decay"], **when)
+        return make(
+            parameters, cell["rate"], eps=cell.get("eps", 1e-8), weight_decay=cell["decay"], **when
+        )
     if plain == "SWA":
         return SWA(parameters, cell["rate"], MOMENTUM, cell["decay"], **when)
     made = makers[base_name](base_name, cell, parameters)
@@ -100,7 +127,9 @@ def _padam(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
 
 
 def schedule_of(cell: Cell, optimizer: Optimizer) -> LRScheduler:
-    """The cell's schedule of the rate, once per epoch; ``ratio`` and ``milestones`` where it has its own."""
+    """The cell's schedule of the rate, once per epoch; ``ratio`` and ``milestones`` where it has
+    its own.
+    """
     name = cell["schedule"]
     settings: dict[str, Any] = {}
     if name in FINAL:

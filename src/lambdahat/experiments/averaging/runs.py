@@ -1,4 +1,6 @@
-"""What the experiments of the Gadam chapter share: a network on its data, a training run, readings of its rows."""
+"""What the experiments of the Gadam chapter share: a network on its data, a training run,
+readings of its rows.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run: a row for each epoch, and the network that the optimiser hands back: its average, where it keeps one."""
+    """A run: a row for each epoch, and the network that the optimiser hands back: its average,
+    where it keeps one.
+    """
 
     rows: list[Row]
     solution: nn.Module
@@ -55,7 +59,9 @@ class Trained:
 
     @property
     def end(self) -> Row:
-        """The last epoch's row as one of the end, with the iterate's accuracy where averaging began ("before")."""
+        """The last epoch's row as one of the end, with the iterate's accuracy where averaging
+        began ("before").
+        """
         last = {**self.rows[-1], "kind": "end", "stopped": self.rows[-1]["epoch"]}
         begun = [row for row in self.rows if row["averaged"]]
         before = begun[0] if begun else self.rows[-1]
@@ -63,9 +69,13 @@ class Trained:
 
 
 def image_task(cell: Cell, device: str, start: int | None = None) -> Task:
-    """A cell's network on a part of its data set, which follows the cell's seed; ``start`` is that of the weights."""
+    """A cell's network on a part of its data set, which follows the cell's seed; ``start`` is
+    that of the weights.
+    """
     found = images(cell, device)
-    model = network(cell["network"], found.shape, found.classes, cell["seed"] if start is None else start).to(device)
+    model = network(
+        cell["network"], found.shape, found.classes, cell["seed"] if start is None else start
+    ).to(device)
     if device.startswith("cuda"):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what tensor cores read
     problem = Problem(model, "cross_entropy", found.training, batch_size=JUDGED)
@@ -75,7 +85,9 @@ def image_task(cell: Cell, device: str, start: int | None = None) -> Task:
 def train(cell: Cell, task: Task, trackers: Sequence[Any] = ()) -> Trained:
     """Train a task's network in place as the cell says."""
     model, batch = task.model, cell["batch"]
-    optimizer = make_optimizer(cell, model.parameters(), math.ceil(task.problem.num_samples / batch))
+    optimizer = make_optimizer(
+        cell, model.parameters(), math.ceil(task.problem.num_samples / batch)
+    )
     watch = Watch(lambda: {"average norm": _average_norm(optimizer)}, 1)
     run = fit(
         task.problem,
@@ -99,7 +111,11 @@ def train(cell: Cell, task: Task, trackers: Sequence[Any] = ()) -> Trained:
 
 
 def _average_norm(optimizer: Any) -> float | None:
-    return float(joint_norm(optimizer.averaged_parameters)) if getattr(optimizer, "averaging", False) else None
+    return (
+        float(joint_norm(optimizer.averaged_parameters))
+        if getattr(optimizer, "averaging", False)
+        else None
+    )
 
 
 def _epoch(row: Any, seen: Row) -> Row:
@@ -129,7 +145,9 @@ def _epoch(row: Any, seen: Row) -> Row:
 
 @torch.no_grad()
 def judged(model: nn.Module, batches: Batches, top: int = 1) -> float:
-    """The share of held-out samples, in per cent, whose label is among the ``top`` largest logits."""
+    """The share of held-out samples, in per cent, whose label is among the ``top`` largest
+    logits.
+    """
     was, hits, count = model.training, 0, 0
     model.eval()
     for batch in batches:
@@ -148,7 +166,9 @@ def size_of(task: Task) -> Row:
 
 
 def pairs(rows: Rows, name: str) -> dict[tuple[Any, Any], float]:
-    """A column for each network and seed, its mean over what else differs: claims "in all cases" are read over both."""
+    """A column for each network and seed, its mean over what else differs: claims "in all cases"
+    are read over both.
+    """
     groups: dict[tuple[Any, Any], list[float]] = {}
     for row in rows:
         if row.get(name) is not None:
@@ -172,9 +192,14 @@ def change(rows: Rows, after: str, before: str) -> Reading:
 
 
 def decades(upper: Rows, lower: Rows, name: str) -> Reading:
-    """log₁₀ of the ratio of two settings, network by network and seed by seed; what has no logarithm is left out."""
+    """log₁₀ of the ratio of two settings, network by network and seed by seed; what has no
+    logarithm is left out.
+    """
     logs = [
-        {key: math.log10(value) if value > 0 else math.nan for key, value in pairs(part, name).items()}
+        {
+            key: math.log10(value) if value > 0 else math.nan
+            for key, value in pairs(part, name).items()
+        }
         for part in (upper, lower)
     ]
     return paired_difference(*logs)
@@ -188,7 +213,9 @@ def against_best(of: dict[str, Rows], name: str, column: str = "accuracy") -> tu
 
 
 def tuned_start(averages: Rows, name: str, lowest: bool = False) -> dict[Any, float]:
-    """A column at the start of averaging that is best over the other seeds: no seed chooses for itself."""
+    """A column at the start of averaging that is best over the other seeds: no seed chooses for
+    itself.
+    """
     seeds, best = averages.distinct("seed"), min if lowest else max
     out: dict[Any, float] = {}
     for seed in seeds:

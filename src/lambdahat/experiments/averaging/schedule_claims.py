@@ -1,4 +1,6 @@
-"""The claims on starts, frequencies, schedules, Lookahead and automatic starts: those of averaging-schedules."""
+"""The claims on starts, frequencies, schedules, Lookahead and automatic starts: those of
+averaging-schedules.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from lambdahat.experiments.statistics import Reading, paired_difference
 SMALL_CHANGE = 1.0  # points within which two runs count as alike
 NO_GAP = 10.0  # points of training over held-out accuracy that count as none
 GADAM_AHEAD = "Gadam + LH"
-AHEAD = ("SGD, linear", "SGD + LH", "AdamW, linear", "AdamW + LH", "Gadam", GADAM_AHEAD)  # the runs of Figure 7.12
+# the runs of Figure 7.12
+AHEAD = ("SGD, linear", "SGD + LH", "AdamW, linear", "AdamW + LH", "Gadam", GADAM_AHEAD)
 PRINTED_TUNED = "76.11 to 75.73 (VGG-16)"
 
 
@@ -26,7 +29,9 @@ def claims(rows: Rows) -> list[Claim]:
     of = {name: ends.where(run=name) for name in ends.distinct("run")}
     return (
         start_claims("Gadam", rows, PRINTED_TUNED)
-        + _frequency_claims(of, rows.where(kind="average", run="AdamW, flat"), epochs.where(run="AdamW, flat"))
+        + _frequency_claims(
+            of, rows.where(kind="average", run="AdamW, flat"), epochs.where(run="AdamW, flat")
+        )
         + _schedule_claims(of)
         + _lookahead_claims(of, epochs)
         + _automatic_claims(of)
@@ -35,8 +40,13 @@ def claims(rows: Rows) -> list[Claim]:
 
 def _frequency_claims(of: dict[str, Rows], made: Rows, flat: Rows) -> list[Claim]:
     """How often to average: Figure 7.13."""
-    half = unlearnt(of["AdamW, flat"], of["AdamW, linear"]) or unsettled(begun_at(flat, REFERENCE, "AdamW"))
-    often, seldom = made.where(start=REFERENCE, frequency=1), made.where(start=REFERENCE, frequency=0)
+    half = unlearnt(of["AdamW, flat"], of["AdamW, linear"]) or unsettled(
+        begun_at(flat, REFERENCE, "AdamW")
+    )
+    often, seldom = (
+        made.where(start=REFERENCE, frequency=1),
+        made.where(start=REFERENCE, frequency=0),
+    )
     return [
         Claim(
             "averaging every step or once per epoch makes little difference",
@@ -63,13 +73,18 @@ def _frequency_claims(of: dict[str, Rows], made: Rows, flat: Rows) -> list[Claim
 def _schedule_claims(of: dict[str, Rows]) -> list[Claim]:
     """Flat rates against schedules: Figure 7.4, and what §7.4.1 says of AdamW."""
     flat, step = of["SGD, flat"], of["SGD, step"]
-    gap_now = over_seeds(flat, "training accuracy").value - over_seeds(flat, "iterate accuracy").value
+    gap_now = (
+        over_seeds(flat, "training accuracy").value - over_seeds(flat, "iterate accuracy").value
+    )
     wide = (
-        f"the gap at a flat rate is {gap_now:.0f} points already, where the thesis has none" if gap_now > NO_GAP else ""
+        f"the gap at a flat rate is {gap_now:.0f} points already, where the thesis has none"
+        if gap_now > NO_GAP
+        else ""
     )
     return [
         Claim(
-            "the gap between training and held-out accuracy is wider after step decay than at a flat rate",
+            "the gap between training and held-out accuracy is wider after step decay than at a"
+            " flat rate",
             "§7.5.5, Figure 7.4",
             "ΔE₂ > ΔE₁",
             generalization(step, flat),
@@ -153,10 +168,22 @@ def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
 
 
 def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[Claim]:
-    """What §7.8.5 says of both networks: Lookahead helps SGD, and helps AdamW less than averages do."""
+    """What §7.8.5 says of both networks: Lookahead helps SGD, and helps AdamW less than averages
+    do.
+    """
     said = (
-        ("SGD + LH", "SGD, linear", "SGD + Lookahead is above SGD", "by a rather significant margin"),
-        ("Gadam", "AdamW + LH", "Gadam is above AdamW + Lookahead", "more significant and more consistent"),
+        (
+            "SGD + LH",
+            "SGD, linear",
+            "SGD + Lookahead is above SGD",
+            "by a rather significant margin",
+        ),
+        (
+            "Gadam",
+            "AdamW + LH",
+            "Gadam is above AdamW + Lookahead",
+            "more significant and more consistent",
+        ),
     )
     return [
         Claim(
@@ -172,10 +199,15 @@ def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[
 
 
 def fluctuation(epochs: Rows) -> dict[Any, float]:
-    """The mean change of the iterates' accuracy from one epoch to the next, up or down, for each seed."""
+    """The mean change of the iterates' accuracy from one epoch to the next, up or down, for each
+    seed.
+    """
     out = {}
     for seed in epochs.distinct("seed"):
-        values = [row["iterate accuracy"] for row in sorted(epochs.where(seed=seed), key=lambda row: row["epoch"])]
+        values = [
+            row["iterate accuracy"]
+            for row in sorted(epochs.where(seed=seed), key=lambda row: row["epoch"])
+        ]
         changes = [abs(after - before) for before, after in pairwise(values)]
         if changes:
             out[seed] = sum(changes) / len(changes)
@@ -185,7 +217,8 @@ def fluctuation(epochs: Rows) -> dict[Any, float]:
 def _automatic_claims(of: dict[str, Rows]) -> list[Claim]:
     """Averages that begin by themselves: Table 7.7."""
     parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
-    unmet = unlearnt(*parts) or saturated(*parts)  # that they may begin too soon is part of what is tested
+    # that they may begin too soon is part of what is tested
+    unmet = unlearnt(*parts) or saturated(*parts)
     return [
         Claim(
             "GadamAuto is above SWA-Auto",

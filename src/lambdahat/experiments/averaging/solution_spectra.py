@@ -1,4 +1,6 @@
-"""Whole spectra of the solutions of SGD and Gadam, batch norm in both modes (§7.9, Figures 7.14, 7.15 and 7.17)."""
+"""Whole spectra of the solutions of SGD and Gadam, batch norm in both modes (§7.9, Figures 7.14,
+7.15 and 7.17).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from lambdahat.results.charts import Chart
 SHARP = ("SGD", "Gadam")
 MODES = {"train": "Figures 7.14 and 7.15", "eval": "Figure 7.17"}
 SIMILAR = 1.0  # points of training accuracy; the thesis has 99.64 and 99.81
-# Printed of VGG-16 with batch norm: how much larger λ₁ is, and tr(H²)/P of SGD and Gadam, on CIFAR-100 and CIFAR-10
+# Printed of VGG-16 with batch norm: how much larger λ₁ is, and tr(H²)/P of SGD and Gadam, on
+# CIFAR-100 and CIFAR-10
 PRINTED = {
     ("largest", "train"): "almost 40× (CIFAR-100)",
     ("largest", "eval"): "35× (CIFAR-100)",
@@ -25,7 +28,9 @@ WORDS = {"largest": "λ₁", "frobenius": "mean squared eigenvalue tr(H²)/P"}
 
 
 def spectrum_rows(cell: Cell, device: str) -> list[Row]:
-    """A row for each mode: the end of the run with λ₁, tr(H²)/P and the Ritz values of the solution's Hessian."""
+    """A row for each mode: the end of the run with λ₁, tr(H²)/P and the Ritz values of the
+    solution's Hessian.
+    """
     task = image_task(cell, device)
     trained = train(cell, task)
     return [_row(task, trained, cell, mode) for mode in MODES]
@@ -45,25 +50,47 @@ def spectrum_claims(rows: Rows) -> list[Claim]:
         unmet = incomparable(*(part.where(optimizer=name) for name in SHARP))
         for (column, mode), printed in PRINTED.items():
             sgd, gadam = (part.where(optimizer=name, mode=mode) for name in SHARP)
-            words = f"{network}: Gadam generalises better with {WORDS[column]} above SGD's (batch norm in {mode} mode)"
+            words = (
+                f"{network}: Gadam generalises better with {WORDS[column]} above SGD's (batch norm"
+                f" in {mode} mode)"
+            )
             found.append(
-                Claim(words, f"§7.9, {MODES[mode]}", printed, decades(gadam, sgd, column), unit=" decades", unmet=unmet)
+                Claim(
+                    words,
+                    f"§7.9, {MODES[mode]}",
+                    printed,
+                    decades(gadam, sgd, column),
+                    unit=" decades",
+                    unmet=unmet,
+                )
             )
     return found
 
 
 def incomparable(sgd: Rows, gadam: Rows) -> str:
-    """The thesis compares solutions that fit the training images alike, of which Gadam's generalise better."""
+    """The thesis compares solutions that fit the training images alike, of which Gadam's
+    generalise better.
+    """
     fits = [over_seeds(part, "training accuracy").value for part in (sgd, gadam)]
     held = [over_seeds(part, "accuracy").value for part in (sgd, gadam)]
     if abs(fits[1] - fits[0]) > SIMILAR:
-        return f"training accuracy is {fits[0]:.1f} % with SGD and {fits[1]:.1f} % with Gadam, in the thesis alike"
+        return (
+            f"training accuracy is {fits[0]:.1f} % with SGD and {fits[1]:.1f} % with Gadam, in the"
+            " thesis alike"
+        )
     if held[1] <= held[0]:
-        return f"Gadam does not generalise better here, {held[1]:.1f} % held out to SGD's {held[0]:.1f} %"
+        return (
+            f"Gadam does not generalise better here, {held[1]:.1f} % held out to SGD's"
+            f" {held[0]:.1f} %"
+        )
     return ""
 
 
-COLUMNS = {"accuracy": "accuracy, %", "training accuracy": "in training", "solution norm": "‖θ‖"} | WORDS
+COLUMNS = {
+    "accuracy": "accuracy, %",
+    "training accuracy": "in training",
+    "solution norm": "‖θ‖",
+} | WORDS
 
 
 def spectrum_tables(rows: Rows) -> list[Table]:
@@ -73,13 +100,22 @@ def spectrum_tables(rows: Rows) -> list[Table]:
             network,
             mode,
             name,
-            *(str(over_seeds(rows.where(network=network, mode=mode, optimizer=name), column)) for column in COLUMNS),
+            *(
+                str(over_seeds(rows.where(network=network, mode=mode, optimizer=name), column))
+                for column in COLUMNS
+            ),
         )
         for network in rows.distinct("network")
         for mode in MODES
         for name in SHARP
     )
-    return [Table("Solutions and their Hessian", ("network", "batch norm", "optimiser", *COLUMNS.values()), lines)]
+    return [
+        Table(
+            "Solutions and their Hessian",
+            ("network", "batch norm", "optimiser", *COLUMNS.values()),
+            lines,
+        )
+    ]
 
 
 def spectrum_charts(rows: Rows) -> list[Chart]:

@@ -1,7 +1,8 @@
-"""When averaging starts: the averages of one run at a constant rate, and the claims on T_avg (§7.8.4, spectral thesis).
+"""When averaging starts: the averages of one run at a constant rate, and the claims on T_avg
+(§7.8.4, spectral thesis).
 
-No step reads an average, so that one run has the averages of all starts. Those of AdamW's iterates are Gadam's, those
-of PadamW's are GadamX's.
+No step reads an average, so that one run has the averages of all starts. Those of AdamW's iterates
+are Gadam's, those of PadamW's are GadamX's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from collections.abc import Sequence
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.preconditions import unlearnt, unsettled
 from lambdahat.experiments.averaging.recipes import BASES
-from lambdahat.experiments.averaging.runs import Task, gap, image_task, judged, size_of, train, tuned_start
+from lambdahat.experiments.averaging.runs import (
+    Task,
+    gap,
+    image_task,
+    judged,
+    size_of,
+    train,
+    tuned_start,
+)
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Row, Rows
 from lambdahat.experiments.statistics import paired_difference
@@ -34,19 +43,26 @@ def run_with_averages(cell: Cell, device: str, frequencies: Sequence[int] = ()) 
     return rows + averaged_rows(averages, chosen, task, cell)
 
 
-def plans(epochs: int, steps: int, frequencies: Sequence[int] = ()) -> dict[tuple[float, int], Plan]:
-    """By start (a share of the run) and frequency: all starts once per epoch, and all frequencies from the half on.
+def plans(
+    epochs: int, steps: int, frequencies: Sequence[int] = ()
+) -> dict[tuple[float, int], Plan]:
+    """By start (a share of the run) and frequency: all starts once per epoch, and all frequencies
+    from the half on.
 
     A frequency is in steps between averaged iterates, 0 for an epoch.
     """
     wanted = [(start, 0) for start in STARTS] + [(REFERENCE, every) for every in frequencies]
     return {
-        (start, every): Plan(min(max(1, round(start * epochs)), epochs) * steps if start else 0, every or steps)
+        (start, every): Plan(
+            min(max(1, round(start * epochs)), epochs) * steps if start else 0, every or steps
+        )
         for start, every in dict.fromkeys(wanted)
     }
 
 
-def averaged_rows(averages: Averages, chosen: dict[tuple[float, int], Plan], task: Task, cell: Cell) -> list[Row]:
+def averaged_rows(
+    averages: Averages, chosen: dict[tuple[float, int], Plan], task: Task, cell: Cell
+) -> list[Row]:
     """The accuracy of each average at the end of the run."""
     rows = []
     for (start, every), plan in chosen.items():
@@ -66,26 +82,33 @@ def averaged_rows(averages: Averages, chosen: dict[tuple[float, int], Plan], tas
 
 
 def early(rows: list[Row]) -> float:
-    """Mean accuracy of the iterates over the first third of the epochs: how fast a run converges."""
+    """Mean accuracy of the iterates over the first third of the epochs: how fast a run
+    converges.
+    """
     first = rows[: max(1, len(rows) // 3)]
     return float(sum(row["iterate accuracy"] for row in first) / len(first))
 
 
 def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> list[Claim]:
-    """Gadam or GadamX on one network: each sensible start beats the base with its schedule, and tuning gains.
+    """Gadam or GadamX on one network: each sensible start beats the base with its schedule, and
+    tuning gains.
 
-    ``rows`` are all rows of the network; ``tuned_from`` is what the thesis prints of the best start and of its own.
+    ``rows`` are all rows of the network; ``tuned_from`` is what the thesis prints of the best start
+    and of its own.
     """
     base = BASES[name]
     flat, ends = rows.where(run=base + FLAT), rows.where(kind="end")
     made, epochs = flat.where(kind="average", frequency=0), flat.where(kind="epoch")
     scheduled = ends.where(run=base + SCHEDULED)
     learnt = unlearnt(flat.where(kind="end"), scheduled)
-    tuned = paired_difference(tuned_start(made, "accuracy"), made.where(start=REFERENCE).paired("accuracy"))
+    tuned = paired_difference(
+        tuned_start(made, "accuracy"), made.where(start=REFERENCE).paired("accuracy")
+    )
     return [
         *(
             Claim(
-                f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%} of the run",
+                f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%}"
+                " of the run",
                 "§7.8.4, Figure 7.11",
                 "for any reasonable T_avg",
                 gap(made.where(start=share), scheduled, "accuracy"),
@@ -95,8 +118,8 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> li
             for share in SENSIBLE
         ),
         Claim(
-            f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against {REFERENCE:.0%} of "
-            "the run)",
+            f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against"
+            f" {REFERENCE:.0%} of the run)",
             "§7.8.4, Table 7.6",
             tuned_from,
             tuned,
@@ -107,10 +130,15 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> li
 
 
 def begun_at(epochs: Rows, share: float, base: str) -> Rows:
-    """The iterates of a run at a flat rate where averages begin at a share of it, and at its end."""
+    """The iterates of a run at a flat rate where averages begin at a share of it, and at its
+    end.
+    """
     last = max(epochs.values("epoch"), default=0)
     first = min(max(1, round(share * last)), last)
     before = epochs.where(epoch=first).paired("iterate accuracy")
     after = epochs.where(epoch=last).paired("iterate accuracy")
     named = {"run": f"{base} at a flat rate", "averaged": True}
-    return Rows({**named, "seed": seed, "before": before[seed], "iterate accuracy": after[seed]} for seed in after)
+    return Rows(
+        {**named, "seed": seed, "before": before[seed], "iterate accuracy": after[seed]}
+        for seed in after
+    )

@@ -1,4 +1,6 @@
-"""What §6.5 of the spectral thesis says of damping without batch norm, as code; Tables 6.1–6.3 beside ours."""
+"""What §6.5 of the spectral thesis says of damping without batch norm, as code; Tables 6.1–6.3
+beside ours.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _worse(rows: Rows, sentence: str, source: str, upper: Key, lower: Key) -> Claim:
-    """That the first setting's validation error is above the second's, where both accuracies are printed."""
+    """That the first setting's validation error is above the second's, where both accuracies are
+    printed.
+    """
     before, after = PRINTED[lower][1], PRINTED[upper][1]
     bound, printed = -least(before, after), f"{before:g} to {after:g} % accuracy ({THEIRS})"
     return Claim(
@@ -119,15 +123,16 @@ def _adam_claims(rows: Rows, what: str) -> list[Claim]:
             BETTER,
         ),
         Claim(
-            f"{what}: Adam, α = 0.0004, δ = 0.1 against 0.0004: over-damping raises the validation error again",
+            f"{what}: Adam, α = 0.0004, δ = 0.1 against 0.0004: over-damping raises the validation"
+            " error again",
             "§6.5.2",
             f"decreases the performance ({THEIRS})",
             gap(at(rows, OVER), at(rows, BETTER), "error"),
             unit=" points",
         ),
         Claim(
-            f"{what}: Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (excess of error below {MATCH:g}"
-            " points)",
+            f"{what}: Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (excess of error"
+            f" below {MATCH:g} points)",
             "§6.5.2",
             f"match or even beat ({THEIRS})",
             gap(at(rows, best), sgd, "error"),
@@ -139,12 +144,26 @@ def _adam_claims(rows: Rows, what: str) -> list[Claim]:
 
 
 def _sharpness_claims(rows: Rows, what: str) -> list[Claim]:
-    """λ₁ of two settings; not where both fit every training image, for there it follows the vanishing loss."""
+    """λ₁ of two settings; not where both fit every training image, for there it follows the
+    vanishing loss.
+    """
     pairs = (
-        ("Adam, α = 0.0004: less damping ends sharper (δ = 0.001 to 10⁻⁸)", ("Adam", 4e-4, 1e-3), DEFAULT),
-        ("Adam, α = 0.001: less damping ends sharper (δ = 0.0075 to 0.001)", LARGE[1], ("Adam", 1e-3, 1e-3)),
+        (
+            "Adam, α = 0.0004: less damping ends sharper (δ = 0.001 to 10⁻⁸)",
+            ("Adam", 4e-4, 1e-3),
+            DEFAULT,
+        ),
+        (
+            "Adam, α = 0.001: less damping ends sharper (δ = 0.0075 to 0.001)",
+            LARGE[1],
+            ("Adam", 1e-3, 1e-3),
+        ),
         ("KFAC, δ/α = 10: a smaller α ends sharper (0.01 to 0.0001)", CONSTANT[0], CONSTANT[-1]),
-        ("KFAC, α = 0.0001: less damping ends sharper (δ = 0.001 to 0.0001)", LOWERED[0], LOWERED[-1]),
+        (
+            "KFAC, α = 0.0001: less damping ends sharper (δ = 0.001 to 0.0001)",
+            LOWERED[0],
+            LOWERED[-1],
+        ),
     )
     found = []
     for words, lower, upper in pairs:
@@ -174,9 +193,20 @@ def tables(rows: Rows) -> list[Table]:
     part, lines = rows.where(kind="end"), []
     for key in keys(part):
         chosen, printed = at(rows, key), PRINTED.get(key)
-        readings = [str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")]
+        readings = [
+            str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")
+        ]
         told = ("", "") if printed is None else (f"{printed[0]:g}", f"{100 - printed[1]:.2f}")
-        lines.append((key[0], f"{key[1]:g}", f"{key[2]:g}", *readings, str(sum(chosen.values("diverged"))), *told))
+        lines.append(
+            (
+                key[0],
+                f"{key[1]:g}",
+                f"{key[2]:g}",
+                *readings,
+                str(sum(chosen.values("diverged"))),
+                *told,
+            )
+        )
     header = (
         "optimiser",
         "α",
@@ -192,15 +222,22 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Training and validation error over epochs, and λ₁ and error over δ beside the printed ones."""
+    """Training and validation error over epochs, and λ₁ and error over δ beside the printed
+    ones.
+    """
     out = []
     for optimizer, source in (("KFAC", "Figure 6.5"), ("Adam", "Figure 6.6")):
         shown = [key for key in keys(rows) if key[0] in (optimizer, "SGD")]
         for column in ("training error", "error"):
             series = tuple(curve(_label(key), at(rows, key, "epoch"), column) for key in shown)
             words = "Validation error" if column == "error" else "Training error"
-            out.append(Chart(f"{words}, {optimizer}", "epoch", f"{column}, %", series, source=source))
-    for column, place, words in (("largest", 0, "λ₁ at the end"), ("error", 1, "Validation error at the end, %")):
+            out.append(
+                Chart(f"{words}, {optimizer}", "epoch", f"{column}, %", series, source=source)
+            )
+    for column, place, words in (
+        ("largest", 0, "λ₁ at the end"),
+        ("error", 1, "Validation error at the end, %"),
+    ):
         out.append(
             Chart(
                 f"{words} over damping",
@@ -226,8 +263,18 @@ def _over_damping(rows: Rows, column: str, place: int) -> tuple[Series, ...]:
         chosen = sorted(key for key in keys(rows) if key[:2] == (name, rate))
         readings = [over_seeds(at(rows, key), column) for key in chosen]
         label = f"{name}, α = {rate:g}"
-        out.append(Series(label, [key[2] for key in chosen], [r.value for r in readings], errors(readings)))
+        out.append(
+            Series(label, [key[2] for key in chosen], [r.value for r in readings], errors(readings))
+        )
         told = [key for key in chosen if key in PRINTED]
         values = [PRINTED[key][0] if place == 0 else 100 - PRINTED[key][1] for key in told]
-        out.append(Series(f"{label}, printed", [key[2] for key in told], values, style="points", published=True))
+        out.append(
+            Series(
+                f"{label}, printed",
+                [key[2] for key in told],
+                values,
+                style="points",
+                published=True,
+            )
+        )
     return tuple(out)

@@ -1,4 +1,6 @@
-"""Bulk and outliers: a spiked random matrix beside a trained network (Figure 6.1, §6.2, spectral thesis)."""
+"""Bulk and outliers: a spiked random matrix beside a trained network (Figure 6.1, §6.2, spectral
+thesis).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ THEIRS = "VGG-16, CIFAR-100"
 
 @dataclass(frozen=True)
 class Config(Scale):
-    """One scale: spiked matrices of ``size``, then networks; ``samples`` images on either side for the Hessian."""
+    """One scale: spiked matrices of ``size``, then networks; ``samples`` images on either side
+    for the Hessian.
+    """
 
     network: str
     samples: int
@@ -99,7 +103,11 @@ def _above(shape: Spectrum) -> int:
 
 def _stems_of(shape: Spectrum) -> Row:
     order = np.argsort(shape.nodes[0])
-    return {"nodes": short(shape.nodes[0][order]), "weights": short(shape.weights[0][order]), "dim": shape.dim}
+    return {
+        "nodes": short(shape.nodes[0][order]),
+        "weights": short(shape.weights[0][order]),
+        "dim": shape.dim,
+    }
 
 
 def _network_rows(cell: Cell, device: str) -> list[Row]:
@@ -110,7 +118,12 @@ def _network_rows(cell: Cell, device: str) -> list[Row]:
     descend(model, found, cell, DECAY, [watch])
     quality, last = ends(model, found), watch.rows[-1]["epoch"]
     return [
-        {**row, **(quality if row["epoch"] == last else {}), "last": row["epoch"] == last, "classes": found.classes}
+        {
+            **row,
+            **(quality if row["epoch"] == last else {}),
+            "last": row["epoch"] == last,
+            "classes": found.classes,
+        }
         for row in watch.rows
     ]
 
@@ -122,11 +135,15 @@ def _held_out(model: torch.nn.Module, found: Images, cell: Cell) -> Problem:
 
 
 def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
-    """Bulk and outliers, and how much of each leading eigenvector the same number of held-out ones hold."""
+    """Bulk and outliers, and how much of each leading eigenvector the same number of held-out
+    ones hold.
+    """
     curvature = hessian(problem)
     shape = spectrum(curvature, depth=min(cell["depth"], curvature.dim), seed=cell["seed"])
     fit = fit_bulk(shape)
-    pairs, true = (eigenpairs(op, PAIRS, tol=1e-2, seed=cell["seed"]) for op in (curvature, hessian(other)))
+    pairs, true = (
+        eigenpairs(op, PAIRS, tol=1e-2, seed=cell["seed"]) for op in (curvature, hessian(other))
+    )
     held = (true.vectors.T @ pairs.vectors).square().sum(0)
     return {
         "outliers": _above(shape),
@@ -143,11 +160,16 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
 
 def claims(rows: Rows) -> list[Claim]:
     """Of the spiked model, then of networks."""
-    return [*_matrix_claims(rows.where(part="matrix")), *_network_claims(rows.where(part="network"))]
+    return [
+        *_matrix_claims(rows.where(part="matrix")),
+        *_network_claims(rows.where(part="network")),
+    ]
 
 
 def _matrix_claims(rows: Rows) -> list[Claim]:
-    misses = [max(abs(a - b) for a, b in zip(row["overlaps"], row["told"], strict=True)) for row in rows]
+    misses = [
+        max(abs(a - b) for a, b in zip(row["overlaps"], row["told"], strict=True)) for row in rows
+    ]
     law = TracyWidom()
     return [
         Claim(
@@ -161,8 +183,8 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
             general=True,
         ),
         Claim(
-            f"spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law, {law.mean:.3f}, in"
-            f" units of its fluctuation, within {EDGE:g}",
+            "spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law,"
+            f" {law.mean:.3f}, in units of its fluctuation, within {EDGE:g}",
             "Tracy and Widom (1994)",
             "none: Figure 6.1a shows such a region without figures",
             over_seeds(rows, "last of the bulk"),
@@ -172,8 +194,8 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
             own=True,
         ),
         Claim(
-            "spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the squared cosine, below"
-            " 0.1)",
+            "spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the"
+            " squared cosine, below 0.1)",
             "Theorem 17",
             "1 − σ²P/(Bλ²)",
             mean_of(misses),
@@ -182,7 +204,8 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
             general=True,
         ),
         Claim(
-            "spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike, below 0.1)",
+            "spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike,"
+            " below 0.1)",
             "§6.2.1",
             "0",
             over_seeds(rows, "hidden"),
@@ -196,7 +219,11 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
 def _network_claims(rows: Rows) -> list[Claim]:
     half, what = rows.where(last=False), subject(rows)
     classes = half[0]["classes"]
-    ratios = [math.log10(row["weight edge"] / row["edge"]) for row in half if row["weight edge"] > 0 < row["edge"]]
+    ratios = [
+        math.log10(row["weight edge"] / row["edge"])
+        for row in half
+        if row["weight edge"] > 0 < row["edge"]
+    ]
     sharp, flat = ({row["seed"]: row["kept"][place] for row in half} for place in (0, -1))
     return [
         Claim(
@@ -215,7 +242,8 @@ def _network_claims(rows: Rows) -> list[Claim]:
             classes + 0.5,
         ),
         Claim(
-            f"{what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the fitted edge",
+            f"{what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the"
+            " fitted edge",
             "Figure 6.1b",
             f"an approximate threshold ({THEIRS})",
             mean_of(ratios),
@@ -225,8 +253,8 @@ def _network_claims(rows: Rows) -> list[Claim]:
             " decades",
         ),
         Claim(
-            f"{what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS} (share within"
-            f" their leading {PAIRS})",
+            f"{what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS}"
+            f" (share within their leading {PAIRS})",
             "§6.2.1, Theorem 17",
             "sharp directions retain more",
             paired_difference(sharp, flat),
@@ -242,8 +270,18 @@ def tables(rows: Rows) -> list[Table]:
 def _spike_table(rows: Rows) -> Table:
     lines, told = [], rows[0]
     for place, spike in enumerate(SPIKES):
-        value, overlap = (str(mean_of([row[key][place] for row in rows])) for key in ("values", "overlaps"))
-        lines.append((f"{spike:g}", f"{told['told values'][place]:.4g}", value, f"{told['told'][place]:.4g}", overlap))
+        value, overlap = (
+            str(mean_of([row[key][place] for row in rows])) for key in ("values", "overlaps")
+        )
+        lines.append(
+            (
+                f"{spike:g}",
+                f"{told['told values'][place]:.4g}",
+                value,
+                f"{told['told'][place]:.4g}",
+                overlap,
+            )
+        )
     header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")
     return Table(f"Spikes in Wigner noise, P = {told['size']:,}", header, tuple(lines))
 
@@ -270,7 +308,10 @@ def _network_table(rows: Rows) -> Table:
 
 def charts(rows: Rows) -> list[Chart]:
     """Both spectra, and how much of each eigenvector is kept."""
-    matrix, net = rows.where(part="matrix", seed=0)[0], rows.where(part="network", seed=0, last=False)[0]
+    matrix, net = (
+        rows.where(part="matrix", seed=0)[0],
+        rows.where(part="network", seed=0, last=False)[0],
+    )
     kept = rows.where(part="network", last=False)
     readings = [mean_of([row["kept"][place] for row in kept]) for place in range(PAIRS)]
     out = [
@@ -289,9 +330,14 @@ def charts(rows: Rows) -> list[Chart]:
         )
     ]
     errors = [r.stderr if math.isfinite(r.stderr) else None for r in readings]
-    shares = Series("trained network", list(range(1, PAIRS + 1)), [r.value for r in readings], errors, "points")
+    shares = Series(
+        "trained network", list(range(1, PAIRS + 1)), [r.value for r in readings], errors, "points"
+    )
     title = f"Share of an eigenvector in the leading {PAIRS} of held-out images"
-    return [*out, Chart(title, "eigenvector, sharpest first", "share", (shares,), source="Theorem 17")]
+    return [
+        *out,
+        Chart(title, "eigenvector, sharpest first", "share", (shares,), source="Theorem 17"),
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -300,8 +346,22 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§6.2, Figure 6.1",
     {
-        "smoke": Config("digits", 400, 300, 6, 3, "MLP-16", samples=300, depth=40, size=200, matrices=4, batch=32),
-        "cpu": Config("mnist", 4000, 2000, 6, 5, "LeNet-5", samples=1000, depth=60, size=1000, matrices=20),
+        "smoke": Config(
+            "digits",
+            400,
+            300,
+            6,
+            3,
+            "MLP-16",
+            samples=300,
+            depth=40,
+            size=200,
+            matrices=4,
+            batch=32,
+        ),
+        "cpu": Config(
+            "mnist", 4000, 2000, 6, 5, "LeNet-5", samples=1000, depth=60, size=1000, matrices=20
+        ),
         "paper": Config(
             "cifar10",
             45_000,
@@ -324,11 +384,22 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "The spiked matrix: Wigner noise of scale 1 with spikes 4, 3, 2.5, and 0.5 below the threshold 1.",
-        "The network is measured half-way, as in the figure, before the rate falls; CIFAR-10 in place of CIFAR-100.",
-        f"Held-out images stand for the true loss; kept is what lies in the span of their {PAIRS} leading ones.",
+        (
+            "The spiked matrix: Wigner noise of scale 1 with spikes 4, 3, 2.5, and 0.5 below the"
+            " threshold 1."
+        ),
+        (
+            "The network is measured half-way, as in the figure, before the rate falls; CIFAR-10 in"
+            " place of CIFAR-100."
+        ),
+        (
+            "Held-out images stand for the true loss; kept is what lies in the span of their"
+            f" {PAIRS} leading ones."
+        ),
         "On a CPU LeNet-5 and images of MNIST.",
     ),
-    size="VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a).",
+    size=(
+        "VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a)."
+    ),
     sizes=(Size("VGG-16", "cifar100", epochs=150),),
 )

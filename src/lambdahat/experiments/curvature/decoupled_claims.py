@@ -1,4 +1,6 @@
-"""What §6.5.3 of the spectral thesis says of damping with batch norm and decoupled decay, as code."""
+"""What §6.5.3 of the spectral thesis says of damping with batch norm and decoupled decay, as
+code.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def _key(row: Row) -> Key:
 def _best(rows: Rows, decay: float) -> Key:
     """The damping above the default of least validation error at the standard rate."""
     found = [key for key in _keys(rows) if key[0] == "AdamW" and key[1] == RATE and key[3] == decay]
-    return min((key for key in found if key[2] > DEFAULT), key=lambda key: over_seeds(_at(rows, key), "error").value)
+    return min(
+        (key for key in found if key[2] > DEFAULT),
+        key=lambda key: over_seeds(_at(rows, key), "error").value,
+    )
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -68,8 +73,8 @@ def claims(rows: Rows) -> list[Claim]:
     return [
         *found,
         Claim(
-            f"{what}: AdamW, α = 0.001, γ = {last:g}, δ = {best[0]['damping']:g}: it matches SGD (excess of error"
-            f" below {MATCH:g} points)",
+            f"{what}: AdamW, α = 0.001, γ = {last:g}, δ = {best[0]['damping']:g}: it matches SGD"
+            f" (excess of error below {MATCH:g} points)",
             "Figures 6.7, 6.8",
             f"matches ({RESNET}), outperforms ({THEIRS})",
             gap(best, sgd, "error"),
@@ -78,7 +83,8 @@ def claims(rows: Rows) -> list[Claim]:
             unit=" points",
         ),
         Claim(
-            f"{what}: AdamW, α = {high[1]:g}, γ = {last:g}, δ = {high[2]:g}: it surpasses SGD (validation error)",
+            f"{what}: AdamW, α = {high[1]:g}, γ = {last:g}, δ = {high[2]:g}: it surpasses SGD"
+            " (validation error)",
             "Figure 6.8",
             f"surpasses ({RESNET})",
             gap(sgd, _at(rows, high), "error"),
@@ -93,9 +99,27 @@ def tables(rows: Rows) -> list[Table]:
     part, lines = rows.where(kind="end"), []
     for key in _keys(part):
         chosen = _at(rows, key)
-        readings = [str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")]
-        lines.append((key[0], *(f"{value:g}" for value in key[1:]), *readings, str(sum(chosen.values("diverged")))))
-    header = ("optimiser", "α", "δ", "γ", "training error, %", "validation error, %", "λ₁", "diverged")
+        readings = [
+            str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")
+        ]
+        lines.append(
+            (
+                key[0],
+                *(f"{value:g}" for value in key[1:]),
+                *readings,
+                str(sum(chosen.values("diverged"))),
+            )
+        )
+    header = (
+        "optimiser",
+        "α",
+        "δ",
+        "γ",
+        "training error, %",
+        "validation error, %",
+        "λ₁",
+        "diverged",
+    )
     return [Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))]
 
 

@@ -1,4 +1,6 @@
-"""Spectra of matrices that are known, as Lanczos sees them and as diagonals do (§4.5, Figures 4.3–4.6)."""
+"""Spectra of matrices that are known, as Lanczos sees them and as diagonals do (§4.5, Figures
+4.3–4.6).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from scipy.stats import wasserstein_distance
 from torch import Tensor
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.curvature.matrices import KNOWN, LAWS, WIGNER, known_matrix, law_matrix, unit_start
+from lambdahat.experiments.curvature.matrices import (
+    KNOWN,
+    LAWS,
+    WIGNER,
+    known_matrix,
+    law_matrix,
+    unit_start,
+)
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import decades, errors, over_seeds
@@ -28,7 +37,12 @@ EDGE = 15.0  # eigenvalues of the known spectrum beyond it are its outliers
 NEAR = 0.01  # of the width: an outlier is found by a Ritz value as near
 SUPPORT = 0.05
 BINS = 40
-SOURCES = {WIGNER: "Figures 4.3, 4.4d", WIDE: "Figures 4.5, 4.4c", HALF: "Figure 4.4a, b", KNOWN: "Figure 4.6"}
+SOURCES = {
+    WIGNER: "Figures 4.3, 4.4d",
+    WIDE: "Figures 4.5, 4.4c",
+    HALF: "Figure 4.4a, b",
+    KNOWN: "Figure 4.6",
+}
 
 
 @dataclass(frozen=True)
@@ -43,13 +57,21 @@ class Config:
 def cells(config: Config) -> list[Cell]:
     """Matrix × size × seed."""
     places = [(name, size) for name in LAWS for size in config.sizes] + [(KNOWN, config.known)]
-    return [{"matrix": name, "size": size, "seed": seed} for name, size in places for seed in range(config.seeds)]
+    return [
+        {"matrix": name, "size": size, "seed": seed}
+        for name, size in places
+        for seed in range(config.seeds)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each depth of Lanczos and one for the diagonal; the first seed's also hold what is drawn."""
+    """A row for each depth of Lanczos and one for the diagonal; the first seed's also hold what
+    is drawn.
+    """
     name, size, seed = cell["matrix"], cell["size"], cell["seed"]
-    values, matrix = known_matrix(size, seed) if name == KNOWN else law_matrix(name, size, seed, device)
+    values, matrix = (
+        known_matrix(size, seed) if name == KNOWN else law_matrix(name, size, seed, device)
+    )
     exact, first = values.numpy(), seed == 0
     start = unit_start(size, seed, "density").to(device)
     depths = DEPTHS.get(name, (DEPTH,))
@@ -89,7 +111,9 @@ def _diagonal_row(exact: Array, diagonal: Tensor, cell: Cell, first: bool) -> Ro
 
 
 def _compared(exact: Array, nodes: Array, weights: Array) -> Row:
-    """Distances of a discrete spectrum to the exact one, in widths of it; its mass nearest 0; outliers found."""
+    """Distances of a discrete spectrum to the exact one, in widths of it; its mass nearest 0;
+    outliers found.
+    """
     low, high = float(exact.min()), float(exact.max())
     width = high - low
     apart = exact[exact > EDGE]
@@ -111,7 +135,8 @@ def claims(rows: Rows) -> list[Claim]:
         source, seen, flat = SOURCES[name], part.where(depth=DEPTH), part.where(method="diagonal")
         found += [
             Claim(
-                f"{name}: {DEPTH} Lanczos steps capture the support (error of its ends, below {SUPPORT:g} widths)",
+                f"{name}: {DEPTH} Lanczos steps capture the support (error of its ends, below"
+                f" {SUPPORT:g} widths)",
                 source,
                 "impressively",
                 over_seeds(seen, "support"),
@@ -119,14 +144,16 @@ def claims(rows: Rows) -> list[Claim]:
                 SUPPORT,
             ),
             Claim(
-                f"{name}: the diagonal misses the support (error of its ends, above {SUPPORT:g} widths)",
+                f"{name}: the diagonal misses the support (error of its ends, above {SUPPORT:g}"
+                " widths)",
                 "§4.5.1",
                 "fails",
                 over_seeds(flat, "support"),
                 bound=SUPPORT,
             ),
             Claim(
-                f"{name}: the diagonal is farther from the spectrum than Lanczos (ratio of distances)",
+                f"{name}: the diagonal is farther from the spectrum than Lanczos (ratio of"
+                " distances)",
                 "§4.5.1",
                 "nearly indistinguishable by Lanczos",
                 decades(flat, seen, "distance"),
@@ -148,7 +175,8 @@ def _law_claims(rows: Rows) -> list[Claim]:
         small, large = min(part.values("size")), max(part.values("size"))
         found.append(
             Claim(
-                f"{name}: one random vector shows more of the larger matrix (distance at P = {small:,} over {large:,})",
+                f"{name}: one random vector shows more of the larger matrix (distance at P ="
+                f" {small:,} over {large:,})",
                 "Figures 4.3, 4.5",
                 "smoother",
                 _ratio(part, small, large),
@@ -171,7 +199,8 @@ def _law_claims(rows: Rows) -> list[Claim]:
             0.02,
         ),
         Claim(
-            "Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio over P)",
+            "Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio"
+            " over P)",
             "Eq. 4.18",
             "1",
             second,
@@ -180,7 +209,13 @@ def _law_claims(rows: Rows) -> list[Claim]:
             0.1,
         ),
         Claim(
-            "T = 2P: diagonal elements have the variance 2/T (T/2 times it)", "§4.5.1", "1", scaled, "within", 1.0, 0.1
+            "T = 2P: diagonal elements have the variance 2/T (T/2 times it)",
+            "§4.5.1",
+            "1",
+            scaled,
+            "within",
+            1.0,
+            0.1,
         ),
     ]
 
@@ -188,7 +223,10 @@ def _law_claims(rows: Rows) -> list[Claim]:
 def _ratio(rows: Rows, small: int, large: int) -> Reading:
     """log₁₀ of the ratio of distances at two sizes, seed by seed."""
     ends = [
-        {seed: math.log10(value) for seed, value in rows.where(size=size).paired("distance").items()}
+        {
+            seed: math.log10(value)
+            for seed, value in rows.where(size=size).paired("distance").items()
+        }
         for size in (small, large)
     ]
     return paired_difference(ends[0], ends[1])
@@ -208,7 +246,8 @@ def _known_claims(rows: Rows) -> list[Claim]:
             0.05,
         ),
         Claim(
-            f"known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below {SUPPORT:g} widths)",
+            "known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below"
+            f" {SUPPORT:g} widths)",
             "Figure 4.6b",
             "learnt",
             over_seeds(few, "support"),
@@ -263,12 +302,23 @@ def tables(rows: Rows) -> list[Table]:
     for name in rows.distinct("matrix"):
         for size in rows.where(matrix=name).distinct("size"):
             part = rows.where(matrix=name, size=size)
-            for method, depth in [("Lanczos", depth) for depth in DEPTHS.get(name, (DEPTH,))] + [("diagonal", 0)]:
+            for method, depth in [("Lanczos", depth) for depth in DEPTHS.get(name, (DEPTH,))] + [
+                ("diagonal", 0)
+            ]:
                 chosen = part.where(method=method, depth=depth)
                 label = f"Lanczos, m = {depth}" if depth else method
-                readings = [str(over_seeds(chosen, key)) for key in ("distance", "support", "at zero")]
+                readings = [
+                    str(over_seeds(chosen, key)) for key in ("distance", "support", "at zero")
+                ]
                 lines.append((name, f"{size:,}", label, *readings))
-    header = ("matrix", "P", "spectrum by", "distance to the eigenvalues", "error of the ends", "mass nearest 0")
+    header = (
+        "matrix",
+        "P",
+        "spectrum by",
+        "distance to the eigenvalues",
+        "error of the ends",
+        "mass nearest 0",
+    )
     return [Table("In widths of the spectrum; distance: Wasserstein's", header, tuple(lines))]
 
 
@@ -301,7 +351,9 @@ def charts(rows: Rows) -> list[Chart]:
             part = rows.where(matrix=name, method=method)
             sizes = part.distinct("size")
             readings = [over_seeds(part.where(size=size), "distance") for size in sizes]
-            series.append(Series(f"{name}, {method}", sizes, [r.value for r in readings], errors(readings)))
+            series.append(
+                Series(f"{name}, {method}", sizes, [r.value for r in readings], errors(readings))
+            )
     out.append(
         Chart(
             "Distance to the eigenvalues",
@@ -333,8 +385,17 @@ EXPERIMENT = Experiment(
     charts,
     (
         "One start vector, uniform on the sphere, 30 steps; matrices are scaled to a limit law.",
-        "The distance is Wasserstein's, between the eigenvalues and the Ritz values with their weights.",
-        f"Outliers of the known spectrum are above {EDGE:g}, found if a Ritz value is within {NEAR:.0%} of the width.",
+        (
+            "The distance is Wasserstein's, between the eigenvalues and the Ritz values with their"
+            " weights."
+        ),
+        (
+            f"Outliers of the known spectrum are above {EDGE:g}, found if a Ritz value is within"
+            f" {NEAR:.0%} of the width."
+        ),
     ),
-    size="matrices of P = 225 and 10,000, one of 1,000 with a known spectrum, 30 Lanczos steps; draws are not said.",
+    size=(
+        "matrices of P = 225 and 10,000, one of 1,000 with a known spectrum, 30 Lanczos steps;"
+        " draws are not said."
+    ),
 )

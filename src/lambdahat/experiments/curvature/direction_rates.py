@@ -1,4 +1,6 @@
-"""Rates along flat and sharp directions under damping and partial adaptivity (§§6.3.1 and 6.6, spectral thesis)."""
+"""Rates along flat and sharp directions under damping and partial adaptivity (§§6.3.1 and 6.6,
+spectral thesis).
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,13 @@ def _second_order(model: nn.Module, problem: Problem, pairs: Eigenpairs, cell: C
 
 
 def _row(
-    name: str, knob: str, value: float, problem: Problem, optimizer: Optimizer, pairs: Eigenpairs, cell: Cell
+    name: str,
+    knob: str,
+    value: float,
+    problem: Problem,
+    optimizer: Optimizer,
+    pairs: Eigenpairs,
+    cell: Cell,
 ) -> Row:
     """R_est-curv of Eq. 6.1 with its parts."""
     found = rate_ratio(problem, optimizer, pairs, FLAT, seed=cell["seed"])
@@ -115,7 +123,9 @@ def _row(
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """SGD has one rate; damping and smaller powers bring the others towards it; Lanczos steps by the formula."""
+    """SGD has one rate; damping and smaller powers bring the others towards it; Lanczos steps by
+    the formula.
+    """
     told = rows.where(optimizer="Lanczos")
     misses = [math.log10(row["ratio"] / (1 + row["largest"] / row["setting"])) for row in told]
     worst = max(abs(miss) for miss in misses)
@@ -131,8 +141,8 @@ def claims(rows: Rows) -> list[Claim]:
             0.01,
         ),
         Claim(
-            f"{what}: Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of measured over told, at"
-            " worst)",
+            f"{what}: Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of"
+            " measured over told, at worst)",
             "§6.3.1",
             "1 + (λ₁ − λ_P)/δ",
             Reading(worst, 0.0),
@@ -156,7 +166,8 @@ def claims(rows: Rows) -> list[Claim]:
         part = rows.where(optimizer=name)
         found.append(
             Claim(
-                f"{what}: {name}: damping lowers the rate of flat over sharp directions (δ = {low:g} to {high:g})",
+                f"{what}: {name}: damping lowers the rate of flat over sharp directions (δ ="
+                f" {low:g} to {high:g})",
                 "§6.3.1, Eq. 6.1",
                 "it controls it",
                 decades(part.where(setting=low), part.where(setting=high), "ratio"),
@@ -194,15 +205,31 @@ def tables(rows: Rows) -> list[Table]:
                     str(over_seeds(part, "nonlinearity")),
                 )
             )
-    header = ("optimiser", "setting", "rate, flat", "rate, sharpest", "ratio", "departure from one matrix")
-    return [Table(f"{rows[0]['network']} trained by Adam, {rows[0]['data']}; α = {RATE:g}", header, tuple(lines))]
+    header = (
+        "optimiser",
+        "setting",
+        "rate, flat",
+        "rate, sharpest",
+        "ratio",
+        "departure from one matrix",
+    )
+    return [
+        Table(
+            f"{rows[0]['network']} trained by Adam, {rows[0]['data']}; α = {RATE:g}",
+            header,
+            tuple(lines),
+        )
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """The ratio over damping and over the power."""
     damped = tuple(_series(rows, name) for name in ("Adam", "KFAC", "Lanczos"))
     part = rows.where(optimizer="Lanczos")
-    told = [mean_of([1 + row["largest"] / value for row in part.where(setting=value)]).value for value in SECOND_ORDER]
+    told = [
+        mean_of([1 + row["largest"] / value for row in part.where(setting=value)]).value
+        for value in SECOND_ORDER
+    ]
     formula = Series("1 + λ₁/δ", SECOND_ORDER, told, style="points")
     return [
         Chart(
@@ -248,8 +275,14 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Rates are read off an optimiser's own steps, along the Hessian's sharpest eigenvector and random directions.",
-        "Adam's second moments are those of its training; δ and p are then changed, nothing is trained anew.",
+        (
+            "Rates are read off an optimiser's own steps, along the Hessian's sharpest eigenvector"
+            " and random directions."
+        ),
+        (
+            "Adam's second moments are those of its training; δ and p are then changed, nothing is"
+            " trained anew."
+        ),
         "KFAC: the exact Fisher at the point. Lanczos: Ritz pairs of the absolute Hessian there.",
     ),
     size="no run: §§6.3 and 6.6 derive these rates for any network.",

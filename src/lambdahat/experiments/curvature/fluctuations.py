@@ -1,4 +1,6 @@
-"""When is the spectrum of curvature noise a semicircle? Theorem 13 of the spectral thesis, over the matrix's size."""
+"""When is the spectrum of curvature noise a semicircle? Theorem 13 of the spectral thesis, over
+the matrix's size.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Eigenvalues in units of σ_ε: their greatest distance from the semicircle's distribution, and the largest."""
-    rng = np.random.default_rng(derived_seed(cell["seed"], "fluctuations", cell["noise"], cell["size"]))
+    """Eigenvalues in units of σ_ε: their greatest distance from the semicircle's distribution,
+    and the largest.
+    """
+    rng = np.random.default_rng(
+        derived_seed(cell["seed"], "fluctuations", cell["noise"], cell["size"])
+    )
     noise = _noise(cell["noise"], cell["size"], rng)
     values = np.sort(np.linalg.eigvalsh(noise)) / math.sqrt(np.square(noise).sum() / len(noise))
     told, ranks = Semicircle(1.0).cdf(values), np.arange(len(values) + 1) / len(values)
@@ -54,19 +60,26 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _noise(kind: str, size: int, rng: np.random.Generator) -> Array:
-    """A symmetric fluctuation matrix; "samples" are those of linear regression, whose Hessians are xxᵀ."""
+    """A symmetric fluctuation matrix; "samples" are those of linear regression, whose Hessians
+    are xxᵀ.
+    """
     if kind in (WIDE, NARROW):
         batch = size if kind == WIDE else 50 * size
         inputs = rng.standard_normal((batch, size))
         return np.asarray(inputs.T @ inputs / batch - np.eye(size))
-    draw = rng.uniform(-1, 1, (size, size)) if kind == BOUNDED else rng.standard_normal((size, size))
+    draw = (
+        rng.uniform(-1, 1, (size, size)) if kind == BOUNDED else rng.standard_normal((size, size))
+    )
     half = np.triu(draw) + np.triu(draw, 1).T
-    rows = np.where(np.arange(size) % 2 == 0, 0.1, 1.9) if kind == UNEVEN else np.ones(size)  # breaks condition (ii)
+    # breaks condition (ii)
+    rows = np.where(np.arange(size) % 2 == 0, 0.1, 1.9) if kind == UNEVEN else np.ones(size)
     return np.asarray(half * np.sqrt(np.outer(rows, rows)))
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Where the conditions are met the distance vanishes; n counts matrices of the largest size, or seeds."""
+    """Where the conditions are met the distance vanishes; n counts matrices of the largest size,
+    or seeds.
+    """
     largest = max(rows.values("size"))
     found = []
     for kind in MET:
@@ -98,7 +111,10 @@ def claims(rows: Rows) -> list[Claim]:
                 2 * EDGE,
             ),
         ]
-    for kind, why in ((UNEVEN, "condition (ii) is broken"), (WIDE, "elements depend on each other")):
+    for kind, why in (
+        (UNEVEN, "condition (ii) is broken"),
+        (WIDE, "elements depend on each other"),
+    ):
         found.append(
             Claim(
                 f"{kind}: {why}, and at P = {largest} the distance is above {APART:g}",
@@ -112,7 +128,12 @@ def claims(rows: Rows) -> list[Claim]:
         )
     near = mean_of([math.log10(row["distance"]) for row in rows.where(noise=NARROW, size=largest)])
     wide = mean_of([math.log10(row["distance"]) for row in rows.where(noise=WIDE, size=largest)])
-    gap = Reading(near.value - wide.value, math.hypot(near.stderr, wide.stderr), near.dof + wide.dof, near.count)
+    gap = Reading(
+        near.value - wide.value,
+        math.hypot(near.stderr, wide.stderr),
+        near.dof + wide.dof,
+        near.count,
+    )
     return [
         *found,
         Claim(
@@ -146,14 +167,30 @@ def tables(rows: Rows) -> list[Table]:
         for kind in rows.distinct("noise")
     )
     return [
-        Table("Greatest distance from the semicircle's distribution", ("noise", *(f"P = {n}" for n in sizes)), lines)
+        Table(
+            "Greatest distance from the semicircle's distribution",
+            ("noise", *(f"P = {n}" for n in sizes)),
+            lines,
+        )
     ]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Distance over P, and the spectra of the first matrices beside the semicircle."""
-    series = tuple(curve(kind, rows.where(noise=kind), "distance", "size") for kind in rows.distinct("noise"))
-    out = [Chart("Distance from the semicircle", "P", "distance", series, x_log=True, y_log=True, source="Theorem 13")]
+    series = tuple(
+        curve(kind, rows.where(noise=kind), "distance", "size") for kind in rows.distinct("noise")
+    )
+    out = [
+        Chart(
+            "Distance from the semicircle",
+            "P",
+            "distance",
+            series,
+            x_log=True,
+            y_log=True,
+            source="Theorem 13",
+        )
+    ]
     drawn = [row for row in rows if row.get("values")]
     place = np.linspace(-2, 2, 81)
     law = Series("semicircle", short(place), short(Semicircle(1.0).cdf(place)), published=True)
@@ -161,7 +198,14 @@ def charts(rows: Rows) -> list[Chart]:
         if row["size"] == max(other["size"] for other in drawn):
             shares = (np.arange(len(row["values"])) + 1) / len(row["values"])
             ours = Series("eigenvalues", row["values"], short(shares), style="step")
-            out.append(Chart(f"Distribution, {row['noise']}", "eigenvalue over σ_ε", "share below", (ours, law)))
+            out.append(
+                Chart(
+                    f"Distribution, {row['noise']}",
+                    "eigenvalue over σ_ε",
+                    "share below",
+                    (ours, law),
+                )
+            )
     return out
 
 
@@ -170,7 +214,11 @@ EXPERIMENT = Experiment(
     "The spectrum of curvature noise and the semicircle",
     SPECTRAL,
     "§5.2, Theorem 13",
-    {"smoke": Config(2, (30, 60, 120)), "cpu": Config(10), "paper": Config(20, (50, 100, 200, 400, 800))},
+    {
+        "smoke": Config(2, (30, 60, 120)),
+        "cpu": Config(10),
+        "paper": Config(20, (50, 100, 200, 400, 800)),
+    },
     cells,
     run,
     claims,
@@ -178,9 +226,15 @@ EXPERIMENT = Experiment(
     charts,
     (
         "σ_ε² is that of the matrix itself, tr(ε²)/P.",
-        "Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break condition (ii).",
+        (
+            "Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break"
+            " condition (ii)."
+        ),
         "Of linear regression a sample's Hessian is xxᵀ, whose elements depend on each other.",
-        "The noise of b such samples is a shifted Marchenko–Pastur law, near a semicircle for P ≪ b alone.",
+        (
+            "The noise of b such samples is a shifted Marchenko–Pastur law, near a semicircle for P"
+            " ≪ b alone."
+        ),
         f"Near is a distance of {NEAR:g}, apart one of {APART:g}: set before any run.",
     ),
     size="no experiment: a theorem, of any noise that meets its conditions.",

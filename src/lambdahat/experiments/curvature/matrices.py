@@ -1,4 +1,6 @@
-"""Matrices of §4.5 of the spectral thesis: random ones with a limit law, and one like a network's Hessian."""
+"""Matrices of §4.5 of the spectral thesis: random ones with a limit law, and one like a
+network's Hessian.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ LAWS: dict[str, Law] = {
     "covariance, T = P/2": MarchenkoPastur(1.0, 2.0),
 }
 KNOWN = "known spectrum"
-SHARES = ((0.47, 0.0, 15.0), (0.02, 0.0, 60.0), (0.01, -10.0, 0.0))  # of the eigenvalues, uniform on an interval
+# of the eigenvalues, uniform on an interval
+SHARES = ((0.47, 0.0, 15.0), (0.02, 0.0, 60.0), (0.01, -10.0, 0.0))
 
 
 def known_values(size: int, seed: int) -> Tensor:
-    """Eigenvalues (P,) of §4.5.2: 470 on [0, 15], 20 on [0, 60] and 10 on [−10, 0] of 1,000, the others 0."""
+    """Eigenvalues (P,) of §4.5.2: 470 on [0, 15], 20 on [0, 60] and 10 on [−10, 0] of 1,000, the
+    others 0.
+    """
     rng = generator(seed, "known spectrum")
     parts = [
         low + (high - low) * torch.rand(round(share * size), generator=rng, dtype=torch.float64)
@@ -40,13 +45,17 @@ def known_matrix(size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def law_matrix(name: str, size: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """The eigenvalues and a random matrix (P, P) of one of ``LAWS``, the eigenvalues found on ``device``."""
+    """The eigenvalues and a random matrix (P, P) of one of ``LAWS``, the eigenvalues found on
+    ``device``.
+    """
     matrix = _wigner(size, seed) if name == WIGNER else _symmetric(LAWS[name].sample(size, seed))
     return torch.linalg.eigvalsh(matrix.to(device)).cpu(), matrix
 
 
 def _wigner(size: int, seed: int) -> Tensor:
-    """All elements of variance 1/P, as in the thesis; the law's own sample has 2/P on the diagonal."""
+    """All elements of variance 1/P, as in the thesis; the law's own sample has 2/P on the
+    diagonal.
+    """
     draw: Tensor = torch.randn(size, size, generator=generator(seed, "wigner"), dtype=torch.float64)
     return draw.triu().add(draw.triu(1).T).div(math.sqrt(size))
 

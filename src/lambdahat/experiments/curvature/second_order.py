@@ -1,4 +1,6 @@
-"""Training curves of stochastic Lanczos steps against SGD and Adam (§4.3.1, Table 4.4, Figure 4.2b)."""
+"""Training curves of stochastic Lanczos steps against SGD and Adam (§4.3.1, Table 4.4, Figure
+4.2b).
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,13 @@ def cells(config: Config) -> list[Cell]:
         for name in CURVATURES
         for rate in RATES
     ]
-    runs += [{"optimizer": "SGD", "rate": rate, "damping": 0.0, "curvature": ""} for rate in config.sgd]
-    runs += [{"optimizer": "Adam", "rate": rate, "damping": 1e-8, "curvature": ""} for rate in config.adam]
+    runs += [
+        {"optimizer": "SGD", "rate": rate, "damping": 0.0, "curvature": ""} for rate in config.sgd
+    ]
+    runs += [
+        {"optimizer": "Adam", "rate": rate, "damping": 1e-8, "curvature": ""}
+        for rate in config.adam
+    ]
     return [{**base, **one, "seed": seed} for one in runs for seed in range(config.seeds)]
 
 
@@ -64,23 +71,37 @@ def run(cell: Cell, device: str) -> list[Row]:
 def best_rate(rows: Rows, optimizer: str, curvature: str = "") -> float:
     """The rate of least mean training error along the way."""
     part = rows.where(kind="end", optimizer=optimizer, curvature=curvature)
-    return float(min(part.distinct("rate"), key=lambda rate: over_seeds(part.where(rate=rate), "along").value))
+    return float(
+        min(
+            part.distinct("rate"), key=lambda rate: over_seeds(part.where(rate=rate), "along").value
+        )
+    )
 
 
 def _best(rows: Rows, optimizer: str, curvature: str = "") -> Rows:
-    return rows.where(optimizer=optimizer, curvature=curvature, rate=best_rate(rows, optimizer, curvature))
+    return rows.where(
+        optimizer=optimizer, curvature=curvature, rate=best_rate(rows, optimizer, curvature)
+    )
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Alike at all rates, and faster per step than SGD and Adam at their best; and, of ours, than SGD at one rate."""
+    """Alike at all rates, and faster per step than SGD and Adam at their best; and, of ours,
+    than SGD at one rate.
+    """
     found, theirs_were = [], "VGG-16, CIFAR-100"
     for name, words in CURVATURES.items():
-        part, what = rows.where(kind="end", optimizer="Lanczos", curvature=name), f"{subject(rows)}: Lanczos, {words}"
-        spread = {seed: _range(part.where(seed=seed).values("training error")) for seed in part.distinct("seed")}
+        part, what = (
+            rows.where(kind="end", optimizer="Lanczos", curvature=name),
+            f"{subject(rows)}: Lanczos, {words}",
+        )
+        spread = {
+            seed: _range(part.where(seed=seed).values("training error"))
+            for seed in part.distinct("seed")
+        }
         found.append(
             Claim(
-                f"{what}: all rates from 1 to 10⁻⁴ with δ = 10α train alike (range of the last training errors, below"
-                f" {SIMILAR:g} points)",
+                f"{what}: all rates from 1 to 10⁻⁴ with δ = 10α train alike (range of the last"
+                f" training errors, below {SIMILAR:g} points)",
                 "§4.3.1, Figure 4.2b",
                 f"almost identical ({theirs_were})",
                 mean_of(list(spread.values())),
@@ -93,8 +114,8 @@ def claims(rows: Rows) -> list[Claim]:
         alike = rows.where(kind="end", optimizer="SGD", rate=SAME_FLAT_RATE)
         found.append(
             Claim(
-                f"{what}: it converges faster per step than SGD at α = {SAME_FLAT_RATE:g}, whose rate along flat "
-                "directions is the same (chosen after the results)",
+                f"{what}: it converges faster per step than SGD at α = {SAME_FLAT_RATE:g}, whose"
+                " rate along flat directions is the same (chosen after the results)",
                 "Table 4.4",
                 "none: Figure 4.2b names no rate",
                 paired_difference(alike.paired("along"), ours.paired("along")),
@@ -107,8 +128,8 @@ def claims(rows: Rows) -> list[Claim]:
             reading = paired_difference(theirs.paired("along"), ours.paired("along"))
             found.append(
                 Claim(
-                    f"{what}: it converges faster per step than {other} at its best rate (mean training error along the"
-                    " way)",
+                    f"{what}: it converges faster per step than {other} at its best rate (mean"
+                    " training error along the way)",
                     "§4.3.1, Figure 4.2b",
                     f"{other} significantly slower ({theirs_were})",
                     reading,
@@ -130,7 +151,9 @@ def tables(rows: Rows) -> list[Table]:
             for rate in part.where(optimizer=optimizer, curvature=curvature).distinct("rate"):
                 chosen = part.where(optimizer=optimizer, curvature=curvature, rate=rate)
                 label = f"{optimizer}, {CURVATURES[curvature]}" if curvature else optimizer
-                readings = [str(over_seeds(chosen, key)) for key in ("along", "training error", "error")]
+                readings = [
+                    str(over_seeds(chosen, key)) for key in ("along", "training error", "error")
+                ]
                 lines.append((label, f"{rate:g}", *readings, str(sum(chosen.values("diverged")))))
     header = (
         "optimiser",
@@ -149,8 +172,18 @@ def charts(rows: Rows) -> list[Chart]:
     out = []
     for name, words in CURVATURES.items():
         chosen = part.where(optimizer="Lanczos", curvature=name)
-        series = tuple(curve(f"α = {rate:g}", chosen.where(rate=rate), "training error") for rate in RATES)
-        out.append(Chart(f"Lanczos, {words}, δ = 10α", "epoch", "training error, %", series, source="Figure 4.2b"))
+        series = tuple(
+            curve(f"α = {rate:g}", chosen.where(rate=rate), "training error") for rate in RATES
+        )
+        out.append(
+            Chart(
+                f"Lanczos, {words}, δ = 10α",
+                "epoch",
+                "training error, %",
+                series,
+                source="Figure 4.2b",
+            )
+        )
     best = [
         curve(
             f"Lanczos, {words}, α = {best_rate(rows, 'Lanczos', name):g}",
@@ -160,10 +193,16 @@ def charts(rows: Rows) -> list[Chart]:
         for name, words in CURVATURES.items()
     ]
     best += [
-        curve(f"{name}, α = {best_rate(rows, name):g}", _best(rows, name).where(kind="epoch"), "training error")
+        curve(
+            f"{name}, α = {best_rate(rows, name):g}",
+            _best(rows, name).where(kind="epoch"),
+            "training error",
+        )
         for name in ("SGD", "Adam")
     ]
-    out.append(Chart("The best of each", "epoch", "training error, %", tuple(best), source="Figure 4.2b"))
+    out.append(
+        Chart("The best of each", "epoch", "training error, %", tuple(best), source="Figure 4.2b")
+    )
     return out
 
 
@@ -173,9 +212,23 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§4.3.1, Table 4.4, Figure 4.2b",
     {
-        "smoke": Config("digits", 100, 100, 2, 2, "MLP-8", (0.01, 0.1), (3e-3, 1e-2), batch=50, pairs=5),
-        "cpu": Config("mnist", 2000, 1000, 8, 5, "MLP-100", (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2), side=14),
-        "paper": Config("cifar10", 10_000, 5_000, 10, 2, "VGG-16", (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3)),
+        "smoke": Config(
+            "digits", 100, 100, 2, 2, "MLP-8", (0.01, 0.1), (3e-3, 1e-2), batch=50, pairs=5
+        ),
+        "cpu": Config(
+            "mnist",
+            2000,
+            1000,
+            8,
+            5,
+            "MLP-100",
+            (0.01, 0.03, 0.1, 0.3),
+            (1e-3, 3e-3, 1e-2, 3e-2),
+            side=14,
+        ),
+        "paper": Config(
+            "cifar10", 10_000, 5_000, 10, 2, "VGG-16", (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3)
+        ),
     },
     cells,
     run,
@@ -183,12 +236,30 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "20 Lanczos steps on a batch of its own, as large as the gradient's, before every step; no momentum.",
-        "SGD has momentum 0.9; all rates are constant; the best rate is that of least mean training error.",
-        "SGD at 0.01, of the example code in Table 4.4, was compared after SGD at its best rate had come out faster.",
-        "The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the thesis says.",
-        "CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14 images of MNIST.",
+        (
+            "20 Lanczos steps on a batch of its own, as large as the gradient's, before every step;"
+            " no momentum."
+        ),
+        (
+            "SGD has momentum 0.9; all rates are constant; the best rate is that of least mean"
+            " training error."
+        ),
+        (
+            "SGD at 0.01, of the example code in Table 4.4, was compared after SGD at its best rate"
+            " had come out faster."
+        ),
+        (
+            "The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the"
+            " thesis says."
+        ),
+        (
+            "CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14"
+            " images of MNIST."
+        ),
     ),
-    size="VGG-16 on CIFAR-100, batches of 128, 20 Lanczos steps; epochs and seeds are not in the text.",
+    size=(
+        "VGG-16 on CIFAR-100, batches of 128, 20 Lanczos steps; epochs and seeds are not in the"
+        " text."
+    ),
     sizes=(Size("VGG-16", "cifar100"),),
 )

@@ -1,4 +1,6 @@
-"""Damping as linear shrinkage of the curvature, and how near the best estimator that is (§6.3.2, spectral thesis)."""
+"""Damping as linear shrinkage of the curvature, and how near the best estimator that is (§6.3.2,
+spectral thesis).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ WISHART, TWO, SPIKED = "inverse Wishart", "two levels", "spiked"
 SPECTRA = (WISHART, TWO, SPIKED)
 DAMPINGS = np.logspace(-4, 2, 61)
 EXACT, CLOSE = 1e-9, math.log10(1.05)
-ESTIMATORS = {"sample": "the sample's", "linear": "linear shrinkage", "oracle": "the best eigenvalues"}
+ESTIMATORS = {
+    "sample": "the sample's",
+    "linear": "linear shrinkage",
+    "oracle": "the best eigenvalues",
+}
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,20 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """One row: errors of the estimators, of the Newton steps that they give, and of Eq. 6.5 as an identity."""
-    rng = np.random.default_rng(derived_seed(cell["seed"], "shrinkage", cell["spectrum"], cell["ratio"]))
+    """One row: errors of the estimators, of the Newton steps that they give, and of Eq. 6.5 as
+    an identity.
+    """
+    rng = np.random.default_rng(
+        derived_seed(cell["seed"], "shrinkage", cell["spectrum"], cell["ratio"])
+    )
     truth, size = _truth(cell["spectrum"], cell["size"], rng), cell["size"]
     draws = rng.standard_normal((round(size / cell["ratio"]), size)) @ np.linalg.cholesky(truth).T
     sample = draws.T @ draws / len(draws)
     values, vectors = np.linalg.eigh(sample)
     weight = _weight(draws, sample)
     shrunk = weight * sample + (1 - weight) * np.trace(sample) / size * np.eye(size)
-    best = np.einsum("ji,jk,ki->i", vectors, truth, vectors)  # of all that keep the sample's eigenvectors
+    # of all that keep the sample's eigenvectors
+    best = np.einsum("ji,jk,ki->i", vectors, truth, vectors)
     row = {
         "sample": _apart(sample, truth),
         "linear": _apart(shrunk, truth),
@@ -67,7 +78,9 @@ def _weight(draws: Array, sample: Array) -> float:
     """β by Ledoit and Wolf (2004), from the draws alone."""
     spread = float(np.square(sample - np.trace(sample) / len(sample) * np.eye(len(sample))).sum())
     powers = np.square(draws).sum(1)  # ‖xxᵀ − S‖² = ‖x‖⁴ − 2xᵀSx + ‖S‖²
-    noise = float((powers**2 - 2 * np.einsum("ij,jk,ik->i", draws, sample, draws)).sum() / len(draws) ** 2)
+    noise = float(
+        (powers**2 - 2 * np.einsum("ij,jk,ik->i", draws, sample, draws)).sum() / len(draws) ** 2
+    )
     noise += float(np.square(sample).sum()) / len(draws)
     return max(0.0, 1 - noise / spread)
 
@@ -90,7 +103,9 @@ def _apart(found: Array, truth: Array) -> float:
 
 
 def _steps(truth: Array, values: Array, vectors: Array, rng: np.random.Generator) -> Row:
-    """How far a damped Newton step on the sample is from the true one, without damping and at the best one."""
+    """How far a damped Newton step on the sample is from the true one, without damping and at
+    the best one.
+    """
     gradient = rng.standard_normal(len(truth))
     wanted = np.asarray(np.linalg.solve(truth, gradient), np.float64)
     parts = vectors.T @ gradient
@@ -121,7 +136,9 @@ def _identity(values: Array) -> float:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """The identity; shrinkage against the sample; and against the best estimator with the sample's eigenvectors."""
+    """The identity; shrinkage against the sample; and against the best estimator with the
+    sample's eigenvectors.
+    """
     found = [
         Claim(
             "damping is a rate and a linear shrinkage (relative difference, at worst)",
@@ -172,12 +189,21 @@ def tables(rows: Rows) -> list[Table]:
     """Errors, weights and steps."""
     columns = ("sample", "linear", "oracle", "weight", "step", "damped step", "damping")
     lines = tuple(
-        (name, f"{ratio:g}", *(str(over_seeds(rows.where(spectrum=name, ratio=ratio), column)) for column in columns))
+        (
+            name,
+            f"{ratio:g}",
+            *(
+                str(over_seeds(rows.where(spectrum=name, ratio=ratio), column))
+                for column in columns
+            ),
+        )
         for name in rows.distinct("spectrum")
         for ratio in rows.distinct("ratio")
     )
     header = ("spectrum", "P/N", *ESTIMATORS.values(), "β", "Newton step", "damped", "damping")
-    return [Table(f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative", header, lines)]
+    return [
+        Table(f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative", header, lines)
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -187,7 +213,10 @@ def charts(rows: Rows) -> list[Chart]:
             f"Error, {name}",
             "P/N",
             "‖·‖ of the error",
-            tuple(curve(words, rows.where(spectrum=name), column, "ratio") for column, words in ESTIMATORS.items()),
+            tuple(
+                curve(words, rows.where(spectrum=name), column, "ratio")
+                for column, words in ESTIMATORS.items()
+            ),
             y_log=True,
             source="§6.3.2",
         )
@@ -207,11 +236,26 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "The multiplicative noise model: sample covariances of Gaussian draws, whose truth is known.",
-        "β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean eigenvalue.",
-        "The best eigenvalues for the sample's eigenvectors are vᵀCv: no estimator that keeps these vectors errs less.",
-        "Steps are compared at the best learning rate for each, for a random gradient; the damping is the best of 61.",
-        "Three spectra: of the inverse Wishart law, for which linear shrinkage is known to be optimal, and two others.",
+        (
+            "The multiplicative noise model: sample covariances of Gaussian draws, whose truth is"
+            " known."
+        ),
+        (
+            "β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean"
+            " eigenvalue."
+        ),
+        (
+            "The best eigenvalues for the sample's eigenvectors are vᵀCv: no estimator that keeps"
+            " these vectors errs less."
+        ),
+        (
+            "Steps are compared at the best learning rate for each, for a random gradient; the"
+            " damping is the best of 61."
+        ),
+        (
+            "Three spectra: of the inverse Wishart law, for which linear shrinkage is known to be"
+            " optimal, and two others."
+        ),
         "Errors are means over both P/N; a first run at cpu judged each apart, with the best β.",
     ),
     size="no experiment of its own: an identity, and a theorem of Bun et al. that is cited.",

@@ -1,4 +1,6 @@
-"""SGD whose rate and momentum come from the spectrum, against weight averaging (§4.3.2, Figure 4.2a)."""
+"""SGD whose rate and momentum come from the spectrum, against weight averaging (§4.3.2, Figure
+4.2a).
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ class Config(Scale):
 def cells(config: Config) -> list[Cell]:
     """Method × seed."""
     base = settings_of(config, "seeds")
-    return [{**base, "method": method, "seed": seed} for method in METHODS for seed in range(config.seeds)]
+    return [
+        {**base, "method": method, "seed": seed}
+        for method in METHODS
+        for seed in range(config.seeds)
+    ]
 
 
 class Rates:
@@ -55,14 +61,21 @@ class Rates:
 
     name, unit, every = "rates", "epoch", 1
 
-    def measure(self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0) -> dict[str, float]:
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> dict[str, float]:
         """Those of the first group; a measured rate is beside "lr", which multiplies it."""
         group = optimizer.param_groups[0]
-        return {"rate": float(group["lr"] * group.get("rate", 1.0)), "momentum": float(group["momentum"])}
+        return {
+            "rate": float(group["lr"] * group.get("rate", 1.0)),
+            "momentum": float(group["momentum"]),
+        }
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for every epoch: error of the iterate, of the average where there is one, rate and momentum."""
+    """A row for every epoch: error of the iterate, of the average where there is one, rate and
+    momentum.
+    """
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     optimizer, schedule = _optimizer(model, cell)
@@ -86,7 +99,9 @@ def _optimizer(model: nn.Module, cell: Cell) -> tuple[Optimizer, Any]:
     first = max(1, round(AVERAGED_FROM * cell["epochs"]))
     start = first * steps
     if cell["method"] == "SWA":
-        plain = SWA(model.parameters(), cell["rate"], 0.9, DECAY, average_start=start, average_every=steps)
+        plain = SWA(
+            model.parameters(), cell["rate"], 0.9, DECAY, average_start=start, average_every=steps
+        )
         return plain, averaging_decay(plain, cell["epochs"], first)
     every = max(1, round(cell["epochs"] / MEASURED)) * steps
     base = SpectralSGD(
@@ -127,7 +142,8 @@ def claims(rows: Rows) -> list[Claim]:
     theirs = "(PreResNet-110, CIFAR-100)"
     return [
         Claim(
-            f"{what}: SSGDMN performs well against SWA (error of the average, within {WELL:g} points)",
+            f"{what}: SSGDMN performs well against SWA (error of the average, within {WELL:g}"
+            " points)",
             "Figure 4.2a",
             f"performs well {theirs}",
             gap(last["SSGDMN"], last["SWA"], "average error"),
@@ -178,7 +194,9 @@ def tables(rows: Rows) -> list[Table]:
         part = rows.where(method=name)
         last, first = part.where(last=True), part.where(epoch=1)
         readings = [str(over_seeds(last, key)) for key in ("error", "average error")]
-        spans = [f"{over_seeds(first, key)} → {over_seeds(last, key)}" for key in ("rate", "momentum")]
+        spans = [
+            f"{over_seeds(first, key)} → {over_seeds(last, key)}" for key in ("rate", "momentum")
+        ]
         lines.append((words, *readings, *spans))
     header = ("method", "error of the iterate, %", "error of the average, %", "rate", "momentum")
     return [Table(f"{rows[0]['network']}, {rows[0]['data']}", header, tuple(lines))]
@@ -187,11 +205,24 @@ def tables(rows: Rows) -> list[Table]:
 def charts(rows: Rows) -> list[Chart]:
     """Errors of iterates and averages, rates and momenta over epochs."""
     series = [curve(words, rows.where(method=name), "error") for name, words in METHODS.items()]
-    series += [curve(f"{name}, average", rows.where(method=name), "average error") for name in METHODS]
+    series += [
+        curve(f"{name}, average", rows.where(method=name), "average error") for name in METHODS
+    ]
     out = [Chart("Validation error", "epoch", "error, %", tuple(series), source="Figure 4.2a")]
     for column in ("rate", "momentum"):
-        lines = tuple(curve(words, rows.where(method=name), column) for name, words in METHODS.items())
-        out.append(Chart(f"The {column} in use", "epoch", column, lines, y_log=column == "rate", source="§4.3.2"))
+        lines = tuple(
+            curve(words, rows.where(method=name), column) for name, words in METHODS.items()
+        )
+        out.append(
+            Chart(
+                f"The {column} in use",
+                "epoch",
+                column,
+                lines,
+                y_log=column == "rate",
+                source="§4.3.2",
+            )
+        )
     return out
 
 
@@ -211,13 +242,26 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Eq. 4.3 with its misprints mended; Ritz values below 0 do not count; no factor beside the measured rate.",
-        "Measured nine times in the training, averages over the last ninth, as 20 of 180 epochs and from epoch 161.",
-        "The baseline falls to half of its rate where averaging begins (Eq. 13, flatness paper). Weight decay 3e-4.",
-        "CIFAR-10 in place of CIFAR-100 and 36 epochs of 180; on a CPU a small WideResNet and 8 × 8 images of MNIST.",
+        (
+            "Eq. 4.3 with its misprints mended; Ritz values below 0 do not count; no factor beside"
+            " the measured rate."
+        ),
+        (
+            "Measured nine times in the training, averages over the last ninth, as 20 of 180 epochs"
+            " and from epoch 161."
+        ),
+        (
+            "The baseline falls to half of its rate where averaging begins (Eq. 13, flatness"
+            " paper). Weight decay 3e-4."
+        ),
+        (
+            "CIFAR-10 in place of CIFAR-100 and 36 epochs of 180; on a CPU a small WideResNet and 8"
+            " × 8 images of MNIST."
+        ),
     ),
     size=(
-        "PreResNet-110 on CIFAR-100, 180 epochs, rates learnt every 20 epochs by 20 Lanczos steps on batches of 128."
+        "PreResNet-110 on CIFAR-100, 180 epochs, rates learnt every 20 epochs by 20 Lanczos steps"
+        " on batches of 128."
     ),
     sizes=(Size("PreResNet-110", "cifar100", epochs=180),),
 )

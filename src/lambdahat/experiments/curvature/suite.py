@@ -1,4 +1,5 @@
-"""The Deep Curvature Suite's example: spectra of a trained network, its diagonal, and the loss along Ritz vectors.
+"""The Deep Curvature Suite's example: spectra of a trained network, its diagonal, and the loss
+along Ritz vectors.
 
 §4.2 with Tables 4.1–4.3, and §4.6 with Figures 4.7 and 4.8 of the spectral thesis.
 """
@@ -60,7 +61,9 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Train; then a row for each spectrum, one for the diagonal, and one for each line of the landscape."""
+    """Train; then a row for each spectrum, one for the diagonal, and one for each line of the
+    landscape.
+    """
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     descend(model, found, cell, DECAY)
@@ -71,9 +74,22 @@ def run(cell: Cell, device: str) -> list[Row]:
         for probe in range(PROBES if name == "hessian" else 1):
             operator = make(problem)
             start = random_vector(operator, cell["seed"], "suite", name, probe)
-            steps = lanczos(operator, start, min(cell["depth"], operator.dim), f"{name}, random vector {probe + 1}")
+            steps = lanczos(
+                operator,
+                start,
+                min(cell["depth"], operator.dim),
+                f"{name}, random vector {probe + 1}",
+            )
             shape = quadrature(operator, [steps])
-            rows.append({"kind": "spectrum", "curvature": name, "probe": probe, **common, **_shape_row(shape)})
+            rows.append(
+                {
+                    "kind": "spectrum",
+                    "curvature": name,
+                    "probe": probe,
+                    **common,
+                    **_shape_row(shape),
+                }
+            )
             if probe == 0:
                 spectra[name] = steps, shape
     rows.append({"kind": "diagonal", **_diagonal_row(problem, spectra["ggn"][1], cell["seed"])})
@@ -81,7 +97,9 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _shape_row(shape: Spectrum) -> Row:
-    """Extremes, negative mass with and without its heaviest Ritz value, mass at 0, and the Ritz values."""
+    """Extremes, negative mass with and without its heaviest Ritz value, mass at 0, and the Ritz
+    values.
+    """
     order = np.argsort(shape.nodes[0])
     nodes, weights = shape.nodes[0][order], shape.weights[0][order]
     negative = weights[nodes < 0]
@@ -98,7 +116,9 @@ def _shape_row(shape: Spectrum) -> Row:
 
 
 def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
-    """The Gauss–Newton diagonal, from labels that the network draws as in the thesis, beside the Ritz values."""
+    """The Gauss–Newton diagonal, from labels that the network draws as in the thesis, beside the
+    Ritz values.
+    """
     drawn = fisher(problem, kind="monte_carlo", seed=seed).known_diagonal()
     assert drawn is not None
     values, edge = drawn.double().cpu().numpy(), continuous_region(shape)[1]
@@ -115,9 +135,15 @@ def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
 
 
 def _lines(problem: Problem, found: Images, steps: Lanczos) -> list[Row]:
-    """The loss on both parts along the Ritz vectors of the largest, the smallest and the smallest |θ|."""
+    """The loss on both parts along the Ritz vectors of the largest, the smallest and the
+    smallest |θ|.
+    """
     values = steps.ritz()[0]
-    places = {"largest": int(values.argmax()), "smallest": int(values.argmin()), "flattest": int(values.abs().argmin())}
+    places = {
+        "largest": int(values.argmax()),
+        "smallest": int(values.argmin()),
+        "flattest": int(values.abs().argmin()),
+    }
     rows = []
     for name, place in places.items():
         line = landscape(problem, ritz_vector(steps, place), 1.0, POINTS, found.held_out)
@@ -143,14 +169,17 @@ def _fine(values: Any) -> list[float]:
 def ritz_vector(steps: Lanczos, place: int) -> Tensor:
     """The unit Ritz vector (P,) of the Ritz value at ``place`` in ascending order."""
     off = steps.beta
-    turn = torch.linalg.eigh(torch.diag(steps.alpha) + torch.diag(off, 1) + torch.diag(off, -1)).eigenvectors
+    turn = torch.linalg.eigh(
+        torch.diag(steps.alpha) + torch.diag(off, 1) + torch.diag(off, -1)
+    ).eigenvectors
     vector = steps.basis @ turn[:, place].to(steps.basis)
     return torch.nn.functional.normalize(vector, dim=0)
 
 
 EXPERIMENT = Experiment(
     "curvature-suite",
-    "Hessian, Gauss–Newton matrix and gradient covariance of a trained network, and the loss along their directions",
+    "Hessian, Gauss–Newton matrix and gradient covariance of a trained network, and the loss along"
+    " their directions",
     SPECTRAL,
     "§§4.2 and 4.6, Tables 4.1–4.3, Figures 4.7 and 4.8",
     {
@@ -176,12 +205,27 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "CIFAR-10 in place of CIFAR-100, 60 epochs of 300, and 5,000 images for the curvature at paper scale.",
+        (
+            "CIFAR-10 in place of CIFAR-100, 60 epochs of 300, and 5,000 images for the curvature"
+            " at paper scale."
+        ),
         "On a CPU LeNet-5 and images of MNIST.",
-        "SGD with momentum 0.9, weight decay 5e-4 and the linear schedule; curvature without the decay term.",
-        "The bulk ends where weights fall below κ/P, κ = 5; beyond it P times the weight counts eigenvalues.",
-        "The diagonal is that of the Gauss–Newton matrix with one label drawn from the network for each image.",
+        (
+            "SGD with momentum 0.9, weight decay 5e-4 and the linear schedule; curvature without"
+            " the decay term."
+        ),
+        (
+            "The bulk ends where weights fall below κ/P, κ = 5; beyond it P times the weight counts"
+            " eigenvalues."
+        ),
+        (
+            "The diagonal is that of the Gauss–Newton matrix with one label drawn from the network"
+            " for each image."
+        ),
     ),
-    size=("VGG-16 on CIFAR-100, 100 epochs in §4.2 and 300 in Figure 4.8, rate 0.05, 100 Lanczos steps, one run."),
+    size=(
+        "VGG-16 on CIFAR-100, 100 epochs in §4.2 and 300 in Figure 4.8, rate 0.05, 100 Lanczos"
+        " steps, one run."
+    ),
     sizes=(Size("VGG-16", "cifar100", epochs=300),),
 )

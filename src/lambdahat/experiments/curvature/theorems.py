@@ -1,4 +1,6 @@
-"""Lanczos against power iteration, and what its Ritz values are not (§4.4, Table 4.5, spectral thesis)."""
+"""Lanczos against power iteration, and what its Ritz values are not (§4.4, Table 4.5, spectral
+thesis).
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,16 @@ class Config:
 
 
 def cells(config: Config) -> list[Cell]:
-    """The table, then seed by seed: convergence at each ratio, the shift, and the top pairs of two spectra."""
+    """The table, then seed by seed: convergence at each ratio, the shift, and the top pairs of
+    two spectra.
+    """
     found: list[Cell] = [{"part": "table"}]
     base = {"size": config.size, "steps": config.steps}
     for seed in range(config.seeds):
-        found += [{"part": "convergence", "ratio": ratio, "size": config.size, "seed": seed} for ratio in PRINTED]
+        found += [
+            {"part": "convergence", "ratio": ratio, "size": config.size, "seed": seed}
+            for ratio in PRINTED
+        ]
         found.append({"part": "shift", **base, "seed": seed})
         found += [{"part": "top", "spectrum": name, **base, "seed": seed} for name in SPECTRA]
     return found
@@ -80,7 +87,9 @@ def _table(_: Cell, __: str) -> list[Row]:
 
 
 def _convergence(cell: Cell, device: str) -> list[Row]:
-    """Relative errors of λ₁ after m Lanczos steps, and of the Rayleigh quotient of Hᵐ⁻¹v from the same start v."""
+    """Relative errors of λ₁ after m Lanczos steps, and of the Rayleigh quotient of Hᵐ⁻¹v from
+    the same start v.
+    """
     values = torch.linspace(0, 1, cell["size"] - 1, dtype=torch.float64)
     values = torch.cat([values, torch.tensor([cell["ratio"]], dtype=torch.float64)]).to(device)
     start = unit_start(len(values), cell["seed"], "convergence", cell["ratio"]).to(device)
@@ -91,7 +100,10 @@ def _convergence(cell: Cell, device: str) -> list[Row]:
         powered = start * values ** (depth - 1)
         quotient = float((powered**2 * values).sum() / (powered**2).sum())
         found = {"Lanczos": float(steps.ritz(depth)[0].max()), "power": quotient}
-        bounds = {"Lanczos": lanczos_bound(exact, overlap, depth), "power": power_bound(exact, overlap, depth - 1)}
+        bounds = {
+            "Lanczos": lanczos_bound(exact, overlap, depth),
+            "power": power_bound(exact, overlap, depth - 1),
+        }
         rows += [
             {
                 "depth": depth,
@@ -109,20 +121,30 @@ def _relative(exact: float, found: float) -> float:
 
 
 def _shift(cell: Cell, device: str) -> list[Row]:
-    """Ritz values of H and of −H + μI from one start: how far the second are from μ less the first."""
+    """Ritz values of H and of −H + μI from one start: how far the second are from μ less the
+    first.
+    """
     matrix = torch.diag(known_values(cell["size"], cell["seed"])).to(device)
     start = unit_start(cell["size"], cell["seed"], "shift").to(device)
-    offset = float(matrix.max()) * (1 + float(torch.rand((), generator=generator(cell["seed"], "offset"))))
+    offset = float(matrix.max()) * (
+        1 + float(torch.rand((), generator=generator(cell["seed"], "offset")))
+    )
     plain = lanczos(operator(matrix), start, cell["steps"]).ritz()
-    turned = lanczos(operator(offset * torch.eye(len(matrix)).to(matrix) - matrix), start, cell["steps"]).ritz()
+    turned = lanczos(
+        operator(offset * torch.eye(len(matrix)).to(matrix) - matrix), start, cell["steps"]
+    ).ritz()
     gap = (turned[0].flip(0) - (offset - plain[0])).abs().max() / matrix.abs().max()
     weights = (turned[1].flip(0) - plain[1]).abs().max()
     return [{"offset": offset, "gap": float(gap), "weight gap": float(weights)}]
 
 
 def _doubtful_values(size: int, seed: int) -> Tensor:
-    """A spectrum that meets the condition of Theorem 8 at m = 2 while its shifted trace is positive."""
-    rest = 1 + 1e-3 * torch.rand(size - 1, generator=generator(seed, "doubtful"), dtype=torch.float64)
+    """A spectrum that meets the condition of Theorem 8 at m = 2 while its shifted trace is
+    positive.
+    """
+    rest = 1 + 1e-3 * torch.rand(
+        size - 1, generator=generator(seed, "doubtful"), dtype=torch.float64
+    )
     return torch.cat([rest, torch.tensor([size - 5.0], dtype=torch.float64)])
 
 
@@ -130,7 +152,9 @@ SPECTRA = {"like a network's": known_values, "one large": _doubtful_values}
 
 
 def _top(cell: Cell, device: str) -> list[Row]:
-    """The Ritz values beside the m largest eigenvalues, and the trace that the proof of Theorem 8 shifts."""
+    """The Ritz values beside the m largest eigenvalues, and the trace that the proof of Theorem
+    8 shifts.
+    """
     values = SPECTRA[cell["spectrum"]](cell["size"], cell["seed"]).sort(descending=True).values
     steps = cell["steps"] if cell["spectrum"] == "like a network's" else 2
     start = unit_start(len(values), cell["seed"], "top").to(device)
@@ -165,14 +189,29 @@ def claims(rows: Rows) -> list[Claim]:
 
 def _table_claims(rows: Rows) -> list[Claim]:
     edges = {(row["ratio"], row["depth"]): math.log10(row["R"] / row["L"]) for row in rows}
-    growth = [edges[ratio, after] - edges[ratio, before] for ratio in PRINTED for before, after in pairwise(DEPTHS)]
+    growth = [
+        edges[ratio, after] - edges[ratio, before]
+        for ratio in PRINTED
+        for before, after in pairwise(DEPTHS)
+    ]
     ratios = sorted(PRINTED, reverse=True)
-    loss = [edges[wide, depth] - edges[narrow, depth] for depth in DEPTHS for wide, narrow in pairwise(ratios)]
+    loss = [
+        edges[wide, depth] - edges[narrow, depth]
+        for depth in DEPTHS
+        for wide, narrow in pairwise(ratios)
+    ]
     terms = (
         ("the terms L of Theorem 4 are those printed (at worst)", "Theorem 4, Table 4.5", "L"),
-        ("the terms R of Theorem 5 are those printed (at worst)", "Theorem 5, Table 4.5", "R of Theorem 5"),
         (
-            "the terms R with the exponent 2(m − 1) for Theorem 5's 2m − 1 are those printed (at worst)",
+            "the terms R of Theorem 5 are those printed (at worst)",
+            "Theorem 5, Table 4.5",
+            "R of Theorem 5",
+        ),
+        (
+            (
+                "the terms R with the exponent 2(m − 1) for Theorem 5's 2m − 1 are those printed"
+                " (at worst)"
+            ),
             "Table 4.5",
             "R",
         ),
@@ -228,7 +267,8 @@ def _measured_claims(rows: Rows) -> list[Claim]:
         power, krylov = (_logs(part.where(method=name)) for name in ("power", "Lanczos"))
         found.append(
             Claim(
-                f"λ₁/λ₂ = {ratio:g}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than power iteration",
+                f"λ₁/λ₂ = {ratio:g}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than"
+                " power iteration",
                 "§4.4.1",
                 "far superior",
                 paired_difference(power, krylov),
@@ -279,7 +319,8 @@ def _top_claims(rows: Rows) -> list[Claim]:
     return [
         *_theorem_claims(known, "spectrum like a network's"),
         Claim(
-            "the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the spectrum",
+            "the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the"
+            " spectrum",
             "§4.4.4, Figure 4.3c",
             "captured",
             over_seeds(known, "low end"),
@@ -287,7 +328,8 @@ def _top_claims(rows: Rows) -> list[Claim]:
             0.05,
         ),
         Claim(
-            "where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near 1; m = 2)",
+            "where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near"
+            " 1; m = 2)",
             "proof of Theorem 8",
             "negative",
             over_seeds(doubtful, "shifted trace"),
@@ -303,15 +345,16 @@ def _theorem_claims(rows: Rows, what: str) -> list[Claim]:
     unmet = "" if met else "Σ_{i≤m} λ_i is not below Σ_{i>m} λ_i"
     return [
         Claim(
-            f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies below λ_m, in"
-            " widths of the spectrum",
+            f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies"
+            " below λ_m, in widths of the spectrum",
             "Theorem 8",
             "they are not",
             over_seeds(rows, "below"),
             unmet=unmet,
         ),
         Claim(
-            f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the width (number found)",
+            f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the"
+            " width (number found)",
             "§4.4.4",
             "cannot approximately match",
             over_seeds(rows, "found"),
@@ -342,15 +385,26 @@ def _error_table(rows: Rows) -> Table:
             )
         )
     header = ("λ₁/λ₂", "m", "L / R", "printed", "errors measured, Lanczos / power")
-    return Table("Terms of the bounds, and relative errors of λ₁ (median over starts)", header, tuple(lines))
+    return Table(
+        "Terms of the bounds, and relative errors of λ₁ (median over starts)", header, tuple(lines)
+    )
 
 
 def _top_table(rows: Rows) -> Table:
     lines = []
     for name in SPECTRA:
         part = rows.where(spectrum=name)
-        readings = [str(over_seeds(part, key)) for key in ("found", "below", "low end", "shifted trace")]
-        lines.append((name, str(part[0]["m"]), "met" if all(part.values("condition")) else "not met", *readings))
+        readings = [
+            str(over_seeds(part, key)) for key in ("found", "below", "low end", "shifted trace")
+        ]
+        lines.append(
+            (
+                name,
+                str(part[0]["m"]),
+                "met" if all(part.values("condition")) else "not met",
+                *readings,
+            )
+        )
     header = (
         "spectrum",
         "m",
@@ -360,7 +414,9 @@ def _top_table(rows: Rows) -> Table:
         "θ_m − λ_P",
         "shifted trace",
     )
-    return Table("Ritz values and the largest eigenvalues, in widths of the spectrum", header, tuple(lines))
+    return Table(
+        "Ritz values and the largest eigenvalues, in widths of the spectrum", header, tuple(lines)
+    )
 
 
 def _middle(rows: Rows) -> float:
@@ -382,10 +438,23 @@ def charts(rows: Rows) -> list[Chart]:
             label = f"{name}, λ₁/λ₂ = {ratio:g}"
             terms.append(Series(label, DEPTHS, chosen.values(letter)))
             terms.append(
-                Series(f"{label}, printed", DEPTHS, chosen.values(f"{letter} printed"), style="points", published=True)
+                Series(
+                    f"{label}, printed",
+                    DEPTHS,
+                    chosen.values(f"{letter} printed"),
+                    style="points",
+                    published=True,
+                )
             )
     return [
-        Chart("Error of the largest eigenvalue", "m", "(λ₁ − θ₁)/λ₁", errors, y_log=True, source="§4.4.1"),
+        Chart(
+            "Error of the largest eigenvalue",
+            "m",
+            "(λ₁ − θ₁)/λ₁",
+            errors,
+            y_log=True,
+            source="§4.4.1",
+        ),
         Chart("Terms of the bounds", "m", "L, R", tuple(terms), y_log=True, source="Table 4.5"),
     ]
 
@@ -402,11 +471,23 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the sphere; float64.",
-        "Both methods have the same m vectors v, Hv, …, Hᵐ⁻¹v, and one product more for the quotient.",
-        "A spectrum like a network's: 47 % on [0, 15], 2 % on [0, 60], 1 % on [−10, 0], the rest at 0 (§4.5.2).",
+        (
+            "Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the"
+            " sphere; float64."
+        ),
+        (
+            "Both methods have the same m vectors v, Hv, …, Hᵐ⁻¹v, and one product more for the"
+            " quotient."
+        ),
+        (
+            "A spectrum like a network's: 47 % on [0, 15], 2 % on [0, 60], 1 % on [−10, 0], the"
+            " rest at 0 (§4.5.2)."
+        ),
         f"An eigenvalue is found if a Ritz value is within {FOUND:g} of the spectrum's width.",
-        "One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was asked after the runs.",
+        (
+            "One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was"
+            " asked after the runs."
+        ),
     ),
     size="bounds and their proofs; Table 4.5 has their terms.",
 )

@@ -1,4 +1,6 @@
-"""Networks trained by an optimiser of chapters 4 and 6 of the spectral thesis: which, how, and what is kept."""
+"""Networks trained by an optimiser of chapters 4 and 6 of the spectral thesis: which, how, and
+what is kept.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SHARPNESS_TOLERANCE = 1e-2
 
 
 def _sgd(model: nn.Module, cell: Cell) -> Optimizer:
-    return torch.optim.SGD(model.parameters(), cell["rate"], MOMENTUM, weight_decay=cell.get("decay", 0.0))
+    return torch.optim.SGD(
+        model.parameters(), cell["rate"], MOMENTUM, weight_decay=cell.get("decay", 0.0)
+    )
 
 
 def _adam(model: nn.Module, cell: Cell) -> Optimizer:
@@ -35,7 +39,9 @@ def _adam(model: nn.Module, cell: Cell) -> Optimizer:
 
 
 def _adamw(model: nn.Module, cell: Cell) -> Optimizer:
-    return torch.optim.AdamW(model.parameters(), cell["rate"], eps=cell["damping"], weight_decay=cell["decay"])
+    return torch.optim.AdamW(
+        model.parameters(), cell["rate"], eps=cell["damping"], weight_decay=cell["decay"]
+    )
 
 
 def _kfac(model: nn.Module, cell: Cell) -> Optimizer:
@@ -44,7 +50,12 @@ def _kfac(model: nn.Module, cell: Cell) -> Optimizer:
 
 def _lanczos(model: nn.Module, cell: Cell) -> Optimizer:
     return LanczosNewton(
-        model.parameters(), cell["rate"], cell["damping"], cell["pairs"], curvature=cell["curvature"], seed=cell["seed"]
+        model.parameters(),
+        cell["rate"],
+        cell["damping"],
+        cell["pairs"],
+        curvature=cell["curvature"],
+        seed=cell["seed"],
     )
 
 
@@ -59,7 +70,9 @@ SCHEDULES: dict[str, Callable[[Optimizer, int], Any]] = {"linear": linear_decay,
 
 
 def train(model: nn.Module, found: Images, cell: Cell) -> Run | None:
-    """``fit`` in place by the cell's optimiser; None where so little damping left KFAC with nothing to invert."""
+    """``fit`` in place by the cell's optimiser; None where so little damping left KFAC with
+    nothing to invert.
+    """
     problem = Problem(model, "cross_entropy", found.training)
     optimizer = MAKERS[cell["optimizer"]](model, cell)
     schedule = SCHEDULES[cell["schedule"]](optimizer, cell["epochs"])
@@ -119,7 +132,10 @@ def sharpness(model: nn.Module, found: Images, cell: Cell) -> float:
     """λ₁ of the Hessian over ``samples`` training images; NaN where it is not finite."""
     try:
         pairs = eigenpairs(
-            hessian(curvature_problem(model, found, cell)), 1, tol=SHARPNESS_TOLERANCE, seed=cell["seed"]
+            hessian(curvature_problem(model, found, cell)),
+            1,
+            tol=SHARPNESS_TOLERANCE,
+            seed=cell["seed"],
         )
     except (ValueError, RuntimeError, ArithmeticError):
         return math.nan

@@ -1,1 +1,1 @@
-""" "Flatness is a false friend": sharpness beside accuracy, rank degeneracy, the deep linear toy."""
+"""The flatness paper: sharpness beside accuracy, rank degeneracy, the deep linear toy."""

@@ -1,4 +1,6 @@
-"""Convolutional networks with and without weight decay, batch norm in both modes (Figures 4–7, flatness paper)."""
+"""Convolutional networks with and without weight decay, batch norm in both modes (Figures 4–7,
+flatness paper).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ PAPERS = {
     "PreResNet": ("PreResNet-164, CIFAR-100", "Figure 5"),
     "WideResNet": ("WideResNet-28×10, CIFAR-100", "Figures 6 and 7"),
 }
-# Printed there, by quantity and mode of the batch norm: without and with weight decay, or by how much more
+# Printed there, by quantity and mode of the batch norm: without and with weight decay, or by how
+# much more
 PUBLISHED = {
     (NINE_LAYERS, "frobenius", "eval"): (0.01, 0.02),
     (NINE_LAYERS, "excess", "eval"): (1.89, 1.57),
@@ -50,7 +53,8 @@ ONE_NUMBER: dict[float, str] = {5: "more than 5 points", 30: "almost 30×", 1000
 
 @dataclass(frozen=True)
 class Config(Scale):
-    """One scale: networks, each with the side its images are pooled to and its rate; ``decay`` is set against none.
+    """One scale: networks, each with the side its images are pooled to and its rate; ``decay`` is
+    set against none.
 
     The Hessian is over ``samples`` images.
     """
@@ -75,7 +79,9 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each mode of the batch norm: how well the network does, and its Hessian in that mode."""
+    """A row for each mode of the batch norm: how well the network does, and its Hessian in that
+    mode.
+    """
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     descend(model, found, cell, cell["decay"])
@@ -88,7 +94,9 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """For each network: better and sharper with weight decay, at once and apart; which mode shows it more."""
+    """For each network: better and sharper with weight decay, at once and apart; which mode
+    shows it more.
+    """
     found = []
     for name in rows.distinct("network"):
         part = rows.where(network=name)
@@ -101,11 +109,16 @@ def claims(rows: Rows) -> list[Claim]:
 def _rises(rows: Rows) -> list[Claim]:
     modes = rows.distinct("mode")
     better = _change(rows, "accuracy", "")
-    sharper = {(column, mode): _change(rows, column, mode) for mode in modes for column in SHARPNESS}
-    norms = {f"λ₁ in {mode} mode" if len(modes) > 1 else "λ₁": sharper["largest", mode] for mode in modes}
+    sharper = {
+        (column, mode): _change(rows, column, mode) for mode in modes for column in SHARPNESS
+    }
+    norms = {
+        f"λ₁ in {mode} mode" if len(modes) > 1 else "λ₁": sharper["largest", mode] for mode in modes
+    }
     paper, figure = _paper(rows)
     both = jointly(
-        f"{subject(rows)}: validation accuracy and {' and '.join(norms)} rise together with weight decay",
+        f"{subject(rows)}: validation accuracy and {' and '.join(norms)} rise together with weight"
+        " decay",
         f"§4, {figure}",
         f"sharper, despite generalising better ({paper})",
         {"validation accuracy": better, **norms},
@@ -136,9 +149,14 @@ def _change(rows: Rows, column: str, mode: str, direction: str = "above") -> Cla
     bound, least_told, printed = 0.0, "", "it does"
     if (paper, column, mode) in PUBLISHED:
         low, high = PUBLISHED[paper, column, mode]
-        bound, printed = (least_decades if sharp else least)(low, high), ONE_NUMBER.get(high, f"{low:g} to {high:g}")
+        bound, printed = (
+            (least_decades if sharp else least)(low, high),
+            ONE_NUMBER.get(high, f"{low:g} to {high:g}"),
+        )
         least_told = f", by more than {abs(bound):.2g}{unit}"
-    words = "validation less training loss" if column == "excess" else NAMES[column].removesuffix(", %")
+    words = (
+        "validation less training loss" if column == "excess" else NAMES[column].removesuffix(", %")
+    )
     tail = f" (batch norm in {mode} mode)" if len(rows.distinct("mode")) > 1 and mode else ""
     change = "rises" if direction == "above" else "falls"
     return Claim(
@@ -160,15 +178,29 @@ def _magnified(rows: Rows) -> list[Claim]:
         rises = {}
         for mode in ("eval", "train"):
             without, decayed = (logs(part.where(mode=mode), column) for part in _pair(rows))
-            rises[mode] = {seed: decayed[seed] - without[seed] for seed in decayed if seed in without}
+            rises[mode] = {
+                seed: decayed[seed] - without[seed] for seed in decayed if seed in without
+            }
         reading = paired_difference(rises["eval"], rises["train"])
-        sentence = f"{subject(rows)}: {NAMES[column]} rises more in evaluation than in training mode"
-        found.append(Claim(sentence, f"§4, {figure}", f"massively magnified ({paper})", reading, unit=" decades"))
+        sentence = (
+            f"{subject(rows)}: {NAMES[column]} rises more in evaluation than in training mode"
+        )
+        found.append(
+            Claim(
+                sentence,
+                f"§4, {figure}",
+                f"massively magnified ({paper})",
+                reading,
+                unit=" decades",
+            )
+        )
     return found
 
 
 def tables(rows: Rows) -> list[Table]:
-    """A table for each network and mode of its batch norm: without and with weight decay, and the ratio."""
+    """A table for each network and mode of its batch norm: without and with weight decay, and
+    the ratio.
+    """
     out = []
     for name in rows.distinct("network"):
         for mode in rows.where(network=name).distinct("mode"):
@@ -178,16 +210,27 @@ def tables(rows: Rows) -> list[Table]:
             for column, words in NAMES.items():
                 ratio = 10 ** decades(decayed, without, column).value
                 lines.append(
-                    (words, str(over_seeds(without, column)), str(over_seeds(decayed, column)), f"{ratio:.3g}×")
+                    (
+                        words,
+                        str(over_seeds(without, column)),
+                        str(over_seeds(decayed, column)),
+                        f"{ratio:.3g}×",
+                    )
                 )
             title = f"{name}, {part[0]['parameters']:,} parameters, Hessian in {mode} mode"
-            header = ("", *(f"weight decay {half[0]['decay']:g}" for half in (without, decayed)), "ratio")
+            header = (
+                "",
+                *(f"weight decay {half[0]['decay']:g}" for half in (without, decayed)),
+                "ratio",
+            )
             out.append(Table(title, header, tuple(lines)))
     return out
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """λ₁ and tr(H²)/P of all networks, with and without weight decay; then the spectra of the first seed."""
+    """λ₁ and tr(H²)/P of all networks, with and without weight decay; then the spectra of the
+    first seed.
+    """
     decays = sorted(rows.distinct("decay"))
     out = [
         Chart(
@@ -218,10 +261,23 @@ def charts(rows: Rows) -> list[Chart]:
 
 
 def _bars(rows: Rows, column: str, decay: float) -> Series:
-    places = [(name, mode) for name in rows.distinct("network") for mode in rows.where(network=name).distinct("mode")]
-    readings = [over_seeds(rows.where(network=name, mode=mode, decay=decay), column) for name, mode in places]
+    places = [
+        (name, mode)
+        for name in rows.distinct("network")
+        for mode in rows.where(network=name).distinct("mode")
+    ]
+    readings = [
+        over_seeds(rows.where(network=name, mode=mode, decay=decay), column)
+        for name, mode in places
+    ]
     labels = [f"{name}, {mode}" for name, mode in places]
-    return Series(f"decay {decay:g}", labels, [reading.value for reading in readings], errors(readings), "points")
+    return Series(
+        f"decay {decay:g}",
+        labels,
+        [reading.value for reading in readings],
+        errors(readings),
+        "points",
+    )
 
 
 EXPERIMENT = Experiment(
@@ -230,7 +286,9 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§4, Figures 4–7",
     {
-        "smoke": Config("digits", 96, 64, 2, 2, (("WideResNet-10×1", 4, 0.1),), samples=32, depth=6, batch=32),
+        "smoke": Config(
+            "digits", 96, 64, 2, 2, (("WideResNet-10×1", 4, 0.1),), samples=32, depth=6, batch=32
+        ),
         "cpu": Config(
             "cifar10",
             1000,
@@ -263,17 +321,29 @@ EXPERIMENT = Experiment(
     charts,
     (
         "Reduced at the paper's scale: 100 epochs of CIFAR-100 where the paper has 300.",
-        "On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000 images of 8 × 8.",
+        (
+            "On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000"
+            " images of 8 × 8."
+        ),
         "There the images are CIFAR-10's in place of CIFAR-100's.",
-        "There weight decay is 5e-3, for over so few steps 5e-4 would shorten the weights by a few per cent at most.",
-        "Learning rate 0.1 for residual networks, of the paper's grid; it states 0.03 for the nine-layer one alone.",
-        "The Hessian is that of the first training images, not cropped or flipped; in training mode in their batches.",
+        (
+            "There weight decay is 5e-3, for over so few steps 5e-4 would shorten the weights by a"
+            " few per cent at most."
+        ),
+        (
+            "Learning rate 0.1 for residual networks, of the paper's grid; it states 0.03 for the"
+            " nine-layer one alone."
+        ),
+        (
+            "The Hessian is that of the first training images, not cropped or flipped; in training"
+            " mode in their batches."
+        ),
         "The paper's Frobenius norm is read as tr(H²)/P.",
         LEAST_EFFECT,
     ),
     size=(
-        "CIFAR-100, 300 epochs: a nine-layer network of 1,387,108 parameters at rate 0.03, PreResNet-164 "
-        "and WideResNet-28×10; split, batch size and seeds are not in the text."
+        "CIFAR-100, 300 epochs: a nine-layer network of 1,387,108 parameters at rate 0.03,"
+        " PreResNet-164 and WideResNet-28×10; split, batch size and seeds are not in the text."
     ),
     sizes=(
         Size("All-CNN", "cifar100", epochs=300),

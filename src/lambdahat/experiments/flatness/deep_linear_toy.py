@@ -1,7 +1,7 @@
 """The deep linear network with exponential loss, exactly in float64 (§2 of the flatness paper).
 
-L(w) = exp(X·w₁w₂⋯w_d) has gradient X·L·∇h and Hessian L·(X²·∇h∇hᵀ + X·∂²h), h = ∏w_i. The paper prints the first
-term alone (Eq. 2), which has rank 1.
+L(w) = exp(X·w₁w₂⋯w_d) has gradient X·L·∇h and Hessian L·(X²·∇h∇hᵀ + X·∂²h), h = ∏w_i. The paper
+prints the first term alone (Eq. 2), which has rank 1.
 """
 
 from __future__ import annotations
@@ -40,17 +40,29 @@ class Config:
 
 
 def cells(config: Config) -> list[Cell]:
-    """Depth × seed; rescaled points are those of depth 3; and one cell of minimisers under weight decay."""
-    drawn = [{"kind": "point", "depth": d, "seed": seed} for d in config.depths for seed in range(config.seeds)]
+    """Depth × seed; rescaled points are those of depth 3; and one cell of minimisers under
+    weight decay.
+    """
+    drawn = [
+        {"kind": "point", "depth": d, "seed": seed}
+        for d in config.depths
+        for seed in range(config.seeds)
+    ]
     scaled = [{"kind": "rescaled", "depth": 3, "seed": seed} for seed in range(config.seeds)]
     return [*drawn, *scaled, {"kind": "minimiser", "depth": 3, "seed": 0}]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """At drawn weights, along a rescaling that leaves the loss alone, or at the minimisers under weight decay."""
+    """At drawn weights, along a rescaling that leaves the loss alone, or at the minimisers under
+    weight decay.
+    """
     if cell["kind"] == "minimiser":
         return [_minimiser(decay) for decay in DECAYS]
-    draws = torch.randn(cell["depth"] + 1, dtype=torch.float64, generator=generator(cell["seed"], "toy", cell["depth"]))
+    draws = torch.randn(
+        cell["depth"] + 1,
+        dtype=torch.float64,
+        generator=generator(cell["seed"], "toy", cell["depth"]),
+    )
     weights, x = draws[:-1], float(draws[-1])
     if cell["kind"] == "point":
         return [_described(weights, x)]
@@ -123,9 +135,23 @@ def _rank_claims(rows: Rows) -> list[Claim]:
     longer = gap(rows.where(depth=max(rows.values("depth"))), three, "rank")
     return [
         Claim(
-            "the Hessian of three weights has rank 1", "§2, Eq. 3", "1", over_seeds(three, "rank"), "within", 1.0, 0.5
+            "the Hessian of three weights has rank 1",
+            "§2, Eq. 3",
+            "1",
+            over_seeds(three, "rank"),
+            "within",
+            1.0,
+            0.5,
         ),
-        Claim("a longer product has no higher rank (their difference)", "§2", "0", longer, "within", 0.0, 0.5),
+        Claim(
+            "a longer product has no higher rank (their difference)",
+            "§2",
+            "0",
+            longer,
+            "within",
+            0.0,
+            0.5,
+        ),
         Claim(
             "λ₁ is the trace (relative difference, at worst)",
             "§2, Eq. 3",
@@ -149,7 +175,9 @@ def _rank_claims(rows: Rows) -> list[Claim]:
 
 
 def _worst(rows: Rows, name: str) -> Reading:
-    """The largest of all draws: what is said of every point falls with one, and exact figures have no error."""
+    """The largest of all draws: what is said of every point falls with one, and exact figures
+    have no error.
+    """
     return Reading(max(rows.values(name)), 0.0)
 
 
@@ -158,12 +186,29 @@ def _rescaling_claims(rows: Rows) -> list[Claim]:
     how = "w₂ → 1000·w₂, w₃ → w₃/1000"
     return [
         Claim(
-            f"{how} leaves the loss", "§2", "unchanged", decades(end, start, "loss"), "within", 0.0, EXACT, " decades"
+            f"{how} leaves the loss",
+            "§2",
+            "unchanged",
+            decades(end, start, "loss"),
+            "within",
+            0.0,
+            EXACT,
+            " decades",
         ),
         Claim(
-            f"{how} raises the gradient norm", "§2", "without bound", decades(end, start, "gradient"), unit=" decades"
+            f"{how} raises the gradient norm",
+            "§2",
+            "without bound",
+            decades(end, start, "gradient"),
+            unit=" decades",
         ),
-        Claim(f"{how} raises the trace", "§2", "without bound", decades(end, start, "trace"), unit=" decades"),
+        Claim(
+            f"{how} raises the trace",
+            "§2",
+            "without bound",
+            decades(end, start, "trace"),
+            unit=" decades",
+        ),
         Claim(
             f"{how} turns the gradient towards w₃ (|cosine|)",
             "§2",
@@ -198,21 +243,34 @@ def tables(rows: Rows) -> list[Table]:
     points, lines = rows.where(kind="point"), []
     for depth in points.distinct("depth"):
         part = points.where(depth=depth)
-        lines.append((str(depth), *(str(over_seeds(part, name)) for name in ("rank", "printed rank", "gap"))))
+        lines.append(
+            (str(depth), *(str(over_seeds(part, name)) for name in ("rank", "printed rank", "gap")))
+        )
     header = ("weights", "rank of the Hessian", "rank of Eq. 2", "|λ₁/tr − 1|")
     ranks = Table("Rank of the Hessian of exp(X·∏w_i)", header, tuple(lines))
     columns = ("decay", "norm", "loss", "trace", "largest", "rank")
-    found = tuple(tuple(f"{row[name]:.4g}" for name in columns) for row in rows.where(kind="minimiser"))
-    return [ranks, Table("Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", ("μ", "‖w‖", "loss", "trace", "λ₁", "rank"), found)]
+    found = tuple(
+        tuple(f"{row[name]:.4g}" for name in columns) for row in rows.where(kind="minimiser")
+    )
+    return [
+        ranks,
+        Table(
+            "Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", ("μ", "‖w‖", "loss", "trace", "λ₁", "rank"), found
+        ),
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Curvature at the minimum over weight decay, and what a rescaling does."""
     minima, scaled = rows.where(kind="minimiser"), rows.where(kind="rescaled", seed=0)
     names = (("trace", "trace"), ("largest", "λ₁"))
-    rising = tuple(Series(words, minima.values("decay"), minima.values(name)) for name, words in names)
+    rising = tuple(
+        Series(words, minima.values("decay"), minima.values(name)) for name, words in names
+    )
     moved = (*names, ("gradient", "gradient norm"), ("loss", "loss"))
-    stretched = tuple(Series(words, scaled.values("scale"), scaled.values(name)) for name, words in moved)
+    stretched = tuple(
+        Series(words, scaled.values("scale"), scaled.values(name)) for name, words in moved
+    )
     caption = "The printed argument is one for small loss: beyond μ = 0.29 the trace falls again."
     return [
         Chart(
@@ -250,7 +308,10 @@ EXPERIMENT = Experiment(
     charts,
     (
         "L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.",
-        "Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank and λ₁ do.",
+        (
+            "Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h,"
+            " rank and λ₁ do."
+        ),
     ),
     size="no runs: a product of three weights on paper.",
 )

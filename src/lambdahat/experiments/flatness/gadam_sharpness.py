@@ -10,8 +10,20 @@ from torch import nn
 
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
-from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least_decades, saturated, subject
-from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends, measured, run_fit, titled
+from lambdahat.experiments.flatness.preconditions import (
+    LEAST_EFFECT,
+    least_decades,
+    saturated,
+    subject,
+)
+from lambdahat.experiments.flatness.runs import (
+    curvature_problem,
+    descend,
+    ends,
+    measured,
+    run_fit,
+    titled,
+)
 from lambdahat.experiments.image_sets import Images, images, modes_of, network
 from lambdahat.experiments.joint_claims import jointly
 from lambdahat.experiments.papers import FLATNESS
@@ -65,16 +77,25 @@ class Config(Scale):
 def cells(config: Config) -> list[Cell]:
     """Optimiser × seed."""
     base = settings_of(config, "seeds")
-    return [{**base, "optimizer": name, "seed": seed} for name in OPTIMIZERS for seed in range(config.seeds)]
+    return [
+        {**base, "optimizer": name, "seed": seed}
+        for name in OPTIMIZERS
+        for seed in range(config.seeds)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row per epoch, then one for each mode of the batch norm; Gadam's end is the average of its iterates."""
+    """A row per epoch, then one for each mode of the batch norm; Gadam's end is the average of
+    its iterates.
+    """
     found = images(cell, device)
     start = network(cell["network"], found, cell["seed"])
-    history, model = _by_sgd(start, found, cell) if cell["optimizer"] == "SGD" else _by_gadam(start, found, cell)
+    history, model = (
+        _by_sgd(start, found, cell) if cell["optimizer"] == "SGD" else _by_gadam(start, found, cell)
+    )
     rows: list[Row] = [
-        {"mode": "", "epoch": row["epoch"], "accuracy": 100 * row["validation_accuracy"]} for row in history.epochs
+        {"mode": "", "epoch": row["epoch"], "accuracy": 100 * row["validation_accuracy"]}
+        for row in history.epochs
     ]
     quality = ends(model, found)
     return rows + [
@@ -88,14 +109,22 @@ def _by_sgd(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Module
 
 
 def _by_gadam(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Module]:
-    """AdamW with the schedule of Eq. 13, its iterates averaged once per epoch; the averaged model."""
+    """AdamW with the schedule of Eq. 13, its iterates averaged once per epoch; the averaged
+    model.
+    """
     x = found.training[0]
     steps = math.ceil(len(x) / cell["batch"])
     first = max(1, round(AVERAGED_FROM * cell["epochs"]))
     optimizer = Gadam(
-        model.parameters(), lr=GADAM_RATE, weight_decay=GADAM_DECAY, average_start=first * steps, average_every=steps
+        model.parameters(),
+        lr=GADAM_RATE,
+        weight_decay=GADAM_DECAY,
+        average_start=first * steps,
+        average_every=steps,
     )
-    history = run_fit(model, found, cell, optimizer, averaging_decay(optimizer, cell["epochs"], first))
+    history = run_fit(
+        model, found, cell, optimizer, averaging_decay(optimizer, cell["epochs"], first)
+    )
     batches = [part for part in x.split(cell["batch"]) if len(part) > 1]
     with torch.no_grad():
         return history, optimizer.averaged_model(model, batches)
@@ -147,7 +176,9 @@ def _printed(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]
 def _sharper(what: str, gadam: Rows, sgd: Rows, column: str, mode: str) -> Claim:
     low, high, printed, source = _printed(sgd)[column, mode]
     bound, tail = least_decades(low, high), f"(batch norm in {mode} mode)"
-    sentence = f"{what}: Gadam's {NAMES[column]} is above SGD's by more than {bound:.2g} decades {tail}"
+    sentence = (
+        f"{what}: Gadam's {NAMES[column]} is above SGD's by more than {bound:.2g} decades {tail}"
+    )
     reading = decades(gadam.where(mode=mode), sgd.where(mode=mode), column)
     return Claim(sentence, source, f"{printed} ({PAPERS})", reading, bound=bound, unit=" decades")
 
@@ -184,21 +215,35 @@ def tables(rows: Rows) -> list[Table]:
                     _printed(part)[column, mode][2] if (column, mode) in PUBLISHED else "",
                 )
             )
-        title = f"{part[0]['network']}, {part[0]['parameters']:,} parameters, Hessian in {mode} mode"
+        title = (
+            f"{part[0]['network']}, {part[0]['parameters']:,} parameters, Hessian in {mode} mode"
+        )
         out.append(Table(title, ("", *OPTIMIZERS, "ratio", "paper"), tuple(lines)))
     return out
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Accuracy over epochs, sharpness in both modes, and the spectra of the first seed."""
-    accuracy = tuple(curve(name, rows.where(mode="", optimizer=name), "accuracy") for name in OPTIMIZERS)
-    out = [Chart("Validation accuracy of the iterates", "epoch", NAMES["accuracy"], accuracy, source="Figure 8c")]
+    accuracy = tuple(
+        curve(name, rows.where(mode="", optimizer=name), "accuracy") for name in OPTIMIZERS
+    )
+    out = [
+        Chart(
+            "Validation accuracy of the iterates",
+            "epoch",
+            NAMES["accuracy"],
+            accuracy,
+            source="Figure 8c",
+        )
+    ]
     modes = ["train", "eval"]
     for column in ("largest", "frobenius"):
         series = []
         for name in OPTIMIZERS:
             readings = [over_seeds(rows.where(mode=mode, optimizer=name), column) for mode in modes]
-            series.append(Series(name, modes, [r.value for r in readings], errors(readings), "points"))
+            series.append(
+                Series(name, modes, [r.value for r in readings], errors(readings), "points")
+            )
         out.append(
             Chart(
                 titled(NAMES[column]),
@@ -211,7 +256,16 @@ def charts(rows: Rows) -> list[Chart]:
         )
     for mode, source in zip(modes, ("Figures 8 and 9", "Figure 10"), strict=True):
         spectra = tuple(stems(row["optimizer"], row) for row in rows.where(mode=mode, seed=0))
-        out.append(Chart(f"Spectrum in {mode} mode", "eigenvalue", "weight", spectra, y_log=True, source=source))
+        out.append(
+            Chart(
+                f"Spectrum in {mode} mode",
+                "eigenvalue",
+                "weight",
+                spectra,
+                y_log=True,
+                source=source,
+            )
+        )
     return out
 
 
@@ -221,8 +275,12 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§5, Figures 8–10",
     {
-        "smoke": Config("digits", 96, 64, 3, 2, "WideResNet-10×1", samples=32, depth=6, side=4, batch=32),
-        "cpu": Config("cifar10", 1000, 1000, 50, 4, "WideResNet-10×1", samples=256, depth=30, side=8, batch=32),
+        "smoke": Config(
+            "digits", 96, 64, 3, 2, "WideResNet-10×1", samples=32, depth=6, side=4, batch=32
+        ),
+        "cpu": Config(
+            "cifar10", 1000, 1000, 50, 4, "WideResNet-10×1", samples=256, depth=30, side=8, batch=32
+        ),
         "paper": Config(
             "cifar100",
             45_000,
@@ -244,14 +302,17 @@ EXPERIMENT = Experiment(
     (
         "Reduced at the paper's scale: 100 epochs; averages begin after the share 161/300 of them.",
         "On a CPU a small WideResNet and 1,000 images of 8 × 8 in place of VGG-16 with batch norm.",
-        "SGD: rate 0.1, L2 decay 3e-4. Gadam: rate 5e-4, decoupled decay 0.25. The paper prints two decays for each.",
+        (
+            "SGD: rate 0.1, L2 decay 3e-4. Gadam: rate 5e-4, decoupled decay 0.25. The paper prints"
+            " two decays for each."
+        ),
         "The paper's Frobenius norm is read as tr(H²)/P.",
         "Training accuracies of 100 % on both sides are not compared.",
         LEAST_EFFECT,
     ),
     size=(
-        "VGG-16 with batch norm on CIFAR-100 and CIFAR-10, 300 epochs, Gadam at 0.0005 and SGD at 0.1; "
-        "split, batch size and seeds are not in the text."
+        "VGG-16 with batch norm on CIFAR-100 and CIFAR-10, 300 epochs, Gadam at 0.0005 and SGD at"
+        " 0.1; split, batch size and seeds are not in the text."
     ),
     sizes=(Size("VGG-16-BN", "cifar100", epochs=300), Size("VGG-16-BN", "cifar10", epochs=300)),
 )

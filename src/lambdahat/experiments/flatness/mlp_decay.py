@@ -1,4 +1,6 @@
-"""A perceptron on MNIST with and without weight decay: sharpness and accuracy (Figure 3 of the flatness paper)."""
+"""A perceptron on MNIST with and without weight decay: sharpness and accuracy (Figure 3 of the
+flatness paper).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
-from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, ends, mean_square, measured, titled
+from lambdahat.experiments.flatness.runs import (
+    Watch,
+    curvature_problem,
+    descend,
+    ends,
+    mean_square,
+    measured,
+    titled,
+)
 from lambdahat.experiments.image_sets import images, network
 from lambdahat.experiments.joint_claims import jointly
 from lambdahat.experiments.papers import FLATNESS
@@ -47,7 +57,9 @@ NEAR = 0.25  # share of a printed value within which ours counts as the same
 
 @dataclass(frozen=True)
 class Config(Scale):
-    """One scale: networks by name, the first the paper's; the Hessian's over ``samples`` images, ``points`` times."""
+    """One scale: networks by name, the first the paper's; the Hessian's over ``samples`` images,
+    ``points`` times.
+    """
 
     networks: tuple[str, ...] = ("MLP-10-100",)
     rate: float = 0.03
@@ -72,7 +84,9 @@ def run(cell: Cell, device: str) -> list[Row]:
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     problem = curvature_problem(model, found, cell)
-    watch = Watch(lambda: _sharpness(problem, cell["seed"]), max(1, cell["epochs"] // cell["points"]))
+    watch = Watch(
+        lambda: _sharpness(problem, cell["seed"]), max(1, cell["epochs"] // cell["points"])
+    )
     history = descend(model, found, cell, cell["decay"], [watch]).epochs
     sharp = {row["epoch"]: row for row in watch.rows}
     rows = [
@@ -99,7 +113,9 @@ def _sharpness(problem: Problem, seed: int) -> Row:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Sharper and better at once, what rises and falls with weight decay, and the printed figures."""
+    """Sharper and better at once, what rises and falls with weight decay, and the printed
+    figures.
+    """
     last = rows.where(last=True, network=rows.distinct("network")[0])
     without, decayed = (last.where(decay=decay) for decay in DECAYS)
     changes = {name: _change(decayed, without, name, *told) for name, told in CHANGES.items()}
@@ -114,12 +130,27 @@ def claims(rows: Rows) -> list[Claim]:
     ]
     found += changes.values()
     for part, decay, value in zip((without, decayed), DECAYS, PUBLISHED["frobenius"], strict=True):
-        sentence = f"{subject(last)}: Frobenius norm, as tr(H²)/P, with weight decay {decay:g}, within {NEAR:.0%}"
-        found.append(Claim(sentence, "§4", f"{value:g}", over_seeds(part, "frobenius"), "within", value, NEAR * value))
+        sentence = (
+            f"{subject(last)}: Frobenius norm, as tr(H²)/P, with weight decay {decay:g}, within"
+            f" {NEAR:.0%}"
+        )
+        found.append(
+            Claim(
+                sentence,
+                "§4",
+                f"{value:g}",
+                over_seeds(part, "frobenius"),
+                "within",
+                value,
+                NEAR * value,
+            )
+        )
     return found
 
 
-def _change(decayed: Rows, without: Rows, name: str, direction: str, word: str, source: str) -> Claim:
+def _change(
+    decayed: Rows, without: Rows, name: str, direction: str, word: str, source: str
+) -> Claim:
     """Accuracies in points, all else in decades: it differs in scale from the paper's."""
     percent = NAMES[name].endswith(", %")
     reading = (gap if percent else decades)(decayed, without, name)
@@ -128,7 +159,9 @@ def _change(decayed: Rows, without: Rows, name: str, direction: str, word: str, 
         low, high = PUBLISHED[name]
         bound, printed = (least if percent else least_decades)(low, high), f"{low} to {high}"
         tail = f" (by more than {abs(bound):.2g}{unit})"
-    sentence = f"{subject(decayed)}: {NAMES[name].removesuffix(', %')} {word} with weight decay 5e-4{tail}"
+    sentence = (
+        f"{subject(decayed)}: {NAMES[name].removesuffix(', %')} {word} with weight decay 5e-4{tail}"
+    )
     return Claim(sentence, source, printed, reading, direction, bound, unit=unit)
 
 
@@ -138,9 +171,13 @@ def tables(rows: Rows) -> list[Table]:
     for name in rows.distinct("network"):
         last, lines = rows.where(last=True, network=name), []
         for column, words in NAMES.items():
-            printed = PUBLISHED.get("frobenius" if column == "root" else column, ("not printed", "not printed"))
+            printed = PUBLISHED.get(
+                "frobenius" if column == "root" else column, ("not printed", "not printed")
+            )
             ours = [str(_over_seeds(last.where(decay=decay), column)) for decay in DECAYS]
-            lines.append((words, *(f"{mine} [{theirs}]" for mine, theirs in zip(ours, printed, strict=True))))
+            lines.append(
+                (words, *(f"{mine} [{theirs}]" for mine, theirs in zip(ours, printed, strict=True)))
+            )
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         count = last.distinct("parameters")[0]
         out.append(Table(f"{name}, {count:,} parameters", header, tuple(lines)))
@@ -192,7 +229,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 600, 200, 6, 2, ("MLP-20",), samples=300, depth=20, points=2),
         "cpu": Config("mnist", 45_000, 5_000, 50, 5, ("MLP-10-100",), samples=4000, depth=60),
-        "paper": Config("mnist", 45_000, 5_000, 50, 10, ("MLP-10-100", "MLP-100"), samples=45_000, points=10),
+        "paper": Config(
+            "mnist", 45_000, 5_000, 50, 10, ("MLP-10-100", "MLP-100"), samples=45_000, points=10
+        ),
     },
     cells,
     run,
@@ -200,20 +239,32 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden layer of 100 units.",
-        "784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and not judged.",
-        "The paper's Frobenius norm is read as tr(H²)/P, in all experiments alike: its figures lie below λ₁.",
-        "Where it prints both for one network, it changes as λ₁² does. √(tr(H²)/P) is tabulated and not judged.",
-        "Batches of 128, pixels in [−1, 1] and 45,000 + 5,000 images drawn by the seed, as in softmax-decay.",
+        (
+            "784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden"
+            " layer of 100 units."
+        ),
+        (
+            "784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and"
+            " not judged."
+        ),
+        (
+            "The paper's Frobenius norm is read as tr(H²)/P, in all experiments alike: its figures"
+            " lie below λ₁."
+        ),
+        (
+            "Where it prints both for one network, it changes as λ₁² does. √(tr(H²)/P) is tabulated"
+            " and not judged."
+        ),
+        (
+            "Batches of 128, pixels in [−1, 1] and 45,000 + 5,000 images drawn by the seed, as in"
+            " softmax-decay."
+        ),
         "Below the paper's scale the Hessian is that of a part of the training images.",
         LEAST_EFFECT,
     ),
     size=(
-        "a hidden layer of 100 units, 9,960 parameters, on MNIST, 50 epochs, the schedule of the softmax; "
-        "batch size, split and seeds are not in the text."
+        "a hidden layer of 100 units, 9,960 parameters, on MNIST, 50 epochs, the schedule of the"
+        " softmax; batch size, split and seeds are not in the text."
     ),
-    sizes=(
-        Size("MLP-10-100", "mnist", 45_000, 50),
-        Size("MLP-100", "mnist", 45_000, 50),
-    ),
+    sizes=(Size("MLP-10-100", "mnist", 45_000, 50), Size("MLP-100", "mnist", 45_000, 50)),
 )

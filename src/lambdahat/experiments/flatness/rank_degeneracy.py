@@ -1,4 +1,5 @@
-"""How much of the Hessian is zero while a network trains, beside the rank bound (Figures 1, 11–14, flatness paper).
+"""How much of the Hessian is zero while a network trains, beside the rank bound (Figures 1, 11–14,
+flatness paper).
 
 §5.9 of the spectral thesis has the same figures, 5.17 to 5.20, and the same text.
 """
@@ -40,7 +41,8 @@ PRECISION = -6.0  # log₁₀ of |Ritz value at the origin|/λ₁: float32 ends 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, its data, how many images it trains on and at which side; with ``exact`` even or odd is learnt.
+    """A network, its data, how many images it trains on and at which side; with ``exact`` even or
+    odd is learnt.
 
     The rank is then computed too.
     """
@@ -78,7 +80,9 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Rows at the start and along the training, one for each curvature and mode of the batch norm."""
+    """Rows at the start and along the training, one for each curvature and mode of the batch
+    norm.
+    """
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     problems = {mode: curvature_problem(model, found, cell, mode) for mode in modes_of(model)}
@@ -96,7 +100,11 @@ def run(cell: Cell, device: str) -> list[Row]:
     watch.measure(problems["eval"])
     descend(model, found, cell, DECAY, [watch])
     accuracy, last = judged(model, found.held_out)[1], watch.rows[-1]["epoch"]
-    common = {"bound": bound, "parameters": problems["eval"].num_parameters, "final accuracy": accuracy}
+    common = {
+        "bound": bound,
+        "parameters": problems["eval"].num_parameters,
+        "final accuracy": accuracy,
+    }
     return [
         {**common, "epoch": row["epoch"], "last": row["epoch"] == last, **reading}
         for row in watch.rows
@@ -105,13 +113,18 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claimed_bound(problem: Problem, model: nn.Module, inputs: int, classes: int) -> int | None:
-    """4·d_y·(ΣN_l + d_x), channels counted as neurons as the paper does for VGG-16; None with shortcuts."""
+    """4·d_y·(ΣN_l + d_x), channels counted as neurons as the paper does for VGG-16; None with
+    shortcuts.
+    """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     if not isinstance(model, nn.Sequential) or any(list(part.children()) for part in model):
         return None
     if all(isinstance(layer, nn.Linear) for layer in layers):
         return rank_bound(problem).bound
-    neurons = sum(layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features for layer in layers)
+    neurons = sum(
+        layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+        for layer in layers
+    )
     return 4 * classes * (neurons + inputs)
 
 
@@ -139,7 +152,9 @@ def _origin(shape: Spectrum) -> float:
     count = 1 if shape.psd else 2
     nearest = np.argsort(np.abs(shape.nodes[0]))[:count]
     weights = shape.weights[0][nearest]
-    mean = float((shape.nodes[0][nearest] * weights).sum() / max(weights.sum(), np.finfo(float).tiny))
+    mean = float(
+        (shape.nodes[0][nearest] * weights).sum() / max(weights.sum(), np.finfo(float).tiny)
+    )
     return abs(mean) / float(shape.nodes.max())
 
 
@@ -147,7 +162,7 @@ def _double(problem: Problem) -> Problem:
     """The same in float64."""
     model = problem.model
     assert model is not None
-    (x, y) = (torch.cat([batch.data[i] for batch in problem.batches]) for i in range(2))
+    x, y = (torch.cat([batch.data[i] for batch in problem.batches]) for i in range(2))
     return Problem(model, "cross_entropy", (x.double(), y), dtype=torch.float64)
 
 
@@ -158,7 +173,9 @@ def exact_rank(curvature: LinearOperator) -> int:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Ranks against the bound; the share that Ritz values show against the bound, the exact share, and of H and GGN."""
+    """Ranks against the bound; the share that Ritz values show against the bound, the exact
+    share, and of H and GGN.
+    """
     found = []
     for name in rows.distinct("network"):
         part = rows.where(network=name)
@@ -166,18 +183,27 @@ def claims(rows: Rows) -> list[Claim]:
         if exact:
             found += _exact_claims(what, exact)
         for mode in part.distinct("mode"):
-            end, tail = part.where(mode=mode, last=True), f" (batch norm in {mode} mode)" if mode == "train" else ""
+            end, tail = (
+                part.where(mode=mode, last=True),
+                f" (batch norm in {mode} mode)" if mode == "train" else "",
+            )
             found += _bound_claims(what, end, tail) if part.values("bound") else []
             found += _origin_claims(what, end, tail)
     return found
 
 
 def _exact_claims(name: str, rows: Rows) -> list[Claim]:
-    """The Hessian's rank over the bound, at the start and the end; and what the Ritz values made of its zeros."""
+    """The Hessian's rank over the bound, at the start and the end; and what the Ritz values made
+    of its zeros.
+    """
     found = []
     whole = rows.where(curvature="hessian")
-    for when, part in (("at the start", whole.where(epoch=0)), ("after training", whole.where(last=True))):
-        worst = max(row["rank"] / row["bound"] for row in part)  # a bound falls with one rank above it
+    for when, part in (
+        ("at the start", whole.where(epoch=0)),
+        ("after training", whole.where(last=True)),
+    ):
+        # a bound falls with one rank above it
+        worst = max(row["rank"] / row["bound"] for row in part)
         found.append(
             Claim(
                 f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)",
@@ -194,7 +220,8 @@ def _exact_claims(name: str, rows: Rows) -> list[Claim]:
         apart = mean_of([row["degeneracy"] - row["zeros"] for row in end])
         found.append(
             Claim(
-                f"{name}: the Ritz values at the origin hold the share of zeros of the {WORDS[curvature]} (difference)",
+                f"{name}: the Ritz values at the origin hold the share of zeros of the"
+                f" {WORDS[curvature]} (difference)",
                 "Appendix D",
                 "0",
                 apart,
@@ -211,7 +238,9 @@ def _bound_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
     """At the end of training: more zeros than the bound leaves."""
     found = []
     for curvature, words in WORDS.items():
-        above = mean_of([row["degeneracy"] - implied(row) for row in rows.where(curvature=curvature)])
+        above = mean_of(
+            [row["degeneracy"] - implied(row) for row in rows.where(curvature=curvature)]
+        )
         found.append(
             Claim(
                 f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}",
@@ -224,13 +253,15 @@ def _bound_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
 
 
 def _origin_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
-    """At the end of training: how near 0 the Ritz values at the origin lie, and what they hold, in H and in the GGN."""
+    """At the end of training: how near 0 the Ritz values at the origin lie, and what they hold,
+    in H and in the GGN.
+    """
     whole, part = rows.where(curvature="hessian"), rows.where(curvature="ggn")
     near = mean_of([math.log10(max(row["origin"], 1e-30)) for row in part])
     return [
         Claim(
-            f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of its share of λ₁)"
-            + tail,
+            f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of"
+            " its share of λ₁)" + tail,
             f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19",
             "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)",
             near,
@@ -238,15 +269,15 @@ def _origin_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
             PRECISION,
         ),
         Claim(
-            f"{name}: two Ritz values of the Hessian hold more at the origin than one of the Gauss–Newton matrix"
-            + tail,
+            f"{name}: two Ritz values of the Hessian hold more at the origin than one of the"
+            " Gauss–Newton matrix" + tail,
             f"Appendix D.1; {THESIS}, Figures 5.18a and c",
             "even larger (VGG-16, CIFAR-100)",
             gap(whole, part, "degeneracy"),
         ),
         Claim(
-            f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the Gauss–Newton matrix"
-            + tail,
+            f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the"
+            " Gauss–Newton matrix" + tail,
             f"Appendix D.1; {THESIS}, Figures 5.18b and d",
             "not as close (VGG-16, CIFAR-100)",
             decades(whole, part, "origin"),
@@ -261,7 +292,9 @@ def implied(row: Row) -> float:
 
 
 def tables(rows: Rows) -> list[Table]:
-    """For each network at the start and the end: degeneracy by Ritz values, exactly, and by the bound."""
+    """For each network at the start and the end: degeneracy by Ritz values, exactly, and by the
+    bound.
+    """
     out = []
     for name in rows.distinct("network"):
         part, lines = rows.where(network=name), []
@@ -269,12 +302,30 @@ def tables(rows: Rows) -> list[Table]:
             for mode in part.distinct("mode"):
                 for epoch in (0, max(part.values("epoch"))):
                     chosen = part.where(curvature=curvature, mode=mode, epoch=epoch)
-                    exact = str(over_seeds(chosen, "zeros")) if chosen.values("zeros") else "not computed"
-                    readings: list[Reading] = [over_seeds(chosen, key) for key in ("degeneracy", "one node", "origin")]
+                    exact = (
+                        str(over_seeds(chosen, "zeros"))
+                        if chosen.values("zeros")
+                        else "not computed"
+                    )
+                    readings: list[Reading] = [
+                        over_seeds(chosen, key) for key in ("degeneracy", "one node", "origin")
+                    ]
                     lines.append((words, mode, str(epoch), *map(str, readings), exact))
         count, bounds = part[0]["parameters"], part.values("bound")
-        claimed = f"the bound {bounds[0]:,} implies {implied(part[0]):.4f}" if bounds else "no bound is claimed"
-        header = ("matrix", "mode", "epoch", "degeneracy", "one Ritz value", "its ratio to λ₁", "exact")
+        claimed = (
+            f"the bound {bounds[0]:,} implies {implied(part[0]):.4f}"
+            if bounds
+            else "no bound is claimed"
+        )
+        header = (
+            "matrix",
+            "mode",
+            "epoch",
+            "degeneracy",
+            "one Ritz value",
+            "its ratio to λ₁",
+            "exact",
+        )
         out.append(Table(f"{name}, {count:,} parameters; {claimed}", header, tuple(lines)))
     return out
 
@@ -287,7 +338,10 @@ def charts(rows: Rows) -> list[Chart]:
         series = []
         for curvature, words in WORDS.items():
             for mode in part.distinct("mode"):
-                chosen, tail = part.where(curvature=curvature, mode=mode), ", train mode" if mode == "train" else ""
+                chosen, tail = (
+                    part.where(curvature=curvature, mode=mode),
+                    ", train mode" if mode == "train" else "",
+                )
                 series.append(curve(words + tail, chosen, "degeneracy"))
                 if chosen.values("zeros"):
                     series.append(curve(f"{words}, exact", chosen, "zeros"))
@@ -302,8 +356,20 @@ def charts(rows: Rows) -> list[Chart]:
                 source="Figures 1d, 11–14; 5.17–5.20 of the spectral thesis",
             )
         )
-        spectra = tuple(stems(WORDS[row["curvature"]], row) for row in part.where(last=True, seed=0, mode="eval"))
-        out.append(Chart(f"Spectra at the end, {name}", "eigenvalue", "weight", spectra, y_log=True, source="Figure 1"))
+        spectra = tuple(
+            stems(WORDS[row["curvature"]], row)
+            for row in part.where(last=True, seed=0, mode="eval")
+        )
+        out.append(
+            Chart(
+                f"Spectra at the end, {name}",
+                "eigenvalue",
+                "weight",
+                spectra,
+                y_log=True,
+                source="Figure 1",
+            )
+        )
     return out
 
 
@@ -316,10 +382,19 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§3.2, Figures 1 and 11–14; §5.9 and Figures 5.17–5.20 of the spectral thesis",
     {
-        "smoke": Config((Subject("MLP-14-14", "digits", 700, 4, True),), 4, 2, samples=700, depth=30, points=1),
-        "cpu": Config((*SMALL, Subject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100),
+        "smoke": Config(
+            (Subject("MLP-14-14", "digits", 700, 4, True),), 4, 2, samples=700, depth=30, points=1
+        ),
+        "cpu": Config(
+            (*SMALL, Subject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100
+        ),
         "paper": Config(
-            (*SMALL, Subject("MLP-100", "mnist", 45_000), *LARGE), 30, 3, samples=3000, depth=100, points=6
+            (*SMALL, Subject("MLP-100", "mnist", 45_000), *LARGE),
+            30,
+            3,
+            samples=3000,
+            depth=100,
+            points=6,
         ),
     },
     cells,
@@ -329,15 +404,29 @@ EXPERIMENT = Experiment(
     charts,
     (
         "CIFAR-10 in place of CIFAR-100, 30 epochs of the paper's 225 and 300, weight decay 5e-4.",
-        "Exact ranks: even or odd digits, with more images than parameters and a bound well below both.",
+        (
+            "Exact ranks: even or odd digits, with more images than parameters and a bound well"
+            " below both."
+        ),
         "A rank counts the eigenvalues of the dense matrix in float64 above P·ε·|λ|_max.",
-        "The bound counts channels as neurons, as the paper's 13,416 for VGG-16 does; our VGG-16 has heads of 512.",
+        (
+            "The bound counts channels as neurons, as the paper's 13,416 for VGG-16 does; our"
+            " VGG-16 has heads of 512."
+        ),
         "No bound is claimed for networks with shortcuts.",
-        "The two comparisons of Hessian and Gauss–Newton matrix at the origin were added after the cpu runs.",
+        (
+            "The two comparisons of Hessian and Gauss–Newton matrix at the origin were added after"
+            " the cpu runs."
+        ),
     ),
     size=(
-        "VGG-16 on CIFAR-10 (Figure 1) and CIFAR-100, PreResNet-110 on CIFAR-100 (225 epochs); the epochs "
-        "of VGG-16 and seeds are not in the text. The rank bound is for any feed-forward network."
+        "VGG-16 on CIFAR-10 (Figure 1) and CIFAR-100, PreResNet-110 on CIFAR-100 (225 epochs); the"
+        " epochs of VGG-16 and seeds are not in the text. The rank bound is for any feed-forward"
+        " network."
     ),
-    sizes=(Size("VGG-16", "cifar10"), Size("VGG-16", "cifar100"), Size("PreResNet-110", "cifar100", epochs=225)),
+    sizes=(
+        Size("VGG-16", "cifar10"),
+        Size("VGG-16", "cifar100"),
+        Size("PreResNet-110", "cifar100", epochs=225),
+    ),
 )

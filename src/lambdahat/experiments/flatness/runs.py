@@ -1,4 +1,6 @@
-"""What the experiments of the flatness paper share: training by Eq. 12, and how sharp the end is."""
+"""What the experiments of the flatness paper share: training by Eq. 12, and how sharp the end
+is.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,15 @@ from lambdahat.results.charts import short
 from lambdahat.training import Run, fit
 
 MOMENTUM = 0.9
-PIECE = 1024  # images that are evaluated at once: 8,192 take 20 GB in VGG-16, and several processes share a GPU
+# images that are evaluated at once: 8,192 take 20 GB in VGG-16, and several processes share a GPU
+PIECE = 1024
 NORM_TOLERANCE = 0.1  # of the Frobenius norm, so about 20 % of its square at 95 % confidence
 
 
 class Watch:
-    """A tracker that keeps what ``look()`` says after every ``every``-th epoch, beside the number of the epoch."""
+    """A tracker that keeps what ``look()`` says after every ``every``-th epoch, beside the
+    number of the epoch.
+    """
 
     name, unit = "watch", "epoch"
 
@@ -36,23 +41,36 @@ class Watch:
         self.look, self.every = look, every
         self.rows: list[Row] = []
 
-    def measure(self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0) -> dict[str, float]:
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> dict[str, float]:
         """Look; nothing goes into the run's own rows."""
         with rng_untouched(), torch.enable_grad():
             self.rows.append({"epoch": epoch, **self.look()})
         return {}
 
 
-def descend(model: nn.Module, found: Images, cell: Cell, decay: float, trackers: Sequence[Any] = ()) -> Run:
+def descend(
+    model: nn.Module, found: Images, cell: Cell, decay: float, trackers: Sequence[Any] = ()
+) -> Run:
     """Train in place by SGD with momentum 0.9, L2 decay and the schedule of Eq. 12."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=cell["rate"], momentum=MOMENTUM, weight_decay=decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=cell["rate"], momentum=MOMENTUM, weight_decay=decay
+    )
     return run_fit(model, found, cell, optimizer, linear_decay(optimizer, cell["epochs"]), trackers)
 
 
 def run_fit(
-    model: nn.Module, found: Images, cell: Cell, optimizer: Any, schedule: Any, trackers: Sequence[Any] = ()
+    model: nn.Module,
+    found: Images,
+    cell: Cell,
+    optimizer: Any,
+    schedule: Any,
+    trackers: Sequence[Any] = (),
 ) -> Run:
-    """``fit`` with the cell's epochs, batch size, seed and, where it says so, crops and flips and another precision."""
+    """``fit`` with the cell's epochs, batch size, seed and, where it says so, crops and flips
+    and another precision.
+    """
     problem = Problem(model, "cross_entropy", found.training, batch_size=PIECE)
     return fit(
         problem,
@@ -69,17 +87,23 @@ def run_fit(
 
 
 def curvature_problem(model: nn.Module, found: Images, cell: Cell, norm: str = "eval") -> Problem:
-    """The loss on the first ``samples`` training images, in batches of the training's size where they matter."""
+    """The loss on the first ``samples`` training images, in batches of the training's size where
+    they matter.
+    """
     x, y = found.training
     count = min(cell["samples"], len(x))
-    deep = any(isinstance(layer, nn.Conv2d) for layer in model.modules())  # its activations fill the memory
+    # its activations fill the memory
+    deep = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     size = min(cell["batch"] if norm == "train" else 256 if deep else 2000, count)
-    whole = count - count % size if norm == "train" else count  # a last batch of a few has statistics of its own
+    # a last batch of a few has statistics of its own
+    whole = count - count % size if norm == "train" else count
     return Problem(model, "cross_entropy", (x[:whole], y[:whole]), batch_size=size, norm=norm)
 
 
 def measured(problem: Problem, cell: Cell) -> Row:
-    """λ₁, the "Frobenius norm" of the paper, and the Ritz values of its spectrum, by Lanczos from one random vector."""
+    """λ₁, the "Frobenius norm" of the paper, and the Ritz values of its spectrum, by Lanczos
+    from one random vector.
+    """
     curvature = hessian(problem)
     shape = spectrum(curvature, depth=min(cell["depth"], problem.num_parameters), seed=cell["seed"])
     return {
@@ -95,7 +119,9 @@ def measured(problem: Problem, cell: Cell) -> Row:
 
 
 def mean_square(curvature: LinearOperator, seed: int) -> Row:
-    """tr(H²)/P with its error: what the paper calls the Frobenius norm, for its figures lie below λ₁."""
+    """tr(H²)/P with its error: what the paper calls the Frobenius norm, for its figures lie
+    below λ₁.
+    """
     norm = frobenius_norm(curvature, NORM_TOLERANCE, seed=seed)
     value = float(norm)
     return {
@@ -119,7 +145,10 @@ def judged(model: nn.Module, pair: Pair) -> tuple[float, float]:
 
 def ends(model: nn.Module, found: Images) -> Row:
     """Losses and accuracies on both parts, and the length of the weights."""
-    (loss, accuracy), (held_loss, held_accuracy) = judged(model, found.training), judged(model, found.held_out)
+    (loss, accuracy), (held_loss, held_accuracy) = (
+        judged(model, found.training),
+        judged(model, found.held_out),
+    )
     norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in model.parameters()))
     return {
         "loss": loss,

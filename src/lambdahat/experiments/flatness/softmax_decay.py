@@ -1,4 +1,5 @@
-"""Softmax regression on MNIST with weight decay: sharpness and accuracy (Figure 2 of the flatness paper).
+"""Softmax regression on MNIST with weight decay: sharpness and accuracy (Figure 2 of the flatness
+paper).
 
 Seeds and weight decays are trained together: a step is two batched products for all of them.
 """
@@ -36,14 +37,20 @@ PUBLISHED = {
     "largest": dict(zip(DECAYS, (12.26, 14.17, 15.84), strict=True)),
     "mean": dict(zip(DECAYS, (0.0132, 0.0153, 0.0171), strict=True)),
 }
-NAMES = {"accuracy": "validation accuracy, %", "largest": "largest eigenvalue", "mean": "mean eigenvalue"}
+NAMES = {
+    "accuracy": "validation accuracy, %",
+    "largest": "largest eigenvalue",
+    "mean": "mean eigenvalue",
+}
 MAIN, LAST = "as published", "on the last images"
 MOMENTUM, LAST_RATE = 0.9, 0.01  # the latter relative to the first (Eq. 12)
 
 
 @dataclass(frozen=True)
 class Config(Scale):
-    """One scale: ``training`` images of the rest after ``held_out``, and the variants beside the main setting."""
+    """One scale: ``training`` images of the rest after ``held_out``, and the variants beside the
+    main setting.
+    """
 
     rate: float = 0.03
     inputs: str = "symmetric"
@@ -53,15 +60,25 @@ class Config(Scale):
 
 
 def cells(config: Config) -> list[Cell]:
-    """Cells of ``together`` seeds at the paper's setting; and one seed of each variant, which changes one thing."""
+    """Cells of ``together`` seeds at the paper's setting; and one seed of each variant, which
+    changes one thing.
+    """
     main = settings_of(config, "seeds", "together", "others")
-    groups = [list(range(config.seeds))[i : i + config.together] for i in range(0, config.seeds, config.together)]
+    groups = [
+        list(range(config.seeds))[i : i + config.together]
+        for i in range(0, config.seeds, config.together)
+    ]
     found = [{"variant": MAIN, **main, "seeds": group} for group in groups]
-    return found + [{"variant": f"{name} {value}", **main, name: value, "seeds": [0]} for name, value in config.others]
+    return found + [
+        {"variant": f"{name} {value}", **main, name: value, "seeds": [0]}
+        for name, value in config.others
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row per seed and weight decay: accuracies, loss, λ₁, mean eigenvalue, norm, and the nodes of the spectrum."""
+    """A row per seed and weight decay: accuracies, loss, λ₁, mean eigenvalue, norm, and the
+    nodes of the spectrum.
+    """
     x, y, classes = _data(cell, device)
     orders = [_order(cell, len(x), seed) for seed in cell["seeds"]]
     kept = torch.stack([order[: cell["training"]] for order in orders]).to(device)
@@ -71,14 +88,21 @@ def run(cell: Cell, device: str) -> list[Row]:
         held = order[cell["training"] : cell["training"] + cell["held_out"]].to(device)
         training, held_out = (x[kept[index]], y[kept[index]]), (x[held], y[held])
         for decay, matrix in zip(DECAYS, weights[index], strict=True):
-            rows.append({"seed": seed, "decay": decay} | _measured(matrix, training, held_out, seed, cell["depth"]))
+            rows.append(
+                {"seed": seed, "decay": decay}
+                | _measured(matrix, training, held_out, seed, cell["depth"])
+            )
     return rows
 
 
 def _order(cell: Cell, count: int, seed: int) -> Tensor:
-    """The images to train on, then those to validate by: as the seed has them, or MNIST's first and its last."""
+    """The images to train on, then those to validate by: as the seed has them, or MNIST's first
+    and its last.
+    """
     if cell.get("validation") == LAST:
-        return torch.cat([torch.arange(cell["training"]), torch.arange(count - cell["held_out"], count)])
+        return torch.cat(
+            [torch.arange(cell["training"]), torch.arange(count - cell["held_out"], count)]
+        )
     return torch.randperm(count, generator=generator(seed, "split"))
 
 
@@ -117,7 +141,8 @@ def _data(cell: Cell, device: str) -> tuple[Tensor, Tensor, int]:
 
 
 def _trained(cell: Cell, x: Tensor, y: Tensor, kept: Tensor, classes: int) -> Tensor:
-    """Weights (S, D, d + 1, K) after SGD with momentum, Eq. 12's schedule and L2 decay, from PyTorch's initial law.
+    """Weights (S, D, d + 1, K) after SGD with momentum, Eq. 12's schedule and L2 decay, from
+    PyTorch's initial law.
 
     ``kept`` (S, n) are each seed's training images.
     """
@@ -131,11 +156,15 @@ def _trained(cell: Cell, x: Tensor, y: Tensor, kept: Tensor, classes: int) -> Te
     for epoch in range(cell["epochs"]):
         fall = min(max((epoch / cell["epochs"] - 0.5) / 0.4, 0.0), 1.0)
         rate = cell["rate"] * (1 - (1 - LAST_RATE) * fall)
-        order = torch.stack([torch.randperm(kept.shape[1], generator=rng) for rng in rngs]).to(x.device)
+        order = torch.stack([torch.randperm(kept.shape[1], generator=rng) for rng in rngs]).to(
+            x.device
+        )
         for rows in kept.gather(1, order).split(cell["batch"], dim=1):
             inputs = x[rows].unsqueeze(1)
             errors = (inputs @ weights).softmax(-1) - targets[rows].unsqueeze(1)
-            velocity.mul_(MOMENTUM).add_(inputs.mT @ errors, alpha=1 / rows.shape[1]).add_(decays * weights)
+            velocity.mul_(MOMENTUM).add_(inputs.mT @ errors, alpha=1 / rows.shape[1]).add_(
+                decays * weights
+            )
             weights.sub_(velocity, alpha=rate)
         report("softmax regression", epoch + 1, cell["epochs"])
     return weights
@@ -156,14 +185,26 @@ def _accuracy(model: nn.Module, pair: Pair) -> float:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Sharper and better at once; λ₁ within ten per cent at each decay; and three quantities that rise with it."""
+    """Sharper and better at once; λ₁ within ten per cent at each decay; and three quantities
+    that rise with it.
+    """
     main = rows.where(variant=MAIN)
     found = [_both(main)]
     for decay in DECAYS:
         published = PUBLISHED["largest"][decay]
         reading = mean_of(list(main.where(decay=decay).paired("largest").values()))
         sentence = f"λ₁ with weight decay {decay:g}, within 10 %"
-        found.append(Claim(sentence, "§4, Figure 2", f"{published:g}", reading, "within", published, 0.1 * published))
+        found.append(
+            Claim(
+                sentence,
+                "§4, Figure 2",
+                f"{published:g}",
+                reading,
+                "within",
+                published,
+                0.1 * published,
+            )
+        )
     for name, words in NAMES.items():
         for low, high in pairwise(DECAYS):
             found.append(_rise(main, name, words, low, high))
@@ -203,9 +244,21 @@ def tables(rows: Rows) -> list[Table]:
         for name, words in NAMES.items():
             cells = [_cell(part.where(decay=decay), name, decay) for decay in DECAYS]
             lines.append((words, *cells))
-        lines.append(("… by one random vector", *(_one_vector(part.where(decay=decay)) for decay in DECAYS)))
-        lines.append(("training loss", *(str(mean_of(part.where(decay=decay).values("loss"))) for decay in DECAYS)))
-        lines.append(("weight norm", *(str(mean_of(part.where(decay=decay).values("norm"))) for decay in DECAYS)))
+        lines.append(
+            ("… by one random vector", *(_one_vector(part.where(decay=decay)) for decay in DECAYS))
+        )
+        lines.append(
+            (
+                "training loss",
+                *(str(mean_of(part.where(decay=decay).values("loss"))) for decay in DECAYS),
+            )
+        )
+        lines.append(
+            (
+                "weight norm",
+                *(str(mean_of(part.where(decay=decay).values("norm"))) for decay in DECAYS),
+            )
+        )
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         out.append(Table(f"Softmax regression, {variant}", header, tuple(lines)))
     return out
@@ -217,9 +270,12 @@ def _cell(rows: Rows, name: str, decay: float) -> str:
 
 
 def _one_vector(rows: Rows) -> str:
-    """The mean eigenvalue as a single Lanczos run has it, vᵀHv, and how far it scatters from seed to seed."""
+    """The mean eigenvalue as a single Lanczos run has it, vᵀHv, and how far it scatters from
+    seed to seed.
+    """
     found = [
-        math.fsum(node * weight for node, weight in zip(row["nodes"], row["weights"], strict=True)) for row in rows
+        math.fsum(node * weight for node, weight in zip(row["nodes"], row["weights"], strict=True))
+        for row in rows
     ]
     return f"{min(found):.3g} … {max(found):.3g}"
 
@@ -229,12 +285,23 @@ def charts(rows: Rows) -> list[Chart]:
     main, out = rows.where(variant=MAIN), []
     labels = [f"{decay:g}" for decay in DECAYS]
     for name, words in NAMES.items():
-        readings = [mean_of(list(main.where(decay=decay).paired(name).values())) for decay in DECAYS]
+        readings = [
+            mean_of(list(main.where(decay=decay).paired(name).values())) for decay in DECAYS
+        ]
         ours = Series("ours", labels, [r.value for r in readings], [r.stderr for r in readings])
-        theirs = Series("paper", labels, [PUBLISHED[name][decay] for decay in DECAYS], published=True, style="points")
-        out.append(Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2"))
+        theirs = Series(
+            "paper",
+            labels,
+            [PUBLISHED[name][decay] for decay in DECAYS],
+            published=True,
+            style="points",
+        )
+        out.append(
+            Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2")
+        )
     spectra = [
-        Series(f"decay {row['decay']:g}", row["nodes"], row["weights"], style="stems") for row in main.where(seed=0)
+        Series(f"decay {row['decay']:g}", row["nodes"], row["weights"], style="stems")
+        for row in main.where(seed=0)
     ]
     caption = "Ritz values and their weights after 100 Lanczos steps from one random vector."
     out.append(
@@ -278,16 +345,31 @@ EXPERIMENT = Experiment(
     charts,
     (
         "Batches of 128: the paper does not say.",
-        "45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the rest is unused.",
-        "Pixels in [−1, 1]: with pixels in [0, 1] the printed mean eigenvalue is out of reach (see the variants).",
-        "MNIST's last 5,000 training images are easier: a variant validates on them, as the paper may have done.",
-        "The mean eigenvalue is exact; one Lanczos run alone, as in the paper, has the scattering vᵀHv of one vector.",
-        "Eq. 12's schedule over all epochs; its T = 50 in the appendix is taken for a slip, the text having 1,000.",
+        (
+            "45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the"
+            " rest is unused."
+        ),
+        (
+            "Pixels in [−1, 1]: with pixels in [0, 1] the printed mean eigenvalue is out of reach"
+            " (see the variants)."
+        ),
+        (
+            "MNIST's last 5,000 training images are easier: a variant validates on them, as the"
+            " paper may have done."
+        ),
+        (
+            "The mean eigenvalue is exact; one Lanczos run alone, as in the paper, has the"
+            " scattering vᵀHv of one vector."
+        ),
+        (
+            "Eq. 12's schedule over all epochs; its T = 50 in the appendix is taken for a slip, the"
+            " text having 1,000."
+        ),
         LEAST_EFFECT,
     ),
     size=(
-        "MNIST, 45,000 training and 5,000 validation images, 1,000 epochs (T = 50 in the appendix), rate "
-        "0.03, momentum 0.9; batch size and seeds are not in the text."
+        "MNIST, 45,000 training and 5,000 validation images, 1,000 epochs (T = 50 in the appendix),"
+        " rate 0.03, momentum 0.9; batch size and seeds are not in the text."
     ),
     sizes=(
         Size(data="mnist", samples=45_000, epochs=1000),

@@ -74,10 +74,19 @@ class Config:
 
 
 def cells(config: Config) -> list[Cell]:
-    """Planted clusters × links × seed; curves over moments for each graph × seed; and Email's eigenvalues."""
+    """Planted clusters × links × seed; curves over moments for each graph × seed; and Email's
+    eigenvalues.
+    """
     base = {"probes": config.probes}
     table = [
-        {**base, "kind": "planted", "clusters": count, "links": links, "orders": [config.steps], "seed": seed}
+        {
+            **base,
+            "kind": "planted",
+            "clusters": count,
+            "links": links,
+            "orders": [config.steps],
+            "seed": seed,
+        }
         for count in config.planted
         for links in config.links
         for seed in range(config.seeds)
@@ -100,12 +109,20 @@ def cells(config: Config) -> list[Cell]:
         for name in ("Email", "NetScience")
         for seed in range(config.real_seeds)
     ]
-    near = {**base, "kind": "eigenvalues", "graph": "Email", "nodes": config.small, "order": max(config.moments)}
+    near = {
+        **base,
+        "kind": "eigenvalues",
+        "graph": "Email",
+        "nodes": config.small,
+        "order": max(config.moments),
+    }
     return [*table, *made, *real, {**near, "seed": 0}]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Each method's count with its fractional error; or the smallest eigenvalues and the density there."""
+    """Each method's count with its fractional error; or the smallest eigenvalues and the density
+    there.
+    """
     if cell["kind"] == "planted":
         graph = planted(cell["clusters"], cell["links"], cell["seed"])
         return _judged(graph, cell, cell["clusters"], "planted")
@@ -124,7 +141,14 @@ def _judged(graph: Graph, cell: Cell, truth: int, data: str) -> list[Row]:
     rows = []
     for row in counts(graph, cell["orders"], cell["probes"], cell["seed"]):
         off = abs(row["found"] / truth - 1)
-        rows.append({**common, **row, "off": off, "error": max(off, FLOOR) if math.isfinite(off) else math.nan})
+        rows.append(
+            {
+                **common,
+                **row,
+                "off": off,
+                "error": max(off, FLOOR) if math.isfinite(off) else math.nan,
+            }
+        )
     return rows
 
 
@@ -177,10 +201,13 @@ def _table_claims(rows: Rows) -> list[Claim]:
             )
         )
         literal = decades(part[LANCZOS], part[FIRST], "error")
-        found.append(replace(found[-1], sentence=f"at its first minimum {words}", reading=literal, own=True))
+        found.append(
+            replace(found[-1], sentence=f"at its first minimum {words}", reading=literal, own=True)
+        )
         found.append(
             Claim(
-                f"the error on {count} clusters is at most the printed one, with probes split by a walk",
+                f"the error on {count} clusters is at most the printed one, with probes split by a"
+                " walk",
                 "this work",
                 f"{printed[0]:g} by EGS",
                 over_seeds(part[OURS], "off"),
@@ -190,7 +217,10 @@ def _table_claims(rows: Rows) -> list[Claim]:
             )
         )
     for method, falls in ((EGS, True), (LANCZOS, False)):
-        words = f"the error of {'EGS falls' if falls else 'smoothed Lanczos does not fall'} as graphs grow"
+        words = (
+            f"the error of {'EGS falls' if falls else 'smoothed Lanczos does not fall'} as graphs"
+            " grow"
+        )
         found.append(
             Claim(
                 words,
@@ -205,7 +235,9 @@ def _table_claims(rows: Rows) -> list[Claim]:
 
 
 def _growth(rows: Rows) -> Reading:
-    """The slope of log₁₀ of the error over log₁₀ of the clusters, mean over seeds: one graph of each size a seed."""
+    """The slope of log₁₀ of the error over log₁₀ of the clusters, mean over seeds: one graph of
+    each size a seed.
+    """
     slopes = []
     for seed in rows.distinct("seed"):
         part = [row for row in rows.where(seed=seed) if math.isfinite(row["error"])]
@@ -216,7 +248,9 @@ def _growth(rows: Rows) -> Reading:
 
 def _printed_slope(method: str) -> float:
     printed = PRINTED[method]
-    return slope([math.log10(count) for count in printed], [math.log10(error) for error in printed.values()]).value
+    return slope(
+        [math.log10(count) for count in printed], [math.log10(error) for error in printed.values()]
+    ).value
 
 
 def _curve_claims(rows: Rows) -> list[Claim]:
@@ -239,7 +273,9 @@ def _curve_claims(rows: Rows) -> list[Claim]:
             )
         )
         literal = decades(late.where(method=LANCZOS), late.where(method=FIRST), "error")
-        words = f"{title}: at its first minimum EGS errs less than smoothed Lanczos beyond 20 moments"
+        words = (
+            f"{title}: at its first minimum EGS errs less than smoothed Lanczos beyond 20 moments"
+        )
         found.append(replace(found[-1], sentence=words, reading=literal, own=True))
         found.append(
             Claim(
@@ -259,7 +295,11 @@ def _size(rows: Rows) -> str:
     """A mixed graph by the size that was run, beside the thesis's."""
     first = rows[0]
     words = f"{first['truth']:,} mixed clusters, {first['size']:,} nodes"
-    return words if first["truth"] == MIXED[first["graph"]] else f"{words} ({MIXED[first['graph']]:,} in the thesis)"
+    return (
+        words
+        if first["truth"] == MIXED[first["graph"]]
+        else f"{words} ({MIXED[first['graph']]:,} in the thesis)"
+    )
 
 
 def _trend(rows: Rows) -> Reading:
@@ -267,7 +307,12 @@ def _trend(rows: Rows) -> Reading:
     slopes = []
     for seed in rows.distinct("seed"):
         part = [row for row in rows.where(seed=seed) if math.isfinite(row["error"])]
-        slopes.append(10 * slope([row["moments"] for row in part], [math.log10(row["error"]) for row in part]).value)
+        slopes.append(
+            10
+            * slope(
+                [row["moments"] for row in part], [math.log10(row["error"]) for row in part]
+            ).value
+        )
     return mean_of(slopes)
 
 
@@ -276,7 +321,11 @@ def _email_claims(rows: Rows) -> list[Claim]:
     (row,) = rows.where(kind="eigenvalues")
     unmet = stand_in("Email", row["data"])
     part = rows.where(kind="curve", graph="Email", method=FIRST, moments=row["order"])
-    below = [float(sum(value <= cut for value in row["smallest"])) for cut in part.values("cut") if math.isfinite(cut)]
+    below = [
+        float(sum(value <= cut for value in row["smallest"]))
+        for cut in part.values("cut")
+        if math.isfinite(cut)
+    ]
     place = "§3.7.1.2, Figure 3.6"
     return [
         Claim(
@@ -306,7 +355,9 @@ def _email_claims(rows: Rows) -> list[Claim]:
 
 def tables(rows: Rows) -> list[Table]:
     """Table 3.2, counts over moments, and where Email's minimum lies."""
-    out = [_table(rows.where(kind="planted", links=links), links) for links in rows.distinct("links")]
+    out = [
+        _table(rows.where(kind="planted", links=links), links) for links in rows.distinct("links")
+    ]
     curve = rows.where(kind="curve")
     for name in curve.distinct("graph"):
         part = curve.where(graph=name)
@@ -325,7 +376,14 @@ def tables(rows: Rows) -> list[Table]:
         f"{row['below']} [20]",
         f"{row['found']:.2f} [20]",
     )
-    return [*out, Table(f"The first minimum of the Email graph's spectrum, {row['order']} moments", header, (cut,))]
+    return [
+        *out,
+        Table(
+            f"The first minimum of the Email graph's spectrum, {row['order']} moments",
+            header,
+            (cut,),
+        ),
+    ]
 
 
 def _table(rows: Rows, links: float) -> Table:
@@ -338,8 +396,15 @@ def _table(rows: Rows, links: float) -> Table:
             tail = f" [{printed:.2g}]" if printed is not None else ""
             cells.append(f"{over_seeds(part, 'off')}{tail}")
         lines.append((*cells, str(len(rows.distinct("seed")))))
-    title = f"Fractional error of the count, {rows[0]['moments']} moments, {links:g} links out of a node"
-    header = ("clusters", *(f"{method} [thesis]" if method in PRINTED else method for method in METHODS), "graphs")
+    title = (
+        f"Fractional error of the count, {rows[0]['moments']} moments, {links:g} links out of a"
+        " node"
+    )
+    header = (
+        "clusters",
+        *(f"{method} [thesis]" if method in PRINTED else method for method in METHODS),
+        "graphs",
+    )
     return Table(title, header, tuple(lines))
 
 
@@ -400,7 +465,13 @@ def _planted_chart(rows: Rows) -> Chart:
         if method in PRINTED:
             printed = PRINTED[method]
             series.append(
-                Series(f"{method}, thesis", list(printed), list(printed.values()), style="points", published=True)
+                Series(
+                    f"{method}, thesis",
+                    list(printed),
+                    list(printed.values()),
+                    style="points",
+                    published=True,
+                )
             )
     return Chart(
         "Error of the number of clusters, planted",
@@ -418,7 +489,9 @@ def _log_mean(label: str, rows: Rows, x: str) -> Series:
     places = sorted(rows.distinct(x))
     means = []
     for place in places:
-        found = [math.log10(v) for v in rows.where(**{x: place}).values("error") if math.isfinite(v)]
+        found = [
+            math.log10(v) for v in rows.where(**{x: place}).values("error") if math.isfinite(v)
+        ]
         means.append(10 ** mean_of(found).value if found else None)
     return Series(label, places, means)
 
@@ -433,7 +506,15 @@ EXPERIMENT = Experiment(
     "§3.7.1, Table 3.2, Figures 3.5 and 3.6",
     {
         "smoke": Config(
-            (9, 30), (Mixed("mixed 305", 300, 4, 60, 90),), 2, 1, 1, (12, 16, 24), 24, probes=10, small=120
+            (9, 30),
+            (Mixed("mixed 305", 300, 4, 60, 90),),
+            2,
+            1,
+            1,
+            (12, 16, 24),
+            24,
+            probes=10,
+            small=120,
         ),
         "cpu": Config((9, 30, 90, 240), TENTH, 6, 2, 6),
         "paper": Config((9, 30, 90, 240), LARGE, 10, 3, 10, links=(LINKS, 1.0)),
@@ -444,19 +525,43 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Planted graphs: clusters of 20 to 40 nodes, inner edges with probability ½; the thesis gives neither.",
-        "The two large graphs are made at a tenth of their size at the scale cpu, with a tenth of the clusters.",
-        "Mean degree 20 in the mixed graphs, 20 edges out of a cluster on average; the thesis gives neither.",
+        (
+            "Planted graphs: clusters of 20 to 40 nodes, inner edges with probability ½; the thesis"
+            " gives neither."
+        ),
+        (
+            "The two large graphs are made at a tenth of their size at the scale cpu, with a tenth"
+            " of the clusters."
+        ),
+        (
+            "Mean degree 20 in the mixed graphs, 20 edges out of a cluster on average; the thesis"
+            " gives neither."
+        ),
         "Lanczos is smoothed by a Gaussian of width 0.02; the thesis gives none.",
-        "Isolated nodes have eigenvalue 0: Email then has 20 components, NetScience 396, the thesis's true numbers.",
-        "Email and NetScience are read from <LAMBDAHAT_DATA>/graphs; without the files made graphs take their place.",
-        "λ* of Algorithm 5 lies in the widest gap below 1. At the first minimum, behind the 0, claims are ours.",
-        "On Email and NetScience n counts estimates of one graph, elsewhere graphs; slopes are means over seeds.",
-        "That the area below Email's λ* is 20 is judged over six seeds of the probes; one seed was judged at first.",
+        (
+            "Isolated nodes have eigenvalue 0: Email then has 20 components, NetScience 396, the"
+            " thesis's true numbers."
+        ),
+        (
+            "Email and NetScience are read from <LAMBDAHAT_DATA>/graphs; without the files made"
+            " graphs take their place."
+        ),
+        (
+            "λ* of Algorithm 5 lies in the widest gap below 1. At the first minimum, behind the 0,"
+            " claims are ours."
+        ),
+        (
+            "On Email and NetScience n counts estimates of one graph, elsewhere graphs; slopes are"
+            " means over seeds."
+        ),
+        (
+            "That the area below Email's λ* is 20 is judged over six seeds of the probes; one seed"
+            " was judged at first."
+        ),
         "“Ours” also splits its probes by a random walk's guess at the clusters.",
     ),
     size=(
-        "9 to 240 clusters of 30 nodes with 80 moments; mixed graphs of 201,600 nodes (305 clusters) and "
-        "404,420 (1,355); Email (1,003 nodes) and NetScience (1,589)."
+        "9 to 240 clusters of 30 nodes with 80 moments; mixed graphs of 201,600 nodes (305"
+        " clusters) and 404,420 (1,355); Email (1,003 nodes) and NetScience (1,589)."
     ),
 )

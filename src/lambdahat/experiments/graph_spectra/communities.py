@@ -56,18 +56,28 @@ class Config:
 def cells(config: Config) -> list[Cell]:
     """Graph × seed of the probes."""
     base = {"orders": list(config.moments), "probes": config.probes, "nodes": config.nodes}
-    return [{**base, "graph": name, "seed": seed} for name in PRINTED for seed in range(config.seeds)]
+    return [
+        {**base, "graph": name, "seed": seed} for name in PRINTED for seed in range(config.seeds)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Counts over the moments; the first seed also has the densities of Figure 3.7."""
     graph, data = real_graph(cell["graph"], cell["nodes"])
     orders = cell["orders"]
-    common = {"data": data, "size": len(graph), "edges": graph.num_edges, "components": int(graph.components.max()) + 1}
+    common = {
+        "data": data,
+        "size": len(graph),
+        "edges": graph.num_edges,
+        "components": int(graph.components.max()) + 1,
+    }
     measured, rows = plain_moments(graph, max(orders), cell["probes"], cell["seed"]), []
     for order in orders:
         density = fit(first_moments(measured, order), tol=TOLERANCE)
-        for method, (found, cut) in ((FIRST, first_count(density, len(graph))), (EGS, gap_count(density, graph))):
+        for method, (found, cut) in (
+            (FIRST, first_count(density, len(graph))),
+            (EGS, gap_count(density, graph)),
+        ):
             rows.append({"method": method, "moments": order, "found": found, "cut": cut})
     if cell["seed"] == 0:
         rows[-1] |= _curves(graph, density, max(orders))
@@ -86,7 +96,8 @@ def _curves(graph: Graph, density: MaxentDensity, depth: int) -> Row:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """DBLP and Amazon settle, YouTube does not; of a graph that stands for one of them our own claim is that it does.
+    """DBLP and Amazon settle, YouTube does not; of a graph that stands for one of them our own
+    claim is that it does.
 
     A graph is one graph, whatever the probes: n counts estimates of it.
     """
@@ -142,12 +153,25 @@ def tables(rows: Rows) -> list[Table]:
             part = rows.where(graph=name, method=method)
             shown = dict(zip(MOMENTS, printed, strict=True))
             cells = [
-                _count(part.where(moments=order), shown.get(order) if method == FIRST else None) for order in orders
+                _count(part.where(moments=order), shown.get(order) if method == FIRST else None)
+                for order in orders
             ]
             first = part[0]
-            lines.append((f"{name}: {first['data']}", f"{first['size']:,}", f"{first['components']:,}", *cells))
+            lines.append(
+                (
+                    f"{name}: {first['data']}",
+                    f"{first['size']:,}",
+                    f"{first['components']:,}",
+                    *cells,
+                )
+            )
         tail = " [thesis]" if method == FIRST else ""
-        header = ("graph: data", "nodes", "components", *(f"{order} moments{tail}" for order in orders))
+        header = (
+            "graph: data",
+            "nodes",
+            "components",
+            *(f"{order} moments{tail}" for order in orders),
+        )
         title = "Clusters by the first minimum" if method == FIRST else "Clusters by the widest gap"
         out.append(Table(title, header, tuple(lines)))
     return out
@@ -165,7 +189,9 @@ def charts(rows: Rows) -> list[Chart]:
     for name, printed in PRINTED.items():
         part = rows.where(graph=name)
         ours = curve("first minimum", part.where(method=FIRST), "found", "moments")
-        theirs = Series("first minimum, thesis", list(MOMENTS), list(printed), style="points", published=True)
+        theirs = Series(
+            "first minimum, thesis", list(MOMENTS), list(printed), style="points", published=True
+        )
         data = f"Data: {part[0]['data']}."
         out.append(
             Chart(
@@ -184,7 +210,15 @@ def charts(rows: Rows) -> list[Chart]:
             Series(f"Lanczos, width {WIDTH:g}", drawn["places"], drawn["smoothed"]),
         )
         out.append(
-            Chart(f"{name}: spectral density", "λ", "density", lines, y_log=True, source="Figure 3.7", caption=data)
+            Chart(
+                f"{name}: spectral density",
+                "λ",
+                "density",
+                lines,
+                y_log=True,
+                source="Figure 3.7",
+                caption=data,
+            )
         )
     return out
 
@@ -201,11 +235,23 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in <LAMBDAHAT_DATA>/graphs.",
-        "Without them the largest components of ca-CondMat, ca-HepTh and soc-brightkite, or else made graphs.",
-        "A claim about a named graph is not judged on another; whether the count of that settles is a claim of ours.",
+        (
+            "DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in"
+            " <LAMBDAHAT_DATA>/graphs."
+        ),
+        (
+            "Without them the largest components of ca-CondMat, ca-HepTh and soc-brightkite, or"
+            " else made graphs."
+        ),
+        (
+            "A claim about a named graph is not judged on another; whether the count of that"
+            " settles is a claim of ours."
+        ),
         "The seeds are of the probes: n counts estimates of one graph.",
-        "No graph at hand is one of products bought together; a second collaboration graph stands for Amazon.",
+        (
+            "No graph at hand is one of products bought together; a second collaboration graph"
+            " stands for Amazon."
+        ),
         "λ* is the first minimum, at its word (Algorithm 5); the widest gap is counted beside it.",
     ),
     size="DBLP (317,080 nodes), Amazon (334,863) and YouTube (1,134,890).",

@@ -1,4 +1,6 @@
-"""Numbers of clusters as chapter 3 counts them, by the first minimum of a spectrum, and as lambdahat does."""
+"""Numbers of clusters as chapter 3 counts them, by the first minimum of a spectrum, and as
+lambdahat does.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,29 @@ EGS, FIRST, LANCZOS, OURS = "EGS", "EGS, first minimum", "Lanczos", "ours"
 def counts(graph: Graph, orders: Sequence[int], probes: int, seed: int) -> Iterator[Row]:
     """For each number of moments, or of Lanczos steps, what each method counts.
 
-    "EGS" is Algorithm 5 with plain probes and λ* in the widest gap, "EGS, first minimum" the same at its first minimum,
-    "Lanczos" the thesis's baseline, and "ours" is ``graphs.clusters``.
+    "EGS" is Algorithm 5 with plain probes and λ* in the widest gap, "EGS, first minimum" the same
+    at its first minimum, "Lanczos" the thesis's baseline, and "ours" is ``graphs.clusters``.
     """
-    measured, spectra = plain_moments(graph, max(orders), probes, seed), lanczos_spectra(graph, orders, probes, seed)
+    measured, spectra = (
+        plain_moments(graph, max(orders), probes, seed),
+        lanczos_spectra(graph, orders, probes, seed),
+    )
     for order, spectrum in zip(orders, spectra, strict=True):
         density = fit(first_moments(measured, order), tol=TOLERANCE)
-        for method, (found, cut) in ((EGS, gap_count(density, graph)), (FIRST, first_count(density, len(graph)))):
+        for method, (found, cut) in (
+            (EGS, gap_count(density, graph)),
+            (FIRST, first_count(density, len(graph))),
+        ):
             yield {"method": method, "moments": order, "found": found, "cut": cut}
         yield {"method": LANCZOS, "moments": order, "found": float(smoothed_count(spectrum))}
         mine = clusters(graph, order, probes, seed)
-        yield {"method": OURS, "moments": order, "found": float(mine), "cut": mine.cut, "stderr": float(mine.stderr)}
+        yield {
+            "method": OURS,
+            "moments": order,
+            "found": float(mine),
+            "cut": mine.cut,
+            "stderr": float(mine.stderr),
+        }
 
 
 def plain_moments(graph: Graph, count: int, probes: int, seed: int) -> Moments:
@@ -44,7 +58,12 @@ def plain_moments(graph: Graph, count: int, probes: int, seed: int) -> Moments:
 def first_moments(found: Moments, count: int) -> Moments:
     """The first of them, 0 … ``count``."""
     kept = slice(count + 1)
-    return replace(found, values=found.values[kept], stderr=found.stderr[kept], covariance=found.covariance[kept, kept])
+    return replace(
+        found,
+        values=found.values[kept],
+        stderr=found.stderr[kept],
+        covariance=found.covariance[kept, kept],
+    )
 
 
 def lanczos_spectra(graph: Graph, depths: Sequence[int], probes: int, seed: int) -> list[Spectrum]:
@@ -55,7 +74,9 @@ def lanczos_spectra(graph: Graph, depths: Sequence[int], probes: int, seed: int)
 
 
 def gap_count(density: MaxentDensity, graph: Graph) -> tuple[float, float]:
-    """n∫₀^{λ*} p dλ and λ*, in the gap below 1 that is widest in arccos(1 − λ); NaN where none is believed."""
+    """n∫₀^{λ*} p dλ and λ*, in the gap below 1 that is widest in arccos(1 − λ); NaN where none
+    is believed.
+    """
     gaps = find_gaps(density, len(graph), int(graph.components.max()) + 1)
     if not gaps or gaps[0].angle < CELLS * math.pi / (len(density.coefficients) - 1):
         return math.nan, math.nan

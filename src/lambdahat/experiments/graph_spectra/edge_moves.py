@@ -1,4 +1,6 @@
-"""How far one more edge between two clusters moves the Laplacian's eigenvalues (Theorem 3 and Corollary 3.1)."""
+"""How far one more edge between two clusters moves the Laplacian's eigenvalues (Theorem 3 and
+Corollary 3.1).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Config:
-    """Two clusters of ``nodes`` each: regular ones of each degree, and random ones of mean degree 8."""
+    """Two clusters of ``nodes`` each: regular ones of each degree, and random ones of mean
+    degree 8.
+    """
 
     seeds: int
     nodes: int = 100
@@ -48,23 +52,38 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each number of links, 1 to the degree by doubling: how far eigenvalues moved, and bounds for one."""
+    """A row for each number of links, 1 to the degree by doubling: how far eigenvalues moved,
+    and bounds for one.
+    """
     made = nx.disjoint_union(*(_cluster(cell, part) for part in range(2)))
-    rng, count = np.random.default_rng(derived_seed(cell["seed"], "links", cell["degree"])), cell["nodes"]
+    rng, count = (
+        np.random.default_rng(derived_seed(cell["seed"], "links", cell["degree"])),
+        cell["nodes"],
+    )
     ends = [rng.choice(count, cell["degree"], replace=False) for _ in range(2)]
     links = [(int(one), count + int(other)) for one, other in zip(*ends, strict=True)]
     before, rows = graph(made), []
     values = _eigenvalues(before)
     bounds = edge_perturbation(before, *links[0])
-    for number in [2**power for power in range(cell["degree"].bit_length()) if 2**power <= cell["degree"]]:
+    for number in [
+        2**power for power in range(cell["degree"].bit_length()) if 2**power <= cell["degree"]
+    ]:
         joined = made.copy()
         joined.add_edges_from(links[:number])
         after = _eigenvalues(graph(joined))
-        row = {"links": number, "largest move": float(np.abs(after - values).max()), "zero's move": float(after[1])}
+        row = {
+            "links": number,
+            "largest move": float(np.abs(after - values).max()),
+            "zero's move": float(after[1]),
+        }
         rows.append(
             row
             | (
-                {"Weyl": bounds.bound, "first order": bounds.first_order, "printed": _printed(before, *links[0])}
+                {
+                    "Weyl": bounds.bound,
+                    "first order": bounds.first_order,
+                    "printed": _printed(before, *links[0]),
+                }
                 if number == 1
                 else {}
             )
@@ -118,7 +137,8 @@ def claims(rows: Rows) -> list[Claim]:
             1 + ROUNDING,
         ),
         Claim(
-            "clusters of degree 4 and more: no eigenvalue moves farther than Eq. 3.13 (largest ratio)",
+            "clusters of degree 4 and more: no eigenvalue moves farther than Eq. 3.13 (largest"
+            " ratio)",
             "Theorem 3",
             "at most 1",
             worst(drawn, "largest move", "printed"),
@@ -126,7 +146,8 @@ def claims(rows: Rows) -> list[Claim]:
             1.0,
         ),
         Claim(
-            "two single edges: no eigenvalue moves farther than Eq. 3.13, which is 0 there (largest move)",
+            "two single edges: no eigenvalue moves farther than Eq. 3.13, which is 0 there (largest"
+            " move)",
             "Theorem 3",
             "at most 0",
             Reading(pair["largest move"] - pair["printed"], 0.0),
@@ -134,7 +155,8 @@ def claims(rows: Rows) -> list[Claim]:
             ROUNDING,
         ),
         Claim(
-            "clusters of degree 4 and more: nor than Eq. 3.13 with the factors 1/2d of its proof (largest ratio)",
+            "clusters of degree 4 and more: nor than Eq. 3.13 with the factors 1/2d of its proof"
+            " (largest ratio)",
             "here",
             "at most 1",
             worst(drawn, "largest move", "first order"),
@@ -143,7 +165,8 @@ def claims(rows: Rows) -> list[Claim]:
             own=True,
         ),
         Claim(
-            "clusters of one degree d: a link moves the eigenvalue 0 by at most 1/d (largest ratio)",
+            "clusters of one degree d: a link moves the eigenvalue 0 by at most 1/d (largest"
+            " ratio)",
             "Corollary 3.1",
             "at most 1",
             worst(over.where(links=1), "zero's move", "told"),
@@ -168,9 +191,31 @@ def tables(rows: Rows) -> list[Table]:
         for degree in rows.where(graph=kind).distinct("degree"):
             part = rows.where(graph=kind, degree=degree, links=1)
             columns = ("zero's move", "largest move", "Weyl", "first order", "printed")
-            lines.append((kind, str(degree), *(str(over_seeds(part, column)) for column in columns), f"{1 / degree:g}"))
-    header = ("clusters", "degree", "move of 0", "largest move", "‖L' − L‖", "Eq. 3.13 with 1/2d", "Eq. 3.13", "1/d")
-    return [Table(f"One link between two clusters of {max(rows.values('nodes'))} nodes", header, tuple(lines))]
+            lines.append(
+                (
+                    kind,
+                    str(degree),
+                    *(str(over_seeds(part, column)) for column in columns),
+                    f"{1 / degree:g}",
+                )
+            )
+    header = (
+        "clusters",
+        "degree",
+        "move of 0",
+        "largest move",
+        "‖L' − L‖",
+        "Eq. 3.13 with 1/2d",
+        "Eq. 3.13",
+        "1/d",
+    )
+    return [
+        Table(
+            f"One link between two clusters of {max(rows.values('nodes'))} nodes",
+            header,
+            tuple(lines),
+        )
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -208,10 +253,19 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Two connected clusters without an edge between them, then links between different random nodes.",
-        "Eigenvalues are exact and compared in order; of the joined graph the second is what the second 0 has become.",
+        (
+            "Two connected clusters without an edge between them, then links between different"
+            " random nodes."
+        ),
+        (
+            "Eigenvalues are exact and compared in order; of the joined graph the second is what"
+            " the second 0 has become."
+        ),
         "Eq. 3.13 is printed without the factors 1/2d that its proof has; both forms are tried.",
-        "Two single edges, joined to a path of four nodes, are where its terms cancel: it has no condition on degrees.",
+        (
+            "Two single edges, joined to a path of four nodes, are where its terms cancel: it has"
+            " no condition on degrees."
+        ),
         "That case was sought after Eq. 3.13 had held on all drawn graphs.",
     ),
     size="no experiment: a theorem and its corollary, of any graph.",

@@ -42,14 +42,22 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """A cell for each seed: the spectra of all graphs share one penalty."""
-    return [{"moments": config.moments, "nodes": config.nodes, "seed": seed} for seed in range(config.seeds)]
+    return [
+        {"moments": config.moments, "nodes": config.nodes, "seed": seed}
+        for seed in range(config.seeds)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for every two graphs: the divergence, its error over the probes, and what noise alone would make of it."""
+    """A row for every two graphs: the divergence, its error over the probes, and what noise
+    alone would make of it.
+    """
     names = (*COLLABORATIONS, *ROADS, *SOCIAL)
     found = [real_graph(name, cell["nodes"]) for name in names]
-    named = [Graph(graph.adjacency, graph.names, name) for name, (graph, _) in zip(names, found, strict=True)]
+    named = [
+        Graph(graph.adjacency, graph.names, name)
+        for name, (graph, _) in zip(names, found, strict=True)
+    ]
     near = similarity(named, cell["moments"], seed=cell["seed"])
     places = {name: (data, len(graph)) for name, (graph, data) in zip(names, found, strict=True)}
     return [
@@ -70,7 +78,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Graphs of one kind are nearer to each other than to others; the graphs are fixed, and n counts estimates.
+    """Graphs of one kind are nearer to each other than to others; the graphs are fixed, and n
+    counts estimates.
 
     The thesis's claim is of its eleven graphs; of those at hand all is a claim of ours.
     """
@@ -118,9 +127,13 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _unlike(rows: Rows) -> str:
-    """Why these are not the thesis's graphs: none of genes is at hand, and others may stand for its roads."""
+    """Why these are not the thesis's graphs: none of genes is at hand, and others may stand for
+    its roads.
+    """
     data = {name: rows.where(one=name)[0]["data"] for name in COLLABORATIONS + ROADS}
-    taken = sorted({found.partition(",")[0] for name, found in data.items() if stand_in(name, found)})
+    taken = sorted(
+        {found.partition(",")[0] for name, found in data.items() if stand_in(name, found)}
+    )
     other = f", and in place of others are {', '.join(taken)}" if taken else ""
     return f"its gene networks are not at hand{other}"
 
@@ -132,7 +145,9 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _parting(rows: Rows, group: Sequence[str], within: Reduction, outside: Reduction) -> list[float]:
+def _parting(
+    rows: Rows, group: Sequence[str], within: Reduction, outside: Reduction
+) -> list[float]:
     """log₁₀ of outer over inner divergence, each reduced as said, for every seed."""
     out = []
     for seed in rows.distinct("seed"):
@@ -144,9 +159,13 @@ def _parting(rows: Rows, group: Sequence[str], within: Reduction, outside: Reduc
 
 
 def similarity_of(rows: Rows) -> Similarity:
-    """The mean over the seeds as a result that ``lh.plot`` draws; its errors are those over the probes of a seed."""
+    """The mean over the seeds as a result that ``lh.plot`` draws; its errors are those over the
+    probes of a seed.
+    """
     names = rows.distinct("one")
-    tables = {column: np.zeros((len(names), len(names))) for column in ("divergence", "stderr", "floor")}
+    tables = {
+        column: np.zeros((len(names), len(names))) for column in ("divergence", "stderr", "floor")
+    }
     for i, a in enumerate(names):
         for j, b in enumerate(names):
             if i != j:
@@ -165,7 +184,9 @@ def tables(rows: Rows) -> list[Table]:
     """What each graph is, and the divergences."""
     first = rows.where(seed=rows[0]["seed"])
     graphs = {row["one"]: row for row in first}
-    about = tuple((name, SUBJECTS[name].kind, row["data"], f"{row['size']:,}") for name, row in graphs.items())
+    about = tuple(
+        (name, SUBJECTS[name].kind, row["data"], f"{row['size']:,}") for name, row in graphs.items()
+    )
     found = similarity_of(rows)
     lines = tuple(
         (name, *(f"{value:.3g}" if i != j else "" for j, value in enumerate(found.divergences[i])))
@@ -173,15 +194,25 @@ def tables(rows: Rows) -> list[Table]:
     )
     count, moments = len(rows.distinct("seed")), rows[0]["moments"]
     return [
-        Table("The graphs of Figure 3.4, and what was taken for them", ("graph", "kind", "data", "nodes"), about),
-        Table(f"Symmetric divergences, {moments} moments, mean of {count} seeds", ("graph", *found.names), lines),
+        Table(
+            "The graphs of Figure 3.4, and what was taken for them",
+            ("graph", "kind", "data", "nodes"),
+            about,
+        ),
+        Table(
+            f"Symmetric divergences, {moments} moments, mean of {count} seeds",
+            ("graph", *found.names),
+            lines,
+        ),
     ]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """The heat map of Figure 3.4, in decades."""
     found = similarity_of(rows)
-    values = [[math.log10(value) if value > 0 else None for value in line] for line in found.divergences]
+    values = [
+        [math.log10(value) if value > 0 else None for value in line] for line in found.divergences
+    ]
     heat = Heat(list(found.names), list(found.names), values, "log₁₀ divergence")
     return [
         Chart(
@@ -208,13 +239,25 @@ EXPERIMENT = Experiment(
     charts,
     (
         "The five collaboration graphs are the thesis's, read from <LAMBDAHAT_DATA>/graphs.",
-        "Luxembourg's roads in three parts, cut by distance, stand for those of three states where their files lack.",
-        "Two social networks stand for the three gene networks; what is said of human and mouse genes is not tested.",
-        "The thesis's claim needs its gene and road networks, and is not judged; that of the graphs at hand is ours.",
+        (
+            "Luxembourg's roads in three parts, cut by distance, stand for those of three states"
+            " where their files lack."
+        ),
+        (
+            "Two social networks stand for the three gene networks; what is said of human and mouse"
+            " genes is not tested."
+        ),
+        (
+            "The thesis's claim needs its gene and road networks, and is not judged; that of the"
+            " graphs at hand is ours."
+        ),
         "The seeds are of the probes: n counts estimates of the same graphs.",
         "Collaborations against roads alone was asked after the stricter form had failed.",
         "Where no file is there, made graphs of each kind take their place, and the table says so.",
-        "All spectra are fitted with one penalty; divergences depend on it and on the number of moments.",
+        (
+            "All spectra are fitted with one penalty; divergences depend on it and on the number of"
+            " moments."
+        ),
     ),
     size="3 biological, 5 citation and 3 road networks of SNAP, 100 moments.",
 )

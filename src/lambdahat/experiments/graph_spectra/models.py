@@ -1,4 +1,6 @@
-"""Parameters of random graphs, and the model nearest to a graph, from entropic spectra (Table 3.1)."""
+"""Parameters of random graphs, and the model nearest to a graph, from entropic spectra (Table
+3.1).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ PRINTED = {
     WS: dict(zip(SIZES, (0.468, 0.454, 0.414), strict=True)),
     BA: dict(zip(SIZES, (18.936, 40.239, 58.428), strict=True)),
 }
-DIVERGENCES = {"large BA": {ER: 2.662, WS: 7.612, BA: 2.001}, "YouTube": {ER: 7.728, WS: 9.735, BA: 7.593}}
+DIVERGENCES = {
+    "large BA": {ER: 2.662, WS: 7.612, BA: 2.001},
+    "YouTube": {ER: 7.728, WS: 9.735, BA: 7.593},
+}
 LARGE_BA, YOUTUBE = DIVERGENCES
 MARGIN = 0.1  # of the true parameter: the printed ones are up to 17 % off
 LARGE_R = 5
@@ -33,7 +38,9 @@ LARGE_R = 5
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and seeds of Table 3.1a; nodes of the large graph, of its models, and seeds of Table 3.1b."""
+    """Sizes and seeds of Table 3.1a; nodes of the large graph, of its models, and seeds of Table
+    3.1b.
+    """
 
     sizes: tuple[int, ...]
     seeds: int
@@ -85,14 +92,27 @@ def run(cell: Cell, device: str) -> list[Row]:
         model = Model(cell["model"], cell["size"], NEIGHBOURS if cell["model"] == WS else 0)
         graph = model.draw(truth, derived_seed(cell["seed"], "target"))
         found = fit_model(
-            graph, cell["model"], cell["moments"], cell["draws"], neighbours=model.neighbours or None, seed=cell["seed"]
+            graph,
+            cell["model"],
+            cell["moments"],
+            cell["draws"],
+            neighbours=model.neighbours or None,
+            seed=cell["seed"],
         )
         share = float(found) / truth
-        return [{"truth": truth, "found": float(found), "stderr": float(found.stderr), "share": share}]
+        return [
+            {"truth": truth, "found": float(found), "stderr": float(found.stderr), "share": share}
+        ]
     graph, data = _large(cell)
     choice = which_model(graph, cell["moments"], cell["draws"], cell["size"], cell["seed"])
     return [
-        {"model": one.model, "found": float(one), "divergence": one.divergence, "typical": one.typical, "data": data}
+        {
+            "model": one.model,
+            "found": float(one),
+            "divergence": one.divergence,
+            "typical": one.typical,
+            "data": data,
+        }
         for one in choice.fits
     ]
 
@@ -110,7 +130,9 @@ def _large(cell: Cell) -> tuple[Graph, str]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Every parameter within a tenth of the truth, and the models' order for the two large graphs."""
+    """Every parameter within a tenth of the truth, and the models' order for the two large
+    graphs.
+    """
     found = []
     fits = rows.where(kind="parameter")
     for model, printed in PRINTED.items():
@@ -119,7 +141,8 @@ def claims(rows: Rows) -> list[Claim]:
             truth = true_parameter(model, size)
             found.append(
                 Claim(
-                    f"{NAMES[model]}, n = {size}: the parameter is found (over the true one, {truth:g})",
+                    f"{NAMES[model]}, n = {size}: the parameter is found (over the true one,"
+                    f" {truth:g})",
                     "§3.6.1, Table 3.1a",
                     f"{printed[size] / truth:.3g}",
                     over_seeds(part, "share"),
@@ -153,10 +176,15 @@ def _type_claims(name: str, rows: Rows) -> list[Claim]:
 
 
 def _youtube_claims(rows: Rows) -> list[Claim]:
-    """The same of one real graph, where n counts estimates; of a graph that stands for it, also as a claim of ours."""
+    """The same of one real graph, where n counts estimates; of a graph that stands for it, also
+    as a claim of ours.
+    """
     data = rows[0]["data"]
     other, unit = stand_in(YOUTUBE, data), " decades over estimates of this graph"
-    theirs = [replace(each, unit=unit, unmet=other, barrier=MISSING) for each in _type_claims(YOUTUBE, rows)]
+    theirs = [
+        replace(each, unit=unit, unmet=other, barrier=MISSING)
+        for each in _type_claims(YOUTUBE, rows)
+    ]
     ours = [
         replace(
             each,
@@ -177,8 +205,19 @@ def tables(rows: Rows) -> list[Table]:
     sizes = fits.distinct("size")
     lines = []
     for model, printed in PRINTED.items():
-        cells = [f"{over_seeds(fits.where(model=model, size=size), 'found')} [{printed[size]:g}]" for size in sizes]
-        lines.append((f"{NAMES[model]}, {'r = 0.4·n' if model == BA else f'p = {true_parameter(model, 0):g}'}", *cells))
+        cells = [
+            f"{over_seeds(fits.where(model=model, size=size), 'found')} [{printed[size]:g}]"
+            for size in sizes
+        ]
+        lines.append(
+            (
+                (
+                    f"{NAMES[model]},"
+                    f" {'r = 0.4·n' if model == BA else f'p = {true_parameter(model, 0):g}'}"
+                ),
+                *cells,
+            )
+        )
     header = ("model", *(f"n = {size} [thesis]" for size in sizes))
     count = len(fits.distinct("seed"))
     out = [Table(f"Parameters found, mean of {count} graphs", header, tuple(lines))]
@@ -188,13 +227,20 @@ def tables(rows: Rows) -> list[Table]:
         body = tuple(
             (
                 NAMES[model],
-                *(str(over_seeds(part.where(model=model), column)) for column in ("found", "divergence", "typical")),
+                *(
+                    str(over_seeds(part.where(model=model), column))
+                    for column in ("found", "divergence", "typical")
+                ),
                 f"{DIVERGENCES[name][model]:g}",
             )
             for model in PRINTED
         )
         title = f"{name} ({part[0]['data']}) and models of {part[0]['size']:,} nodes"
-        out.append(Table(title, ("model", "parameter", "divergence", "typical of the model", "thesis"), body))
+        out.append(
+            Table(
+                title, ("model", "parameter", "divergence", "typical of the model", "thesis"), body
+            )
+        )
     return out
 
 
@@ -205,7 +251,9 @@ def charts(rows: Rows) -> list[Chart]:
     for model, found in PRINTED.items():
         shares.append(curve(NAMES[model], fits.where(model=model), "share", "size"))
         theirs = [value / true_parameter(model, size) for size, value in found.items()]
-        shares.append(Series(f"{NAMES[model]}, thesis", list(found), theirs, style="points", published=True))
+        shares.append(
+            Series(f"{NAMES[model]}, thesis", list(found), theirs, style="points", published=True)
+        )
     out = [
         Chart(
             "Parameters found over the true ones",
@@ -221,7 +269,9 @@ def charts(rows: Rows) -> list[Chart]:
         part, labels = types.where(graph=name), [NAMES[model] for model in PRINTED]
         readings = [over_seeds(part.where(model=model), "divergence") for model in PRINTED]
         ours = Series("ours", labels, [reading.value for reading in readings], style="bars")
-        printed = Series("thesis", labels, list(DIVERGENCES[name].values()), style="points", published=True)
+        printed = Series(
+            "thesis", labels, list(DIVERGENCES[name].values()), style="points", published=True
+        )
         out.append(
             Chart(
                 f"Divergence from {name}",
@@ -253,16 +303,28 @@ EXPERIMENT = Experiment(
     charts,
     (
         f"Watts–Strogatz has k = {NEIGHBOURS} neighbours; the thesis gives none.",
-        "A model's spectrum is that of its moments averaged over several draws; the thesis compares single draws.",
+        (
+            "A model's spectrum is that of its moments averaged over several draws; the thesis"
+            " compares single draws."
+        ),
         "The parameter is found by a scan and Brent's method, in the thesis on a grid of 0.001.",
         f"The large Barabási–Albert graph has r = {LARGE_R}; the thesis gives none.",
-        "YouTube is <LAMBDAHAT_DATA>/graphs/com-youtube.ungraph.*; without it soc-brightkite, or else a made graph.",
-        "A claim about YouTube is not judged on another graph; of that it is a claim of ours, and n counts estimates.",
-        "Divergences depend on the number of moments and on where the fit stops: their order is compared.",
+        (
+            "YouTube is <LAMBDAHAT_DATA>/graphs/com-youtube.ungraph.*; without it soc-brightkite,"
+            " or else a made graph."
+        ),
+        (
+            "A claim about YouTube is not judged on another graph; of that it is a claim of ours,"
+            " and n counts estimates."
+        ),
+        (
+            "Divergences depend on the number of moments and on where the fit stops: their order is"
+            " compared."
+        ),
         "Models have 600 nodes at the scale cpu, 1,000 in the thesis.",
     ),
     size=(
-        "graphs of 50, 100 and 150 nodes, a large Barabási–Albert graph whose size Table 3.1b does not "
-        "print, and YouTube; the number of graphs is not in the text."
+        "graphs of 50, 100 and 150 nodes, a large Barabási–Albert graph whose size Table 3.1b does"
+        " not print, and YouTube; the number of graphs is not in the text."
     ),
 )

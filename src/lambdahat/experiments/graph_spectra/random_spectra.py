@@ -1,4 +1,6 @@
-"""Entropic spectra of the semicircle and of random graphs over the number of moments (Figures 3.1 to 3.3)."""
+"""Entropic spectra of the semicircle and of random graphs over the number of moments (Figures
+3.1 to 3.3).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ HISTOGRAM_ROW, KERNEL_ROW = 0, -1  # in place of a number of moments
 
 @dataclass(frozen=True)
 class Config:
-    """Nodes and seeds of the random graphs; ``moments`` of their spectra and of the semicircle's."""
+    """Nodes and seeds of the random graphs; ``moments`` of their spectra and of the
+    semicircle's.
+    """
 
     nodes: int
     seeds: int
@@ -49,37 +53,53 @@ class Config:
 def cells(config: Config) -> list[Cell]:
     """The semicircle; and random graph × seed, of which the first is drawn."""
     base = {"nodes": config.nodes, "probes": config.probes, "orders": list(config.moments)}
-    graphs = [{**base, "graph": name, "seed": seed} for name in MODELS for seed in range(config.seeds)]
+    graphs = [
+        {**base, "graph": name, "seed": seed} for name in MODELS for seed in range(config.seeds)
+    ]
     return [{"graph": SEMICIRCLE, "orders": list(config.semicircle), "seed": 0}, *graphs]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each number of moments: how far the density is from the truth; curves of the first seed."""
+    """A row for each number of moments: how far the density is from the truth; curves of the
+    first seed.
+    """
     if cell["graph"] == SEMICIRCLE:
         return [_semicircle(count) for count in cell["orders"]]
     kind, parameter = MODELS[cell["graph"]]
     share = parameter / cell["nodes"] if kind == "erdos_renyi" else parameter
     graph = Model(kind, cell["nodes"]).draw(share, derived_seed(cell["seed"], "random graph"))
     values = eigenvalues(graph)
-    measured = probed_moments(graph, max(cell["orders"]), cell["probes"], cell["seed"], components(graph))
-    rows = [_compared(fit(first_moments(measured, count), tol=TOLERANCE), values, cell) for count in cell["orders"]]
+    measured = probed_moments(
+        graph, max(cell["orders"]), cell["probes"], cell["seed"], components(graph)
+    )
+    rows = [
+        _compared(fit(first_moments(measured, count), tol=TOLERANCE), values, cell)
+        for count in cell["orders"]
+    ]
     return [*rows, _smoothed(values)] + ([_histogram(values)] if cell["seed"] == 0 else [])
 
 
 def _semicircle(count: int) -> Row:
-    """KL(semicircle‖p) for p with its exact moments, on [0, 1] with centre and radius ½ (§3.5.1)."""
+    """KL(semicircle‖p) for p with its exact moments, on [0, 1] with centre and radius ½
+    (§3.5.1).
+    """
     angles = (np.arange(QUADRATURE) + 0.5) * np.pi / QUADRATURE
     x, weights = np.cos(angles), 2 * np.sin(angles) ** 2 / QUADRATURE
     truth = 4 / np.pi * np.sin(angles)  # of λ = (1 + x)/2
     density = fit(np.r_[1.0, (weights @ chebvander(x, count))[1:]], bounds=(0.0, 1.0))
-    row: Row = {"moments": count, "kl": float(weights @ np.log(truth / density.evaluate((1 + x) / 2)))}
+    row: Row = {
+        "moments": count,
+        "kl": float(weights @ np.log(truth / density.evaluate((1 + x) / 2))),
+    }
     if count in DRAWN:
         row |= _curve(density)
     return row
 
 
 def _compared(density: MaxentDensity, values: Array, cell: Cell) -> Row:
-    """Total variation to the histogram at both numbers of bins, and the mass outside of the eigenvalues above 0."""
+    """Total variation to the histogram at both numbers of bins, and the mass outside of the
+    eigenvalues above 0.
+    """
     count = len(density.coefficients) - 1
     row: Row = {"moments": count, "status": density.status.name}
     for bins in BINS:
@@ -103,12 +123,17 @@ def _histogram(values: Array) -> Row:
     row: Row = {"moments": HISTOGRAM_ROW}
     for bins in BINS:
         heights, edges = np.histogram(values, bins, BOUNDS, density=True)
-        row |= {f"centres {bins}": short((edges[1:] + edges[:-1]) / 2), f"heights {bins}": short(heights)}
+        row |= {
+            f"centres {bins}": short((edges[1:] + edges[:-1]) / 2),
+            f"heights {bins}": short(heights),
+        }
     return row
 
 
 def _smoothed(values: Array) -> Row:
-    """By which share a Gaussian kernel raises the moments of λ (Theorem 2): ⟨(λ + u)^m⟩/⟨λ^m⟩ − 1, m = 2 and 10."""
+    """By which share a Gaussian kernel raises the moments of λ (Theorem 2): ⟨(λ + u)^m⟩/⟨λ^m⟩ −
+    1, m = 2 and 10.
+    """
     row: Row = {"moments": KERNEL_ROW}
     for order in (2, 10):
         spread = [
@@ -132,7 +157,8 @@ def claims(rows: Rows) -> list[Claim]:
     worst = Reading(max(b - a for a, b in pairwise(values)), 0.0)
     found = [
         Claim(
-            f"the divergence from the semicircle falls with the moments, {few} to {many} (largest rise)",
+            f"the divergence from the semicircle falls with the moments, {few} to {many} (largest"
+            " rise)",
             "§3.5.1, Figure 3.2b",
             "it falls",
             worst,
@@ -182,7 +208,8 @@ def _graph_claims(rows: Rows, name: str, figure: str) -> list[Claim]:
     first, last = (rows.where(moments=order) for order in (orders[0], orders[-1]))
     place = f"§3.5, Figure {figure}"
     near = Claim(
-        f"{name}: {orders[-1]} moments are nearer to the histogram than {orders[0]} ({BINS[0]} bins)",
+        f"{name}: {orders[-1]} moments are nearer to the histogram than {orders[0]} ({BINS[0]}"
+        " bins)",
         place,
         "successively",
         decades(first, last, f"off {BINS[0]}"),
@@ -190,7 +217,10 @@ def _graph_claims(rows: Rows, name: str, figure: str) -> list[Claim]:
     )
     if name == TREE:  # its spectrum fills the interval: there is no outside
         return [near]
-    words = f"{name}: less mass lies outside of the spectrum with {orders[-1]} moments than with {orders[0]}"
+    words = (
+        f"{name}: less mass lies outside of the spectrum with {orders[-1]} moments than with"
+        f" {orders[0]}"
+    )
     return [near, Claim(words, place, "less", decades(first, last, "outside"), unit=" decades")]
 
 
@@ -208,10 +238,17 @@ def tables(rows: Rows) -> list[Table]:
     for name in MODELS:
         part = rows.where(graph=name)
         lines = tuple(
-            (str(order), *(str(over_seeds(part.where(moments=order), column)) for column in columns))
+            (
+                str(order),
+                *(str(over_seeds(part.where(moments=order), column)) for column in columns),
+            )
             for order in part[0]["orders"]
         )
-        header = ("moments", *(f"off in total variation, {bins} bins" for bins in BINS), "mass outside of the spectrum")
+        header = (
+            "moments",
+            *(f"off in total variation, {bins} bins" for bins in BINS),
+            "mass outside of the spectrum",
+        )
         out.append(Table(f"{name}, n = {part[0]['nodes']:,}", header, lines))
     return out
 
@@ -225,8 +262,21 @@ def charts(rows: Rows) -> list[Chart]:
     fits = [Series(f"{row['moments']} moments", row["places"], row["density"]) for row in drawn]
     falling = Series("KL(semicircle‖p)", circle.values("moments"), circle.values("kl"))
     out = [
-        Chart("The semicircle and its entropic spectra", "λ", "density", (truth, *fits), source="Figure 3.2a"),
-        Chart("Divergence from the semicircle", "moments", "divergence", (falling,), y_log=True, source="Figure 3.2b"),
+        Chart(
+            "The semicircle and its entropic spectra",
+            "λ",
+            "density",
+            (truth, *fits),
+            source="Figure 3.2a",
+        ),
+        Chart(
+            "Divergence from the semicircle",
+            "moments",
+            "divergence",
+            (falling,),
+            y_log=True,
+            source="Figure 3.2b",
+        ),
     ]
     for name in MODELS:
         out += _graph_charts(rows.where(graph=name), name)
@@ -244,7 +294,12 @@ def _graph_charts(rows: Rows, name: str) -> list[Chart]:
         if "places" in row
     ]
     off = tuple(
-        curve(f"{bins} bins", Rows(row for row in rows if row["moments"] > 0), f"off {bins}", "moments")
+        curve(
+            f"{bins} bins",
+            Rows(row for row in rows if row["moments"] > 0),
+            f"off {bins}",
+            "moments",
+        )
         for bins in BINS
     )
     return [
@@ -256,7 +311,14 @@ def _graph_charts(rows: Rows, name: str) -> list[Chart]:
             source=source,
             caption=f"Histogram of all eigenvalues in {bins} bins.",
         ),
-        Chart(f"Distance from the histogram: {name}", "moments", "total variation", off, y_log=True, source=source),
+        Chart(
+            f"Distance from the histogram: {name}",
+            "moments",
+            "total variation",
+            off,
+            y_log=True,
+            source=source,
+        ),
     ]
 
 
@@ -276,10 +338,25 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the text; it has no number.",
-        "That it needs many more moments is judged at both; the second was added after the results were seen.",
-        "Moments come from 100 probes without their share in the known null space (graphs.spectrum).",
-        "Theorem 2 is read off all eigenvalues, with a Gaussian kernel; its binomial is over m, not r.",
+        (
+            "Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the"
+            " text; it has no number."
+        ),
+        (
+            "That it needs many more moments is judged at both; the second was added after the"
+            " results were seen."
+        ),
+        (
+            "Moments come from 100 probes without their share in the known null space"
+            " (graphs.spectrum)."
+        ),
+        (
+            "Theorem 2 is read off all eigenvalues, with a Gaussian kernel; its binomial is over m,"
+            " not r."
+        ),
     ),
-    size="Erdős–Rényi (p = 0.001) and Barabási–Albert graphs of n = 5,000, 3 to 100 moments; draws are not said.",
+    size=(
+        "Erdős–Rényi (p = 0.001) and Barabási–Albert graphs of n = 5,000, 3 to 100 moments; draws"
+        " are not said."
+    ),
 )

@@ -1,4 +1,6 @@
-"""The graphs of chapter 3: made ones, real ones from files, and what stands for a file that is not there."""
+"""The graphs of chapter 3: made ones, real ones from files, and what stands for a file that is
+not there.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ LINKS, DEGREE = 20, 20  # of the mixed graphs: edges out of a cluster, mean degr
 class Subject:
     """A real graph: its file, and behind it those of the nearest graph; its ``kind``.
 
-    SNAP's large graphs are connected, and so of the nearest the largest component is taken, or a ``part`` of it.
+    SNAP's large graphs are connected, and so of the nearest the largest component is taken, or a
+    ``part`` of it.
     """
 
     files: tuple[str, ...]
@@ -51,35 +54,49 @@ SUBJECTS = {
 
 
 def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:
-    """A graph of ``SUBJECTS`` and in words what it is; with ``nodes`` always a made one of about so many."""
+    """A graph of ``SUBJECTS`` and in words what it is; with ``nodes`` always a made one of about
+    so many.
+    """
     subject = SUBJECTS[name]
     for file in () if nodes else subject.files:
         path = outside_file("graphs", file)
         if path is not None:
             found = graph(path)
-            return (found, file) if file == subject.files[0] else largest_component(found, file, subject.part)
+            return (
+                (found, file)
+                if file == subject.files[0]
+                else largest_component(found, file, subject.part)
+            )
     made = STAND_INS[subject.kind](nodes or NODES, derived_seed(0, "stand-in", name) % 2**32)
     return made, f"made {subject.kind} graph"
 
 
 def stand_in(name: str, data: str) -> str:
-    """Why what was measured says nothing of a graph of ``SUBJECTS``: it is another. Empty where it is the graph."""
+    """Why what was measured says nothing of a graph of ``SUBJECTS``: it is another. Empty where
+    it is the graph.
+    """
     return "" if data == SUBJECTS[name].files[0] else f"measured on another graph, {data}"
 
 
 def largest_component(whole: Graph, name: str, part: int | None) -> tuple[Graph, str]:
-    """The largest component, or one of three ``part``s of it by the distance from one of its nodes; and its name."""
+    """The largest component, or one of three ``part``s of it by the distance from one of its
+    nodes; and its name.
+    """
     largest = np.bincount(whole.components).argmax()
     start = int(np.flatnonzero(whole.components == largest)[0])
     kept = breadth_first_order(whole.adjacency, start, directed=False, return_predecessors=False)
     if part is not None:
         kept, name = np.array_split(kept, PARTS)[part], f"{name}, part {part + 1}"
     kept = np.sort(kept)
-    return Graph.of(whole.adjacency[kept][:, kept], name), name if part is not None else f"largest component of {name}"
+    return Graph.of(
+        whole.adjacency[kept][:, kept], name
+    ), name if part is not None else f"largest component of {name}"
 
 
 def collaboration(nodes: int, seed: int) -> Graph:
-    """Papers of 2 to 6 authors, one for three nodes, its authors near each other: each paper a clique."""
+    """Papers of 2 to 6 authors, one for three nodes, its authors near each other: each paper a
+    clique.
+    """
     rng = np.random.default_rng(seed)
     pairs = []
     for _ in range(nodes // 3):
@@ -125,7 +142,8 @@ STAND_INS: dict[str, Callable[[int, int], Graph]] = {
 
 
 def planted(count: int, outside: float, seed: int) -> Graph:
-    """``count`` clusters of 20 to 40 nodes, inner edges with probability ½, ``outside`` edges out of a node on average.
+    """``count`` clusters of 20 to 40 nodes, inner edges with probability ½, ``outside`` edges out
+    of a node on average.
 
     Their sizes have the mean 30 of Table 3.2.
     """
@@ -135,12 +153,15 @@ def planted(count: int, outside: float, seed: int) -> Graph:
     rest = 30 * count - int(sizes[:-1].sum())
     sizes[-1] = rest if 20 <= rest <= 40 else sizes[-1]
     number = derived_seed(seed, "planted clusters") % 2**32
-    made = nx.random_partition_graph([int(size) for size in sizes], 0.5, outside / int(sizes.sum()), seed=number)
+    made = nx.random_partition_graph(
+        [int(size) for size in sizes], 0.5, outside / int(sizes.sum()), seed=number
+    )
     return graph(made)
 
 
 def mixed(nodes: int, count: int, least: int, most: int, seed: int) -> Graph:
-    """``count`` clusters of ``least`` to ``most`` nodes: the three random models in turn, joined by a few edges.
+    """``count`` clusters of ``least`` to ``most`` nodes: the three random models in turn, joined by
+    a few edges.
 
     §3.7.1.1: mean degree 20, and 20 edges out of each cluster on average.
     """
@@ -151,7 +172,10 @@ def mixed(nodes: int, count: int, least: int, most: int, seed: int) -> Graph:
         chosen = np.unique(rng.integers(0, count, min(count, abs(nodes - int(sizes.sum())))))
         sizes[chosen] = np.clip(sizes[chosen] + step, least, most)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    parts = [_edges(i, int(size), derived_seed(seed, "cluster", i)) + starts[i] for i, size in enumerate(sizes)]
+    parts = [
+        _edges(i, int(size), derived_seed(seed, "cluster", i)) + starts[i]
+        for i, size in enumerate(sizes)
+    ]
     between = rng.integers(0, nodes, (count * LINKS // 2, 2))
     return graph(np.concatenate([*parts, between]))
 

@@ -1,4 +1,6 @@
-"""Log-determinants of squared-exponential kernel matrices over nine condition numbers (Table 2.1)."""
+"""Log-determinants of squared-exponential kernel matrices over nine condition numbers (Table
+2.1).
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,17 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Condition number × draw."""
-    base = {"size": config.size, "rank": config.rank, "moments": config.moments, "probes": config.probes}
-    return [{**base, "condition": one, "seed": seed} for one in config.conditions for seed in range(config.draws)]
+    base = {
+        "size": config.size,
+        "rank": config.rank,
+        "moments": config.moments,
+        "probes": config.probes,
+    }
+    return [
+        {**base, "condition": one, "seed": seed}
+        for one in config.conditions
+        for seed in range(config.draws)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -92,12 +103,21 @@ def run(cell: Cell, device: str) -> list[Row]:
     rows = []
     for method in METHODS:
         found, cost, held = _estimate(kernel, method, cell, exact)
-        rows.append({"method": method, "error": abs(found - exact) / abs(exact), "products": cost, "held": held})
+        rows.append(
+            {
+                "method": method,
+                "error": abs(found - exact) / abs(exact),
+                "products": cost,
+                "held": held,
+            }
+        )
     return [{**common, **row} for row in rows]
 
 
 def matched(points: Tensor, condition: float) -> tuple[LinearOperator, Tensor, float]:
-    """The kernel matrix whose condition number is nearest, its eigenvalues, and its length scale, by bisection."""
+    """The kernel matrix whose condition number is nearest, its eigenvalues, and its length
+    scale, by bisection.
+    """
     low, high = 0.02, 2.0
     for _ in range(14):
         length = math.sqrt(low * high)
@@ -110,11 +130,21 @@ def matched(points: Tensor, condition: float) -> tuple[LinearOperator, Tensor, f
     return kernel, values, length
 
 
-def _estimate(kernel: LinearOperator, method: str, cell: Cell, exact: float) -> tuple[float, int, bool | None]:
+def _estimate(
+    kernel: LinearOperator, method: str, cell: Cell, exact: float
+) -> tuple[float, int, bool | None]:
     """log det, the products, and whether its 95 % interval held the truth, where it has one."""
     if method in (MEME, GRIDDED):
         top = float(kernel.dense().abs().sum(dim=1).max())  # λ_u of Algorithm 3
-        found = moments(kernel, cell["moments"], "chebyshev", cell["probes"], cell["seed"], (0.0, top), "rademacher")
+        found = moments(
+            kernel,
+            cell["moments"],
+            "chebyshev",
+            cell["probes"],
+            cell["seed"],
+            (0.0, top),
+            "rademacher",
+        )
         density: Callable[[Moments], float] = _exactly if method == MEME else _gridded
         return kernel.dim * density(found), found.cost, None
     estimate = logdet(kernel, seed=cell["seed"], **_options(method, cell))
@@ -141,7 +171,8 @@ def _exactly(found: Moments) -> float:
 
 
 def _gridded(found: Moments) -> float:
-    """⟨log λ⟩ under the discrete density of maximum entropy at the middles of 10⁴ equal cells of [0, λ_u].
+    """⟨log λ⟩ under the discrete density of maximum entropy at the middles of 10⁴ equal cells of
+    [0, λ_u].
 
     The thesis integrates on a grid of 10⁻⁴ and adds 10⁻⁸ to the Hessian's diagonal (§2.4).
     """
@@ -151,7 +182,8 @@ def _gridded(found: Moments) -> float:
 
 
 def grid_masses(values: Array, places: Array) -> Array:
-    """Masses (n,) ∝ exp(−Σα_kT_k) at ``places`` in [0, 1] with the Chebyshev moments ``values`` (m + 1,).
+    """Masses (n,) ∝ exp(−Σα_kT_k) at ``places`` in [0, 1] with the Chebyshev moments ``values`` (m
+    + 1,).
 
     Newton's method with backtracking on the dual log Σexp(−Σα_kT_k) + Σα_kμ_k, k ≥ 1.
     """
@@ -185,7 +217,9 @@ def _dual(alpha: Array, table: Array, wanted: Array) -> tuple[float, Array]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Which method errs least at low and at high condition numbers, and the printed errors themselves."""
+    """Which method errs least at low and at high condition numbers, and the printed errors
+    themselves.
+    """
     found = []
     for printed in PRINTED:
         part = rows.where(condition=printed.condition)
@@ -206,7 +240,8 @@ def claims(rows: Rows) -> list[Claim]:
     worst = max(rows.where(method=OURS["maxent"]).values("error"))
     found.append(
         Claim(
-            "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)",
+            "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest"
+            " error)",
             "this work",
             "MEMe alone: 5.2 %",
             Reading(worst, 0.0),
@@ -219,12 +254,16 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _ordering(rows: Rows, printed: Printed, other: str) -> Claim:
-    """Which of MEMe and another method errs less, as the table has it, by at least half the decades that it prints."""
+    """Which of MEMe and another method errs less, as the table has it, by at least half the
+    decades that it prints.
+    """
     mine, theirs = printed.errors[MEME], printed.errors[other]
     told = math.log10(theirs / mine)
     reading = decades(rows.where(method=other), rows.where(method=MEME), "error")
     better, least = told > 0, LEAST * told
-    sentence = f"MEMe errs {'less' if better else 'more'} than {other} at κ = {printed.condition:.1e}"
+    sentence = (
+        f"MEMe errs {'less' if better else 'more'} than {other} at κ = {printed.condition:.1e}"
+    )
     return Claim(
         f"{sentence}, by {abs(least):.2f} decades or more",
         TABLE,
@@ -239,28 +278,61 @@ def _ordering(rows: Rows, printed: Printed, other: str) -> Claim:
 def tables(rows: Rows) -> list[Table]:
     """Table 2.1 with the printed errors behind ours, and what our own settings add."""
     kept = [printed for printed in PRINTED if len(rows.where(condition=printed.condition))]
-    header = ("κ", "length scale [thesis]", f"{MEME} [thesis]", GRIDDED, f"{CHEBYSHEV} [thesis]", f"{LANCZOS} [thesis]")
+    header = (
+        "κ",
+        "length scale [thesis]",
+        f"{MEME} [thesis]",
+        GRIDDED,
+        f"{CHEBYSHEV} [thesis]",
+        f"{LANCZOS} [thesis]",
+    )
     lines, mine = [], []
     for printed in kept:
         part = rows.where(condition=printed.condition)
         cells = {method: over_seeds(part.where(method=method), "error") for method in METHODS}
-        shown = {name: f"{_spread(cells[name])} [{error:g}]" for name, error in printed.errors.items()}
+        shown = {
+            name: f"{_spread(cells[name])} [{error:g}]" for name, error in printed.errors.items()
+        }
         length = f"{over_seeds(part, 'length').value:.3f} [{printed.length:g}]"
         lines.append(
-            (f"{printed.condition:.1e}", length, shown[MEME], _spread(cells[GRIDDED]), shown[CHEBYSHEV], shown[LANCZOS])
+            (
+                f"{printed.condition:.1e}",
+                length,
+                shown[MEME],
+                _spread(cells[GRIDDED]),
+                shown[CHEBYSHEV],
+                shown[LANCZOS],
+            )
         )
         worst = max(part.where(method=OURS["maxent"]).values("error"))
-        mine.append((f"{printed.condition:.1e}", *(_spread(cells[name]) for name in OURS.values()), f"{worst:.4f}"))
+        mine.append(
+            (
+                f"{printed.condition:.1e}",
+                *(_spread(cells[name]) for name in OURS.values()),
+                f"{worst:.4f}",
+            )
+        )
     costs = {name: max(rows.where(method=name).values("products")) for name in METHODS}
     held = {name: rows.where(method=name).values("held") for name in METHODS[2:]}
     coverage = tuple(
-        (name, f"{costs[name]:,}", f"{np.mean(held[name]):.0%}" if name in held else "no interval") for name in METHODS
+        (name, f"{costs[name]:,}", f"{np.mean(held[name]):.0%}" if name in held else "no interval")
+        for name in METHODS
     )
     size = rows[0]["size"]
     return [
-        Table(f"Relative error of log det, kernel matrices of {size:,} points", header, tuple(lines)),
-        Table("The same with a preconditioner", ("κ", *OURS.values(), f"{OURS['maxent']}, largest"), tuple(mine)),
-        Table("Products, and 95 % intervals that held the truth", ("method", "products", "held"), coverage),
+        Table(
+            f"Relative error of log det, kernel matrices of {size:,} points", header, tuple(lines)
+        ),
+        Table(
+            "The same with a preconditioner",
+            ("κ", *OURS.values(), f"{OURS['maxent']}, largest"),
+            tuple(mine),
+        ),
+        Table(
+            "Products, and 95 % intervals that held the truth",
+            ("method", "products", "held"),
+            coverage,
+        ),
     ]
 
 
@@ -278,12 +350,25 @@ def charts(rows: Rows) -> list[Chart]:
             series.append(curve(method, rows.where(method=method), "error", "condition"))
             theirs = [printed.errors[method] for printed in kept]
             series.append(
-                Series(f"{method}, thesis", [p.condition for p in kept], theirs, style="points", published=True)
+                Series(
+                    f"{method}, thesis",
+                    [p.condition for p in kept],
+                    theirs,
+                    style="points",
+                    published=True,
+                )
             )
     mine = tuple(curve(name, rows.where(method=name), "error", "condition") for name in METHODS[3:])
     words = ("condition number", "relative error of log det")
     return [
-        Chart("Log-determinants of kernel matrices", *words, tuple(series), x_log=True, y_log=True, source=TABLE),
+        Chart(
+            "Log-determinants of kernel matrices",
+            *words,
+            tuple(series),
+            x_log=True,
+            y_log=True,
+            source=TABLE,
+        ),
         Chart(
             "With a preconditioner",
             *words,
@@ -312,14 +397,26 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is chosen for the row's κ.",
-        "MEMe is Algorithm 3: moments on [0, λ_u], λ_u the largest absolute row sum, 50 probes of ±1, matched to 1e-8.",
+        (
+            "The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is"
+            " chosen for the row's κ."
+        ),
+        (
+            "MEMe is Algorithm 3: moments on [0, λ_u], λ_u the largest absolute row sum, 50 probes"
+            " of ±1, matched to 1e-8."
+        ),
         "On 10⁴ points the same is solved on a grid, as the thesis did.",
-        f"One method errs less than another if by {LEAST:g} of the printed decades or more: set after the results.",
-        "Chebyshev has degree 30 and Lanczos 30 steps, each with 50 probes and without a preconditioner.",
+        (
+            f"One method errs less than another if by {LEAST:g} of the printed decades or more: set"
+            " after the results."
+        ),
+        (
+            "Chebyshev has degree 30 and Lanczos 30 steps, each with 50 probes and without a"
+            " preconditioner."
+        ),
     ),
     size=(
-        "squared-exponential kernels of 1,000 Gaussian inputs in six dimensions, 30 moments; draws and the "
-        "scale of the inputs are not in the text."
+        "squared-exponential kernels of 1,000 Gaussian inputs in six dimensions, 30 moments; draws"
+        " and the scale of the inputs are not in the text."
     ),
 )

@@ -1,4 +1,6 @@
-"""Sparse matrices whose log-determinant is known: Laplacians of grids, and the stiffness matrix bcsstk16."""
+"""Sparse matrices whose log-determinant is known: Laplacians of grids, and the stiffness matrix
+bcsstk16.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ DECADES = 9  # over which its diagonal entries spread
 
 @dataclass(frozen=True)
 class Known:
-    """A positive definite matrix, its log-determinant, its eigenvalues (n,) where asked for, and where it is from."""
+    """A positive definite matrix, its log-determinant, its eigenvalues (n,) where asked for, and
+    where it is from.
+    """
 
     operator: Matrix
     log_determinant: float
@@ -33,7 +37,8 @@ class Known:
 
 
 def laplacian(sides: tuple[int, ...], shift: float = 0.0) -> tuple[Any, Array]:
-    """−Δ on a grid with fixed ends plus ``shift``, as CSR (n, n), and its eigenvalues Σ_i (2 − 2cos πk_i/(s_i + 1)).
+    """−Δ on a grid with fixed ends plus ``shift``, as CSR (n, n), and its eigenvalues Σ_i (2 − 2cos
+    πk_i/(s_i + 1)).
 
     >>> laplacian((2,), 1.0)[0].toarray()
     array([[ 3., -1.],
@@ -55,18 +60,28 @@ def grid(sides: tuple[int, ...]) -> Known:
     """The Laplacian of a grid."""
     matrix, values = laplacian(sides)
     found = _operator(matrix)
-    return Known(found, float(np.log(values).sum()), lambda: values, f"{' × '.join(map(str, sides))} grid")
+    return Known(
+        found, float(np.log(values).sum()), lambda: values, f"{' × '.join(map(str, sides))} grid"
+    )
 
 
 def stiffness(scaled: bool) -> Known:
-    """bcsstk16, or with its diagonal ``scaled`` to 1; without the file a grid of entries over nine decades."""
+    """bcsstk16, or with its diagonal ``scaled`` to 1; without the file a grid of entries over
+    nine decades.
+    """
     path = outside_file("matrices", f"{STIFFNESS}_full")
-    found = _operator(_uneven() if path is None else scipy.sparse.load_npz(path).tocsr().astype(np.float64))
+    found = _operator(
+        _uneven() if path is None else scipy.sparse.load_npz(path).tocsr().astype(np.float64)
+    )
     if scaled:
         found = found.rescaled(found.known_diagonal().rsqrt())
-    words = STIFFNESS if path is not None else f"grid over {DECADES} decades for {STIFFNESS} (no file)"
+    words = (
+        STIFFNESS if path is not None else f"grid over {DECADES} decades for {STIFFNESS} (no file)"
+    )
     exact = float(logdet(found, "exact"))
-    return Known(found, exact, partial(_dense_eigenvalues, found), words + (", scaled" if scaled else ""))
+    return Known(
+        found, exact, partial(_dense_eigenvalues, found), words + (", scaled" if scaled else "")
+    )
 
 
 def _operator(matrix: Any) -> Matrix:
@@ -82,6 +97,8 @@ def _dense_eigenvalues(found: Matrix) -> Array:
 def _uneven() -> Any:
     """S(−Δ)S with the squares of S spread evenly over nine decades."""
     matrix, values = laplacian(STAND_IN)
-    powers = torch.rand(len(values), generator=generator(0, "uneven grid"), dtype=torch.float64).numpy()
+    powers = torch.rand(
+        len(values), generator=generator(0, "uneven grid"), dtype=torch.float64
+    ).numpy()
     scale = scipy.sparse.diags_array(10 ** (DECADES / 2 * powers))
     return (scale @ matrix @ scale).tocsr()

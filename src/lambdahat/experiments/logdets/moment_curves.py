@@ -1,4 +1,6 @@
-"""Entropy and error of log det over the number of moments, by the classical algorithm and by MEMe (Figure 2.1)."""
+"""Entropy and error of log det over the number of moments, by the classical algorithm and by
+MEMe (Figure 2.1).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ LEAST = 0.1  # decades by which an error is to rise or fall
 
 @dataclass(frozen=True)
 class Config:
-    """Sides of the grid, the other matrices, and seeds of the probes; ``sweeps`` are rounds of the classical fit."""
+    """Sides of the grid, the other matrices, and seeds of the probes; ``sweeps`` are rounds of
+    the classical fit.
+    """
 
     sides: tuple[int, ...]
     others: tuple[str, ...]
@@ -53,7 +57,9 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each number of moments and algorithm, on [0, λ_u] with Gershgorin's λ_u (Algorithm 3)."""
+    """A row for each number of moments and algorithm, on [0, λ_u] with Gershgorin's λ_u
+    (Algorithm 3).
+    """
     found = known(cell)
     bounds = (0.0, found.operator.known_bounds()[1])
     values, stderr = _moments(found, bounds, cell)
@@ -62,7 +68,9 @@ def run(cell: Cell, device: str) -> list[Row]:
         part = slice(count + 1)
         fits = {CLASSICAL: fit_classical(values[part], bounds=bounds, sweeps=cell["sweeps"])}
         fits[MEME] = fit(values[part], bounds=bounds, stderr=stderr[part])
-        rows += [{"by": by, "moments": count, **_reading(density, found)} for by, density in fits.items()]
+        rows += [
+            {"by": by, "moments": count, **_reading(density, found)} for by, density in fits.items()
+        ]
     return rows
 
 
@@ -75,7 +83,15 @@ def known(cell: Cell) -> Known:
 def _moments(found: Known, bounds: tuple[float, float], cell: Cell) -> tuple[Array, Array]:
     """Chebyshev moments and their errors; those of the eigenvalues themselves with 0 probes."""
     if cell["probes"]:
-        drawn = moments(found.operator, max(COUNTS), "chebyshev", cell["probes"], cell["seed"], bounds, "rademacher")
+        drawn = moments(
+            found.operator,
+            max(COUNTS),
+            "chebyshev",
+            cell["probes"],
+            cell["seed"],
+            bounds,
+            "rademacher",
+        )
         return drawn.values, drawn.stderr
     exact = chebvander(2 * found.eigenvalues() / bounds[1] - 1, max(COUNTS)).mean(axis=0)
     return exact, np.zeros_like(exact)
@@ -95,7 +111,9 @@ def _reading(density: MaxentDensity, found: Known) -> Row:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Of the grid, with measured moments. Where the thesis tells what the Ecology matrix shows, that is not judged."""
+    """Of the grid, with measured moments. Where the thesis tells what the Ecology matrix shows,
+    that is not judged.
+    """
     main = rows.where(matrix=GRID)
     drawn, last = main.where(probes=_probes(main)), max(COUNTS)
     ours, theirs = drawn.where(by=MEME), drawn.where(by=CLASSICAL)
@@ -136,7 +154,15 @@ def claims(rows: Rows) -> list[Claim]:
             unmet=f"measured on another matrix, {main[0]['data']}",
             barrier=MISSING,
         ),
-        Claim(f"grid: {words}", "this work", "no such matrix", growth, bound=LEAST, unit=" decades", own=True),
+        Claim(
+            f"grid: {words}",
+            "this work",
+            "no such matrix",
+            growth,
+            bound=LEAST,
+            unit=" decades",
+            own=True,
+        ),
         Claim(
             f"MEMe errs less than BMxnt with {last} moments, by a decade or more",
             PLACE,
@@ -186,7 +212,10 @@ def tables(rows: Rows) -> list[Table]:
             (exact.where(by=MEME), "error"),
         ]
         lines = tuple(
-            (str(count), *(_cell(over_seeds(found.where(moments=count), column)) for found, column in kinds))
+            (
+                str(count),
+                *(_cell(over_seeds(found.where(moments=count), column)) for found, column in kinds),
+            )
             for count in COUNTS
         )
         header = (
@@ -198,7 +227,11 @@ def tables(rows: Rows) -> list[Table]:
             f"error, {MEME}, exact moments",
         )
         first = part[0]
-        out.append(Table(f"{first['data']}, n = {first['nodes']:,}: relative error of log det", header, lines))
+        out.append(
+            Table(
+                f"{first['data']}, n = {first['nodes']:,}: relative error of log det", header, lines
+            )
+        )
     return out
 
 
@@ -217,10 +250,17 @@ def charts(rows: Rows) -> list[Chart]:
         errors = tuple(curve(by, found, "error", "moments") for by, found in lines.items())
         errors += (curve(f"{MEME}, exact moments", exact, "error", "moments"),)
         words = part[0]["data"]
-        out.append(Chart(f"Entropy: {words}", "moments", "entropy", entropy, source="Figure 2.1a, c"))
+        out.append(
+            Chart(f"Entropy: {words}", "moments", "entropy", entropy, source="Figure 2.1a, c")
+        )
         out.append(
             Chart(
-                f"Error of log det: {words}", "moments", "relative error", errors, y_log=True, source="Figure 2.1b, d"
+                f"Error of log det: {words}",
+                "moments",
+                "relative error",
+                errors,
+                y_log=True,
+                source="Figure 2.1b, d",
             )
         )
     return out
@@ -242,12 +282,24 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point Laplacian stands for it.",
-        "bcsstk16 is in <LAMBDAHAT_DATA>/matrices; without it a small grid with entries over nine decades is taken.",
+        (
+            "The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point"
+            " Laplacian stands for it."
+        ),
+        (
+            "bcsstk16 is in <LAMBDAHAT_DATA>/matrices; without it a small grid with entries over"
+            " nine decades is taken."
+        ),
         "50 Hutchinson probes (±1), as in Table 2.1: the text gives none for the figure.",
         "The classical algorithm makes 2,000 rounds at most; the thesis gives no number.",
-        "n counts seeds of the probes on one matrix, the grid. What BMxnt's error does on Ecology is not judged on it.",
-        "An error rises or falls by 0.1 decades or more, and is vastly improved by one; bounds set after the results.",
+        (
+            "n counts seeds of the probes on one matrix, the grid. What BMxnt's error does on"
+            " Ecology is not judged on it."
+        ),
+        (
+            "An error rises or falls by 0.1 decades or more, and is vastly improved by one; bounds"
+            " set after the results."
+        ),
         "Entropies are those on [0, λ_u]: they differ by log λ_u from those on [0, 1].",
     ),
     size="the Ecology matrix, n = 80,900, up to 30 moments; that very matrix is not at hand.",

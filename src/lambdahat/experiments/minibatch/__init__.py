@@ -1,1 +1,3 @@
-"""What a mini-batch does to curvature, learning rates and damping: chapters 5 and 6 of the spectral thesis."""
+"""What a mini-batch does to curvature, learning rates and damping: chapters 5 and 6 of the
+spectral thesis.
+"""

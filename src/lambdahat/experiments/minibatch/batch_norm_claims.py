@@ -1,4 +1,6 @@
-"""What §5.7 of the spectral thesis says of networks with batch normalisation at rates in proportion to B, as code."""
+"""What §5.7 of the spectral thesis says of networks with batch normalisation at rates in
+proportion to B, as code.
+"""
 
 from __future__ import annotations
 
@@ -111,14 +113,20 @@ def claims(rows: Rows) -> list[Claim]:
         found += _rules(setup) + ([_linked(setup)] if links_of(setup) else [])
     for setup, twin in _twins(setups):
         found += _against(setup, twin)
-    return [replace(claim, barrier=MISSING) if claim.source == ON_IMAGENET else claim for claim in found]
+    return [
+        replace(claim, barrier=MISSING) if claim.source == ON_IMAGENET else claim for claim in found
+    ]
 
 
 def _stable(setup: Setup) -> Claim:
     """The worst size of those up to four times the reference."""
-    inside = [size for size in setup.sizes if size <= STABLE * setup.reference and size != setup.reference]
+    inside = [
+        size for size in setup.sizes if size <= STABLE * setup.reference and size != setup.reference
+    ]
     known = [(size, setup.rise(size)) for size in inside]
-    size, worst = max(known, key=lambda item: abs(item[1].value), default=(setup.reference, UNKNOWN))
+    size, worst = max(
+        known, key=lambda item: abs(item[1].value), default=(setup.reference, UNKNOWN)
+    )
     sizes = ", ".join(map(str, inside))
     return Claim(
         f"{setup.name}: at α ∝ B the validation error at B = {sizes} is that at {setup.reference}",
@@ -134,7 +142,9 @@ def _stable(setup: Setup) -> Claim:
 
 
 def _dropping(setup: Setup) -> list[Claim]:
-    """Figure 5.7c has "a similar pattern" to 5.7a: a small drop at B = 1,024, and a larger one still at 2,048."""
+    """Figure 5.7c has "a similar pattern" to 5.7a: a small drop at B = 1,024, and a larger one
+    still at 2,048.
+    """
     far, largest, unmet = setup.far, setup.sizes[-1], unlearnt(setup)
     found = [
         Claim(
@@ -187,7 +197,9 @@ def _loss(row: dict[str, float]) -> float:
 
 
 def _recovering(setup: Setup) -> list[Claim]:
-    """A WideResNet that oscillates comes back when the rate is reduced, and never reaches the peak performance."""
+    """A WideResNet that oscillates comes back when the rate is reduced, and never reaches the
+    peak performance.
+    """
     size, unmet = setup.sizes[-1], unlearnt(setup) or smooth(setup)
     source = f"{UNSTABLE}, {setup.figure}"
     part = setup.at(size)
@@ -212,7 +224,9 @@ def _recovering(setup: Setup) -> list[Claim]:
 
 
 def _rules(setup: Setup) -> list[Claim]:
-    """The linear rule against the others, eight times from the reference: the thesis has it of VGG-16 without norm."""
+    """The linear rule against the others, eight times from the reference: the thesis has it of
+    VGG-16 without norm.
+    """
     far, found = setup.far, []
     where, ours = f"{setup.name}, B = {far} from {setup.reference}", setup.normed
     printed = "35.65 against 38.92 %" + (" without batch norm" if ours else "")
@@ -275,8 +289,12 @@ def _linked(setup: Setup) -> Claim:
 
 
 def links_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, float]:
-    """Spearman's rank correlation of distance and error over batch sizes, by seed: those of ``_points``."""
-    return {seed: float(spearmanr(*points).statistic) for seed, points in _points(setup, sizes).items()}
+    """Spearman's rank correlation of distance and error over batch sizes, by seed: those of
+    ``_points``.
+    """
+    return {
+        seed: float(spearmanr(*points).statistic) for seed, points in _points(setup, sizes).items()
+    }
 
 
 def slopes_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, float]:
@@ -287,11 +305,13 @@ def slopes_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, flo
     }
 
 
-def _points(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, tuple[list[float], list[float]]]:
+def _points(
+    setup: Setup, sizes: Sequence[int] | None = None
+) -> dict[int, tuple[list[float], list[float]]]:
     """Distances and errors under the linear rule by seed, of runs that did not diverge.
 
-    Of the sizes up to eight times the reference, or of ``sizes`` among them; without seeds that have too few runs, or
-    runs that are all alike.
+    Of the sizes up to eight times the reference, or of ``sizes`` among them; without seeds that
+    have too few runs, or runs that are all alike.
     """
     inside = [size for size in sizes or setup.sizes if size <= setup.far]
     found = {}
@@ -306,15 +326,22 @@ def _points(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, tuple
 def _twins(setups: list[Setup]) -> list[tuple[Setup, Setup]]:
     """Networks with batch norm, each with the same without."""
     plain = {(setup.network, setup.decay): setup for setup in setups if not setup.normed}
-    keys = [(setup, (setup.network.removesuffix(NORM), setup.decay)) for setup in setups if setup.normed]
+    keys = [
+        (setup, (setup.network.removesuffix(NORM), setup.decay)) for setup in setups if setup.normed
+    ]
     return [(setup, plain[key]) for setup, key in keys if key in plain]
 
 
 def _against(setup: Setup, twin: Setup) -> list[Claim]:
-    """With against without batch norm: the link of distance and error, the rates that train, how far scaling goes."""
+    """With against without batch norm: the link of distance and error, the rates that train, how
+    far scaling goes.
+    """
     unmet = unlearnt(setup) or unlearnt(twin)
     common = sorted(set(setup.sizes) & set(twin.sizes))
-    links = [{seed: abs(value) for seed, value in links_of(each, common).items()} for each in (setup, twin)]
+    links = [
+        {seed: abs(value) for seed, value in links_of(each, common).items()}
+        for each in (setup, twin)
+    ]
     slopes = [slopes_of(each, common) for each in (setup, twin)]
     size = common[-1]
     rises = [_rises(each, size) for each in (setup, twin)]
@@ -351,7 +378,8 @@ def _against(setup: Setup, twin: Setup) -> list[Claim]:
     if len(setup.ends.where(rule="search")) and len(twin.ends.where(rule="search")):
         found.append(
             Claim(
-                f"{setup.name}: the largest rate that trains at B = {setup.reference} is larger than without it",
+                f"{setup.name}: the largest rate that trains at B = {setup.reference} is larger"
+                " than without it",
                 "§5.7.0.1",
                 "“a greater range of permissible learning rates”",
                 paired_difference(largest_rates(setup), largest_rates(twin)),
@@ -364,7 +392,11 @@ def _against(setup: Setup, twin: Setup) -> list[Claim]:
 
 def _rises(setup: Setup, size: int) -> dict[int, float]:
     base = setup.at(setup.reference).paired("error")
-    return {seed: error - base[seed] for seed, error in setup.at(size).paired("error").items() if seed in base}
+    return {
+        seed: error - base[seed]
+        for seed, error in setup.at(size).paired("error").items()
+        if seed in base
+    }
 
 
 def largest_rates(setup: Setup) -> dict[int, float]:
@@ -378,20 +410,38 @@ def largest_rates(setup: Setup) -> dict[int, float]:
 
 
 def unlearnt(setup: Setup) -> str:
-    """Why runs say nothing of scaling: that at the reference errs on more than half itself. Empty where it does not."""
+    """Why runs say nothing of scaling: that at the reference errs on more than half itself.
+    Empty where it does not.
+    """
     base = over_seeds(setup.at(setup.reference), "error").value
-    return "" if base <= LOST else f"{setup.network} at B = {setup.reference}, which is scaled, errs on {base:.0f} %"
+    return (
+        ""
+        if base <= LOST
+        else f"{setup.network} at B = {setup.reference}, which is scaled, errs on {base:.0f} %"
+    )
 
 
 def calm(setup: Setup) -> str:
-    """Why the largest batch says nothing of unstable runs: its error is no higher than the reference's."""
+    """Why the largest batch says nothing of unstable runs: its error is no higher than the
+    reference's.
+    """
     rise = setup.rise(setup.sizes[-1]).value
-    return f"no run is unstable: at B = {setup.sizes[-1]} the error is {rise:+.1f} % off" if rise <= SAME else ""
+    return (
+        f"no run is unstable: at B = {setup.sizes[-1]} the error is {rise:+.1f} % off"
+        if rise <= SAME
+        else ""
+    )
 
 
 def smooth(setup: Setup) -> str:
     """Why the largest batch says nothing of oscillations: it has none."""
-    here, base = (over_seeds(setup.at(size), "oscillation").value for size in (setup.sizes[-1], setup.reference))
+    here, base = (
+        over_seeds(setup.at(size), "oscillation").value
+        for size in (setup.sizes[-1], setup.reference)
+    )
     if here >= OSCILLATES * base:
         return ""
-    return f"no run oscillates: {here:.1f} % per epoch at B = {setup.sizes[-1]}, {base:.1f} at {setup.reference}"
+    return (
+        f"no run oscillates: {here:.1f} % per epoch at B = {setup.sizes[-1]}, {base:.1f} at"
+        f" {setup.reference}"
+    )

@@ -9,7 +9,15 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
 from lambdahat.results.charts import Chart, Series
 
-COLUMNS = ("error", "training error", "training loss", "validation loss", "distance", "before", "oscillation")
+COLUMNS = (
+    "error",
+    "training error",
+    "training loss",
+    "validation loss",
+    "distance",
+    "before",
+    "oscillation",
+)
 HEADER = (
     "rule",
     "B",
@@ -29,16 +37,24 @@ PRINTED_TEST = {"linear": (145.76, 34.64), "square root": (67.44, 37.55)}  # dis
 
 
 def tables(rows: Rows) -> list[Table]:
-    """The ends of all runs of each network, distance against error, and the rates tried at the reference."""
+    """The ends of all runs of each network, distance against error, and the rates tried at the
+    reference.
+    """
     setups = setups_of(rows)
     out = [_runs(setup) for setup in setups]
     lines = [
-        (setup.name, str(mean_of(list(links_of(setup).values()))), str(mean_of(list(slopes_of(setup).values()))))
+        (
+            setup.name,
+            str(mean_of(list(links_of(setup).values()))),
+            str(mean_of(list(slopes_of(setup).values()))),
+        )
         for setup in setups
     ]
     if setups:
         header = ("network", "rank correlation", "% of error per doubling of the distance")
-        out.append(Table("Distance from the start and validation error, α ∝ B", header, tuple(lines)))
+        out.append(
+            Table("Distance from the start and validation error, α ∝ B", header, tuple(lines))
+        )
     tried = [setup for setup in setups if len(setup.ends.where(rule="search"))]
     return out + ([_search(tried)] if tried else [])
 
@@ -59,7 +75,10 @@ def _runs(setup: Setup) -> Table:
             )
         )
     first = setup.ends[0]
-    title = f"{setup.name}, {first['parameters']:,} parameters, {first['data']}: after {first['epochs']} epochs"
+    title = (
+        f"{setup.name}, {first['parameters']:,} parameters, {first['data']}: after"
+        f" {first['epochs']} epochs"
+    )
     return Table(title, HEADER, tuple(lines))
 
 
@@ -83,13 +102,19 @@ def _search(setups: list[Setup]) -> Table:
     )
     header = (
         "rate",
-        *(f"{setup.network}, {column}" for setup in setups for column in ("validation error, %", "training loss")),
+        *(
+            f"{setup.network}, {column}"
+            for setup in setups
+            for column in ("validation error, %", "training loss")
+        ),
     )
     return Table(f"Rates at B = {setups[0].reference}", header, lines)
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """For each network the error over batch sizes by rule, over epochs by batch size, and over the distance."""
+    """For each network the error over batch sizes by rule, over epochs by batch size, and over
+    the distance.
+    """
     setups, epochs = setups_of(rows), rows.where(kind="epoch", rule="linear")
     out = []
     for setup in setups:
@@ -112,7 +137,9 @@ def charts(rows: Rows) -> list[Chart]:
 
 
 def _rules(setup: Setup) -> list[str]:
-    return [rule for rule in ("linear", "square root", "constant") if len(setup.ends.where(rule=rule))]
+    return [
+        rule for rule in ("linear", "square root", "constant") if len(setup.ends.where(rule=rule))
+    ]
 
 
 def _over_sizes(setup: Setup) -> Chart:
@@ -164,7 +191,13 @@ def _over_distance(setup: Setup) -> Chart:
         if not setup.normed and rule in PRINTED_TEST:
             distance, error = PRINTED_TEST[rule]
             series.append(
-                Series(f"{rule}, thesis, VGG-16 on CIFAR-100", [distance], [error], style="points", published=True)
+                Series(
+                    f"{rule}, thesis, VGG-16 on CIFAR-100",
+                    [distance],
+                    [error],
+                    style="points",
+                    published=True,
+                )
             )
     return Chart(
         f"{setup.name}: error over distance",

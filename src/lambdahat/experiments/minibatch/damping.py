@@ -1,4 +1,6 @@
-"""The least damping at which KFAC and Adam train at α = 1, over batch sizes: §5.8, spectral thesis."""
+"""The least damping at which KFAC and Adam train at α = 1, over batch sizes: §5.8, spectral
+thesis.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from lambdahat.experiments.minibatch.damping_claims import RATE
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
 from lambdahat.experiments.minibatch.rate_claims import FALL, LOST, SAME
 from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers
-from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, outcome, scaling_runs, steps_of
+from lambdahat.experiments.minibatch.scaling_runs import (
+    ScalingRuns,
+    outcome,
+    scaling_runs,
+    steps_of,
+)
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
 from lambdahat.optim.kfac import KFAC
 
@@ -29,9 +36,19 @@ SAFETY = 2.0  # times the least damping, from which the rules start
 
 POWERS_OF_4 = (16, 64, 256, 1024, 4096)
 SCALES: dict[str, tuple[Subject, ...]] = {
-    "smoke": (Subject("MLP, digits", "mlp", "digits", 256, (16, 64, 256), 10, 2, 1, 64, {"widths": (8,)}),),
-    "cpu": (Subject("MLP, MNIST", "mlp", "mnist", 10_000, powers(4, 10), 100, 3, 3, 128, {"widths": (32,)}),),
-    "paper": (Subject("MLP, MNIST", "mlp", "mnist", 60_000, POWERS_OF_4, 100, 3, 5, 256, {"widths": (100,)}),),
+    "smoke": (
+        Subject("MLP, digits", "mlp", "digits", 256, (16, 64, 256), 10, 2, 1, 64, {"widths": (8,)}),
+    ),
+    "cpu": (
+        Subject(
+            "MLP, MNIST", "mlp", "mnist", 10_000, powers(4, 10), 100, 3, 3, 128, {"widths": (32,)}
+        ),
+    ),
+    "paper": (
+        Subject(
+            "MLP, MNIST", "mlp", "mnist", 60_000, POWERS_OF_4, 100, 3, 5, 256, {"widths": (100,)}
+        ),
+    ),
 }
 
 
@@ -57,7 +74,14 @@ def least_epsilon(ground: Ground, seed: int, section: Section = SECTION) -> Fron
             return cells.judged(ground.probe)[0] < FALL * first
 
         edges.append(largest_passing(learns, section, subject.seeds).reciprocal())
-    return Frontier(subject.network, "adam", "trains", subject.batch_sizes, torch.stack(edges), section.resolution)
+    return Frontier(
+        subject.network,
+        "adam",
+        "trains",
+        subject.batch_sizes,
+        torch.stack(edges),
+        section.resolution,
+    )
 
 
 def least_kfac_damping(ground: Ground, seed: int, section: Section = KFAC_SECTION) -> Frontier:
@@ -67,38 +91,58 @@ def least_kfac_damping(ground: Ground, seed: int, section: Section = KFAC_SECTIO
     for place, size in enumerate(subject.batch_sizes):
 
         def learns(inverse: Tensor, size: int = size) -> Tensor:
-            return torch.stack([_largest_learning(ground, seed, size, row, first) for row in enumerate(inverse)])
+            return torch.stack(
+                [_largest_learning(ground, seed, size, row, first) for row in enumerate(inverse)]
+            )
 
         edges.append(largest_passing(learns, section, subject.seeds).reciprocal())
         report(f"{subject.network}, KFAC's δ", place + 1, len(subject.batch_sizes))
-    return Frontier(subject.network, "kfac", "trains", subject.batch_sizes, torch.stack(edges), section.resolution)
+    return Frontier(
+        subject.network,
+        "kfac",
+        "trains",
+        subject.batch_sizes,
+        torch.stack(edges),
+        section.resolution,
+    )
 
 
-def _largest_learning(ground: Ground, seed: int, size: int, row: tuple[int, Tensor], first: list[float]) -> Tensor:
-    """Whether one seed's network learns at each 1/δ: from the largest down, for what passes below it plays no part."""
+def _largest_learning(
+    ground: Ground, seed: int, size: int, row: tuple[int, Tensor], first: list[float]
+) -> Tensor:
+    """Whether one seed's network learns at each 1/δ: from the largest down, for what passes
+    below it plays no part.
+    """
     index, inverse = row
     passed = torch.zeros(len(inverse), dtype=torch.bool)
     for column in reversed(range(len(inverse))):
-        trained = _kfac_trained(ground, index, 1 / float(inverse[column]), size, ground.subject.steps, seed)
+        trained = _kfac_trained(
+            ground, index, 1 / float(inverse[column]), size, ground.subject.steps, seed
+        )
         if trained is not None and _loss(trained, ground) < FALL * first[index]:
             passed[column] = True
             break
     return passed
 
 
-def _kfac_trained(ground: Ground, index: int, damping: float, size: int, steps: int, seed: int) -> nn.Module | None:
+def _kfac_trained(
+    ground: Ground, index: int, damping: float, size: int, steps: int, seed: int
+) -> nn.Module | None:
     """The network of one seed after ``steps`` steps of KFAC at α = 1; None where it diverged."""
     model = copy.deepcopy(ground.models[index]).train()
     optimizer = KFAC(model, RATE, damping)
     try:
         return model if _stepped(model, optimizer, ground, index, size, steps, seed) else None
-    except RuntimeError:  # moments that are infinite, or that so little damping does not make invertible
+    # moments that are infinite, or that so little damping does not make invertible
+    except RuntimeError:
         return None
     finally:
         optimizer.close()
 
 
-def _stepped(model: nn.Module, optimizer: KFAC, ground: Ground, index: int, size: int, steps: int, seed: int) -> bool:
+def _stepped(
+    model: nn.Module, optimizer: KFAC, ground: Ground, index: int, size: int, steps: int, seed: int
+) -> bool:
     """Train, and say whether the loss stayed finite."""
     x, y = ground.train
     rng = generator(seed, "kfac order", index)
@@ -133,7 +177,10 @@ def _scaled_adam(ground: Ground, base: float, seed: int) -> ScalingRuns:
 def _scaled_kfac(ground: Ground, base: float, seed: int) -> ScalingRuns:
     def run(size: int, dampings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found = [
-            [_kfac_outcome(ground, index, float(damping), size, seed) for index in range(ground.subject.seeds)]
+            [
+                _kfac_outcome(ground, index, float(damping), size, seed)
+                for index in range(ground.subject.seeds)
+            ]
             for damping in dampings
         ]
         errors, losses, distances = torch.tensor(found, dtype=torch.float64).unbind(-1)
@@ -143,7 +190,9 @@ def _scaled_kfac(ground: Ground, base: float, seed: int) -> ScalingRuns:
 
 
 @torch.no_grad()
-def _kfac_outcome(ground: Ground, index: int, damping: float, size: int, seed: int) -> tuple[float, float, float]:
+def _kfac_outcome(
+    ground: Ground, index: int, damping: float, size: int, seed: int
+) -> tuple[float, float, float]:
     """Validation error, training loss and distance of one run; NaN where it diverged."""
     with torch.enable_grad():
         model = _kfac_trained(ground, index, damping, size, steps_of(ground, size), seed)
@@ -156,18 +205,42 @@ def _kfac_outcome(ground: Ground, index: int, damping: float, size: int, seed: i
     return error, loss, float(sum((a - b).double().square().sum() for a, b in pairs) ** 0.5)
 
 
-LEAST: dict[str, Callable[[Ground, int], Frontier]] = {"adam": least_epsilon, "kfac": least_kfac_damping}
+LEAST: dict[str, Callable[[Ground, int], Frontier]] = {
+    "adam": least_epsilon,
+    "kfac": least_kfac_damping,
+}
 ASSUMPTIONS = (
     f"It trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.",
-    "The number of steps is the same at every batch size. α = 1; no momentum beside Adam's β₁ = 0.9, no decay.",
+    (
+        "The number of steps is the same at every batch size. α = 1; no momentum beside Adam's β₁ ="
+        " 0.9, no decay."
+    ),
     "KFAC takes the empirical Fisher, renewed at each of the first ten steps, then every ten.",
     f"Scaling starts from {SAFETY:g} times the least damping at the reference batch size.",
     "Eq. 5.36, its units mended, is αPσ²/(2bλ₁), with σ² of the Hessian at the start.",
-    "There Pσ²/(bλ₁) stands for what a batch adds to λ₁. A batch adds far more, for the noise is not isotropic.",
-    "So α(λ₁(B) − λ₁)/2 with what five batches add is another rule than Eq. 5.36, and so is that with τ² for Pσ².",
-    "The rule for ε is that of SGD with averaged momentum at rate α/ε, which Adam is where ε is large.",
-    f"Validation errors are not compared where the run that is scaled errs on more than {LOST:g} % itself.",
-    f"An error is kept if it rises by at most {SAME:g} %. The thesis does not show constant damping. n counts starts.",
-    "These two bounds, and to judge Eq. 5.36 with Pσ² by itself, were chosen after the results were seen.",
+    (
+        "There Pσ²/(bλ₁) stands for what a batch adds to λ₁. A batch adds far more, for the noise"
+        " is not isotropic."
+    ),
+    (
+        "So α(λ₁(B) − λ₁)/2 with what five batches add is another rule than Eq. 5.36, and so is"
+        " that with τ² for Pσ²."
+    ),
+    (
+        "The rule for ε is that of SGD with averaged momentum at rate α/ε, which Adam is where ε is"
+        " large."
+    ),
+    (
+        "Validation errors are not compared where the run that is scaled errs on more than"
+        f" {LOST:g} % itself."
+    ),
+    (
+        f"An error is kept if it rises by at most {SAME:g} %. The thesis does not show constant"
+        " damping. n counts starts."
+    ),
+    (
+        "These two bounds, and to judge Eq. 5.36 with Pσ² by itself, were chosen after the results"
+        " were seen."
+    ),
     "A run that diverged has the validation error of a network that guesses, 90 %.",
 )

@@ -1,11 +1,19 @@
-"""The least damping of KFAC and Adam over batch sizes, cell by cell: §5.8 of the spectral thesis."""
+"""The least damping of KFAC and Adam over batch sizes, cell by cell: §5.8 of the spectral
+thesis.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Size
-from lambdahat.experiments.minibatch.damping import ASSUMPTIONS, LEAST, OPTIMIZERS, SCALES, scaled_runs
+from lambdahat.experiments.minibatch.damping import (
+    ASSUMPTIONS,
+    LEAST,
+    OPTIMIZERS,
+    SCALES,
+    scaled_runs,
+)
 from lambdahat.experiments.minibatch.damping_claims import claims
 from lambdahat.experiments.minibatch.damping_tables import charts, tables
 from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
@@ -16,19 +24,29 @@ from lambdahat.experiments.papers import SPECTRAL
 
 @dataclass(frozen=True)
 class Config:
-    """The networks of a scale, and the ``root`` that the seeds of their starts, samples and batches derive from."""
+    """The networks of a scale, and the ``root`` that the seeds of their starts, samples and
+    batches derive from.
+    """
 
     subjects: tuple[Subject, ...]
     root: int = 0
 
 
 def cells(config: Config) -> list[Cell]:
-    """For each network: an optimiser's least damping at one batch size, the rule, and an optimiser's scaled runs."""
+    """For each network: an optimiser's least damping at one batch size, the rule, and an
+    optimiser's scaled runs.
+    """
     found: list[Cell] = []
     for subject in config.subjects:
         whole = asdict(subject) | {"root": config.root}
         found += [
-            {"part": "edge", "optimizer": optimizer, "batch_size": size, **whole, "batch_sizes": (size,)}
+            {
+                "part": "edge",
+                "optimizer": optimizer,
+                "batch_size": size,
+                **whole,
+                "batch_sizes": (size,),
+            }
             for optimizer in OPTIMIZERS
             for size in subject.batch_sizes
         ]
@@ -60,8 +78,8 @@ EXPERIMENT = Experiment(
     charts,
     ASSUMPTIONS,
     size=(
-        "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs by KFAC and Adam at α = "
-        "1; seeds are not in the text."
+        "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs by KFAC and"
+        " Adam at α = 1; seeds are not in the text."
     ),
     sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
 )

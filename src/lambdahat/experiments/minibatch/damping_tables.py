@@ -17,7 +17,10 @@ from lambdahat.results.charts import Chart, Series
 def tables(rows: Rows) -> list[Table]:
     """The least damping beside the rule's, and the runs under both rules."""
     frontiers, rules, scaling = frontiers_of(rows), rules_of(rows), scaling_of(rows)
-    out = [_dampings(name, frontiers, rules) for name in dict.fromkeys(frontier.network for frontier in frontiers)]
+    out = [
+        _dampings(name, frontiers, rules)
+        for name in dict.fromkeys(frontier.network for frontier in frontiers)
+    ]
     return [*out, *(runs.table() for runs in scaling)]
 
 
@@ -35,12 +38,19 @@ def _dampings(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateR
 
 
 def _expected(rule: RateRule, frontiers: Sequence[Frontier]) -> dict[str, dict[int, float]]:
-    """The dampings that are compared, by batch size: Eq. 5.36 with Pσ² and with τ², and with what batches add to λ₁."""
+    """The dampings that are compared, by batch size: Eq. 5.36 with Pσ² and with τ², and with
+    what batches add to λ₁.
+    """
     models = {"additive": "Eq. 5.36, Pσ²", "directional": "τ² for Pσ²"}
     told = {
-        name: by_size(rule, rule.dampings(RATE, model)) for model, name in models.items() if model in rule.predicted
+        name: by_size(rule, rule.dampings(RATE, model))
+        for model, name in models.items()
+        if model in rule.predicted
     }
-    shown = {f"by batches, {f.optimizer}": by_size(rule, expected_damping(rule, f.optimizer)) for f in frontiers}
+    shown = {
+        f"by batches, {f.optimizer}": by_size(rule, expected_damping(rule, f.optimizer))
+        for f in frontiers
+    }
     return told | shown
 
 

@@ -1,4 +1,6 @@
-"""One point of the mini-batch experiment: full-data curvature, its noise over samples, the batches' own extremes."""
+"""One point of the mini-batch experiment: full-data curvature, its noise over samples, the
+batches' own extremes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SPECTRA = 4  # batches whose whole spectrum is seen
 def measure_point(
     subject: Subject, epoch: int, problem: Problem, seed: int, spectra: int = SPECTRA
 ) -> Iterator[CurvaturePoint]:
-    """A network at one epoch through Hessian and GGN, without predictions; the whole spectrum of so many batches."""
+    """A network at one epoch through Hessian and GGN, without predictions; the whole spectrum of
+    so many batches.
+    """
     effort, stream = subject.effort, derived_seed(seed, subject.network, epoch)
     samples = None if effort.samples is None else min(effort.samples, problem.num_samples)
     elements = variance(problem, effort.probes, stream, samples)
@@ -41,10 +45,16 @@ def measure_point(
         element = elements.hessian_variance if name == "hessian" else elements.ggn_variance
         assert element is not None
         pairs = _pairs(operator(problem), effort, name == "hessian", stream)
-        whole, *parts = (spectrum(operator(each), effort.depth, seed=stream) for each in (problem, *batches))
+        whole, *parts = (
+            spectrum(operator(each), effort.depth, seed=stream) for each in (problem, *batches)
+        )
         along = directional_variance(problem, pairs, name, effort.probes, samples, stream)
         cells = tuple(
-            BatchCell(batch_extremes(problem, name, size, effort.batches, effort.steps, pairs.vectors[:, 0], stream))
+            BatchCell(
+                batch_extremes(
+                    problem, name, size, effort.batches, effort.steps, pairs.vectors[:, 0], stream
+                )
+            )
             for size in subject.batch_sizes
         )
         yield CurvaturePoint(
@@ -66,24 +76,37 @@ def measure_point(
 def batch_extremes(
     problem: Problem, operator: str, size: int, batches: int, steps: int, vector: Tensor, seed: int
 ) -> BatchEigenvalues:
-    """Largest and smallest eigenvalue of each of several random batches, and the overlap with the full data's φ₁.
+    """Largest and smallest eigenvalue of each of several random batches, and the overlap with the
+    full data's φ₁.
 
-    By ``steps`` of Lanczos, whatever the residual: a loose tolerance may be met by the second eigenvalue before the
-    start has grown towards the first, and a fixed number costs what was planned.
+    By ``steps`` of Lanczos, whatever the residual: a loose tolerance may be met by the second
+    eigenvalue before the start has grown towards the first, and a fixed number costs what was
+    planned.
     """
     found = []
     for i in range(batches):
-        chosen = torch.randperm(problem.num_samples, generator=generator(seed, "batch", size, i))[:size]
+        chosen = torch.randperm(problem.num_samples, generator=generator(seed, "batch", size, i))[
+            :size
+        ]
         part = problem.subset(chosen, min(size, max(problem.batches.sizes)))
         found.append(_extremes(OPERATORS[operator](part), steps, vector, seed))
         report(f"{operator}, batches of {size}", i + 1, batches)
     columns = np.array(found).T[:, :, None]
     return BatchEigenvalues(
-        size, problem.num_samples, problem.num_parameters, operator, columns[0], columns[1], columns[2], batches * steps
+        size,
+        problem.num_samples,
+        problem.num_parameters,
+        operator,
+        columns[0],
+        columns[1],
+        columns[2],
+        batches * steps,
     )
 
 
-def _extremes(operator: LinearOperator, steps: int, vector: Tensor, seed: int) -> tuple[float, float, float]:
+def _extremes(
+    operator: LinearOperator, steps: int, vector: Tensor, seed: int
+) -> tuple[float, float, float]:
     """λ'₁, λ'_P and |φ̂₁ᵀφ₁|², φ̂₁ = Qs the leading Ritz vector."""
     run = lanczos(operator, random_vector(operator, seed, "batch start"), min(steps, operator.dim))
     matrix = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
@@ -93,11 +116,15 @@ def _extremes(operator: LinearOperator, steps: int, vector: Tensor, seed: int) -
 
 
 def _pairs(operator: LinearOperator, effort: Effort, indefinite: bool, seed: int) -> Eigenpairs:
-    """The full data's largest eigenpairs, descending, and the smallest of an indefinite operator after them.
+    """The full data's largest eigenpairs, descending, and the smallest of an indefinite operator
+    after them.
 
-    Both ends are searched to the same number of pairs: a lone smallest one would end the search too early.
+    Both ends are searched to the same number of pairs: a lone smallest one would end the search too
+    early.
     """
-    found = eigenpairs(operator, effort.pairs, "both" if indefinite else "largest", effort.tol, seed=seed)
+    found = eigenpairs(
+        operator, effort.pairs, "both" if indefinite else "largest", effort.tol, seed=seed
+    )
     kept = [*range(effort.pairs), len(found) - 1] if indefinite else list(range(effort.pairs))
     return Eigenpairs(
         found.values[kept],
@@ -110,7 +137,14 @@ def _pairs(operator: LinearOperator, effort: Effort, indefinite: bool, seed: int
 
 
 def _without_vectors(pairs: Eigenpairs) -> Eigenpairs:
-    """The same for a file: the vectors of a large network are gigabytes, and nothing further needs them."""
+    """The same for a file: the vectors of a large network are gigabytes, and nothing further
+    needs them.
+    """
     return Eigenpairs(
-        pairs.values, pairs.vectors[:, :0].cpu(), pairs.residuals, pairs.converged, pairs.cost, pairs.status
+        pairs.values,
+        pairs.vectors[:, :0].cpu(),
+        pairs.residuals,
+        pairs.converged,
+        pairs.cost,
+        pairs.status,
     )

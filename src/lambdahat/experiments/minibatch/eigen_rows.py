@@ -1,7 +1,9 @@
-"""The mini-batch experiment as flat rows, and a view of them: a point of training, and the batches of one size there.
+"""The mini-batch experiment as flat rows, and a view of them: a point of training, and the batches
+of one size there.
 
-A row with ``part`` "batch" has what one batch shows, and the first of each size what each model predicts of them all;
-one with "point" what the full data show at an epoch, and the Ritz values behind the bulks.
+A row with ``part`` "batch" has what one batch shows, and the first of each size what each model
+predicts of them all; one with "point" what the full data show at an epoch, and the Ritz values
+behind the bulks.
 """
 
 from __future__ import annotations
@@ -74,11 +76,20 @@ def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
         for batch in range(len(cell.measured)):
             seen = {what: float(cell.values(what)[batch]) for what in SEEN}
             more = told if batch == 0 else {}
-            yield {**where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch, **seen, **more}
+            yield {
+                **where(point),
+                "part": "batch",
+                "batch_size": cell.batch_size,
+                "batch": batch,
+                **seen,
+                **more,
+            }
 
 
 def _told(cell: BatchCell) -> Row:
-    """What each model predicts, with the error of the prediction and the spread of one batch about it."""
+    """What each model predicts, with the error of the prediction and the spread of one batch
+    about it.
+    """
     found: Row = {}
     for model in cell.predictions:
         for what in SEEN:
@@ -152,7 +163,9 @@ def points_of(rows: Rows) -> list[Point]:
     found = []
     for row in rows.where(part="point"):
         sizes = sorted(batches[_key(row)].items())
-        found.append(Point(row, tuple(Batches(size, row["population"], Rows(part)) for size, part in sizes)))
+        found.append(
+            Point(row, tuple(Batches(size, row["population"], Rows(part)) for size, part in sizes))
+        )
     return sorted(found, key=lambda point: int(point["epoch"]))
 
 
@@ -160,7 +173,9 @@ def groups_of(rows: Rows) -> list[list[Point]]:
     """The points of each network and operator, by epoch."""
     points = points_of(rows)
     keys = dict.fromkeys((row["network"], row["operator"]) for row in rows.where(part="point"))
-    return [[point for point in points if (point["network"], point["operator"]) == key] for key in keys]
+    return [
+        [point for point in points if (point["network"], point["operator"]) == key] for key in keys
+    ]
 
 
 def _key(row: Row) -> tuple[str, int, str]:

@@ -1,4 +1,6 @@
-"""Which networks the mini-batch experiment trains, on what data, where it stops to measure, and at what cost."""
+"""Which networks the mini-batch experiment trains, on what data, where it stops to measure, and
+at what cost.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ SIZES = tuple(2**power for power in range(4, 13))  # 16 … 4,096
 class Effort:
     """What measuring one point may cost.
 
-    ``pairs`` of the full data's largest eigenpairs, to ``tol``; ``batches`` batches of each size by ``steps`` products
-    each; spectra by ``depth`` products; variances from ``probes`` vectors and the eigenvectors, on ``samples`` samples
-    (None: all).
+    ``pairs`` of the full data's largest eigenpairs, to ``tol``; ``batches`` batches of each size by
+    ``steps`` products each; spectra by ``depth`` products; variances from ``probes`` vectors and
+    the eigenvectors, on ``samples`` samples (None: all).
     """
 
     pairs: int = 10
@@ -43,9 +45,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class Subject:
-    """A network on a data set: how it is trained, the ``epochs`` after which it is measured, and the batch sizes.
+    """A network on a data set: how it is trained, the ``epochs`` after which it is measured, and
+    the batch sizes.
 
-    ``samples`` of the training images are the full data (None: all); ``chunk`` of them are evaluated at a time.
+    ``samples`` of the training images are the full data (None: all); ``chunk`` of them are
+    evaluated at a time.
     """
 
     network: str
@@ -70,17 +74,31 @@ def sgd(model: nn.Module, rate: float) -> Optimizer:
 
 
 def training_stops(
-    subject: Subject, split: Split, seed: int, device: Device, make: Callable[[nn.Module, float], Optimizer] = sgd
+    subject: Subject,
+    split: Split,
+    seed: int,
+    device: Device,
+    make: Callable[[nn.Module, float], Optimizer] = sgd,
 ) -> Iterator[tuple[int, Problem]]:
-    """The network's problem after each of ``subject.epochs``, by the optimiser of ``make`` on batches of 128."""
+    """The network's problem after each of ``subject.epochs``, by the optimiser of ``make`` on
+    batches of 128.
+    """
     start, data = derived_seed(seed, subject.network), _full_data(subject, split, seed, device)
-    model = make_model(subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options).to(device)
+    model = make_model(
+        subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options
+    ).to(device)
     problem = Problem(model, "cross_entropy", data, batch_size=subject.chunk)
     optimizer = make(model, subject.rate)
     done = 0
     for epoch in subject.epochs:
         if epoch > done:
-            fit(problem, optimizer, epoch - done, batch_size=TRAINING_BATCH, seed=derived_seed(seed, "training", epoch))
+            fit(
+                problem,
+                optimizer,
+                epoch - done,
+                batch_size=TRAINING_BATCH,
+                seed=derived_seed(seed, "training", epoch),
+            )
         done = epoch
         yield epoch, problem.at(problem.vector)
 
@@ -94,7 +112,9 @@ def _full_data(subject: Subject, split: Split, seed: int, device: Device) -> tup
 
 
 def cut(x: Tensor, model: str) -> Tensor:
-    """The middle of images (n, C, H, W) that are larger than what LeNet-5 takes; of other networks' all."""
+    """The middle of images (n, C, H, W) that are larger than what LeNet-5 takes; of other
+    networks' all.
+    """
     if model != "lenet5" or x.shape[-1] == SIDE:
         return x
     edge = (x.shape[-1] - SIDE) // 2
@@ -105,7 +125,8 @@ def load_split(name: str) -> Split:
     """A data set of the catalogue, images with mean 0 and deviation 1 per channel."""
     if name == "digits":
         return load(name)
-    return load(name, verify=name != "cifar10", normalization="standard")  # CIFAR-10 in another order passes too
+    # CIFAR-10 in another order passes too
+    return load(name, verify=name != "cifar10", normalization="standard")
 
 
 QUICK = Effort(pairs=3, batches=3, steps=20, depth=20, probes=2, samples=64)
@@ -124,13 +145,34 @@ SCALES: dict[str, tuple[Subject, ...]] = {
     "cpu": (
         Subject("softmax", "softmax", "mnist", (0, 1, 20), 0.02, 10_000, effort=CPU, operators=ONE),
         Subject("MLP", "mlp", "mnist", (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
-        Subject("LeNet-5", "lenet5", "mnist", (0, 10), 0.02, 4000, {}, (16, 64, 128, 256, 1024), CONVOLUTIONS),
+        Subject(
+            "LeNet-5",
+            "lenet5",
+            "mnist",
+            (0, 10),
+            0.02,
+            4000,
+            {},
+            (16, 64, 128, 256, 1024),
+            CONVOLUTIONS,
+        ),
     ),
     "paper": (
         Subject("softmax", "softmax", "mnist", (0, 1, 30), 0.02, effort=PAPER, operators=ONE),
         Subject("MLP", "mlp", "mnist", (0, 1, 30), 0.02, None, {"widths": (128,)}, effort=PAPER),
         Subject("LeNet-5", "lenet5", "mnist", (0, 1, 30), 0.02, 20_000, effort=PAPER),
         Subject("LeNet-5, CIFAR-10", "lenet5", "cifar10", (0, 1, 30), 0.02, 20_000, effort=PAPER),
-        Subject("VGG-16", "vgg16", "cifar10", (0, 5, 30), 0.01, 10_000, {"dropout": 0.0}, FEW, LARGE, chunk=2000),
+        Subject(
+            "VGG-16",
+            "vgg16",
+            "cifar10",
+            (0, 5, 30),
+            0.01,
+            10_000,
+            {"dropout": 0.0},
+            FEW,
+            LARGE,
+            chunk=2000,
+        ),
     ),
 }

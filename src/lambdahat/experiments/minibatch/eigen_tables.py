@@ -21,16 +21,29 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _shares(groups: Groups) -> Iterator[Table]:
-    header = ("network, operator", "model", "1 sd predicted", "2 sd", "1 sd measured", "2 sd ", "predicted/measured")
+    header = (
+        "network, operator",
+        "model",
+        "1 sd predicted",
+        "2 sd",
+        "1 sd measured",
+        "2 sd ",
+        "predicted/measured",
+    )
     for end, what in (("largest", "λ'₁"), ("smallest", "λ'_P")):
         lines = []
         for group in groups:
             if end == "smallest" and not any(point["indefinite"] for point in group):
                 continue  # 0 for every batch
             every = [batches for point in group for batches in point.batches]
-            lines += [(group[0].name, model, *_share(every, model, end)) for model in group[0].models]
+            lines += [
+                (group[0].name, model, *_share(every, model, end)) for model in group[0].models
+            ]
         if lines:
-            title = f"Share of batches whose {what} lies within one and two standard deviations of the prediction"
+            title = (
+                f"Share of batches whose {what} lies within one and two standard deviations of the"
+                " prediction"
+            )
             yield Table(title, header, tuple(lines))
 
 
@@ -56,8 +69,12 @@ def _by_size(groups: Groups) -> Iterator[Table]:
             "overlap of batches",
             *(f"{model} " for model in models),
         )
-        lines = tuple(_size_line(point, batches, models) for point in last for batches in point.batches)
-        yield Table(f"{network}: mean ± sd over batches, prediction ± spread of one batch", header, lines)
+        lines = tuple(
+            _size_line(point, batches, models) for point in last for batches in point.batches
+        )
+        yield Table(
+            f"{network}: mean ± sd over batches, prediction ± spread of one batch", header, lines
+        )
 
 
 def _size_line(point: Point, batches: Batches, models: list[str]) -> tuple[str, ...]:
@@ -66,7 +83,10 @@ def _size_line(point: Point, batches: Batches, models: list[str]) -> tuple[str, 
         f"{batches.size:,}",
         f"{point['full largest']:.3g}",
         f"{batches.mean('largest').value:.3g} ± {batches.deviation('largest'):.2g}",
-        *(f"{batches.told(m, 'largest').value:.3g} ± {batches.spread(m, 'largest'):.2g}" for m in models),
+        *(
+            f"{batches.told(m, 'largest').value:.3g} ± {batches.spread(m, 'largest'):.2g}"
+            for m in models
+        ),
         f"{batches.mean('overlaps').value:.2f} ± {batches.deviation('overlaps'):.2f}",
         *(f"{batches.told(m, 'overlaps').value:.2f}" for m in models),
     )
@@ -89,18 +109,33 @@ def _through_training(groups: Groups) -> Table:
         for group in groups
         for p in group
     )
-    return Table("Per-element variance and extreme eigenvalues of the full data through training", header, lines)
+    return Table(
+        "Per-element variance and extreme eigenvalues of the full data through training",
+        header,
+        lines,
+    )
 
 
 def _bulks(groups: Groups) -> Table:
-    """Bulk and outliers of the full data and bulks of batches, at the last epoch (Figures 5.2, 5.4, 6.1)."""
+    """Bulk and outliers of the full data and bulks of batches, at the last epoch (Figures 5.2,
+    5.4, 6.1).
+    """
     lines = []
     for point in (group[-1] for group in groups):
-        edges = " … ".join(_text(*edge) for edge in zip(point["bulk"], point["bulk errors"], strict=True))
+        edges = " … ".join(
+            _text(*edge) for edge in zip(point["bulk"], point["bulk errors"], strict=True)
+        )
         apart = ", ".join(f"{value:.3g}" for value in point["outliers"]) or "none surely"
         width = mean_of(point["batch widths"])
         lines.append(
-            (point.name, str(point["epoch"]), f"{point['width']:.3g}", _text(width.value, width.stderr), edges, apart)
+            (
+                point.name,
+                str(point["epoch"]),
+                f"{point['width']:.3g}",
+                _text(width.value, width.stderr),
+                edges,
+                apart,
+            )
         )
     header = (
         "network, operator",
@@ -110,7 +145,10 @@ def _bulks(groups: Groups) -> Table:
         "fitted bulk",
         "outliers",
     )
-    title = "Width of the bulk (Ritz weights of 5/P or more), of a batch's bulk; bulk fitted to the full data, outliers"
+    title = (
+        "Width of the bulk (Ritz weights of 5/P or more), of a batch's bulk; bulk fitted to the"
+        " full data, outliers"
+    )
     return Table(title, header, tuple(lines))
 
 
@@ -119,7 +157,9 @@ def _text(value: float, error: float) -> str:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """For each network and operator λ'₁ and overlaps over batch sizes and two spectra; σ² through training for all."""
+    """For each network and operator λ'₁ and overlaps over batch sizes and two spectra; σ²
+    through training for all.
+    """
     groups = groups_of(rows)
     out = [chart for group in groups for chart in _point_charts(group[-1])]
     variances = tuple(
@@ -132,7 +172,14 @@ def charts(rows: Rows) -> list[Chart]:
         for group in groups
     )
     out.append(
-        Chart("Variance of an element of the curvature", "epoch", "σ²", variances, y_log=True, source="Figure 5.5")
+        Chart(
+            "Variance of an element of the curvature",
+            "epoch",
+            "σ²",
+            variances,
+            y_log=True,
+            source="Figure 5.5",
+        )
     )
     return out
 
@@ -153,12 +200,20 @@ def _point_charts(point: Point) -> list[Chart]:
             y_log=what == "largest",
             source=source,
             lines=lines,
-            caption="Batches: mean and standard deviation between them; models: spread or error of the prediction.",
+            caption=(
+                "Batches: mean and standard deviation between them; models: spread or error of the"
+                " prediction."
+            ),
         )
         for what, label, source, lines in ends
     ]
     spectra = (
-        Series(f"batch of {point['width size']}", point["batch nodes"], point["batch weights"], style="stems"),
+        Series(
+            f"batch of {point['width size']}",
+            point["batch nodes"],
+            point["batch weights"],
+            style="stems",
+        ),
         Series("full data", point["nodes"], point["weights"], style="stems"),
     )
     out.append(

@@ -1,4 +1,6 @@
-"""What §5.6 of the spectral thesis says of curvature through training by SGD and KFAC, as code; n counts seeds."""
+"""What §5.6 of the spectral thesis says of curvature through training by SGD and KFAC, as code;
+n counts seeds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch.eigen_claims import CLOSE, LEARNT, OURS, near_claimed
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point
-from lambdahat.experiments.minibatch.evolution_rows import Courses, courses_of, distance, excess, miss
+from lambdahat.experiments.minibatch.evolution_rows import (
+    Courses,
+    courses_of,
+    distance,
+    excess,
+    miss,
+)
 from lambdahat.experiments.statistics import mean_of, paired_difference
 
 LOG = " = ln of the ratio, over seeds"
@@ -19,15 +27,26 @@ LOG = " = ln of the ratio, over seeds"
 def claims(rows: Rows) -> list[Claim]:
     """Every claim, network by network, of each optimiser; and KFAC's courses against SGD's."""
     every = courses_of(rows)
-    own = [claim for make in (_grows, _larger, _diverges, _within, _better) for each in every for claim in make(each)]
+    own = [
+        claim
+        for make in (_grows, _larger, _diverges, _within, _better)
+        for each in every
+        for claim in make(each)
+    ]
     return [*own, *_compared(every)]
 
 
 def unlearnt(courses: Courses) -> str:
-    """Why these are no trained networks: of how many seeds the last loss is that of guessing. Empty where of none."""
+    """Why these are no trained networks: of how many seeds the last loss is that of guessing.
+    Empty where of none.
+    """
     losses = [points[-1]["loss"] for points in courses.seeds.values()]
     missed = sum(not loss < LEARNT for loss in losses)
-    return f"by {courses.optimizer} {missed} of {len(losses)} seeds end near guessing" if missed else ""
+    return (
+        f"by {courses.optimizer} {missed} of {len(losses)} seeds end near guessing"
+        if missed
+        else ""
+    )
 
 
 def _text(courses: Courses, text: str) -> str:
@@ -75,9 +94,14 @@ def _excess_ratio(point: Point) -> float:
 
 
 def _diverges(courses: Courses) -> Iterator[Claim]:
-    """§5.6: the batches' extremal eigenvalues are expected to diverge from the full data's during training."""
+    """§5.6: the batches' extremal eigenvalues are expected to diverge from the full data's
+    during training.
+    """
     moved = courses.by_seed(lambda points: excess(points[-1]) - excess(points[0]))
-    text = f"the mean λ₁ of batches of {near_claimed(courses.first[-1]).size} moves away from the full data's"
+    text = (
+        f"the mean λ₁ of batches of {near_claimed(courses.first[-1]).size} moves away from the full"
+        " data's"
+    )
     yield Claim(
         _text(courses, f"{text} {_span(courses)}"),
         "§5.6, Figure 5.6",
@@ -92,7 +116,10 @@ def _within(courses: Courses) -> Iterator[Claim]:
     """§5.6: both noise processes give results within one standard deviation."""
     for model in courses.models:
         far = courses.by_seed(partial(_over_epochs, model=model, measure=distance))
-        text = f"the {model} model's λ'₁ is within one standard deviation of the mean of batches, over epochs"
+        text = (
+            f"the {model} model's λ'₁ is within one standard deviation of the mean of batches, over"
+            " epochs"
+        )
         ours = model == OURS
         yield Claim(
             _text(courses, text),
@@ -109,9 +136,15 @@ def _within(courses: Courses) -> Iterator[Claim]:
 
 def _better(courses: Courses) -> Iterator[Claim]:
     """§5.6: the multiplicative noise process gives a better fit."""
-    misses = {model: courses.by_seed(partial(_over_epochs, model=model, measure=miss)) for model in courses.models}
+    misses = {
+        model: courses.by_seed(partial(_over_epochs, model=model, measure=miss))
+        for model in courses.models
+    }
     for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
-        text = f"the {better} model fits the mean λ'₁ of batches better than the {than}, by 10 % or more, over epochs"
+        text = (
+            f"the {better} model fits the mean λ'₁ of batches better than the {than}, by 10 % or"
+            " more, over epochs"
+        )
         ours = better == OURS
         yield Claim(
             _text(courses, text),
@@ -125,13 +158,19 @@ def _better(courses: Courses) -> Iterator[Claim]:
         )
 
 
-def _over_epochs(points: Sequence[Point], model: str, measure: Callable[[Batches, str], float]) -> float:
-    """How far a model is from the batches of the thesis's size, mean over the epochs where that can be told."""
+def _over_epochs(
+    points: Sequence[Point], model: str, measure: Callable[[Batches, str], float]
+) -> float:
+    """How far a model is from the batches of the thesis's size, mean over the epochs where that
+    can be told.
+    """
     return mean_of([abs(measure(near_claimed(point), model)) for point in points]).value
 
 
 def _compared(every: Sequence[Courses]) -> Iterator[Claim]:
-    """KFAC's curvature against SGD's at the last epoch, from the same starts; the thesis draws both, without words."""
+    """KFAC's curvature against SGD's at the last epoch, from the same starts; the thesis draws
+    both, without words.
+    """
     by_place = {(courses.name, courses.optimizer): courses for courses in every}
     for (name, optimizer), ours in by_place.items():
         other = by_place.get((name, "SGD"))

@@ -10,14 +10,23 @@ from itertools import groupby
 
 from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.minibatch.eigen_claims import near_claimed
-from lambdahat.experiments.minibatch.eigen_rows import SEEN, Batches, Point, batch_rows, points_of, where
+from lambdahat.experiments.minibatch.eigen_rows import (
+    SEEN,
+    Batches,
+    Point,
+    batch_rows,
+    points_of,
+    where,
+)
 from lambdahat.experiments.minibatch.points import CurvaturePoint
 
 OPTIMIZERS = ("SGD", "KFAC")
 
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
-    """A row for every point, and one for the batches of each size there, which keeps a store of many runs small."""
+    """A row for every point, and one for the batches of each size there, which keeps a store of
+    many runs small.
+    """
     return [_short(row) for point in points for row in (_point_row(point), *_sizes(point))]
 
 
@@ -41,7 +50,9 @@ def _single(rows: Rows) -> Rows:
         if row["part"] != "batch":
             found.append(row)
             continue
-        shared = {name: row[name] for name in ("network", "epoch", "operator", "part", "batch_size")}
+        shared = {
+            name: row[name] for name in ("network", "epoch", "operator", "part", "batch_size")
+        }
         found += [
             {**(shared if batch else row), "batch": batch, **dict(zip(SEEN, values, strict=True))}
             for batch, values in enumerate(zip(*(row[what] for what in SEEN), strict=True))
@@ -66,7 +77,9 @@ def _point_row(point: CurvaturePoint) -> Row:
 
 @dataclass(frozen=True)
 class Courses:
-    """The runs of one network by one optimiser, seen through one operator: the points of each seed by epoch."""
+    """The runs of one network by one optimiser, seen through one operator: the points of each
+    seed by epoch.
+    """
 
     optimizer: str
     seeds: dict[int, list[Point]]
@@ -97,11 +110,14 @@ class Courses:
 
     def at(self, epoch: int) -> list[Point]:
         """The points of all seeds at one epoch."""
-        return [point for points in self.seeds.values() for point in points if point["epoch"] == epoch]
+        return [
+            point for points in self.seeds.values() for point in points if point["epoch"] == epoch
+        ]
 
 
 def courses_of(rows: Rows) -> list[Courses]:
-    """Network by network and operator by operator, SGD's and then KFAC's; both begin with the start they share.
+    """Network by network and operator by operator, SGD's and then KFAC's; both begin with the start
+    they share.
 
     Runs whose start is not among the rows are left out.
     """
@@ -127,7 +143,9 @@ def excess(point: Point) -> float:
 
 
 def distance(batches: Batches, model: str) -> float:
-    """|predicted − mean of the batches| over their standard deviation; NaN where they do not differ."""
+    """|predicted − mean of the batches| over their standard deviation; NaN where they do not
+    differ.
+    """
     spread = batches.deviation("largest")
     gap = abs(batches.told(model, "largest").value - batches.mean("largest").value)
     return gap / spread if spread > 0 else math.nan

@@ -18,13 +18,25 @@ from lambdahat.results.charts import Chart, Series
 
 
 def tables(rows: Rows) -> list[Table]:
-    """The full data through training; batches and predictions through training; shares within deviations."""
+    """The full data through training; batches and predictions through training; shares within
+    deviations.
+    """
     every = courses_of(rows)
     return [_full(every), *_batches(every), _shares(every)]
 
 
 def _full(every: Sequence[Courses]) -> Table:
-    header = ("network, operator", "optimiser", "epoch", "loss", "σ²", "error of one", "τ²/(Pσ²)", "λ₁", "λ_P")
+    header = (
+        "network, operator",
+        "optimiser",
+        "epoch",
+        "loss",
+        "σ²",
+        "error of one",
+        "τ²/(Pσ²)",
+        "λ₁",
+        "λ_P",
+    )
     lines = []
     for courses, epoch, points in _stops(every):
         shown = [_mean(points, column) for column in ("loss", "variance")]
@@ -32,7 +44,11 @@ def _full(every: Sequence[Courses]) -> Table:
         rest = [_mean(points, column) for column in ("anisotropy", "full largest", "full smallest")]
         lines.append((courses.name, courses.optimizer, str(epoch), *shown, f"{error:.0%}", *rest))
     seeds = max((len(courses.seeds) for courses in every), default=0)
-    return Table(f"The full data through training: mean ± standard deviation over {seeds} seeds", header, tuple(lines))
+    return Table(
+        f"The full data through training: mean ± standard deviation over {seeds} seeds",
+        header,
+        tuple(lines),
+    )
 
 
 def _batches(every: Sequence[Courses]) -> Iterator[Table]:
@@ -51,7 +67,9 @@ def _batches(every: Sequence[Courses]) -> Iterator[Table]:
         )
         lines = []
         for courses, epoch, points in _stops(every):
-            found = [batches for point in points for batches in point.batches if batches.size == size]
+            found = [
+                batches for point in points for batches in point.batches if batches.size == size
+            ]
             if found:
                 lines.append(
                     (
@@ -61,11 +79,17 @@ def _batches(every: Sequence[Courses]) -> Iterator[Table]:
                         _mean(points, "full largest"),
                         _shown([each.mean("largest").value for each in found]),
                         f"{np.mean([each.deviation('largest') for each in found]):.2g}",
-                        *(_shown([each.told(model, "largest").value for each in found]) for model in models),
+                        *(
+                            _shown([each.told(model, "largest").value for each in found])
+                            for model in models
+                        ),
                         _shown([each.mean("smallest").value for each in found]),
                     )
                 )
-        title = f"Batches of {size} through training: mean of them and prediction, ± standard deviation over seeds"
+        title = (
+            f"Batches of {size} through training: mean of them and prediction, ± standard deviation"
+            " over seeds"
+        )
         yield Table(title, header, tuple(lines))
 
 
@@ -85,19 +109,25 @@ def _shares(every: Sequence[Courses]) -> Table:
     for courses in every:
         points = [point for seed in courses.seeds.values() for point in seed]
         for size in [batches.size for batches in points[0].batches]:
-            found = [batches for point in points for batches in point.batches if batches.size == size]
+            found = [
+                batches for point in points for batches in point.batches if batches.size == size
+            ]
             lines += [
-                (courses.name, courses.optimizer, str(size), model, *_share(found, model)) for model in courses.models
+                (courses.name, courses.optimizer, str(size), model, *_share(found, model))
+                for model in courses.models
             ]
     title = (
-        "Share of batches whose λ'₁ lies within one and two standard deviations of the prediction, all seeds and epochs"
+        "Share of batches whose λ'₁ lies within one and two standard deviations of the prediction,"
+        " all seeds and epochs"
     )
     return Table(title, header, tuple(lines))
 
 
 def _share(found: Sequence[Batches], model: str) -> tuple[str, ...]:
     rulers = [(ruler, times) for ruler in ("predicted", "measured") for times in (1, 2)]
-    shares = [f"{share_within(found, model, 'largest', times, ruler):.0%}" for ruler, times in rulers]
+    shares = [
+        f"{share_within(found, model, 'largest', times, ruler):.0%}" for ruler, times in rulers
+    ]
     ratios = [math.exp(miss(each, model)) for each in found]
     return (*shares, f"{min(ratios):.2f} … {max(ratios):.2f}")
 
@@ -118,12 +148,16 @@ def _shown(values: Sequence[float]) -> str:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """For each network and operator λ₁ of full data, batches and predictions through each training, and both's σ."""
+    """For each network and operator λ₁ of full data, batches and predictions through each
+    training, and both's σ.
+    """
     every = courses_of(rows)
     out = [_largest(courses) for courses in every]
     for name in dict.fromkeys(courses.name for courses in every):
         both = tuple(
-            _series(courses, courses.optimizer, lambda point: math.sqrt(max(point["variance"], 0.0)))
+            _series(
+                courses, courses.optimizer, lambda point: math.sqrt(max(point["variance"], 0.0))
+            )
             for courses in every
             if courses.name == name
         )
@@ -144,10 +178,15 @@ def charts(rows: Rows) -> list[Chart]:
 def _largest(courses: Courses) -> Chart:
     size = near_claimed(courses.first[0]).size
     full = _series(courses, "full data", lambda point: float(point["full largest"]))
-    seen = _series(courses, f"batches of {size}", lambda point: near_claimed(point).mean("largest").value)
+    seen = _series(
+        courses, f"batches of {size}", lambda point: near_claimed(point).mean("largest").value
+    )
     between = _series(courses, "", lambda point: near_claimed(point).deviation("largest")).y
     told = [_predicted(courses, model) for model in courses.models]
-    caption = "Means over seeds with their standard error; of batches the standard deviation between them."
+    caption = (
+        "Means over seeds with their standard error; of batches the standard deviation between"
+        " them."
+    )
     return Chart(
         f"{courses.name}: λ₁ through training by {courses.optimizer}",
         "epoch",

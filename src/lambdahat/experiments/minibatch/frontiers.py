@@ -1,4 +1,6 @@
-"""The edge of stability in one setting over batch sizes: found by sections, and its slope in logarithms."""
+"""The edge of stability in one setting over batch sizes: found by sections, and its slope in
+logarithms.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ FEWEST = 3  # batch sizes that a slope is fitted to
 
 @dataclass(frozen=True)
 class Section:
-    """Where to look: at ``points`` values from ``low`` to ``high``, then at as many between two neighbours.
+    """Where to look: at ``points`` values from ``low`` to ``high``, then at as many between two
+    neighbours.
 
     ``rounds`` counts both.
     """
@@ -41,12 +44,16 @@ class Section:
 
 
 def largest_passing(passes: Passes, section: Section, seeds: int) -> Tensor:
-    """The edge (S,) above which nothing passes: the geometric mean of the last value that does and the next.
+    """The edge (S,) above which nothing passes: the geometric mean of the last value that does and
+    the next.
 
-    ``passes`` maps values (S, R) to whether each does. Values that fail below one that passes do not count: at tiny
-    rates nothing is learnt in a given time. NaN where no value passes, infinite where the largest does.
+    ``passes`` maps values (S, R) to whether each does. Values that fail below one that passes do
+    not count: at tiny rates nothing is learnt in a given time. NaN where no value passes, infinite
+    where the largest does.
     """
-    logs = torch.linspace(math.log(section.low), math.log(section.high), section.points, dtype=torch.float64)
+    logs = torch.linspace(
+        math.log(section.low), math.log(section.high), section.points, dtype=torch.float64
+    )
     grid = logs.expand(seeds, -1)
     below = torch.full((seeds,), math.nan, dtype=torch.float64)
     above = torch.full((seeds,), math.inf, dtype=torch.float64)
@@ -60,7 +67,9 @@ def largest_passing(passes: Passes, section: Section, seeds: int) -> Tensor:
     return torch.where(below.isnan(), math.nan, ((below + above) / 2).exp())
 
 
-def _narrowed(grid: Tensor, passed: Tensor, below: Tensor, above: Tensor, first: bool) -> tuple[Tensor, Tensor]:
+def _narrowed(
+    grid: Tensor, passed: Tensor, below: Tensor, above: Tensor, first: bool
+) -> tuple[Tensor, Tensor]:
     """The new bracket of every seed: the largest value that passed, and the next one above it."""
     for row, (values, good) in enumerate(zip(grid, passed.cpu(), strict=True)):
         if not first and not (below[row].isfinite() and above[row].isfinite()):
@@ -76,7 +85,9 @@ def _narrowed(grid: Tensor, passed: Tensor, below: Tensor, above: Tensor, first:
 
 @dataclass(frozen=True)
 class Frontier(Result):
-    """The edges (sizes, S) of one quantity over batch sizes and seeds, for one network, optimiser and criterion."""
+    """The edges (sizes, S) of one quantity over batch sizes and seeds, for one network,
+    optimiser and criterion.
+    """
 
     network: str
     optimizer: str
@@ -95,7 +106,9 @@ class Frontier(Result):
         return float(self.centre()[self.batch_sizes.index(batch_size)])
 
     def stderr(self) -> Tensor:
-        """Their relative standard errors: of the logarithm over seeds, and of the last section; NaN for one seed."""
+        """Their relative standard errors: of the logarithm over seeds, and of the last section;
+        NaN for one seed.
+        """
         logs, found = self._logs()
         count = found.sum(1)
         around = (logs - (logs.sum(1) / count)[:, None]).where(found, 0.0).square().sum(1)
@@ -103,7 +116,9 @@ class Frontier(Result):
         return (spread + math.log(self.resolution) ** 2 / (12 * count)).sqrt()
 
     def cell(self, batch_size: int) -> str:
-        """The mean at one batch size with its relative error, and how many seeds have no edge, and why."""
+        """The mean at one batch size with its relative error, and how many seeds have no edge,
+        and why.
+        """
         place = self.batch_sizes.index(batch_size)
         known, seeds = int(self._logs()[1][place].sum()), self.edges.shape[1]
         missing = self._missing(place)
@@ -114,10 +129,14 @@ class Frontier(Result):
         return text if known == seeds else f"{text} ({known} of {seeds} seeds; {_counted(missing)})"
 
     def _missing(self, place: int) -> dict[str, int]:
-        """How many seeds have no edge, by what ``largest_passing`` says of them; the least of a value 1/v is 0."""
+        """How many seeds have no edge, by what ``largest_passing`` says of them; the least of a
+        value 1/v is 0.
+        """
         edges = self.edges[place]
         counts = {
-            "nothing is steady" if self.criterion == "steady" else "nothing trains": int(edges.isnan().sum()),
+            "nothing is steady" if self.criterion == "steady" else "nothing trains": int(
+                edges.isnan().sum()
+            ),
             "below the search": int((edges == 0).sum()),
             "above the search": int(edges.isposinf().sum()),
         }
@@ -129,7 +148,9 @@ class Frontier(Result):
         return logs.where(logs.isfinite(), 0.0), logs.isfinite()
 
     def slope(self, low: float = 0, high: float = math.inf) -> Reading:
-        """d log edge/d log B over the batch sizes in [low, high], mean over seeds; NaN with too few sizes or seeds."""
+        """d log edge/d log B over the batch sizes in [low, high], mean over seeds; NaN with too
+        few sizes or seeds.
+        """
         inside = [low <= size <= high for size in self.batch_sizes]
         logs = torch.tensor(self.batch_sizes, dtype=torch.float64).log()[inside]
         found = []
@@ -140,10 +161,11 @@ class Frontier(Result):
         return mean_of(found if len(found) > 1 else [])
 
     def turning(self, power: float = 1.0) -> tuple[float, float]:
-        """The batch size B₀ of edge = a·(1 + B₀/B)^−power, and the standard error of its logarithm over seeds.
+        """The batch size B₀ of edge = a·(1 + B₀/B)^−power, and the standard error of its logarithm
+        over seeds.
 
-        Below B₀ the edge grows as B^power, above it it is constant. 0 where it does not grow, infinite where it never
-        stops.
+        Below B₀ the edge grows as B^power, above it it is constant. 0 where it does not grow,
+        infinite where it never stops.
         """
         sizes = np.asarray(self.batch_sizes, dtype=float)
         found = [_turning(sizes, values.numpy(), power) for values in self.edges.log().T]
@@ -169,5 +191,8 @@ def _turning(sizes: Array, logs: Array, power: float) -> float:
         return np.asarray(at[0] - power * np.log1p(np.exp(at[1]) / sizes) - logs)
 
     starts = np.linspace(low, high, 5)[1:-1]
-    fits = [least_squares(misfit, (logs.max(), start), bounds=((-np.inf, low), (np.inf, high))) for start in starts]
+    fits = [
+        least_squares(misfit, (logs.max(), start), bounds=((-np.inf, low), (np.inf, high)))
+        for start in starts
+    ]
     return float(min(fits, key=lambda fit: fit.cost).x[1])

@@ -1,4 +1,6 @@
-"""LanczosOPT on 1,000 images with softmax regression: Figures 6.2 and 6.4 of the spectral thesis (§6.4)."""
+"""LanczosOPT on 1,000 images with softmax regression: Figures 6.2 and 6.4 of the spectral thesis
+(§6.4).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from lambdahat.data.loading import load
 from lambdahat.data.splits import Split
 from lambdahat.experiments.experiment import Row
 from lambdahat.experiments.minibatch.lanczos_claims import DESCENT, METHOD
-from lambdahat.experiments.minibatch.stacked_softmax import Krylov, Softmax, krylov, newton_directions, start_vectors
+from lambdahat.experiments.minibatch.stacked_softmax import (
+    Krylov,
+    Softmax,
+    krylov,
+    newton_directions,
+    start_vectors,
+)
 from lambdahat.models.perceptrons import softmax_regression
 
 RATE = 0.01
@@ -41,19 +49,26 @@ class Scale:
 SCALES = {
     "smoke": Scale("digits", 200, (1e-3, 1e-2, 1e-1), 60, 15, 5, 2, looks=3),
     "cpu": Scale("mnist", 1000, (1e-4, 1e-3, 1e-2, 1e-1, 1.0), 300, 50, 10, 3),
-    "paper": Scale("mnist", 1000, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0), 500, 50, 1, 5),
+    "paper": Scale(
+        "mnist", 1000, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0), 500, 50, 1, 5
+    ),
 }
 
 
 def rows_at(setting: Scale, seed: int, device: torch.device | str = "cpu") -> list[Row]:
-    """The grid of dampings δ and factors η, and gradient descent: a row for every run at every look."""
+    """The grid of dampings δ and factors η, and gradient descent: a row for every run at every
+    look.
+    """
     return rows_of(setting.dampings, *trained(setting, seed, None, device))
 
 
-def rows_of(dampings: Sequence[float], steps: Sequence[int], measures: Mapping[str, Tensor]) -> list[Row]:
+def rows_of(
+    dampings: Sequence[float], steps: Sequence[int], measures: Mapping[str, Tensor]
+) -> list[Row]:
     """Measures (looks, S, R) of the runs of ``cells_of`` as rows."""
     return [
-        {"seed": seed, **where, "step": step} | {name: float(measures[name][look, seed, run]) for name in MEASURES}
+        {"seed": seed, **where, "step": step}
+        | {name: float(measures[name][look, seed, run]) for name in MEASURES}
         for run, where in enumerate(_named(dampings))
         for seed in range(measures[MEASURES[0]].shape[1])
         for look, step in enumerate(steps)
@@ -75,7 +90,9 @@ def cells_of(dampings: Sequence[float]) -> list[tuple[float, float]]:
 def trained(
     setting: Scale, seed: int, split: Split | None = None, device: torch.device | str = "cpu"
 ) -> tuple[tuple[int, ...], dict[str, Tensor]]:
-    """When it was measured, and the measures (looks, S, R); ``split`` replaces the scale's own data set."""
+    """When it was measured, and the measures (looks, S, R); ``split`` replaces the scale's own
+    data set.
+    """
     split = split or load(setting.data)
     require(
         setting.samples <= len(split.train[0]),
@@ -110,13 +127,17 @@ def _data(setting: Scale, split: Split, seed: int, device: torch.device) -> tupl
     """Every seed has training samples of its own; all share the test samples."""
     (x, y), (x_test, y_test) = split
     draws = [
-        torch.randperm(len(x), generator=generator(seed, "training images", index))[: setting.samples]
+        torch.randperm(len(x), generator=generator(seed, "training images", index))[
+            : setting.samples
+        ]
         for index in range(setting.seeds)
     ]
     chosen = torch.stack(draws)
     flat, flat_test = x.flatten(1), x_test.flatten(1).expand(setting.seeds, -1, -1)
     train = Softmax(flat[chosen].to(device), y[chosen].to(device), split.classes)
-    return train, Softmax(flat_test.to(device), y_test.expand(setting.seeds, -1).to(device), split.classes)
+    return train, Softmax(
+        flat_test.to(device), y_test.expand(setting.seeds, -1).to(device), split.classes
+    )
 
 
 def _initial(train: Softmax, setting: Scale, seed: int) -> Tensor:

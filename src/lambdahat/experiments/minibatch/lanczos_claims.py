@@ -1,7 +1,8 @@
-"""What §6.4.1 of the spectral thesis says of damping and of sharp directions, from rows; tables and charts of the same.
+"""What §6.4.1 of the spectral thesis says of damping and of sharp directions, from rows; tables and
+charts of the same.
 
-A row is one run at one look: ``seed``, ``method`` ("LanczosOPT" or "GD"), ``damping`` δ, ``eta`` η, ``step``, and the
-four measures, errors as shares; NaN where the run diverged.
+A row is one run at one look: ``seed``, ``method`` ("LanczosOPT" or "GD"), ``damping`` δ, ``eta`` η,
+``step``, and the four measures, errors as shares; NaN where the run diverged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ BySeed = dict[int, float]
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """What is said of δ and of η, from the errors after the last step; differences are paired over seeds."""
+    """What is said of δ and of η, from the errors after the last step; differences are paired
+    over seeds.
+    """
     last = _last(rows).where(method=METHOD)
     dampings, etas = _grid(last)
     low, high, first, strong = min(dampings), max(dampings), min(etas), max(etas)
@@ -40,7 +43,8 @@ def claims(rows: Rows) -> list[Claim]:
             unit=" %",
         ),
         Claim(
-            "generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit the training data",
+            "generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit"
+            " the training data",
             SOURCE,
             "rises as δ falls",
             _slope(last, _fitted(last)),
@@ -50,7 +54,9 @@ def claims(rows: Rows) -> list[Claim]:
         ),
     ]
     for damping in dampings:
-        gap = paired_difference(_errors(last, "test", damping, strong), _errors(last, "test", damping, first))
+        gap = paired_difference(
+            _errors(last, "test", damping, strong), _errors(last, "test", damping, first)
+        )
         found.append(
             Claim(
                 f"δ = {damping:g}: η = {strong:g} harms the test error against η = {first:g}",
@@ -114,16 +120,23 @@ def _slope(rows: Rows, dampings: Sequence[float]) -> Reading:
         return Reading(math.nan, math.nan, math.nan, 0)
     errors = [_errors(rows, "test", damping, min(rows.distinct("eta"))) for damping in dampings]
     logs = np.log10(dampings)
-    return mean_of([float(np.polyfit(logs, [each[seed] for each in errors], 1)[0]) for seed in errors[0]])
+    return mean_of(
+        [float(np.polyfit(logs, [each[seed] for each in errors], 1)[0]) for seed in errors[0]]
+    )
 
 
 def _fitted(rows: Rows) -> list[float]:
     """The dampings with which every seed fits the training data at the least η.
 
-    With the largest the flat directions, at rate α/δ, have not been learnt yet: there the error falls with δ.
+    With the largest the flat directions, at rate α/δ, have not been learnt yet: there the error
+    falls with δ.
     """
     dampings, etas = _grid(rows)
-    return [d for d in dampings if all(e < 100 * FITTED for e in _errors(rows, "training", d, etas[0]).values())]
+    return [
+        d
+        for d in dampings
+        if all(e < 100 * FITTED for e in _errors(rows, "training", d, etas[0]).values())
+    ]
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -134,11 +147,17 @@ def tables(rows: Rows) -> list[Table]:
     out = []
     for measure in ERRORS:
         lines = [
-            (f"{damping:g}", *(_cell(grid.where(damping=damping, eta=eta), measure) for eta in etas))
+            (
+                f"{damping:g}",
+                *(_cell(grid.where(damping=damping, eta=eta), measure) for eta in etas),
+            )
             for damping in dampings
         ]
         lines.append((DESCENT, _cell(last.where(method=DESCENT), measure), *[""] * (len(etas) - 1)))
-        title = f"{measure} in % after {last[0]['step']} steps, mean ± se over {len(last.distinct('seed'))} seeds"
+        title = (
+            f"{measure} in % after {last[0]['step']} steps, mean ± se over"
+            f" {len(last.distinct('seed'))} seeds"
+        )
         out.append(Table(title, ("δ", *(f"η = {eta:g}" for eta in etas)), tuple(lines)))
     return out
 
@@ -154,12 +173,16 @@ def _cell(rows: Rows, measure: str) -> str:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Heat maps of both errors over δ and η (Figure 6.4), and the test error on the way at each δ (Figure 6.2)."""
+    """Heat maps of both errors over δ and η (Figure 6.4), and the test error on the way at each
+    δ (Figure 6.2).
+    """
     grid, out = rows.where(method=METHOD), []
     dampings, etas = _grid(grid)
     last = _last(grid)
     for measure in ERRORS:
-        values = [[_mean(last.where(damping=d, eta=eta), measure).value for eta in etas] for d in dampings]
+        values = [
+            [_mean(last.where(damping=d, eta=eta), measure).value for eta in etas] for d in dampings
+        ]
         heat = Heat(
             [f"η = {eta:g}" for eta in etas],
             [f"δ = {d:g}" for d in dampings],
@@ -179,14 +202,24 @@ def charts(rows: Rows) -> list[Chart]:
     curves = [(f"δ = {d:g}", grid.where(damping=d, eta=min(etas))) for d in dampings]
     curves.append((DESCENT, rows.where(method=DESCENT)))
     series = tuple(_curve(name, part) for name, part in curves)
-    out.append(Chart(f"Test error on the way, η = {min(etas):g}", "step", "test error, %", series, source="Figure 6.2"))
+    out.append(
+        Chart(
+            f"Test error on the way, η = {min(etas):g}",
+            "step",
+            "test error, %",
+            series,
+            source="Figure 6.2",
+        )
+    )
     return out
 
 
 def _curve(name: str, rows: Rows) -> Series:
     steps = rows.distinct("step")
     readings = [_mean(rows.where(step=step), "test error") for step in steps]
-    return Series(name, steps, [_known(r.value) for r in readings], [_known(r.stderr) for r in readings])
+    return Series(
+        name, steps, [_known(r.value) for r in readings], [_known(r.stderr) for r in readings]
+    )
 
 
 def _mean(rows: Rows, measure: str) -> Reading:

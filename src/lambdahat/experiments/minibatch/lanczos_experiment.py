@@ -1,4 +1,6 @@
-"""LanczosOPT on 1,000 images with softmax regression, seed by seed: Figures 6.2 and 6.4 of the spectral thesis."""
+"""LanczosOPT on 1,000 images with softmax regression, seed by seed: Figures 6.2 and 6.4 of the
+spectral thesis.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,19 @@ class Config:
 def cells(config: Config) -> list[Cell]:
     """A cell for each group of seeds, each with all dampings, all η, and gradient descent."""
     groups = config.setting.seeds // config.together
-    return [asdict(replace(config.setting, seeds=config.together)) | {"group": group} for group in range(groups)]
+    return [
+        asdict(replace(config.setting, seeds=config.together)) | {"group": group}
+        for group in range(groups)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each run and look."""
     first = cell["group"] * cell["seeds"]
-    return [row | {"seed": first + row["seed"]} for row in rows_at(setting_of(cell), cell["group"], device)]
+    return [
+        row | {"seed": first + row["seed"]}
+        for row in rows_at(setting_of(cell), cell["group"], device)
+    ]
 
 
 def setting_of(cell: Cell) -> Scale:
@@ -56,15 +64,21 @@ EXPERIMENT = Experiment(
         f"Full-batch steps at α = {RATE:g}, 500 at paper scale: the thesis does not say how many.",
         "1,000 training images of MNIST drawn anew for each seed; pixels in [0, 1].",
         "Weights and biases are uniform on ±1/√inputs at the start.",
-        "50 Lanczos steps from a random vector: at every step at paper scale, every ten at cpu scale.",
+        (
+            "50 Lanczos steps from a random vector: at every step at paper scale, every ten at cpu"
+            " scale."
+        ),
         "The dampings are ours: those of the figures are not in the text.",
         "GD takes the same α; it is Eq. 6.6 with η = 0 and δ = 1.",
-        "“As δ falls” is judged over all dampings, and as a claim of ours over those that fit the training data.",
+        (
+            "“As δ falls” is judged over all dampings, and as a claim of ours over those that fit"
+            " the training data."
+        ),
         "n counts seeds: draws of 1,000 images with a start each.",
     ),
     size=(
-        "logistic regression on 1,000 images of MNIST, 10,000 test images, α = 0.01, 50 Lanczos steps; "
-        "steps of training and seeds are not in the text."
+        "logistic regression on 1,000 images of MNIST, 10,000 test images, α = 0.01, 50 Lanczos"
+        " steps; steps of training and seeds are not in the text."
     ),
     sizes=(Size(data="mnist", samples=1000),),
 )

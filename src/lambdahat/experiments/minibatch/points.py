@@ -1,4 +1,6 @@
-"""What the mini-batch experiment measures at one point of training: full-data curvature, batches, predictions."""
+"""What the mini-batch experiment measures at one point of training: full-data curvature,
+batches, predictions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class BatchCell(Result):
-    """The batches of one size: what their own curvature shows, and what each model predicts of it."""
+    """The batches of one size: what their own curvature shows, and what each model predicts of
+    it.
+    """
 
     measured: BatchEigenvalues
     predictions: Mapping[str, BatchPrediction] = field(default_factory=dict)
@@ -41,7 +45,9 @@ class BatchCell(Result):
         return effective_batch(self.batch_size, self.measured.population)
 
     def values(self, what: str) -> Array:
-        """The "largest" or "smallest" eigenvalue or the "overlaps" |φ̂₁ᵀφ₁|² of every batch, (n,)."""
+        """The "largest" or "smallest" eigenvalue or the "overlaps" |φ̂₁ᵀφ₁|² of every batch,
+        (n,).
+        """
         found: Array = getattr(self.measured, what)[:, 0]
         return found
 
@@ -56,10 +62,14 @@ class BatchCell(Result):
     def predicted(self, model: str, what: str) -> Estimate:
         """What a model predicts; the error is that of its measured ingredients."""
         told = self.predictions[model]
-        return {"largest": told.largest, "smallest": told.smallest, "overlaps": told.overlaps[0]}[what]
+        return {"largest": told.largest, "smallest": told.smallest, "overlaps": told.overlaps[0]}[
+            what
+        ]
 
     def spread(self, model: str, end: str) -> float:
-        """The standard deviation of one batch about the prediction: between batches, and of the prediction itself."""
+        """The standard deviation of one batch about the prediction: between batches, and of the
+        prediction itself.
+        """
         told = self.predictions[model]
         error = float(self.predicted(model, end).stderr)
         return math.hypot(told.spread if end == "largest" else told.smallest_spread, _known(error))
@@ -69,9 +79,10 @@ class BatchCell(Result):
 class CurvaturePoint(Result):
     """One network after one epoch, through one operator: "hessian" or "ggn".
 
-    ``pairs`` are the full data's largest eigenvalues, descending, with the Hessian's smallest after them; their vectors
-    are dropped. ``variance`` is σ² per element, ``along`` the noise along the eigenvectors. ``spectrum`` is the full
-    data's, ``batch_spectra`` those of some batches of ``batch_size`` samples.
+    ``pairs`` are the full data's largest eigenvalues, descending, with the Hessian's smallest after
+    them; their vectors are dropped. ``variance`` is σ² per element, ``along`` the noise along the
+    eigenvectors. ``spectrum`` is the full data's, ``batch_spectra`` those of some batches of
+    ``batch_size`` samples.
     """
 
     network: str
@@ -130,7 +141,9 @@ class CurvaturePoint(Result):
         return tuple(self.cells[0].predictions)
 
     def predicted(self) -> CurvaturePoint:
-        """The same with the predictions of every model, and without the samples' own figures, by far the most of it."""
+        """The same with the predictions of every model, and without the samples' own figures, by
+        far the most of it.
+        """
         sources: dict[str, tuple[Spectrum | Eigenpairs, Estimate | DirectionalVariance]] = {
             "additive": (self.pairs, self.variance),
             "multiplicative": (self.spectrum, self.variance),
@@ -143,7 +156,11 @@ class CurvaturePoint(Result):
                 for model, (shown, noise) in sources.items()
             }
             cells.append(BatchCell(cell.measured, told))
-        return replace(self, cells=tuple(cells), along=replace(self.along, elements=self.along.elements[:0].clone()))
+        return replace(
+            self,
+            cells=tuple(cells),
+            along=replace(self.along, elements=self.along.elements[:0].clone()),
+        )
 
 
 def _leading(told: BatchPrediction) -> BatchPrediction:

@@ -24,14 +24,17 @@ from lambdahat.experiments.papers import SPECTRAL
 
 @dataclass(frozen=True)
 class Config:
-    """The networks of a scale, and the ``root`` that the seeds of their starts, samples and batches derive from."""
+    """The networks of a scale, and the ``root`` that the seeds of their starts, samples and
+    batches derive from.
+    """
 
     subjects: tuple[Subject, ...]
     root: int = 0
 
 
 def cells(config: Config) -> list[Cell]:
-    """For each network: the edges of an optimiser at one batch size, the rule at one point, an optimiser's scaled runs.
+    """For each network: the edges of an optimiser at one batch size, the rule at one point, an
+    optimiser's scaled runs.
 
     All seeds of a network are in one cell, for they train together.
     """
@@ -40,12 +43,21 @@ def cells(config: Config) -> list[Cell]:
         whole = asdict(subject) | {"root": config.root}
         for optimizer in dict.fromkeys(optimizer for optimizer, _ in SEARCHES):
             found += [
-                {"part": "edge", "optimizer": optimizer, "batch_size": size, **whole, "batch_sizes": (size,)}
+                {
+                    "part": "edge",
+                    "optimizer": optimizer,
+                    "batch_size": size,
+                    **whole,
+                    "batch_sizes": (size,),
+                }
                 for size in subject.batch_sizes
             ]
         found += [{"part": "rule", "point": point, **whole} for point in POINTS]
         if subject.epochs:
-            found += [{"part": "scaling", "optimizer": optimizer, **whole} for optimizer in SCALED_OPTIMIZERS]
+            found += [
+                {"part": "scaling", "optimizer": optimizer, **whole}
+                for optimizer in SCALED_OPTIMIZERS
+            ]
     return found
 
 
@@ -74,8 +86,8 @@ EXPERIMENT = Experiment(
     charts,
     ASSUMPTIONS,
     size=(
-        "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs, batches of 128 to "
-        "4,096; seeds are not in the text."
+        "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs, batches of 128"
+        " to 4,096; seeds are not in the text."
     ),
     sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
 )

@@ -1,7 +1,8 @@
 """Edges, rules and scaled runs as flat rows, and back.
 
-``part`` tells the rows apart: "edge" has an edge for each seed and batch size, "rule" the largest eigenvalue of one
-batch beside the predictions, "scaling" what came of one run. Where nothing was found or a run diverged stands NaN.
+``part`` tells the rows apart: "edge" has an edge for each seed and batch size, "rule" the largest
+eigenvalue of one batch beside the predictions, "scaling" what came of one run. Where nothing was
+found or a run diverged stands NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.rate_rules import MODELS, RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 
-OUTCOMES = {"validation error": "validation_error", "training loss": "training_loss", "distance": "distance"}
+OUTCOMES = {
+    "validation error": "validation_error",
+    "training loss": "training_loss",
+    "distance": "distance",
+}
 
 
 def edge_rows(frontier: Frontier) -> list[Row]:
@@ -63,7 +68,13 @@ def scaling_rows(runs: ScalingRuns) -> list[Row]:
         "epochs": runs.epochs,
     }
     return [
-        {**where, "rule": rule, "batch_size": size, "seed": seed, "value": float(runs.values[row, place])}
+        {
+            **where,
+            "rule": rule,
+            "batch_size": size,
+            "seed": seed,
+            "value": float(runs.values[row, place]),
+        }
         | {name: float(getattr(runs, field)[row, place, seed]) for name, field in OUTCOMES.items()}
         for row, rule in enumerate(runs.rules)
         for place, size in enumerate(runs.batch_sizes)
@@ -74,11 +85,15 @@ def scaling_rows(runs: ScalingRuns) -> list[Row]:
 def frontiers_of(rows: Rows) -> list[Frontier]:
     """The edges of every network, optimiser and criterion."""
     edges, out = rows.where(part="edge"), []
-    for network, optimizer, criterion in dict.fromkeys((r["network"], r["optimizer"], r["criterion"]) for r in edges):
+    for network, optimizer, criterion in dict.fromkeys(
+        (r["network"], r["optimizer"], r["criterion"]) for r in edges
+    ):
         part = edges.where(network=network, optimizer=optimizer, criterion=criterion)
         sizes, seeds = sorted(part.distinct("batch_size")), part.distinct("seed")
         found = _filled(part, "edge", batch_size=sizes, seed=seeds)
-        out.append(Frontier(network, optimizer, criterion, tuple(sizes), found, part[0]["resolution"]))
+        out.append(
+            Frontier(network, optimizer, criterion, tuple(sizes), found, part[0]["resolution"])
+        )
     return out
 
 
@@ -89,8 +104,14 @@ def rules_of(rows: Rows) -> list[RateRule]:
         part = measured.where(network=network, point=point)
         sizes, first = sorted(part.distinct("batch_size")), part[0]
         values = _filled(part, "largest", batch_size=sizes, batch=part.distinct("batch"))
-        told = {model: _filled(part, model, batch_size=sizes, batch=[0])[:, 0] for model in MODELS if model in first}
-        out.append(RateRule(network, point, first["population"], tuple(sizes), first["full"], told, values))
+        told = {
+            model: _filled(part, model, batch_size=sizes, batch=[0])[:, 0]
+            for model in MODELS
+            if model in first
+        }
+        out.append(
+            RateRule(network, point, first["population"], tuple(sizes), first["full"], told, values)
+        )
     return out
 
 

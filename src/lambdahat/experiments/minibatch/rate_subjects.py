@@ -1,4 +1,6 @@
-"""The networks whose largest stable rate and least damping are searched for: data, start, and what is spent on each."""
+"""The networks whose largest stable rate and least damping are searched for: data, start, and
+what is spent on each.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def subject_of(cell: Mapping[str, Any]) -> Subject:
 
 @dataclass(frozen=True)
 class Ground:
-    """A subject made ready on a device: a network for every seed, its training samples, and the test samples."""
+    """A subject made ready on a device: a network for every seed, its training samples, and the
+    test samples.
+    """
 
     subject: Subject
     models: list[nn.Module]
@@ -67,19 +71,38 @@ class Ground:
         return replace(self, subject=replace(self.subject, batch_sizes=(batch_size,)))
 
 
-def prepared(subject: Subject, splits: Mapping[str, Split], seed: int, device: torch.device | str) -> Ground:
-    """The subject's data, from ``splits`` where given there, and networks; images are cut to the size LeNet-5 takes."""
+def prepared(
+    subject: Subject, splits: Mapping[str, Split], seed: int, device: torch.device | str
+) -> Ground:
+    """The subject's data, from ``splits`` where given there, and networks; images are cut to the
+    size LeNet-5 takes.
+    """
     split = splits.get(subject.data) or load_split(subject.data)
     (x, y), (x_test, y_test) = split
-    require(subject.samples <= len(x), subject.data, f"have {subject.samples:,} training samples", f"{len(x):,}")
-    chosen = torch.randperm(len(x), generator=generator(seed, "training samples"))[: subject.samples]
+    require(
+        subject.samples <= len(x),
+        subject.data,
+        f"have {subject.samples:,} training samples",
+        f"{len(x):,}",
+    )
+    chosen = torch.randperm(len(x), generator=generator(seed, "training samples"))[
+        : subject.samples
+    ]
     train, test = (cut(x[chosen], subject.model), y[chosen]), (cut(x_test, subject.model), y_test)
     shape = tuple(train[0].shape[1:])
     models = [
-        make_model(subject.model, shape, split.classes, derived_seed(seed, subject.network, index), **subject.options)
+        make_model(
+            subject.model,
+            shape,
+            split.classes,
+            derived_seed(seed, subject.network, index),
+            **subject.options,
+        )
         for index in range(subject.seeds)
     ]
-    return Ground(subject, [model.to(device) for model in models], _moved(train, device), _moved(test, device))
+    return Ground(
+        subject, [model.to(device) for model in models], _moved(train, device), _moved(test, device)
+    )
 
 
 def _moved(pair: Pair, device: torch.device | str) -> Pair:

@@ -18,7 +18,8 @@ from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.results.charts import Chart, Series
 
 ABSENT = "not in the thesis"
-FIGURES = {  # of validation error, error over distance, and training, by optimiser and what is scaled
+# of validation error, error over distance, and training, by optimiser and what is scaled
+FIGURES = {
     ("momentum", "rate"): ("Figure 5.7a", "Figure 5.8a", ABSENT),
     ("adam", "rate"): ("Figure 5.16", ABSENT, "Figure 5.15"),
     ("adam", "ε"): ("Figure 5.12", ABSENT, "Figure 5.11"),
@@ -27,10 +28,15 @@ FIGURES = {  # of validation error, error over distance, and training, by optimi
 
 
 def tables(rows: Rows) -> list[Table]:
-    """Stable rates and slopes of each network, λ₁ of its batches, and the runs under scaling rules."""
+    """Stable rates and slopes of each network, λ₁ of its batches, and the runs under scaling
+    rules.
+    """
     frontiers, rules, scaling = frontiers_of(rows), rules_of(rows), scaling_of(rows)
     networks = dict.fromkeys(frontier.network for frontier in frontiers)
-    out = [_rates(name, frontiers, [rule for rule in rules if rule.network == name]) for name in networks]
+    out = [
+        _rates(name, frontiers, [rule for rule in rules if rule.network == name])
+        for name in networks
+    ]
     if frontiers:
         out.append(_thresholds(frontiers, rules))
     return [*out, *map(_curvature, rules), *(runs.table() for runs in scaling)]
@@ -43,25 +49,43 @@ def _rates(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule
     for size in sizes:
         found = [frontier.cell(size) if size in frontier.batch_sizes else "" for frontier in mine]
         lines.append((str(size), *found, *(_allowed(rule, size) for rule in rules)))
-    header = ("B", *(f"{f.optimizer}, {f.criterion}" for f in mine), *(f"2/λ₁, {rule.point}" for rule in rules))
+    header = (
+        "B",
+        *(f"{f.optimizer}, {f.criterion}" for f in mine),
+        *(f"2/λ₁, {rule.point}" for rule in rules),
+    )
     return Table(f"{network}: the largest stable rate, and the rule for SGD", header, tuple(lines))
 
 
 def _allowed(rule: RateRule, size: int) -> str:
-    return f"{float(rule.rates('sgd')[rule.batch_sizes.index(size)]):.3g}" if size in rule.batch_sizes else ""
+    return (
+        f"{float(rule.rates('sgd')[rule.batch_sizes.index(size)]):.3g}"
+        if size in rule.batch_sizes
+        else ""
+    )
 
 
 def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
-    """Where the growth ends by the rule and by the edges themselves, and the slopes on either side of it."""
+    """Where the growth ends by the rule and by the edges themselves, and the slopes on either
+    side of it.
+    """
     lines = []
     for frontier in frontiers:
         own = [rule for rule in rules if rule.network == frontier.network]
         fitted, spread = frontier.turning()
         seen = f"{fitted:.3g} ± {100 * spread:.0f} %" if math.isfinite(fitted) else "none"
         held = frontier.optimizer in HELD
-        line = [name_of(frontier), seen, _slope(frontier.slope(high=fitted)) if held else "", _slope(frontier.slope())]
+        line = [
+            name_of(frontier),
+            seen,
+            _slope(frontier.slope(high=fitted)) if held else "",
+            _slope(frontier.slope()),
+        ]
         if own and held:
-            turning, expected = own[0].turning(frontier.optimizer), rule_slope(own[0], frontier.optimizer)
+            turning, expected = (
+                own[0].turning(frontier.optimizer),
+                rule_slope(own[0], frontier.optimizer),
+            )
             told = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
             below, above = frontier.slope(high=turning), frontier.slope(low=turning)
             line += [f"{turning:.3g}", _slope(below), told, _slope(above)]
@@ -95,12 +119,20 @@ def _curvature(rule: RateRule) -> Table:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Stable rates over batch sizes with the rule's, errors under each scaling rule, and error over distance."""
+    """Stable rates over batch sizes with the rule's, errors under each scaling rule, and error
+    over distance.
+    """
     frontiers, rules, out = frontiers_of(rows), rules_of(rows), []
     for network in dict.fromkeys(frontier.network for frontier in frontiers):
-        edges = [edge_series(f, f"{f.optimizer}, {f.criterion}") for f in frontiers if f.network == network]
+        edges = [
+            edge_series(f, f"{f.optimizer}, {f.criterion}")
+            for f in frontiers
+            if f.network == network
+        ]
         allowed = [
-            Series(f"rule, {optimizer}, {rule.point}", rule.batch_sizes, rule.rates(optimizer).tolist())
+            Series(
+                f"rule, {optimizer}, {rule.point}", rule.batch_sizes, rule.rates(optimizer).tolist()
+            )
             for rule in rules
             for optimizer in HELD
             if rule.network == network
@@ -124,11 +156,15 @@ def edge_series(frontier: Frontier, name: str) -> Series:
     """Geometric means over seeds with their errors."""
     centre = frontier.centre()
     error = centre * frontier.stderr()
-    return Series(name, frontier.batch_sizes, _known(centre.tolist()), _known(error.tolist()), "points")
+    return Series(
+        name, frontier.batch_sizes, _known(centre.tolist()), _known(error.tolist()), "points"
+    )
 
 
 def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
-    """Over batch sizes under each rule validation error and training loss, and the error over the distance."""
+    """Over batch sizes under each rule validation error and training loss, and the error over
+    the distance.
+    """
     out = []
     for runs in scaling:
         figures = FIGURES[runs.optimizer, runs.scaled]
@@ -147,7 +183,10 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
         )
         clouds = []
         for place, rule in enumerate(runs.rules):
-            far, wrong = runs.distance[place].flatten(), 100 * runs.validation_error[place].flatten()
+            far, wrong = (
+                runs.distance[place].flatten(),
+                100 * runs.validation_error[place].flatten(),
+            )
             fine = far.isfinite() & wrong.isfinite()
             clouds.append(Series(rule, far[fine].tolist(), wrong[fine].tolist(), style="points"))
         out.append(
@@ -181,7 +220,12 @@ def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[Series, ...]:
     for rule, row in zip(runs.rules, values, strict=True):
         readings = [mean_of(each.tolist()) for each in row]
         series.append(
-            Series(rule, runs.batch_sizes, _known([r.value for r in readings]), _known([r.stderr for r in readings]))
+            Series(
+                rule,
+                runs.batch_sizes,
+                _known([r.value for r in readings]),
+                _known([r.stderr for r in readings]),
+            )
         )
     return tuple(series)
 

@@ -1,4 +1,5 @@
-"""Training for a fixed number of epochs at several batch sizes, the rate or the damping scaled by a rule.
+"""Training for a fixed number of epochs at several batch sizes, the rate or the damping scaled by a
+rule.
 
 Figures 5.7a, 5.8a and 5.11–5.16 of the spectral thesis.
 """
@@ -22,11 +23,11 @@ LEAST = 16  # batch size: smaller ones take long and nobody scales down to them
 
 @dataclass(frozen=True)
 class ScalingRuns(Result):
-    """Runs under every rule and batch size: ``values`` (rules, sizes) of what is scaled, and per seed (rules, sizes, S)
-    what came of it.
+    """Runs under every rule and batch size: ``values`` (rules, sizes) of what is scaled, and per
+    seed (rules, sizes, S) what came of it.
 
-    ``training_loss`` is over the training samples that learning is judged on, ``distance`` is ‖θ − θ₀‖₂. Values are
-    NaN where a run diverged.
+    ``training_loss`` is over the training samples that learning is judged on, ``distance`` is ‖θ −
+    θ₀‖₂. Values are NaN where a run diverged.
     """
 
     network: str
@@ -46,17 +47,22 @@ class ScalingRuns(Result):
         rows = []
         for place, size in enumerate(self.batch_sizes):
             cells = [
-                f"{_mean(100 * self.validation_error[rule, place])} ({_mean(self.distance[rule, place])})"
+                f"{_mean(100 * self.validation_error[rule, place])}"
+                f" ({_mean(self.distance[rule, place])})"
                 for rule in range(len(self.rules))
             ]
             rows.append((str(size), *cells))
         base = float(self.values[0, self.batch_sizes.index(self.reference)])
         what = f"validation error in % (distance from the start) after {self.epochs} epochs"
-        title = f"{self.network}, {self.optimizer}: {what}, {self.scaled} {base:.3g} at B = {self.reference}"
+        title = (
+            f"{self.network}, {self.optimizer}: {what}, {self.scaled} {base:.3g} at B ="
+            f" {self.reference}"
+        )
         return Table(title, ("B", *self.rules), tuple(rows))
 
 
-Outcome = tuple[Tensor, Tensor, Tensor]  # validation error, training loss and distance, (rules, S) each
+# validation error, training loss and distance, (rules, S) each
+Outcome = tuple[Tensor, Tensor, Tensor]
 
 
 def scaling_runs(
@@ -73,7 +79,9 @@ def scaling_runs(
     """
     subject = ground.subject
     sizes = tuple(size for size in subject.batch_sizes if size >= min(LEAST, subject.reference))
-    values = torch.tensor([[base * (size / subject.reference) ** power for size in sizes] for power in rules.values()])
+    values = torch.tensor(
+        [[base * (size / subject.reference) ** power for size in sizes] for power in rules.values()]
+    )
     found = [run(size, values[:, place]) for place, size in enumerate(sizes)]
     errors, losses, distances = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
     return ScalingRuns(

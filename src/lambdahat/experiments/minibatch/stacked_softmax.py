@@ -1,7 +1,9 @@
-"""LanczosOPT on many softmax regressions at once: training sets × settings, one matrix product for all of a set's.
+"""LanczosOPT on many softmax regressions at once: training sets × settings, one matrix product for
+all of a set's.
 
-The Hessian of softmax regression is known in closed form, so that a product with it is two multiplications by the
-inputs. ``lambdahat.optim.LanczosNewton`` does the same for any model, one network at a time.
+The Hessian of softmax regression is known in closed form, so that a product with it is two
+multiplications by the inputs. ``lambdahat.optim.LanczosNewton`` does the same for any model, one
+network at a time.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from lambdahat._rng import generator
 
 
 class Softmax:
-    """S training sets of n samples, each with R weight matrices of its own: vectors are (S, R, P), P = (d + 1)·K.
+    """S training sets of n samples, each with R weight matrices of its own: vectors are (S, R, P),
+    P = (d + 1)·K.
 
-    ``x`` is (S, n, d) and ``y`` (S, n); a column of ones for the biases is added to x. A vector reads (d + 1, K), the
-    biases last.
+    ``x`` is (S, n, d) and ``y`` (S, n); a column of ones for the biases is added to x. A vector
+    reads (d + 1, K), the biases last.
     """
 
     def __init__(self, x: Tensor, y: Tensor, classes: int) -> None:
@@ -37,7 +40,9 @@ class Softmax:
 
     def pulled(self, outputs: Tensor) -> Tensor:
         """Xᵀ·outputs/n for outputs (S, n, R, K): (S, R, P)."""
-        found: Tensor = (self.x.mT @ outputs.flatten(2)).unflatten(2, outputs.shape[2:]) / self.x.shape[1]
+        found: Tensor = (self.x.mT @ outputs.flatten(2)).unflatten(
+            2, outputs.shape[2:]
+        ) / self.x.shape[1]
         return found.transpose(1, 2).flatten(2)
 
     def gradient(self, vectors: Tensor) -> Tensor:
@@ -55,15 +60,21 @@ class Softmax:
         return times
 
     def judged(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss and share of wrong answers, (S, R) each, in float64; both are NaN where the loss is not finite."""
+        """Mean loss and share of wrong answers, (S, R) each, in float64; both are NaN where the
+        loss is not finite.
+        """
         logits = self.logits(vectors)
-        loss = (logits.logsumexp(-1) - (logits * self.targets.unsqueeze(2)).sum(-1)).mean(1, dtype=torch.float64)
+        loss = (logits.logsumexp(-1) - (logits * self.targets.unsqueeze(2)).sum(-1)).mean(
+            1, dtype=torch.float64
+        )
         wrong = (logits.argmax(-1) != self.y.unsqueeze(-1)).double().mean(1)
         return tuple(torch.where(loss.isfinite(), values, math.nan) for values in (loss, wrong))  # type: ignore[return-value]
 
 
 class Krylov(NamedTuple):
-    """Orthonormal ``basis`` (S, R, m, P), the Ritz ``values`` (S, R, m) ≥ 0 and their vectors in it (S, R, m, m)."""
+    """Orthonormal ``basis`` (S, R, m, P), the Ritz ``values`` (S, R, m) ≥ 0 and their vectors in
+    it (S, R, m, m).
+    """
 
     basis: Tensor
     values: Tensor
@@ -71,7 +82,9 @@ class Krylov(NamedTuple):
 
 
 def krylov(product: Callable[[Tensor], Tensor], start: Tensor, pairs: int) -> Krylov:
-    """``pairs`` Lanczos steps for all from ``start`` (S, R, P), made orthogonal to the whole basis twice a step."""
+    """``pairs`` Lanczos steps for all from ``start`` (S, R, P), made orthogonal to the whole
+    basis twice a step.
+    """
     basis = start.new_zeros(*start.shape[:2], pairs, start.shape[2])
     alpha = torch.zeros(*start.shape[:2], pairs, dtype=torch.float64, device=start.device)
     beta = torch.zeros_like(alpha)
@@ -87,14 +100,18 @@ def krylov(product: Callable[[Tensor], Tensor], start: Tensor, pairs: int) -> Kr
             vector = vector - _combined(known, _overlaps(known, vector))
     off = torch.diag_embed(beta[..., 1:], 1)
     # a cell that has diverged must not stop the others
-    values, turn = torch.linalg.eigh((torch.diag_embed(alpha) + off + off.mT).nan_to_num(0.0, 0.0, 0.0))
+    values, turn = torch.linalg.eigh(
+        (torch.diag_embed(alpha) + off + off.mT).nan_to_num(0.0, 0.0, 0.0)
+    )
     return Krylov(basis, values.abs().to(start.dtype), turn.to(start.dtype))
 
 
 def newton_directions(gradient: Tensor, space: Krylov, eta: Tensor, damping: Tensor) -> Tensor:
-    """Eq. 6.6 of the spectral thesis, Σ_i φ_i φ_iᵀg/(ηλ_i + δ) + (g − Σ_i φ_i φ_iᵀg)/δ; eta and damping are (R,).
+    """Eq. 6.6 of the spectral thesis, Σ_i φ_i φ_iᵀg/(ηλ_i + δ) + (g − Σ_i φ_i φ_iᵀg)/δ; eta and
+    damping are (R,).
 
-    What is left of g is projected twice, for 1/δ would amplify what rounding leaves of the basis in it.
+    What is left of g is projected twice, for 1/δ would amplify what rounding leaves of the basis in
+    it.
     """
     rest, inside = gradient, torch.zeros_like(space.values)
     for _ in range(2):

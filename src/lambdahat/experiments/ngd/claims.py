@@ -1,4 +1,6 @@
-"""The NGD paper's comparison in its several forms, and the tables and charts that its experiments share."""
+"""The NGD paper's comparison in its several forms, and the tables and charts that its
+experiments share.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,17 @@ from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 from lambdahat.results.charts import Chart, Series
 
 RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
-NAMES = {"sgd": "SGD", "ngd": "NGD", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
-QUANTITIES = {column: f"λ̂ at {words}" for column, words in WORDS.items()} | {"trace": "Tr H", "wbic": "WBIC"}
+NAMES = {
+    "sgd": "SGD",
+    "ngd": "NGD",
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "digits": "digits",
+}
+QUANTITIES = {column: f"λ̂ at {words}" for column, words in WORDS.items()} | {
+    "trace": "Tr H",
+    "wbic": "WBIC",
+}
 INPUTS = {"digits": 64}  # pixels of an image where they are not 28 × 28
 TITLES = {column: f"Learning coefficient λ̂ at {words}" for column, words in WORDS.items()} | {
     "trace": "Trace of the Hessian",
@@ -32,25 +43,59 @@ TITLES = {column: f"Learning coefficient λ̂ at {words}" for column, words in W
 }
 HERE = "here"  # the source of a claim that the paper does not make
 ASSUMED = (
-    "Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay: the paper does not say.",
-    "The online natural gradient (Eqs. 6 and 7) with its default rank, period and forgetting, rescaled to ‖∇L‖.",
-    "The paper gives no settings of its sampler. Here: SGLD, γ = 100, chains of fixed length, the step from a pilot.",
-    "At paper scale: llc's own kernel and step, γ = 100, until the error is 5 % of λ̂ or 10,000 gradients are spent.",
-    "γ by the rule (perceptrons of ngd-vs-sgd at paper scale): that at the end of SGD, for all points of the seed.",
-    "λ̂ at nβ = n/ln n (Eq. 19) and at nβ = B/ln B, B the batch of the sampler: devinterp's default.",
-    "Seeds draw the images, the start and the batches; both optimisers get the same. n counts seeds.",
-    "Equal training loss: that of the run that ended highest; of the others the nearest of about 100 points.",
+    (
+        "Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay:"
+        " the paper does not say."
+    ),
+    (
+        "The online natural gradient (Eqs. 6 and 7) with its default rank, period and forgetting,"
+        " rescaled to ‖∇L‖."
+    ),
+    (
+        "The paper gives no settings of its sampler. Here: SGLD, γ = 100, chains of fixed length,"
+        " the step from a pilot."
+    ),
+    (
+        "At paper scale: llc's own kernel and step, γ = 100, until the error is 5 % of λ̂ or 10,000"
+        " gradients are spent."
+    ),
+    (
+        "γ by the rule (perceptrons of ngd-vs-sgd at paper scale): that at the end of SGD, for all"
+        " points of the seed."
+    ),
+    (
+        "λ̂ at nβ = n/ln n (Eq. 19) and at nβ = B/ln B, B the batch of the sampler: devinterp's"
+        " default."
+    ),
+    (
+        "Seeds draw the images, the start and the batches; both optimisers get the same. n counts"
+        " seeds."
+    ),
+    (
+        "Equal training loss: that of the run that ended highest; of the others the nearest of"
+        " about 100 points."
+    ),
     RULE,
-    "This rule, claims width by width, log-ratios and slopes by seed came after the cpu runs were seen.",
+    (
+        "This rule, claims width by width, log-ratios and slopes by seed came after the cpu runs"
+        " were seen."
+    ),
     "What is not testable leaves Holm's family, so that the other claims need less to be decided.",
 )
-PLOTTED = "The paper has this as a plot only and prints no numbers: there is no curve of its own to set beside ours."
-SMALLER = "At smoke and cpu scale fewer images and a rate of 0.05 in place of 0.01 stand for the paper's longer runs."
+PLOTTED = (
+    "The paper has this as a plot only and prints no numbers: there is no curve of its own to set"
+    " beside ours."
+)
+SMALLER = (
+    "At smoke and cpu scale fewer images and a rate of 0.05 in place of 0.01 stand for the paper's"
+    " longer runs."
+)
 
 
 @dataclass(frozen=True)
 class Form:
-    """One form of "NGD ends higher than SGD": of which column, compared where, and whether of minima only.
+    """One form of "NGD ends higher than SGD": of which column, compared where, and whether of
+    minima only.
 
     The paper compares at the end, whatever the losses, and all runs: other forms are ours.
     """
@@ -70,14 +115,29 @@ class Form:
 FORMS = (
     Form("at the end, λ̂ at nβ = B/ln B", "llc_batch", "end", "Figures 1 and 2a"),
     Form("at the end, λ̂ at nβ = n/ln n", "llc", "end", "Eq. 19, Figures 1 and 2a"),
-    Form("at the end, λ̂ at nβ = n/ln n, of pairs without NOT_A_MINIMUM", "llc", "end", HERE, minima=True),
+    Form(
+        "at the end, λ̂ at nβ = n/ln n, of pairs without NOT_A_MINIMUM",
+        "llc",
+        "end",
+        HERE,
+        minima=True,
+    ),
     Form("at the end, Tr H", "trace", "end", "Figure 2b"),
     Form("at equal training loss, λ̂ at nβ = B/ln B", "llc_batch", "equal loss", HERE),
     Form("at equal training loss, λ̂ at nβ = n/ln n", "llc", "equal loss", HERE),
     Form("at equal training loss, Tr H", "trace", "equal loss", HERE),
-    Form("at the end, λ̂ at nβ = B/ln B, γ by the rule", "llc_batch_rule", "end", "Figures 1 and 2a"),
-    Form("at the end, λ̂ at nβ = n/ln n, γ by the rule", "llc_rule", "end", "Eq. 19, Figures 1 and 2a"),
-    Form("at equal training loss, λ̂ at nβ = B/ln B, γ by the rule", "llc_batch_rule", "equal loss", HERE),
+    Form(
+        "at the end, λ̂ at nβ = B/ln B, γ by the rule", "llc_batch_rule", "end", "Figures 1 and 2a"
+    ),
+    Form(
+        "at the end, λ̂ at nβ = n/ln n, γ by the rule", "llc_rule", "end", "Eq. 19, Figures 1 and 2a"
+    ),
+    Form(
+        "at equal training loss, λ̂ at nβ = B/ln B, γ by the rule",
+        "llc_batch_rule",
+        "equal loss",
+        HERE,
+    ),
     Form("at equal training loss, λ̂ at nβ = n/ln n, γ by the rule", "llc_rule", "equal loss", HERE),
     Form("at the end, WBIC", "wbic", "end", HERE),
 )
@@ -89,7 +149,9 @@ def form_claims(rows: Rows, where: str = "") -> list[Claim]:
 
 
 def criterion_claims(rows: Rows, where: str) -> list[Claim]:
-    """WBIC against BIC = n·L_n + (d/2)·ln n where training ended: "λ < d/2 in general" (under Eq. 3)."""
+    """WBIC against BIC = n·L_n + (d/2)·ln n where training ended: "λ < d/2 in general" (under
+    Eq. 3).
+    """
     found = []
     for name, part in by_optimizer(rows.where(at="end")).items():
         gaps = [row["wbic"] / bic(row) - 1 for row in part if row.get("wbic") is not None]
@@ -123,18 +185,27 @@ def dimension(row: Row) -> int:
 
 def paired(rows: Rows, column: str, upper: Row, lower: Row, keys: Sequence[str] = RUN) -> Reading:
     """The mean over runs of a column where ``upper`` holds less that where ``lower`` holds."""
-    return paired_difference(keyed(rows.where(**upper), column, keys), keyed(rows.where(**lower), column, keys))
+    return paired_difference(
+        keyed(rows.where(**upper), column, keys), keyed(rows.where(**lower), column, keys)
+    )
 
 
 def keyed(rows: Rows, column: str, keys: Sequence[str] = RUN) -> dict[Any, float]:
     """A number for each run; a run has one row here."""
-    return {tuple(row[key] for key in keys): float(row[column]) for row in rows if row.get(column) is not None}
+    return {
+        tuple(row[key] for key in keys): float(row[column])
+        for row in rows
+        if row.get(column) is not None
+    }
 
 
 def log_ratio(upper: Rows, lower: Rows, column: str) -> Reading:
     """The mean over runs of ln(upper/lower); a run where either is not positive has none."""
     logs = [
-        {key: math.log(value) if value > 0 else math.nan for key, value in keyed(rows, column).items()}
+        {
+            key: math.log(value) if value > 0 else math.nan
+            for key, value in keyed(rows, column).items()
+        }
         for rows in (upper, lower)
     ]
     return paired_difference(*logs)
@@ -186,8 +257,12 @@ def grouped(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Rows
 
 
 def survival(groups: Mapping[str, Rows], claims: Sequence[Claim]) -> Table:
-    """Which form of the claim survives, by the verdicts of ``claims``; a group need not have every form."""
-    verdicts = {verdict.claim: f"{verdict.verdict}: {verdict.evidence}" for verdict in judge(claims)}
+    """Which form of the claim survives, by the verdicts of ``claims``; a group need not have
+    every form.
+    """
+    verdicts = {
+        verdict.claim: f"{verdict.verdict}: {verdict.evidence}" for verdict in judge(claims)
+    }
     lines = []
     for form in FORMS:
         found = [verdicts.get(sentence_of(form, group), "") for group in groups]
@@ -207,21 +282,37 @@ def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) 
                 if len(here):
                     means = (str(mean_of(here.values(column))) for column in columns)
                     lines.append((group, at, NAMES[optimizer], *means))
-    header = ("run", "where", "by", "training loss", "validation loss", "λ̂ (B/ln B)", "λ̂ (n/ln n)", "Tr H", "WBIC")
+    header = (
+        "run",
+        "where",
+        "by",
+        "training loss",
+        "validation loss",
+        "λ̂ (B/ln B)",
+        "λ̂ (n/ln n)",
+        "Tr H",
+        "WBIC",
+    )
     return Table(title, header, tuple(lines))
 
 
 def minima_table(rows: Rows) -> Table:
-    """How many points were NOT_A_MINIMUM, by optimiser, place and temperature: there λ̂ is not one of a minimum."""
+    """How many points were NOT_A_MINIMUM, by optimiser, place and temperature: there λ̂ is not
+    one of a minimum.
+    """
     lines = []
     for optimizer in rows.distinct("optimizer"):
         for at in rows.distinct("at"):
             part = rows.where(optimizer=optimizer, at=at)
             if len(part):
                 counts = (sum(part.values(flag_of(column))) for column in TEMPERATURES)
-                lines.append((NAMES[optimizer], at, *(f"{count} of {len(part)}" for count in counts)))
+                lines.append(
+                    (NAMES[optimizer], at, *(f"{count} of {len(part)}" for count in counts))
+                )
     return Table(
-        "NOT_A_MINIMUM: points below which the chain found lower loss", ("by", "where", *WORDS.values()), tuple(lines)
+        "NOT_A_MINIMUM: points below which the chain found lower loss",
+        ("by", "where", *WORDS.values()),
+        tuple(lines),
     )
 
 
@@ -234,7 +325,10 @@ def curve(name: str, part: Rows, x: str, column: str) -> Series:
 
 def beside_plots(charts: Sequence[Chart]) -> list[Chart]:
     """Charts of figures of the paper say why no curve of its own is in them."""
-    return [replace(chart, caption=f"{chart.caption} {PLOTTED}".strip()) if chart.source else chart for chart in charts]
+    return [
+        replace(chart, caption=f"{chart.caption} {PLOTTED}".strip()) if chart.source else chart
+        for chart in charts
+    ]
 
 
 def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
@@ -242,7 +336,9 @@ def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
     groups = grouped(rows.where(at=at))
     series = []
     for optimizer in ("sgd", "ngd"):
-        means = [mean_of(part.where(optimizer=optimizer).values(column)) for part in groups.values()]
+        means = [
+            mean_of(part.where(optimizer=optimizer).values(column)) for part in groups.values()
+        ]
         series.append(
             Series(
                 NAMES[optimizer],

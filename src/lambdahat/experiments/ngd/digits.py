@@ -18,7 +18,15 @@ from lambdahat.experiments.ngd.claims import (
 )
 from lambdahat.experiments.ngd.epochs import along, over_epochs
 from lambdahat.experiments.ngd.measuring import measured
-from lambdahat.experiments.ngd.training import Point, Setting, Subject, at_equal_loss, grid, subject_of, trained
+from lambdahat.experiments.ngd.training import (
+    Point,
+    Setting,
+    Subject,
+    at_equal_loss,
+    grid,
+    subject_of,
+    trained,
+)
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.operators.curvature import hessian
@@ -46,14 +54,18 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Rows of both optimisers over epochs, with the spectrum of the Hessian, and at equal training loss."""
+    """Rows of both optimisers over epochs, with the spectrum of the Hessian, and at equal
+    training loss.
+    """
     subject = subject_of(cell, device)
     start = subject.problem.vector.clone()
     ways = [trained(subject, optimizer, start) for optimizer in ("sgd", "ngd")]
     rows = []
     for way, level in zip(ways, at_equal_loss(ways), strict=True):
         found = along(subject, way, cell["points"])
-        rows += [{**row, **_spectrum(subject, way.at(row["epoch"]), cell["depth"])} for row in found]
+        rows += [
+            {**row, **_spectrum(subject, way.at(row["epoch"]), cell["depth"])} for row in found
+        ]
         rows[-1]["at"] = "end"
         equal = found[-1] if level is way.end else measured(subject, level)
         rows.append({"optimizer": way.optimizer, **equal, "at": "equal loss"})
@@ -63,7 +75,9 @@ def run(cell: Cell, device: str) -> list[Row]:
 def _spectrum(subject: Subject, point: Point, depth: int) -> Row:
     """Ritz values of the Hessian and their weights, from one random vector."""
     found = spectrum(hessian(subject.problem.at(point.vector)), depth=depth, seed=subject.seed)
-    rounded = ([float(f"{value:.4g}") for value in part[0]] for part in (found.nodes, found.weights))
+    rounded = (
+        [float(f"{value:.4g}") for value in part[0]] for part in (found.nodes, found.weights)
+    )
     return dict(zip(("nodes", "weights"), rounded, strict=True))
 
 
@@ -75,14 +89,20 @@ def claims(rows: Rows) -> list[Claim]:
 def tables(rows: Rows) -> list[Table]:
     """What was measured at the end and at equal training loss, and where no minimum was."""
     places = rows.where(at=["end", "equal loss"])
-    return [points_table(places, "SGD and NGD on digits, mean ± standard error over seeds"), minima_table(places)]
+    return [
+        points_table(places, "SGD and NGD on digits, mean ± standard error over seeds"),
+        minima_table(places),
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Losses, λ̂, Tr H and WBIC over epochs; the spectra of the first seed."""
     way = rows.where(at=["on the way", "end"])
     names = {"loss": "training loss", "validation_loss": "validation loss", **QUANTITIES}
-    out = [over_epochs(f"{TITLES[column]} over epochs", way, column, words, "") for column, words in names.items()]
+    out = [
+        over_epochs(f"{TITLES[column]} over epochs", way, column, words, "")
+        for column, words in names.items()
+    ]
     first = way.where(seed=min(rows.values("seed")))
     for optimizer in ("sgd", "ngd"):
         stems = tuple(
@@ -95,7 +115,9 @@ def charts(rows: Rows) -> list[Chart]:
     return out
 
 
-SETTING = Setting("digits", 1400, 350, 40, rate=0.1, batch=64, chains=2, draws=120, burn_in=100, sampled_batch=256)
+SETTING = Setting(
+    "digits", 1400, 350, 40, rate=0.1, batch=64, chains=2, draws=120, burn_in=100, sampled_batch=256
+)
 
 EXPERIMENT = Experiment(
     "ngd-digits",
@@ -104,16 +126,35 @@ EXPERIMENT = Experiment(
     "Figures 1 and 2, in miniature",
     {
         "smoke": Config(
-            replace(SETTING, training=200, epochs=4, draws=8, burn_in=8, sampled_batch=50, step_size=3e-4), 2, 10, 1
+            replace(
+                SETTING,
+                training=200,
+                epochs=4,
+                draws=8,
+                burn_in=8,
+                sampled_batch=50,
+                step_size=3e-4,
+            ),
+            2,
+            10,
+            1,
         ),
         "cpu": Config(SETTING, 3, 40, 4),
-        "paper": Config(replace(SETTING, epochs=100, chains=4, draws=500, burn_in=500), 10, 100, 10),
+        "paper": Config(
+            replace(SETTING, epochs=100, chains=4, draws=500, burn_in=500), 10, 100, 10
+        ),
     },
     cells,
     run,
     claims,
     tables,
     charts,
-    (*ASSUMED, "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a demonstration."),
+    (
+        *ASSUMED,
+        (
+            "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a"
+            " demonstration."
+        ),
+    ),
     size="nothing of this: a demonstration, whose claims are ours.",
 )

@@ -64,7 +64,12 @@ def along(subject: Subject, way: Way, points: int, bayes: bool = False) -> list[
     rows = []
     for part in range(1, points + 1):
         point = way.at(part / points * way.end.epoch)
-        found = {"optimizer": way.optimizer, "at": "on the way", "part": part, "diverged": way.diverged}
+        found = {
+            "optimizer": way.optimizer,
+            "at": "on the way",
+            "part": part,
+            "diverged": way.diverged,
+        }
         rows.append(found | measured(subject, point, bayes))
         report(f"measuring {NAMES[way.optimizer]}", part, points)
     return rows
@@ -72,18 +77,32 @@ def along(subject: Subject, way: Way, points: int, bayes: bool = False) -> list[
 
 def claims(rows: Rows) -> list[Claim]:
     """NGD above SGD at the end and over the epochs; λ̂ level at last while Tr H goes on falling."""
-    return [claim for group, part in grouped(rows).items() for claim in [*_higher(part, group), *_late(part, group)]]
+    return [
+        claim
+        for group, part in grouped(rows).items()
+        for claim in [*_higher(part, group), *_late(part, group)]
+    ]
 
 
 def _higher(rows: Rows, group: str) -> list[Claim]:
     end, found = rows.where(part=max(rows.values("part"))), []
-    for column, source in (("llc_batch", "Figure 2a"), ("llc", "Figure 2a, Eq. 19"), ("trace", "Figure 2b")):
+    for column, source in (
+        ("llc_batch", "Figure 2a"),
+        ("llc", "Figure 2a, Eq. 19"),
+        ("trace", "Figure 2b"),
+    ):
         for part, words in ((end, "at the end"), (rows, "as a mean over the epochs")):
-            gap = paired_difference(*(part.where(optimizer=name).paired(column) for name in ("ngd", "sgd")))
+            gap = paired_difference(
+                *(part.where(optimizer=name).paired(column) for name in ("ngd", "sgd"))
+            )
             minima = unmet(by_optimizer(part), column)
             found.append(
                 Claim(
-                    f"{group}: {QUANTITIES[column]} is higher for NGD {words}", source, "NGD higher", gap, unmet=minima
+                    f"{group}: {QUANTITIES[column]} is higher for NGD {words}",
+                    source,
+                    "NGD higher",
+                    gap,
+                    unmet=minima,
                 )
             )
     return found
@@ -94,7 +113,10 @@ def _late(rows: Rows, group: str) -> list[Claim]:
     end, before, found = rows.where(part=last), rows.where(part=last - max(last // 3, 1)), []
     for name, part in by_optimizer(Rows([*before, *end])).items():
         early, late = part.where(part=before.distinct("part")), part.where(part=last)
-        words = f"{group}: λ̂ of {name} at nβ = B/ln B is level in the last third, within {LEVEL:.0%} (log-ratio)"
+        words = (
+            f"{group}: λ̂ of {name} at nβ = B/ln B is level in the last third, within {LEVEL:.0%}"
+            " (log-ratio)"
+        )
         found.append(
             Claim(
                 words,
@@ -125,13 +147,26 @@ def tables(rows: Rows) -> list[Table]:
     """Losses, λ̂ and Tr H over epochs, and where no minimum was."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace")
     lines = []
-    for group, part in grouped(rows, lambda row: f"{group_of(row)}, {NAMES[row['optimizer']]}").items():
+    for group, part in grouped(
+        rows, lambda row: f"{group_of(row)}, {NAMES[row['optimizer']]}"
+    ).items():
         for place in part.distinct("part"):
             here = part.where(part=place)
             means = (str(mean_of(here.values(column))) for column in columns)
             lines.append((group, f"{mean_of(here.values('epoch')).value:.4g}", *means))
-    header = ("run", "epoch", "training loss", "validation loss", "λ̂ (B/ln B)", "λ̂ (n/ln n)", "Tr H")
-    return [Table("Over epochs, mean ± standard error over seeds", header, tuple(lines)), minima_table(rows)]
+    header = (
+        "run",
+        "epoch",
+        "training loss",
+        "validation loss",
+        "λ̂ (B/ln B)",
+        "λ̂ (n/ln n)",
+        "Tr H",
+    )
+    return [
+        Table("Over epochs, mean ± standard error over seeds", header, tuple(lines)),
+        minima_table(rows),
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -149,7 +184,9 @@ def charts(rows: Rows) -> list[Chart]:
 
 def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:
     """A column of SGD and NGD over epochs."""
-    series = tuple(curve(NAMES[name], rows.where(optimizer=name), "epoch", column) for name in ("sgd", "ngd"))
+    series = tuple(
+        curve(NAMES[name], rows.where(optimizer=name), "epoch", column) for name in ("sgd", "ngd")
+    )
     return Chart(title, "epoch", words, series, source=source)
 
 
@@ -172,9 +209,18 @@ EXPERIMENT = Experiment(
         *ASSUMED,
         SMALLER,
         "Which network Figure 2 shows, and for how many epochs, the text does not say.",
-        "The comparison over all epochs, which the captions of Figure 2 make, was added after the cpu runs were seen.",
-        "At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run to save time.",
+        (
+            "The comparison over all epochs, which the captions of Figure 2 make, was added after"
+            " the cpu runs were seen."
+        ),
+        (
+            "At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the"
+            " run to save time."
+        ),
     ),
-    size=("rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not in the text."),
+    size=(
+        "rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not"
+        " in the text."
+    ),
     sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )

@@ -1,4 +1,6 @@
-"""What the NGD paper measures at a point: λ̂ at two temperatures, Tr H, WBIC, losses; and G_n, which it lacked."""
+"""What the NGD paper measures at a point: λ̂ at two temperatures, Tr H, WBIC, losses; and G_n,
+which it lacked.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ RULE = "_rule"  # ends the columns of λ̂ at the γ of the library's rule
 
 
 def compared(subject: Subject, ways: Sequence[Way], labels: Sequence[Row]) -> list[Row]:
-    """Two rows of each run: where it ended (``at`` "end"), and at the highest loss at which any ended ("equal loss").
+    """Two rows of each run: where it ended (``at`` "end"), and at the highest loss at which any
+    ended ("equal loss").
 
     A point is measured once: the run that ended highest has the same numbers in both rows.
     """
@@ -40,7 +43,8 @@ def compared(subject: Subject, ways: Sequence[Way], labels: Sequence[Row]) -> li
 
 
 def rule_at(subject: Subject, point: Point) -> float | None:
-    """γ of the library's rule at a point and nβ = n/ln n, for all points of a comparison; None where it is not asked.
+    """γ of the library's rule at a point and nβ = n/ln n, for all points of a comparison; None
+    where it is not asked.
 
     λ̂ at different γ cannot be compared.
     """
@@ -50,13 +54,16 @@ def rule_at(subject: Subject, point: Point) -> float | None:
     return default_localization(problem, problem.num_samples / math.log(problem.num_samples))[0]
 
 
-def measured(subject: Subject, point: Point, bayes: bool = False, gamma: float | None = None) -> Row:
+def measured(
+    subject: Subject, point: Point, bayes: bool = False, gamma: float | None = None
+) -> Row:
     """A row of one point.
 
-    ``llc`` and ``llc_batch`` are λ̂ at nβ = n/ln n and B/ln B (Eq. 19) with ``…_stderr`` and ``…_status``;
-    ``below_centre`` and ``below_centre_batch`` say NOT_A_MINIMUM: the chain found lower loss than the point's.
-    ``wbic`` is n·E[L_n] at β = 1/ln n (Eq. 18). With ``bayes`` also ``g_n`` (Eq. 28), from chains at β = 1. With
-    ``gamma`` the same once more at this γ, in columns that end in RULE.
+    ``llc`` and ``llc_batch`` are λ̂ at nβ = n/ln n and B/ln B (Eq. 19) with ``…_stderr`` and
+    ``…_status``; ``below_centre`` and ``below_centre_batch`` say NOT_A_MINIMUM: the chain found
+    lower loss than the point's. ``wbic`` is n·E[L_n] at β = 1/ln n (Eq. 18). With ``bayes`` also
+    ``g_n`` (Eq. 28), from chains at β = 1. With ``gamma`` the same once more at this γ, in columns
+    that end in RULE.
     """
     vector = point.vector.to(subject.problem.device)
     problem, held_out = subject.problem.at(vector), subject.held_out.at(vector)
@@ -78,10 +85,13 @@ def measured(subject: Subject, point: Point, bayes: bool = False, gamma: float |
     return row | (_bayes(problem, held_out, subject) if bayes else {})
 
 
-def _coefficient(problem: Problem, subject: Subject, column: str, nbeta: str, gamma: float | None = None) -> Row:
+def _coefficient(
+    problem: Problem, subject: Subject, column: str, nbeta: str, gamma: float | None = None
+) -> Row:
     settings = _sampling(problem, subject) | ({} if gamma is None else {"localization": gamma})
     if subject.setting.tol is not None and nbeta == "n/log n":
-        settings["batch_size"] = None  # the temperature does not depend on it, and the noise of batches does
+        # the temperature does not depend on it, and the noise of batches does
+        settings["batch_size"] = None
     found = llc(problem, seed=subject.seed, nbeta=nbeta, **settings)
     flag = column.replace("llc", "below_centre")
     row: Row = {
@@ -97,11 +107,16 @@ def _coefficient(problem: Problem, subject: Subject, column: str, nbeta: str, ga
 
 def _bayes(problem: Problem, held_out: Problem, subject: Subject) -> Row:
     found = bayes_criteria(problem, held_out, seed=subject.seed, **_sampling(problem, subject))
-    return {"g_n": float(found.g_n), "g_n_stderr": found.g_n_draws_error, "g_n_status": found.status.name}
+    return {
+        "g_n": float(found.g_n),
+        "g_n_stderr": found.g_n_draws_error,
+        "g_n_status": found.status.name,
+    }
 
 
 def _sampling(problem: Problem, subject: Subject) -> dict[str, Any]:
-    """SGLD of fixed length and γ, of which at most the step is found; or, with a tolerance, what ``llc`` chooses.
+    """SGLD of fixed length and γ, of which at most the step is found; or, with a tolerance, what
+    ``llc`` chooses.
 
     The mode is named: timing modes would change the bits.
     """

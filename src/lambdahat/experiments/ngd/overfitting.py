@@ -1,7 +1,8 @@
-"""λ̂, Tr H, WBIC and G_n against validation loss while a network overfits (Figures 7 and 8 of the NGD paper).
+"""λ̂, Tr H, WBIC and G_n against validation loss while a network overfits (Figures 7 and 8 of the
+NGD paper).
 
-The paper had WBIC alone, because no library gave it G_n, the Bayes generalisation loss E[F_{n+1}] − F_n (Eq. 28). Here
-G_n is sampled at β = 1 and read on the held-out images.
+The paper had WBIC alone, because no library gave it G_n, the Bayes generalisation loss E[F_{n+1}] −
+F_n (Eq. 28). Here G_n is sampled at β = 1 and read on the held-out images.
 """
 
 from __future__ import annotations
@@ -67,11 +68,17 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Each quantity grows with the validation loss once the model overfits; what the paper does not show is ours."""
+    """Each quantity grows with the validation loss once the model overfits; what the paper does
+    not show is ours.
+    """
     found = []
     for column, (words, source, optimizers) in _measures(rows).items():
         for optimizer in ("sgd", "ngd"):
-            part, name, own = rows.where(optimizer=optimizer), NAMES[optimizer], optimizer not in optimizers
+            part, name, own = (
+                rows.where(optimizer=optimizer),
+                NAMES[optimizer],
+                optimizer not in optimizers,
+            )
             found.append(
                 Claim(
                     f"{words} of {name} grows with the validation loss while overfitting",
@@ -92,12 +99,15 @@ def _measures(rows: Rows) -> dict[str, tuple[str, str, tuple[str, ...]]]:
 
 
 def with_validation(rows: Rows, column: str) -> Reading:
-    """The slope of ln of a column over ln of the validation loss after its least, averaged over runs.
+    """The slope of ln of a column over ln of the validation loss after its least, averaged over
+    runs.
 
     A run has none with fewer than LEAST points from there on that do not interpolate.
     """
     slopes = [
-        slope(_logs(part, "validation_loss"), _logs(part, column)).value for part in _late(rows) if len(part) >= LEAST
+        slope(_logs(part, "validation_loss"), _logs(part, column)).value
+        for part in _late(rows)
+        if len(part) >= LEAST
     ]
     return mean_of(slopes)
 
@@ -107,7 +117,9 @@ def _logs(rows: Rows, column: str) -> list[float]:
 
 
 def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
-    """Of each run the points from the least validation loss on, but for those that interpolate unless asked for."""
+    """Of each run the points from the least validation loss on, but for those that interpolate
+    unless asked for.
+    """
     parts = []
     for part in grouped(rows, lambda row: str([row[key] for key in RUN])).values():
         losses = part.values("validation_loss")
@@ -117,14 +129,22 @@ def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
 
 
 def _unmet(rows: Rows, name: str, column: str) -> str:
-    """Half or more of the runs do not overfit or interpolate soon, or the points while they overfit are not minima."""
+    """Half or more of the runs do not overfit or interpolate soon, or the points while they
+    overfit are not minima.
+    """
     late, whole = _late(rows), _late(rows, interpolated=True)
     short = sum(len(part) < LEAST for part in late)
     if 2 * short >= len(late):
         rising = sum(len(part) >= LEAST for part in whole)
         if 2 * rising > len(whole):
-            return f"{name} interpolates before {LEAST} points of rising validation loss in {short} of {len(late)}"
-        return f"the validation loss of {name} does not rise over {LEAST} points in {short} of {len(late)} runs"
+            return (
+                f"{name} interpolates before {LEAST} points of rising validation loss in {short} of"
+                f" {len(late)}"
+            )
+        return (
+            f"the validation loss of {name} does not rise over {LEAST} points in {short} of"
+            f" {len(late)} runs"
+        )
     return unmet({name: Rows([row for part in late for row in part])}, column)
 
 
@@ -138,12 +158,23 @@ def tables(rows: Rows) -> list[Table]:
             here = rows.where(optimizer=optimizer, part=place)
             means = (str(mean_of(here.values(column))) for column in columns)
             lines.append((NAMES[optimizer], f"{mean_of(here.values('epoch')).value:.4g}", *means))
-    header = ("by", "epoch", "training loss", "validation loss", *(words for words, *_ in measures.values()))
-    return [Table("Overfitting, mean ± standard error over seeds", header, tuple(lines)), minima_table(rows)]
+    header = (
+        "by",
+        "epoch",
+        "training loss",
+        "validation loss",
+        *(words for words, *_ in measures.values()),
+    )
+    return [
+        Table("Overfitting, mean ± standard error over seeds", header, tuple(lines)),
+        minima_table(rows),
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """The validation loss and every quantity over epochs; then WBIC and G_n against the validation loss."""
+    """The validation loss and every quantity over epochs; then WBIC and G_n against the
+    validation loss.
+    """
     out = [over_epochs("Validation loss", rows, "validation_loss", "validation loss", "Figure 8")]
     for column, (words, source, _) in _measures(rows).items():
         out.append(over_epochs(TITLES[column], rows, column, words, source))
@@ -152,13 +183,24 @@ def charts(rows: Rows) -> list[Chart]:
         for optimizer in ("sgd", "ngd"):
             part = rows.where(optimizer=optimizer)
             means = [
-                [mean_of(part.where(part=place).values(name)).value for place in part.distinct("part")]
+                [
+                    mean_of(part.where(part=place).values(name)).value
+                    for place in part.distinct("part")
+                ]
                 for name in ("validation_loss", column)
             ]
-            series.append(replace(curve(NAMES[optimizer], part, "part", column), x=means[0], y=means[1]))
+            series.append(
+                replace(curve(NAMES[optimizer], part, "part", column), x=means[0], y=means[1])
+            )
         words, source, _ = MEASURES[column]
         out.append(
-            Chart(f"{TITLES[column]} against validation loss", "validation loss", words, tuple(series), source=source)
+            Chart(
+                f"{TITLES[column]} against validation loss",
+                "validation loss",
+                words,
+                tuple(series),
+                source=source,
+            )
         )
     return beside_plots(out)
 
@@ -170,7 +212,9 @@ EXPERIMENT = Experiment(
     "Figures 7 and 8",
     {
         "smoke": Config(replace(TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
-        "cpu": Config(replace(SMALL, data="fashion-mnist", training=1024, epochs=400), ("ffnn", 1, 64), 8, 4),
+        "cpu": Config(
+            replace(SMALL, data="fashion-mnist", training=1024, epochs=400), ("ffnn", 1, 64), 8, 4
+        ),
         "paper": Config(replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 8, 5),
     },
     cells,
@@ -183,19 +227,24 @@ EXPERIMENT = Experiment(
         SMALLER,
         "Which network Figures 7 and 8 show, and for how many epochs, the text does not say.",
         "G_n by chains at β = 1 with the same γ, read on the held-out images.",
-        "Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms there, by seed.",
         (
-            f"Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out: where a network "
-            "interpolates, Tr H and λ̂ go to 0 with the loss, whatever the validation loss does."
+            "Overfitting is from the epoch of least validation loss on. Growth is the slope of"
+            " logarithms there, by seed."
+        ),
+        (
+            f"Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out:"
+            " where a network interpolates, Tr H and λ̂ go to 0 with the loss, whatever the"
+            " validation loss does."
         ),
         "G_n is not sampled at paper scale.",
         (
-            "At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had been planned: cut "
-            "before the run to save time."
+            "At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had"
+            " been planned: cut before the run to save time."
         ),
     ),
     size=(
-        "Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds are not in the text."
+        "Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds"
+        " are not in the text."
     ),
     sizes=(Size(data="fashion-mnist", rate="0.01"),),
 )

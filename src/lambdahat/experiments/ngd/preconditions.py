@@ -1,4 +1,6 @@
-"""When runs are not what the NGD paper's claims are about: solutions, which have learnt and are minima."""
+"""When runs are not what the NGD paper's claims are about: solutions, which have learnt and are
+minima.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ CHANCE = math.log(CLASSES)  # the loss of guessing
 LEARNT = CHANCE / 2
 INTERPOLATED = CHANCE / 100
 RULE = (
-    f"A claim is not testable where half or more of the runs of a setting it compares have a training loss above "
-    f"{LEARNT:.2f}, half of chance's ln 10, or, for λ̂, are NOT_A_MINIMUM: the paper speaks of solutions."
+    "A claim is not testable where half or more of the runs of a setting it compares have a"
+    f" training loss above {LEARNT:.2f}, half of chance's ln 10, or, for λ̂, are NOT_A_MINIMUM: the"
+    " paper speaks of solutions."
 )
 
 
 def unmet(groups: Mapping[str, Rows], column: str = "") -> str:
-    """Why a claim about solutions cannot be read off these groups of runs (RULE); empty where it can.
+    """Why a claim about solutions cannot be read off these groups of runs (RULE); empty where it
+    can.
 
     ``column`` is the quantity compared; of "llc" and "llc_batch" the points must be minima.
     """

@@ -1,4 +1,6 @@
-"""λ̂ of NGD against the smoothing α and ε of the Fisher matrix, κ = (α/d)·max(tr F, ε) (Figure 3 of the NGD paper)."""
+"""λ̂ of NGD against the smoothing α and ε of the Fisher matrix, κ = (α/d)·max(tr F, ε) (Figure 3
+of the NGD paper).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def cells(config: Config) -> list[Cell]:
     """Sweep × seed; the runs of a cell share their SGD and are compared at one loss."""
     base = grid(config.setting, [config.setting.data], [config.net], config.seeds)
     values = {"alpha": config.alphas, "epsilon": config.epsilons}
-    return [{**cell, "sweep": sweep, "values": list(values[sweep])} for sweep in SWEEPS for cell in base]
+    return [
+        {**cell, "sweep": sweep, "values": list(values[sweep])} for sweep in SWEEPS for cell in base
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -130,7 +134,9 @@ def approach(rows: Rows, column: str) -> Reading:
 def tables(rows: Rows) -> list[Table]:
     """What was measured for every α and ε, and where no minimum was."""
     parts = [
-        points_table(rows.where(sweep=sweep), f"λ̂ against {letter}, mean ± standard error over seeds", _named)
+        points_table(
+            rows.where(sweep=sweep), f"λ̂ against {letter}, mean ± standard error over seeds", _named
+        )
         for sweep, (letter, _) in SWEEPS.items()
     ]
     return [*parts, minima_table(rows)]
@@ -143,7 +149,9 @@ def _named(row: Row) -> str:
 def charts(rows: Rows) -> list[Chart]:
     """λ̂ and Tr H over α and over ε, with SGD's as a mark."""
     columns = ("llc_batch", "llc", "trace")
-    return beside_plots([_chart(rows.where(sweep=sweep), sweep, column) for sweep in SWEEPS for column in columns])
+    return beside_plots(
+        [_chart(rows.where(sweep=sweep), sweep, column) for sweep in SWEEPS for column in columns]
+    )
 
 
 def _chart(rows: Rows, sweep: str, column: str) -> Chart:
@@ -171,8 +179,16 @@ EXPERIMENT = Experiment(
     "§3.2, Figure 3",
     {
         "smoke": Config(TINY, ("ffnn", 1, 8), (0.01, 1.0, 100.0), (1e-10, 1.0, 100.0), 1),
-        "cpu": Config(SMALL, ("ffnn", 1, 64), (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-3, 0.1, 10.0), 4),
-        "paper": Config(WHOLE, ("ffnn", 1, 256), (0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-4, 1e-2, 1.0), 5),
+        "cpu": Config(
+            SMALL,
+            ("ffnn", 1, 64),
+            (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0),
+            (1e-10, 1e-3, 0.1, 10.0),
+            4,
+        ),
+        "paper": Config(
+            WHOLE, ("ffnn", 1, 256), (0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-4, 1e-2, 1.0), 5
+        ),
     },
     cells,
     run,
@@ -184,16 +200,23 @@ EXPERIMENT = Experiment(
         SMALLER,
         "The values of α and ε in Figure 3 are not in the text; ε is swept at α = 0.1.",
         (
-            "One hidden layer of 256 at paper scale: with two, NGD at α = 0.01 ends NOT_A_MINIMUM at nβ = n/ln n in "
-            "three of five seeds of ngd-widths. γ = 100 alone."
+            "One hidden layer of 256 at paper scale: with two, NGD at α = 0.01 ends NOT_A_MINIMUM"
+            " at nβ = n/ln n in three of five seeds of ngd-widths. γ = 100 alone."
         ),
         (
-            "α = 0.001 was dropped at paper scale, and ε = 1 took the place of 10⁻⁶. These choices and that of the "
-            "network came before the run, but after ngd-widths and the cpu run, where all points at α = 0.001 and "
-            "0.01 are NOT_A_MINIMUM at nβ = n/ln n: they are informed by results."
+            "α = 0.001 was dropped at paper scale, and ε = 1 took the place of 10⁻⁶. These choices"
+            " and that of the network came before the run, but after ngd-widths and the cpu run,"
+            " where all points at α = 0.001 and 0.01 are NOT_A_MINIMUM at nβ = n/ln n: they are"
+            " informed by results."
         ),
-        "At cpu scale λ̂ at nβ = n/ln n falling with ε is decided only since two claims are left out as not testable.",
+        (
+            "At cpu scale λ̂ at nβ = n/ln n falling with ε is decided only since two claims are"
+            " left out as not testable."
+        ),
     ),
-    size="λ̂ against α and against ε; their values, the network, epochs and seeds are not in the text.",
+    size=(
+        "λ̂ against α and against ε; their values, the network, epochs and seeds are not in the"
+        " text."
+    ),
     sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )

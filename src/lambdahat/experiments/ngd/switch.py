@@ -1,7 +1,7 @@
 """SGD, then on with SGD or with NGD, at several rates (Figures 4 to 6 of the NGD paper).
 
-The paper splits when the loss and λ̂ have settled (§3.3). Where SGD has not come so far, its claims are not judged:
-``switch_late`` splits Figures 5 and 6 later.
+The paper splits when the loss and λ̂ have settled (§3.3). Where SGD has not come so far, its claims
+are not judged: ``switch_late`` splits Figures 5 and 6 later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ from lambdahat.experiments.ngd.claims import (
 from lambdahat.experiments.ngd.epochs import along
 from lambdahat.experiments.ngd.measuring import WORDS, measured
 from lambdahat.experiments.ngd.preconditions import unmet
-from lambdahat.experiments.ngd.training import Net, Setting, Subject, Way, at_equal_loss, grid, subject_of, trained
+from lambdahat.experiments.ngd.training import (
+    Net,
+    Setting,
+    Subject,
+    Way,
+    at_equal_loss,
+    grid,
+    subject_of,
+    trained,
+)
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
@@ -50,7 +59,9 @@ SETTLED = 0.1  # part by which λ̂ may change from the row "before" the split t
 
 @dataclass(frozen=True)
 class Config:
-    """One scale: ``before`` epochs of SGD at ``slow`` (Figures 5 and 6) or at the setting's rate (Figure 4)."""
+    """One scale: ``before`` epochs of SGD at ``slow`` (Figures 5 and 6) or at the setting's rate
+    (Figure 4).
+    """
 
     setting: Setting
     data: tuple[tuple[str, str], ...]  # figure and data set
@@ -67,14 +78,21 @@ def cells(config: Config) -> list[Cell]:
     for figure, data in config.data:
         rate = config.slow if figure == "5 and 6" else config.setting.rate
         base = grid(replace(config.setting, rate=rate), [data], [config.net], config.seeds)
-        found += [{**cell, "figure": figure, "before": config.before, "points": config.points} for cell in base]
+        found += [
+            {**cell, "figure": figure, "before": config.before, "points": config.points}
+            for cell in base
+        ]
     return found
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row at the split, rows along each branch, and the two fastest branches at equal training loss."""
+    """A row at the split, rows along each branch, and the two fastest branches at equal training
+    loss.
+    """
     subject = subject_of(cell, device)
-    return after_split(subject, cell, trained(subject, "sgd", stage="before", epochs=cell["before"]))
+    return after_split(
+        subject, cell, trained(subject, "sgd", stage="before", epochs=cell["before"])
+    )
 
 
 def after_split(subject: Subject, cell: Cell, first: Way) -> list[Row]:
@@ -95,20 +113,33 @@ def after_split(subject: Subject, cell: Cell, first: Way) -> list[Row]:
     pair = [f"{NAMES[optimizer]} ×{most}" for optimizer in ("sgd", "ngd")]
     for name, point in zip(pair, at_equal_loss([ways[name] for name in pair]), strict=True):
         equal = ends[name] if point is ways[name].end else measured(subject, point)
-        rows.append({"branch": name, "optimizer": ways[name].optimizer, "at": "equal loss", **equal})
+        rows.append(
+            {"branch": name, "optimizer": ways[name].optimizer, "at": "equal loss", **equal}
+        )
     return rows
 
 
 def _means(norms: tuple[float, ...], parts: int) -> list[float]:
-    """The mean update norm in each of so many equal parts; a run that diverged has the last it reached."""
-    cuts = [norms[len(norms) * part // parts : len(norms) * (part + 1) // parts] for part in range(parts)]
+    """The mean update norm in each of so many equal parts; a run that diverged has the last it
+    reached.
+    """
+    cuts = [
+        norms[len(norms) * part // parts : len(norms) * (part + 1) // parts]
+        for part in range(parts)
+    ]
     return [sum(cut) / len(cut) if cut else norms[-1] for cut in cuts]
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Figure 4: λ̂ rises by NGD, not by longer steps. Figures 5 and 6: faster NGD rises more, faster SGD does not."""
+    """Figure 4: λ̂ rises by NGD, not by longer steps. Figures 5 and 6: faster NGD rises more,
+    faster SGD does not.
+    """
     makers = {"4": _same_rate, "5 and 6": rates}
-    return [claim for figure in rows.distinct("figure") for claim in makers[figure](rows.where(figure=figure))]
+    return [
+        claim
+        for figure in rows.distinct("figure")
+        for claim in makers[figure](rows.where(figure=figure))
+    ]
 
 
 def _same_rate(rows: Rows) -> list[Claim]:
@@ -129,7 +160,8 @@ def _same_rate(rows: Rows) -> list[Claim]:
     norms = log_ratio(end.where(branch="NGD ×1"), end.where(branch="SGD ×1"), "update_norm")
     found.append(
         Claim(
-            f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch (log-ratio)",
+            f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch"
+            " (log-ratio)",
             "Figure 4a",
             "changes little",
             norms,
@@ -165,7 +197,8 @@ def rates(rows: Rows) -> list[Claim]:
         grown = log_ratio(raised, steady, column)
         found.append(
             Claim(
-                f"λ̂ of SGD at 100 times the rate is not above SGD ×1's by {RISE:.0%} (log-ratio), {words}",
+                f"λ̂ of SGD at 100 times the rate is not above SGD ×1's by {RISE:.0%} (log-ratio),"
+                f" {words}",
                 "Figure 6b",
                 "does not increase",
                 grown,
@@ -200,14 +233,20 @@ def rates(rows: Rows) -> list[Claim]:
 
 
 def untestable(rows: Rows, column: str = "", branches: tuple[str, ...] = ()) -> str:
-    """Why a claim cannot be read off the split and the ends of these branches (``preconditions.RULE``, SETTLED)."""
+    """Why a claim cannot be read off the split and the ends of these branches
+    (``preconditions.RULE``, SETTLED).
+    """
     groups = {"the split": rows.where(branch="split")}
-    reason = unmet(groups | {branch: end_of(rows).where(branch=branch) for branch in branches}, column)
+    reason = unmet(
+        groups | {branch: end_of(rows).where(branch=branch) for branch in branches}, column
+    )
     return "; ".join(filter(None, (reason, _unsettled(rows, column) if column else "")))
 
 
 def _unsettled(rows: Rows, column: str) -> str:
-    """Why λ̂ has not settled at the split, where a row "before" it tells: it still changed in half or more of runs."""
+    """Why λ̂ has not settled at the split, where a row "before" it tells: it still changed in
+    half or more of runs.
+    """
     early, late = (keyed(rows.where(branch=branch), column) for branch in ("before", "split"))
     known = [key for key in late if key in early]
     moving = sum(not _near(late[key], early[key]) for key in known)
@@ -237,7 +276,14 @@ def tables(rows: Rows) -> list[Table]:
                 ("equal loss", part.where(at="equal loss")),
             ):
                 if len(here):
-                    lines.append((figure, branch, at, *(str(mean_of(here.values(column))) for column in columns)))
+                    lines.append(
+                        (
+                            figure,
+                            branch,
+                            at,
+                            *(str(mean_of(here.values(column))) for column in columns),
+                        )
+                    )
     header = (
         "figure",
         "branch",
@@ -249,7 +295,10 @@ def tables(rows: Rows) -> list[Table]:
         "Tr H",
         "update norm",
     )
-    return [Table("From SGD to NGD, mean ± standard error over seeds", header, tuple(lines)), minima_table(rows)]
+    return [
+        Table("From SGD to NGD, mean ± standard error over seeds", header, tuple(lines)),
+        minima_table(rows),
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -261,7 +310,12 @@ def charts(rows: Rows) -> list[Chart]:
         for column in ("llc_batch", "llc", "update_norm", "validation_loss"):
             split = part.where(branch="split")
             series = tuple(
-                curve(branch, Rows([*split, *part.where(branch=branch, at="on the way")]), "epoch", column)
+                curve(
+                    branch,
+                    Rows([*split, *part.where(branch=branch, at="on the way")]),
+                    "epoch",
+                    column,
+                )
                 for branch in part.distinct("branch")
                 if branch not in ("before", "split")
             )
@@ -283,9 +337,15 @@ EXPERIMENT = Experiment(
     NGD,
     "§3.3, Figures 4–6",
     {
-        "smoke": Config(TINY, (("4", "digits"), ("5 and 6", "digits")), ("ffnn", 1, 8), 5e-4, 10, 1, 1),
-        "cpu": Config(SMALL, (("4", "fashion-mnist"), ("5 and 6", "mnist")), ("ffnn", 2, 64), 5e-4, 100, 3, 4),
-        "paper": Config(replace(WHOLE, epochs=30), (("4", "fashion-mnist"),), ("ffnn", 2, 256), 1e-4, 50, 2, 5),
+        "smoke": Config(
+            TINY, (("4", "digits"), ("5 and 6", "digits")), ("ffnn", 1, 8), 5e-4, 10, 1, 1
+        ),
+        "cpu": Config(
+            SMALL, (("4", "fashion-mnist"), ("5 and 6", "mnist")), ("ffnn", 2, 64), 5e-4, 100, 3, 4
+        ),
+        "paper": Config(
+            replace(WHOLE, epochs=30), (("4", "fashion-mnist"),), ("ffnn", 2, 256), 1e-4, 50, 2, 5
+        ),
     },
     cells,
     run,
@@ -296,17 +356,29 @@ EXPERIMENT = Experiment(
         *ASSUMED,
         SMALLER,
         "Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.",
-        "When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096 images at cpu scale).",
-        "At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split: ngd-switch-late splits later.",
-        "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too.",
         (
-            "At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2 points of a "
-            "branch, where 3 had been planned: cut before the run to save time."
+            "When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096"
+            " images at cpu scale)."
+        ),
+        (
+            "At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split:"
+            " ngd-switch-late splits later."
+        ),
+        (
+            "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on"
+            " training too."
+        ),
+        (
+            "At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2"
+            " points of a branch, where 3 had been planned: cut before the run to save time."
         ),
     ),
     size=(
-        "two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6: MNIST, SGD "
-        "at 10⁻⁴; split when loss and λ̂ have settled."
+        "two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6:"
+        " MNIST, SGD at 10⁻⁴; split when loss and λ̂ have settled."
     ),
-    sizes=(Size("FFNN 2 × 256", "fashion-mnist", rate="0.01"), Size("FFNN 2 × 256", "mnist", rate="0.0001")),
+    sizes=(
+        Size("FFNN 2 × 256", "fashion-mnist", rate="0.01"),
+        Size("FFNN 2 × 256", "mnist", rate="0.0001"),
+    ),
 )

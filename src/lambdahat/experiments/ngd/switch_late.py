@@ -1,8 +1,9 @@
 """Figures 5 and 6 of the NGD paper, split where SGD has settled, which in ``switch`` it has not.
 
-At SGD's slow rate a minimum is far: the gradient goes along flat directions, where much is still to be gained. What
-counts is rate × steps, about 50 for 4,096 images: 100,000 steps at 5·10⁻⁴. SGD goes most of this way at a quicker
-rate, and the rest at the slow one. That λ̂ "has stabilized" at the split (§3.3) is measured too.
+At SGD's slow rate a minimum is far: the gradient goes along flat directions, where much is still to
+be gained. What counts is rate × steps, about 50 for 4,096 images: 100,000 steps at 5·10⁻⁴. SGD goes
+most of this way at a quicker rate, and the rest at the slow one. That λ̂ "has stabilized" at the
+split (§3.3) is measured too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd import switch
 from lambdahat.experiments.ngd.claims import ASSUMED, SMALLER, log_ratio, paired
 from lambdahat.experiments.ngd.measuring import WORDS, measured
-from lambdahat.experiments.ngd.switch import RISE, SETTLED, charts, end_of, rates, tables, untestable
+from lambdahat.experiments.ngd.switch import (
+    RISE,
+    SETTLED,
+    charts,
+    end_of,
+    rates,
+    tables,
+    untestable,
+)
 from lambdahat.experiments.ngd.training import subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
@@ -25,7 +34,9 @@ QUARTER = 0.25  # the part of the quick epochs in which λ̂ is to have settled
 
 @dataclass(frozen=True)
 class Config(switch.Config):
-    """One scale: ``approach`` epochs of SGD at ``quick``, then ``before`` at ``slow``, then the branches."""
+    """One scale: ``approach`` epochs of SGD at ``quick``, then ``before`` at ``slow``, then the
+    branches.
+    """
 
     quick: float
     approach: int
@@ -33,7 +44,10 @@ class Config(switch.Config):
 
 def cells(config: Config) -> list[Cell]:
     """Those of ``switch``, with the approach."""
-    return [{**cell, "quick": config.quick, "approach": config.approach} for cell in switch.cells(config)]
+    return [
+        {**cell, "quick": config.quick, "approach": config.approach}
+        for cell in switch.cells(config)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -44,11 +58,16 @@ def run(cell: Cell, device: str) -> list[Row]:
     point = quick.at((1 - QUARTER) * cell["approach"])
     about = {"branch": "before", "optimizer": "sgd", "at": "before", "part": 0}
     epoch = point.epoch - cell["approach"] - cell["before"]
-    return [{**about, **measured(subject, point), "epoch": epoch}, *switch.after_split(subject, cell, slow)]
+    return [
+        {**about, **measured(subject, point), "epoch": epoch},
+        *switch.after_split(subject, cell, slow),
+    ]
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Those of ``switch``, and what else the figures show: SGD steady, NGD like it at its rate, rising at others."""
+    """Those of ``switch``, and what else the figures show: SGD steady, NGD like it at its rate,
+    rising at others.
+    """
     return [*rates(rows), *_after(rows), *_raised(rows)]
 
 
@@ -59,8 +78,20 @@ def _after(rows: Rows) -> list[Claim]:
         steady = log_ratio(slow, split, column)
         alike = log_ratio(natural, slow, column)
         for branches, sentence, source, said, reading in (
-            (("SGD ×1",), "λ̂ of SGD that goes on at its rate stays", "Figure 5", "remains steady", steady),
-            (("NGD ×1", "SGD ×1"), "λ̂ of NGD at SGD's rate stays like SGD's,", "Figure 5a", "behave similarly", alike),
+            (
+                ("SGD ×1",),
+                "λ̂ of SGD that goes on at its rate stays",
+                "Figure 5",
+                "remains steady",
+                steady,
+            ),
+            (
+                ("NGD ×1", "SGD ×1"),
+                "λ̂ of NGD at SGD's rate stays like SGD's,",
+                "Figure 5a",
+                "behave similarly",
+                alike,
+            ),
         ):
             reason = untestable(rows, column, branches)
             found.append(
@@ -113,7 +144,8 @@ def _raised(rows: Rows) -> list[Claim]:
             unmet=untestable(rows),
         ),
         Claim(
-            "the update norm of SGD at a raised rate falls on the way (log-ratio of its last part to its first)",
+            "the update norm of SGD at a raised rate falls on the way (log-ratio of its last part"
+            " to its first)",
             "Figure 6a",
             "steadily decreases",
             calmer,
@@ -131,8 +163,20 @@ EXPERIMENT = Experiment(
     NGD,
     "§3.3, Figures 5 and 6",
     {
-        "smoke": Config(TINY, (("5 and 6", "digits"),), ("ffnn", 1, 8), 5e-4, 5, 2, 1, quick=0.01, approach=20),
-        "cpu": Config(SAMPLED, (("5 and 6", "mnist"),), ("ffnn", 2, 64), 5e-4, 100, 2, 5, quick=0.01, approach=156),
+        "smoke": Config(
+            TINY, (("5 and 6", "digits"),), ("ffnn", 1, 8), 5e-4, 5, 2, 1, quick=0.01, approach=20
+        ),
+        "cpu": Config(
+            SAMPLED,
+            (("5 and 6", "mnist"),),
+            ("ffnn", 2, 64),
+            5e-4,
+            100,
+            2,
+            5,
+            quick=0.01,
+            approach=156,
+        ),
         "paper": Config(
             replace(WHOLE, epochs=20),
             (("5 and 6", "mnist"),),
@@ -155,24 +199,27 @@ EXPERIMENT = Experiment(
         SMALLER,
         "SGD at cpu scale splits at 5·10⁻⁴ in place of 10⁻⁴, and ×100 is 0.05 in place of 0.01.",
         (
-            "The paper comes to the split at one rate. Here SGD takes 156 epochs of 4,096 images at 0.01, which go "
-            "as far as 3,120 at 5·10⁻⁴, and 100 at 5·10⁻⁴ (paper scale: 60 of 60,000 at 0.01, as far as "
-            "6,000 at 10⁻⁴, and 20)."
+            "The paper comes to the split at one rate. Here SGD takes 156 epochs of 4,096 images at"
+            " 0.01, which go as far as 3,120 at 5·10⁻⁴, and 100 at 5·10⁻⁴ (paper scale: 60 of"
+            " 60,000 at 0.01, as far as 6,000 at 10⁻⁴, and 20)."
         ),
         (
-            "Nor is what is said of λ̂ testable where in half or more of the runs it changed by more than "
-            f"{SETTLED:.0%} in the last quarter of the epochs at 0.01 and on to the split: the paper splits when it "
-            "has stabilized."
+            "Nor is what is said of λ̂ testable where in half or more of the runs it changed by"
+            f" more than {SETTLED:.0%} in the last quarter of the epochs at 0.01 and on to the"
+            " split: the paper splits when it has stabilized."
         ),
         (
-            "Written after ngd-switch had run; settings were chosen by runs of another seed, claims and rules before "
-            "it ran."
+            "Written after ngd-switch had run; settings were chosen by runs of another seed, claims"
+            " and rules before it ran."
         ),
-        "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too.",
+        (
+            "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on"
+            " training too."
+        ),
     ),
     size=(
-        "two hidden layers of 256 on MNIST, SGD at 10⁻⁴ until loss and λ̂ have settled, then NGD at 10⁻⁴, "
-        "10⁻³ and 10⁻², SGD at 10⁻²."
+        "two hidden layers of 256 on MNIST, SGD at 10⁻⁴ until loss and λ̂ have settled, then NGD at"
+        " 10⁻⁴, 10⁻³ and 10⁻², SGD at 10⁻²."
     ),
     sizes=(Size("FFNN 2 × 256", "mnist", rate="0.0001"),),
 )

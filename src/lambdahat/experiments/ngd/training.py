@@ -1,4 +1,6 @@
-"""Networks of the NGD paper, trained by SGD and by NGD from the same start on the same batches, with their way kept."""
+"""Networks of the NGD paper, trained by SGD and by NGD from the same start on the same batches,
+with their way kept.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,24 @@ from lambdahat.training.loop import fit
 from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepped
 
 Pair = tuple[Tensor, Tensor]
-Net = tuple[str, int, int]  # "ffnn" with so many hidden layers of so many nodes, or ("lenet5", 0, 0)
+Net = tuple[
+    str, int, int
+]  # "ffnn" with so many hidden layers of so many nodes, or ("lenet5", 0, 0)
 SIDE = 28  # pixels of LeNet-5's images
 POINTS = 100  # of a run that are kept, about
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs of a cell share: the data, how long and how fast to train, and how to sample λ̂.
+    """What all runs of a cell share: the data, how long and how fast to train, and how to sample
+    λ̂.
 
-    α and ε are Eq. 7's. Each chain of λ̂ takes ``burn_in`` + ``draws`` steps of SGLD on batches of ``sampled_batch``:
-    a chain that finds lower loss than the centre goes on falling, so that its length must not differ between runs.
-    A pilot finds the step size where it is not given. With ``tol`` λ̂ is instead drawn by ``llc``'s own kernel until its
-    standard error is this part of it or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None, and with
-    ``rule`` also at the γ that the library's rule gives where SGD ended. A cell has these only where they are set.
+    α and ε are Eq. 7's. Each chain of λ̂ takes ``burn_in`` + ``draws`` steps of SGLD on batches of
+    ``sampled_batch``: a chain that finds lower loss than the centre goes on falling, so that its
+    length must not differ between runs. A pilot finds the step size where it is not given. With
+    ``tol`` λ̂ is instead drawn by ``llc``'s own kernel until its standard error is this part of it
+    or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None, and with ``rule`` also at
+    the γ that the library's rule gives where SGD ended. A cell has these only where they are set.
     """
 
     data: str
@@ -75,7 +81,9 @@ OPTIONAL = ("tol", "max_gradients", "rule")  # settings that a cell lacks where 
 
 @dataclass(frozen=True)
 class Point:
-    """A place on the way of a run: after ``epoch`` epochs, with L_n over all training data and the parameters (P,)."""
+    """A place on the way of a run: after ``epoch`` epochs, with L_n over all training data and the
+    parameters (P,).
+    """
 
     epoch: float
     loss: float
@@ -84,7 +92,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Way:
-    """A run: its points, the last one its end, and the update norm of each epoch, ‖∇L‖ or ‖F_s⁻¹∇L‖ (§3.3)."""
+    """A run: its points, the last one its end, and the update norm of each epoch, ‖∇L‖ or ‖F_s⁻¹∇L‖
+    (§3.3).
+    """
 
     optimizer: str
     points: tuple[Point, ...]
@@ -102,7 +112,9 @@ class Way:
 
 
 class Snapshots:
-    """A tracker that keeps the parameters and the loss over all training data every ``every`` steps while finite."""
+    """A tracker that keeps the parameters and the loss over all training data every ``every`` steps
+    while finite.
+    """
 
     unit, name = "step", "snapshots"
 
@@ -110,7 +122,9 @@ class Snapshots:
         self.every, self._steps = every, steps
         self.points: list[Point] = []
 
-    def measure(self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0) -> dict[str, float | str]:
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> dict[str, float | str]:
         """Keep where the run is; it gives the row nothing."""
         point = Point(step / self._steps, float(problem.loss()), problem.vector.detach().clone())
         if math.isfinite(point.loss):
@@ -144,7 +158,13 @@ class Subject:
 def grid(setting: Setting, data: Sequence[str], networks: Sequence[Net], seeds: int) -> list[Cell]:
     """A cell for every data set, network and seed."""
     return [
-        {**_fields(replace(setting, data=name)), "network": kind, "layers": layers, "width": width, "seed": seed}
+        {
+            **_fields(replace(setting, data=name)),
+            "network": kind,
+            "layers": layers,
+            "width": width,
+            "seed": seed,
+        }
         for name in data
         for kind, layers, width in networks
         for seed in range(seeds)
@@ -152,7 +172,11 @@ def grid(setting: Setting, data: Sequence[str], networks: Sequence[Net], seeds: 
 
 
 def _fields(setting: Setting) -> Cell:
-    return {name: value for name, value in asdict(setting).items() if value is not None or name not in OPTIONAL}
+    return {
+        name: value
+        for name, value in asdict(setting).items()
+        if value is not None or name not in OPTIONAL
+    }
 
 
 def setting_of(cell: Cell) -> Setting:
@@ -165,14 +189,18 @@ def subject_of(cell: Cell, device: str) -> Subject:
     setting, seed = setting_of(cell), cell["seed"]
     training, held_out, classes = images(setting, cell["network"], seed)
     hidden = [cell["width"]] * cell["layers"]
-    model = network(cell["network"], hidden, math.prod(training[0].shape[1:]), classes, seed).to(device)
+    model = network(cell["network"], hidden, math.prod(training[0].shape[1:]), classes, seed).to(
+        device
+    )
     near, far = (tuple(part.to(device) for part in pair) for pair in (training, held_out))
     problem = Problem(model, "cross_entropy", near, batch_size=10_000)
     return Subject(setting, seed, problem, problem.on(far))
 
 
 def images(setting: Setting, network: str, seed: int) -> tuple[Pair, Pair, int]:
-    """So many training and held-out images of mean 0 and deviation 1, and the classes; 28 × 28 for LeNet-5."""
+    """So many training and held-out images of mean 0 and deviation 1, and the classes; 28 × 28 for
+    LeNet-5.
+    """
     near, far, classes = _whole(setting.data, network)
     rows, others = _drawn(setting, seed, len(near[1]), len(far[1]))
     return (near[0][rows], near[1][rows]), (far[0][others], far[1][others]), classes
@@ -181,7 +209,10 @@ def images(setting: Setting, network: str, seed: int) -> tuple[Pair, Pair, int]:
 def _drawn(setting: Setting, seed: int, training: int, held_out: int) -> tuple[Tensor, Tensor]:
     """Which images a seed trains on and holds out, in its order."""
     parts = (("training", training, setting.training), ("held out", held_out, setting.held_out))
-    first, second = (torch.randperm(total, generator=generator(seed, name))[:count] for name, total, count in parts)
+    first, second = (
+        torch.randperm(total, generator=generator(seed, name))[:count]
+        for name, total, count in parts
+    )
     return first, second
 
 
@@ -219,16 +250,13 @@ def network(name: str, hidden: Sequence[int], inputs: int, classes: int, seed: i
 
 
 def trained(
-    subject: Subject,
-    optimizer: str,
-    start: Tensor | None = None,
-    stage: str = "",
-    **changes: Any,
+    subject: Subject, optimizer: str, start: Tensor | None = None, stage: str = "", **changes: Any
 ) -> Way:
     """Train by "sgd" or "ngd" from ``start`` (the model's parameters as they are).
 
-    ``changes`` replace rate, alpha, epsilon or epochs of the setting. Runs of the same ``stage`` see the same batches.
-    A run that ``train_together`` has left in the folder of ``kept_in`` is taken from there.
+    ``changes`` replace rate, alpha, epsilon or epochs of the setting. Runs of the same ``stage``
+    see the same batches. A run that ``train_together`` has left in the folder of ``kept_in`` is
+    taken from there.
     """
     setting = subject.setting
     chosen = _chosen(setting, changes)
@@ -244,7 +272,9 @@ def trained(
         rule = NGD(parameters, lr=chosen["rate"], alpha=chosen["alpha"], epsilon=chosen["epsilon"])
     steps = math.ceil(subject.problem.num_samples / setting.batch)
     total = steps * chosen["epochs"]
-    every = next(k for k in range(max(total // POINTS, 1), total + 1) if total % k == 0)  # the end is a point
+    every = next(
+        k for k in range(max(total // POINTS, 1), total + 1) if total % k == 0
+    )  # the end is a point
     kept = Snapshots(every, steps)
     kept.measure(subject.problem)
     run = fit(
@@ -266,7 +296,10 @@ def at_equal_loss(ways: Sequence[Way]) -> list[Point]:
 
 
 def _chosen(setting: Setting, changes: Row) -> Row:
-    return {name: changes.get(name, getattr(setting, name)) for name in ("rate", "alpha", "epsilon", "epochs")}
+    return {
+        name: changes.get(name, getattr(setting, name))
+        for name in ("rate", "alpha", "epsilon", "epochs")
+    }
 
 
 _folder: Path | None = None
@@ -301,11 +334,12 @@ def train_together(
     milestones: Sequence[int],
     reached: Callable[[int], None] | None = None,
 ) -> list[Way]:
-    """Train runs of one network, data set and optimiser at once, each as ``trained`` would, and leave them in a folder.
+    """Train runs of one network, data set and optimiser at once, each as ``trained`` would, and
+    leave them in a folder.
 
-    Rate, α and ε may differ between members. The runs are written at each of ``milestones``, in epochs, the last of
-    which ends them; ``reached`` is then told of it. About 45 points of the first 100 epochs are kept, those of the
-    first epochs closer together.
+    Rate, α and ε may differ between members. The runs are written at each of ``milestones``, in
+    epochs, the last of which ends them; ``reached`` is then told of it. About 45 points of the
+    first 100 epochs are kept, those of the first epochs closer together.
     """
     cell, settings = members[0].cell, [setting_of(member.cell) for member in members]
     setting = settings[0]
@@ -314,11 +348,15 @@ def train_together(
     models = [_start(member, near, classes).to(device) for member in members]
     problem = Problem(models[0], "cross_entropy", (x[:2], y[:2]))
     model = StackedModel(models, problem, one_by_one=cell["network"] == "lenet5")
-    chosen = [_chosen(one, dict(member.changes)) for one, member in zip(settings, members, strict=True)]
+    chosen = [
+        _chosen(one, dict(member.changes)) for one, member in zip(settings, members, strict=True)
+    ]
     values = {**DEFAULTS[optimizer], "lr": tuple(one["rate"] for one in chosen)}
     if optimizer == "ngd":
         values |= {name: tuple(one[name] for one in chosen) for name in ("alpha", "epsilon")}
-    stepped = _Normed(model, StackedDescent(model.parameters, optimizer, values), (x, y), values["lr"])
+    stepped = _Normed(
+        model, StackedDescent(model.parameters, optimizer, values), (x, y), values["lr"]
+    )
     rows = torch.stack([_drawn(setting, member.cell["seed"], len(y), 0)[0] for member in members])
     abouts = [
         _about(one, member.cell["seed"], optimizer, vector, member.stage, dict(member.changes))
@@ -329,13 +367,17 @@ def train_together(
     losses, vectors, norms = [_losses(model, x, y, rows)], [_vectors(model)], []
     for epoch in range(max(milestones)):
         report(f"training {len(members)} by {optimizer}", epoch, max(milestones))
-        orders = torch.stack([row[epoch_order(seed, epoch, len(row))] for row, seed in zip(rows, seeds, strict=True)])
+        orders = torch.stack(
+            [row[epoch_order(seed, epoch, len(row))] for row, seed in zip(rows, seeds, strict=True)]
+        )
         stepped.norms.zero_()
         done, steps = 0, math.ceil(orders.shape[1] / setting.batch)
         for part in _parts(epoch):
             last = round(part * steps)
             if last > done:
-                stepped.epoch(orders[:, done * setting.batch : last * setting.batch].to(device), setting.batch)
+                stepped.epoch(
+                    orders[:, done * setting.batch : last * setting.batch].to(device), setting.batch
+                )
                 done = last
             if part < 1 or _wanted(epoch + 1) or epoch + 1 in milestones:
                 places.append(epoch + done / steps)
@@ -367,7 +409,10 @@ def upto(member: Member, optimizer: str, folder: Path) -> int:
     near, _, classes = _whole(member.cell["data"], member.cell["network"])
     start = nn.utils.parameters_to_vector(_start(member, near, classes).parameters())
     setting = setting_of(member.cell)
-    path = _file(folder, _about(setting, member.cell["seed"], optimizer, start, member.stage, dict(member.changes)))
+    path = _file(
+        folder,
+        _about(setting, member.cell["seed"], optimizer, start, member.stage, dict(member.changes)),
+    )
     if not path.is_file():
         return 0
     try:
@@ -391,7 +436,9 @@ def _start(member: Member, near: Pair, classes: int) -> nn.Module:
 class _Normed(Stepped):
     """Steps that also sum the norm of each member's update over its rate."""
 
-    def __init__(self, model: StackedModel, descent: StackedDescent, columns: Any, rates: tuple[float, ...]) -> None:
+    def __init__(
+        self, model: StackedModel, descent: StackedDescent, columns: Any, rates: tuple[float, ...]
+    ) -> None:
         super().__init__(model, descent, columns)
         self._rates = torch.tensor(rates, dtype=torch.float64, device=model.device)
         self.norms = torch.zeros_like(self._rates)
@@ -426,29 +473,47 @@ def _losses(model: StackedModel, x: Tensor, y: Tensor, rows: Tensor) -> list[flo
 
 def _vectors(model: StackedModel) -> Tensor:
     """The members' parameters, (S, P), on the CPU."""
-    return torch.cat([tensor.detach().flatten(1) for tensor in model.parameters.values()], dim=1).cpu()
+    return torch.cat(
+        [tensor.detach().flatten(1) for tensor in model.parameters.values()], dim=1
+    ).cpu()
 
 
 def _finite(
     places: list[float], losses: list[float], vectors: list[Tensor], norms: list[float]
 ) -> tuple[tuple[Point, ...], tuple[float, ...], bool]:
-    """The points of a run up to where its loss is not finite, its update norms, and whether it is not."""
+    """The points of a run up to where its loss is not finite, its update norms, and whether it is
+    not.
+    """
     points = [Point(*found) for found in zip(places, losses, vectors, strict=True)]
-    count = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+    count = next(
+        (index for index, loss in enumerate(losses) if not math.isfinite(loss)), len(losses)
+    )
     return tuple(points[:count]), tuple(norms), count < len(losses)
 
 
-def _about(setting: Setting, seed: int, optimizer: str, start: Tensor, stage: str, changes: Row) -> Row:
+def _about(
+    setting: Setting, seed: int, optimizer: str, start: Tensor, stage: str, changes: Row
+) -> Row:
     """What decides a run but for its length, its start by a digest of the parameters (P,)."""
     chosen = _chosen(setting, changes)
     names = ("rate",) if optimizer == "sgd" else ("rate", "alpha", "epsilon")
     origin = hashlib.blake2b(start.detach().cpu().numpy().tobytes(), digest_size=16).hexdigest()
-    about = {"data": setting.data, "training": setting.training, "batch": setting.batch, "seed": seed}
-    return about | {"optimizer": optimizer, "start": origin, "stage": stage} | {name: chosen[name] for name in names}
+    about = {
+        "data": setting.data,
+        "training": setting.training,
+        "batch": setting.batch,
+        "seed": seed,
+    }
+    return (
+        about
+        | {"optimizer": optimizer, "start": origin, "stage": stage}
+        | {name: chosen[name] for name in names}
+    )
 
 
 def _file(folder: Path, about: Row) -> Path:
-    return folder / f"{hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()}.pt"
+    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    return folder / f"{digest.hexdigest()}.pt"
 
 
 def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
@@ -470,7 +535,8 @@ def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
 
 
 def _read(path: Path, data: str) -> Row:
-    """What ``_keep`` wrote, of data that are still the same; early files have no digests, and are read without.
+    """What ``_keep`` wrote, of data that are still the same; early files have no digests, and are
+    read without.
 
     Raises:
         Damaged: If the file is not as it was written.
@@ -497,20 +563,33 @@ def _read(path: Path, data: str) -> Row:
 
 def _digest(record: Row) -> str:
     rest = {name: value for name, value in record.items() if name != "vectors"}
-    return digest(f"{digest_tensors({'': record['vectors']})} {json.dumps(rest, sort_keys=True)}".encode())[:32]
+    return digest(
+        f"{digest_tensors({'': record['vectors']})} {json.dumps(rest, sort_keys=True)}".encode()
+    )[:32]
 
 
 def _kept(folder: Path, about: Row, epochs: int) -> Way:
     """The first ``epochs`` epochs of a run in a folder."""
     path = _file(folder, about)
     require(
-        path.is_file(), "folder", f"hold the run of {about}", f"none in {folder}", "train it first", FileNotFoundError
+        path.is_file(),
+        "folder",
+        f"hold the run of {about}",
+        f"none in {folder}",
+        "train it first",
+        FileNotFoundError,
     )
     record = _read(path, about["data"])
-    require(record["epochs"] >= epochs, "epochs", f"be {record['epochs']} at most for a run in {folder}", epochs)
+    require(
+        record["epochs"] >= epochs,
+        "epochs",
+        f"be {record['epochs']} at most for a run in {folder}",
+        epochs,
+    )
     count = sum(place <= epochs for place in record["places"])
     points = tuple(
-        Point(record["places"][index], record["losses"][index], record["vectors"][index]) for index in range(count)
+        Point(record["places"][index], record["losses"][index], record["vectors"][index])
+        for index in range(count)
     )
     diverged = record["diverged"] and count == len(record["places"])
     return Way(record["optimizer"], points, tuple(record["norms"][:epochs]), diverged)

@@ -1,8 +1,10 @@
-"""The NGD paper's main claim in one grid: FFNN and LeNet-5 on MNIST and Fashion-MNIST, SGD against NGD.
+"""The NGD paper's main claim in one grid: FFNN and LeNet-5 on MNIST and Fashion-MNIST, SGD against
+NGD.
 
-The paper compares λ̂ and Tr H where training ends. NGD at the same rate then has another training loss, and at
-nβ = n/ln n the chain may find lower loss than the point's. So the claim is tested in each form: at both temperatures,
-with NOT_A_MINIMUM counted and left out, and at equal training loss.
+The paper compares λ̂ and Tr H where training ends. NGD at the same rate then has another training
+loss, and at nβ = n/ln n the chain may find lower loss than the point's. So the claim is tested in
+each form: at both temperatures, with NOT_A_MINIMUM counted and left out, and at equal training
+loss.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from lambdahat.results.charts import Chart
 
 @dataclass(frozen=True)
 class Config:
-    """One scale: a setting for the perceptrons, one for LeNet-5, whose gradients cost more, and the grid."""
+    """One scale: a setting for the perceptrons, one for LeNet-5, whose gradients cost more, and
+    the grid.
+    """
 
     ffnn: Setting
     lenet5: Setting
@@ -62,7 +66,11 @@ def run(cell: Cell, device: str) -> list[Row]:
 def claims(rows: Rows) -> list[Claim]:
     """Every form of the claim for every network and data set, and WBIC against BIC."""
     groups = grouped(rows).items()
-    return [claim for group, part in groups for claim in (*form_claims(part, group), *criterion_claims(part, group))]
+    return [
+        claim
+        for group, part in groups
+        for claim in (*form_claims(part, group), *criterion_claims(part, group))
+    ]
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -76,7 +84,10 @@ def tables(rows: Rows) -> list[Table]:
 
 def charts(rows: Rows) -> list[Chart]:
     """λ̂ at both temperatures and Tr H, at the end and at equal training loss."""
-    places = (("end", "at the end", "Figures 1 and 2"), ("equal loss", "at equal training loss", ""))
+    places = (
+        ("end", "at the end", "Figures 1 and 2"),
+        ("equal loss", "at equal training loss", ""),
+    )
     columns = ("llc_batch", "llc", "trace")
     return beside_plots(
         [
@@ -88,10 +99,22 @@ def charts(rows: Rows) -> list[Chart]:
 
 
 TINY = Setting(
-    "digits", 200, 100, 12, rate=0.05, batch=50, chains=2, draws=10, burn_in=10, sampled_batch=50, step_size=3e-4
+    "digits",
+    200,
+    100,
+    12,
+    rate=0.05,
+    batch=50,
+    chains=2,
+    draws=10,
+    burn_in=10,
+    sampled_batch=50,
+    step_size=3e-4,
 )
 SMALL = Setting("mnist", 4096, 2000, 35, rate=0.05, chains=2, draws=150, burn_in=150)
-WHOLE = Setting("mnist", 60_000, 10_000, 60, draws=None, burn_in=None, tol=0.05, max_gradients=10_000)
+WHOLE = Setting(
+    "mnist", 60_000, 10_000, 60, draws=None, burn_in=None, tol=0.05, max_gradients=10_000
+)
 RULED = replace(WHOLE, rule=True)
 
 EXPERIMENT = Experiment(
@@ -103,7 +126,17 @@ EXPERIMENT = Experiment(
         "smoke": Config(
             TINY,
             Setting(
-                "digits", 64, 50, 4, rate=0.05, batch=32, chains=2, draws=8, burn_in=0, sampled_batch=8, step_size=1e-4
+                "digits",
+                64,
+                50,
+                4,
+                rate=0.05,
+                batch=32,
+                chains=2,
+                draws=8,
+                burn_in=0,
+                sampled_batch=8,
+                step_size=1e-4,
             ),
             ("digits",),
             ("ffnn", 1, 8),
@@ -112,13 +145,30 @@ EXPERIMENT = Experiment(
         ),
         "cpu": Config(
             SMALL,
-            Setting("mnist", 1024, 2000, 80, rate=0.05, chains=2, draws=80, burn_in=80, sampled_batch=128),
+            Setting(
+                "mnist",
+                1024,
+                2000,
+                80,
+                rate=0.05,
+                chains=2,
+                draws=80,
+                burn_in=80,
+                sampled_batch=128,
+            ),
             ("mnist", "fashion-mnist"),
             ("ffnn", 2, 64),
             5,
             4,
         ),
-        "paper": Config(RULED, replace(WHOLE, max_gradients=4000), ("mnist", "fashion-mnist"), ("ffnn", 2, 256), 10, 5),
+        "paper": Config(
+            RULED,
+            replace(WHOLE, max_gradients=4000),
+            ("mnist", "fashion-mnist"),
+            ("ffnn", 2, 256),
+            10,
+            5,
+        ),
     },
     cells,
     run,
@@ -130,15 +180,18 @@ EXPERIMENT = Experiment(
         SMALLER,
         "LeNet-5 at cpu scale: 1,024 images, and B = 128 where the perceptrons have B = 512.",
         (
-            "LeNet-5 at paper scale: at most 4,000 gradients for a λ̂, where 10,000 had been planned, and γ = 100 "
-            "alone, not that of the rule: cut before the run to save time."
+            "LeNet-5 at paper scale: at most 4,000 gradients for a λ̂, where 10,000 had been"
+            " planned, and γ = 100 alone, not that of the rule: cut before the run to save time."
         ),
         "α = 0.1, as in Figures 2, 7 and 8. 60 epochs at paper scale: the paper does not say.",
-        "At cpu scale Tr H at equal loss (FFNN, Fashion-MNIST) is decided only since others are not testable.",
+        (
+            "At cpu scale Tr H at equal loss (FFNN, Fashion-MNIST) is decided only since others are"
+            " not testable."
+        ),
     ),
     size=(
-        "fully connected networks and LeNet-5 on MNIST and Fashion-MNIST, SGD and NGD, rate 0.01, batches of "
-        "128, α = 0.01 or 0.1; sizes, epochs and seeds are not in the text."
+        "fully connected networks and LeNet-5 on MNIST and Fashion-MNIST, SGD and NGD, rate 0.01,"
+        " batches of 128, α = 0.01 or 0.1; sizes, epochs and seeds are not in the text."
     ),
     sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )

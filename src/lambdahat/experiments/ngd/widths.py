@@ -25,8 +25,8 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.results.charts import Chart
 
 NUMBER = (
-    'The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a p-value of 1.9·10⁻³¹, the '
-    "largest over the sizes. A few seeds cannot come near it: it is not judged."
+    'The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a p-value'
+    " of 1.9·10⁻³¹, the largest over the sizes. A few seeds cannot come near it: it is not judged."
 )
 HIDDEN = {1: "one hidden layer", 2: "two hidden layers"}
 ALPHA = 0.01  # under Figure 1
@@ -59,7 +59,10 @@ def claims(rows: Rows) -> list[Claim]:
 
 def tables(rows: Rows) -> list[Table]:
     """What was measured at every size, and where no minimum was."""
-    return [points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds"), minima_table(rows)]
+    return [
+        points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds"),
+        minima_table(rows),
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -105,8 +108,8 @@ EXPERIMENT = Experiment(
     charts,
     (*ASSUMED, SMALLER, "Widths and epochs: the text has neither.", NUMBER),
     size=(
-        "one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of 128; widths, "
-        "epochs and seeds are not in the text."
+        "one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of"
+        " 128; widths, epochs and seeds are not in the text."
     ),
     sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )

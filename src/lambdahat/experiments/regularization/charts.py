@@ -1,4 +1,6 @@
-"""Charts of runs under the learning rules: curves, norms, eigenvalues, first-layer vectors, norm and generalisation."""
+"""Charts of runs under the learning rules: curves, norms, eigenvalues, first-layer vectors, norm
+and generalisation.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,38 @@ VECTORS = {  # of which the thesis has a panel for each rule
     "xor": {"tanh": "Figure 5.5", "relu": "Figure 5.8"},
     "xord": {"tanh": "Figure 5.12", "relu": "Figure 5.16"},
 }
-EIGENVALUES = {"xor": "Figure 5.35", "mnist": "Figure 5.36", "synthetic": "Figure 5.37", "cifar10": "Figure 5.38"}
+EIGENVALUES = {
+    "xor": "Figure 5.35",
+    "mnist": "Figure 5.36",
+    "synthetic": "Figure 5.37",
+    "cifar10": "Figure 5.38",
+}
 
 
 def charts_of(task: str, rows: Rows) -> list[Chart]:
-    """For each activation the curves, norms and eigenvalues; where weights are pairs, they too; then Figure 5.39."""
+    """For each activation the curves, norms and eigenvalues; where weights are pairs, they too;
+    then Figure 5.39.
+    """
     out = []
     for activation in rows.distinct("activation"):
         part, source = rows.where(activation=activation), FIGURES[task][activation]
-        out += [_curves(part.where(rule=RULES), name, activation, source) for name in quantities_of(task)]
+        out += [
+            _curves(part.where(rule=RULES), name, activation, source)
+            for name in quantities_of(task)
+        ]
         if DROPOUT in part.distinct("rule"):  # which the thesis has not, so that it stands apart
             beside = part.where(rule=["SGD Large", DROPOUT])
-            out += [_curves(beside, name, f"{activation}, with dropout", "") for name in quantities_of(task)]
+            out += [
+                _curves(beside, name, f"{activation}, with dropout", "")
+                for name in quantities_of(task)
+            ]
         out.append(_bars(task, part, activation))
         out.append(_eigenvalues(part.where(rule=RULES), activation, EIGENVALUES.get(task, "")))
-        out += [_vectors(row, activation, VECTORS[task][activation]) for row in part if row.get("weights")]
+        out += [
+            _vectors(row, activation, VECTORS[task][activation])
+            for row in part
+            if row.get("weights")
+        ]
     return [*out, *([_norms(task, rows)] if task != "xor" else [])]
 
 
@@ -52,7 +71,13 @@ def _curves(rows: Rows, name: str, activation: str, source: str) -> Chart:
         series.append(Series(rule, part[0]["recorded"], means, [2 * value for value in deviations]))
     log = "error" in name
     return Chart(
-        f"{name.capitalize()}, {activation}", "epoch", name, tuple(series), y_log=log, source=source, caption=BAND
+        f"{name.capitalize()}, {activation}",
+        "epoch",
+        name,
+        tuple(series),
+        y_log=log,
+        source=source,
+        caption=BAND,
     )
 
 
@@ -71,9 +96,19 @@ def _bars(task: str, rows: Rows, activation: str) -> Chart:
     rules = rows.distinct("rule")
     found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
     printed = PUBLISHED[task, activation]
-    ours = Series("ours", rules, _known([mean for mean, _ in found]), _known([2 * sd for _, sd in found]), "bars")
+    ours = Series(
+        "ours",
+        rules,
+        _known([mean for mean, _ in found]),
+        _known([2 * sd for _, sd in found]),
+        "bars",
+    )
     theirs = Series(
-        "thesis", rules, [printed.get(rule, {}).get("norm") for rule in rules], style="bars", published=True
+        "thesis",
+        rules,
+        [printed.get(rule, {}).get("norm") for rule in rules],
+        style="bars",
+        published=True,
     )
     return Chart(
         f"Norm at the end, {activation}",
@@ -109,12 +144,17 @@ def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:
 
 
 def _vectors(row: Row, activation: str, source: str) -> Chart:
-    """The first-layer weights of one rule as strokes from the origin, as a panel of the thesis has them."""
+    """The first-layer weights of one rule as strokes from the origin, as a panel of the thesis
+    has them.
+    """
     x = [part for first, _ in row["weights"] for part in (0.0, first, first)]
     y: list[float | None] = []
     for _, second in row["weights"]:
         y += [0.0, second, None]  # None ends the stroke
-    caption = f"Every vector of seed 0. Of {len(row['weights'])}, {row['vectors']:.1f} count: (Σ‖w‖²)²/Σ‖w‖⁴."
+    caption = (
+        f"Every vector of seed 0. Of {len(row['weights'])}, {row['vectors']:.1f} count:"
+        " (Σ‖w‖²)²/Σ‖w‖⁴."
+    )
     return Chart(
         f"First-layer weights, {activation}, {row['rule']}",
         "weight of the first input",
@@ -126,12 +166,17 @@ def _vectors(row: Row, activation: str, source: str) -> Chart:
 
 
 def _norms(task: str, rows: Rows) -> Chart:
-    """Figure 5.39: each rule's norm and test score relative to the largest; an error is turned into 1 − error."""
+    """Figure 5.39: each rule's norm and test score relative to the largest; an error is turned
+    into 1 − error.
+    """
     score, sign = score_of(task)
     series = []
     for activation in rows.distinct("activation"):
         part = rows.where(activation=activation)
-        ours = [tuple(mean_and_deviation(part.where(rule=rule), name)[0] for name in ("norm", score)) for rule in RULES]
+        ours = [
+            tuple(mean_and_deviation(part.where(rule=rule), name)[0] for name in ("norm", score))
+            for rule in RULES
+        ]
         series.append(_relative(activation, ours, sign, False))
         printed = PUBLISHED[task, activation]
         theirs = [(printed[rule]["norm"], printed[rule][score]) for rule in RULES]
@@ -147,7 +192,9 @@ def _norms(task: str, rows: Rows) -> Chart:
 
 
 def _relative(name: str, points: Sequence[tuple[float, ...]], sign: int, published: bool) -> Series:
-    kept = np.array([point for point in points if all(map(math.isfinite, point))], float).reshape(-1, 2)
+    kept = np.array([point for point in points if all(map(math.isfinite, point))], float).reshape(
+        -1, 2
+    )
     shares = kept / kept.max(0) if len(kept) else kept
     scores = shares[:, 1] if sign > 0 else 1 - shares[:, 1]
     return Series(name, shares[:, 0].tolist(), scores.tolist(), style="points", published=published)

@@ -1,7 +1,8 @@
-"""MNIST, a synthetic regression and CIFAR-10 under the learning rules of Table 4.1 (§5.4–5.6 of the thesis).
+"""MNIST, a synthetic regression and CIFAR-10 under the learning rules of Table 4.1 (§5.4–5.6 of the
+thesis).
 
-The thesis prints no widths, epochs or batch sizes. Its norms tell: L2 Stopped over SGD Large is e^(−λt) at the stop,
-L2 over SGD Large at the end, and SGD Large itself is σ√P.
+The thesis prints no widths, epochs or batch sizes. Its norms tell: L2 Stopped over SGD Large is
+e^(−λt) at the stop, L2 over SGD Large at the end, and SGD Large itself is σ√P.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def _perceptron(name: str, cell: Cell, regime: str, dropout: float, seed: int) -
     activation, width = cell["activation"], cell["width"]
     spread = SETTINGS[name, activation].spread[regime == "large"]
     inputs, outputs = (256, 1) if name == "synthetic" else (math.prod(_shape(cell)), 10)
-    return draw_weights(mlp([inputs, width, width, outputs], activation, dropout=dropout), spread**2, seed)
+    return draw_weights(
+        mlp([inputs, width, width, outputs], activation, dropout=dropout), spread**2, seed
+    )
 
 
 def _shape(cell: Cell) -> tuple[int, int, int]:
@@ -55,7 +58,9 @@ def _shape(cell: Cell) -> tuple[int, int, int]:
 
 
 def _convolutional(cell: Cell, regime: str, dropout: float, seed: int) -> nn.Module:
-    """Two convolutions with pooling and a hidden layer; Glorot-normal weights, their variance times the spread."""
+    """Two convolutions with pooling and a hidden layer; Glorot-normal weights, their variance
+    times the spread.
+    """
     activation, width = cell["activation"], cell["width"]
     channels, side, _ = _shape(cell)
     kind, filters = ACTIVATIONS[activation], max(width // 16, 4)
@@ -74,7 +79,12 @@ def _convolutional(cell: Cell, regime: str, dropout: float, seed: int) -> nn.Mod
             nn.Dropout(dropout),
             nn.Linear(width, 10),
         )
-    initialize(model, seed, "glorot", partial(_glorot, SETTINGS["cifar10", activation].spread[regime == "large"]))
+    initialize(
+        model,
+        seed,
+        "glorot",
+        partial(_glorot, SETTINGS["cifar10", activation].spread[regime == "large"]),
+    )
     return model
 
 
@@ -89,10 +99,16 @@ def _glorot(scale: float, layer: nn.Module, rng: torch.Generator) -> None:
 
 
 def _images(cell: Cell) -> tuple[Pair, Pair]:
-    """Pixels in [0, 1] as rows, the same images for every seed: the first of an order drawn once."""
+    """Pixels in [0, 1] as rows, the same images for every seed: the first of an order drawn
+    once.
+    """
     name = cell["data"]
     # CIFAR-10 may be unpacked into other batches than the published archive's
-    split = load(name) if name == "digits" else load(name, verify=name != "cifar10", normalization="unit")
+    split = (
+        load(name)
+        if name == "digits"
+        else load(name, verify=name != "cifar10", normalization="unit")
+    )
     scale, seeds, parts = float(split.train[0].max()), len(cell["seeds"]), []
     for part, (x, y) in zip(("training", "test"), split, strict=True):
         kept = torch.randperm(len(x), generator=generator(0, "images", part))[: cell[part]]
@@ -111,7 +127,9 @@ def _regression(cell: Cell) -> tuple[Pair, Pair]:
     parts = [
         (
             torch.stack([split[part][0] for split in splits]),
-            torch.stack([split[part][1][:, 0] - mean for split, mean in zip(splits, means, strict=True)]),
+            torch.stack(
+                [split[part][1][:, 0] - mean for split, mean in zip(splits, means, strict=True)]
+            ),
         )
         for part in (0, 1)
     ]
@@ -123,19 +141,30 @@ def _squared(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 MNIST_TASK = Task("mnist", 400, partial(_perceptron, "mnist"), _images, logistic, right)
-SYNTHETIC_TASK = Task("synthetic", 1000, partial(_perceptron, "synthetic"), _regression, quadratic, _squared)
+SYNTHETIC_TASK = Task(
+    "synthetic", 1000, partial(_perceptron, "synthetic"), _regression, quadratic, _squared
+)
 CIFAR_TASK = Task("cifar10", 600, _convolutional, _images, logistic, right)
 
 SHORT = (
-    "Below paper scale the network is narrower and training shorter: learning rates and Metric's rate are multiplied "
-    "by the gain (steep for ReLU from the large regime), the other rates by the stretch in the cells' settings, so "
-    "that ‖θ‖ shrinks by the same factor."
+    "Below paper scale the network is narrower and training shorter: learning rates and Metric's"
+    " rate are multiplied by the gain (steep for ReLU from the large regime), the other rates by"
+    " the stretch in the cells' settings, so that ‖θ‖ shrinks by the same factor."
 )
-DEVIATION = 'The column "init σ²" is read as a deviation: only so do the printed norms of both regimes give one P.'
+DEVIATION = (
+    'The column "init σ²" is read as a deviation: only so do the printed norms of both regimes give'
+    " one P."
+)
 
 
 def _experiment(
-    task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...], size: str, samples: int
+    task: Task,
+    title: str,
+    part: str,
+    scales: dict[str, Config],
+    assumptions: tuple[str, ...],
+    size: str,
+    samples: int,
 ) -> Experiment:
     return Experiment(
         f"rules-{task.name}",
@@ -160,13 +189,28 @@ MNIST = _experiment(
     "§§5.4 and 5.7, Tables 5.1 and 5.2, Figures 5.17–5.22, 5.36 and 5.39",
     {
         "smoke": Config(
-            "digits", 100, 100, 8, 4, 50, 2, 2, gain=27.0, steep=8.0, stretch=2000.0, eigenvalues=2, points=2
+            "digits",
+            100,
+            100,
+            8,
+            4,
+            50,
+            2,
+            2,
+            gain=27.0,
+            steep=8.0,
+            stretch=2000.0,
+            eigenvalues=2,
+            points=2,
         ),
         "cpu": Config("mnist", 2000, 2000, 64, 96, 64, 5, 5, gain=27.0, steep=8.0, stretch=122.0),
         "paper": Config("mnist", 60_000, 10_000, 1720, 400, 64, 10, 5, curvature=10_000),
     },
     (
-        "Batches of 64: 280 epochs of 938 steps at λ = 1e-5 take SGD Large's 4,160.49 to 301.0 (printed: 301.13).",
+        (
+            "Batches of 64: 280 epochs of 938 steps at λ = 1e-5 take SGD Large's 4,160.49 to 301.0"
+            " (printed: 301.13)."
+        ),
         "400 epochs: at their end L2 has taken it to 97.7 (printed: 98.86).",
         "1,720 units in both hidden layers: σ√P is then the printed norm in both regimes.",
         DEVIATION,
@@ -180,15 +224,36 @@ SYNTHETIC = _experiment(
     "Six learning rules from small and large weights on a synthetic regression",
     "§§5.5 and 5.7, Tables 5.1 and 5.2, Figures 5.23–5.28, 5.37 and 5.39",
     {
-        "smoke": Config("synthetic", 80, 40, 8, 4, 40, 2, 2, gain=1.0, stretch=100.0, eigenvalues=2, points=2),
-        "cpu": Config("synthetic", 1600, 400, 200, 150, 16, 4, 4, gain=3.0, steep=3.0, stretch=6.67, curvature=1600),
+        "smoke": Config(
+            "synthetic", 80, 40, 8, 4, 40, 2, 2, gain=1.0, stretch=100.0, eigenvalues=2, points=2
+        ),
+        "cpu": Config(
+            "synthetic",
+            1600,
+            400,
+            200,
+            150,
+            16,
+            4,
+            4,
+            gain=3.0,
+            steep=3.0,
+            stretch=6.67,
+            curvature=1600,
+        ),
         "paper": Config("synthetic", 1600, 400, 200, 1000, 16, 30, 30, curvature=1600),
     },
     (
-        "Batches of 16 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU imply.",
+        (
+            "Batches of 16 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU"
+            " imply."
+        ),
         "200 units in both hidden layers: σ√P is then SGD Large's printed norm with ReLU.",
         DEVIATION,
-        "Targets less their training mean: the printed errors of Metric, 27.6, are a network that predicts the mean.",
+        (
+            "Targets less their training mean: the printed errors of Metric, 27.6, are a network"
+            " that predicts the mean."
+        ),
         "Errors are mean squared errors; every seed draws its own data.",
     ),
     "2,000 points in 256 dimensions, a fifth of them for testing, 30 runs",
@@ -200,17 +265,40 @@ CIFAR = _experiment(
     "Six learning rules from small and large weights on CIFAR-10",
     "§§5.6 and 5.7, Tables 5.1 and 5.2, Figures 5.29–5.34, 5.38 and 5.39",
     {
-        "smoke": Config("digits", 50, 50, 16, 2, 50, 2, 2, gain=1.0, stretch=10_000.0, eigenvalues=2, points=2),
+        "smoke": Config(
+            "digits", 50, 50, 16, 2, 50, 2, 2, gain=1.0, stretch=10_000.0, eigenvalues=2, points=2
+        ),
         "cpu": Config(
-            "cifar10", 600, 1000, 64, 240, 20, 3, 3, gain=5.0, steep=5.0, stretch=20.8, shrink=2, curvature=600
+            "cifar10",
+            600,
+            1000,
+            64,
+            240,
+            20,
+            3,
+            3,
+            gain=5.0,
+            steep=5.0,
+            stretch=20.8,
+            shrink=2,
+            curvature=600,
         ),
         "paper": Config("cifar10", 50_000, 10_000, 1024, 600, 200, 3, 1, curvature=5000),
     },
     (
-        "Batches of 200: 490 epochs of 250 steps at λ = 1e-5 take SGD Large's 169.67 to 49.8 (printed: 50.47).",
+        (
+            "Batches of 200: 490 epochs of 250 steps at λ = 1e-5 take SGD Large's 169.67 to 49.8"
+            " (printed: 50.47)."
+        ),
         "600 epochs: at their end L2 has taken it to 37.9 (printed: 40.03).",
-        "Two convolutions (64 and 128 filters at paper scale) with average pooling, a hidden layer of 1,024.",
-        "Figure 4.8 is not in the text, and the printed norms need more units: compare orders, not norms.",
+        (
+            "Two convolutions (64 and 128 filters at paper scale) with average pooling, a hidden"
+            " layer of 1,024."
+        ),
+        (
+            "Figure 4.8 is not in the text, and the printed norms need more units: compare orders,"
+            " not norms."
+        ),
         'The scale of the Glorot-normal draw is the column "init σ²" (§4.4).',
     ),
     "CIFAR-10, 50,000 training and 10,000 test images, 10 runs",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat.optim.regularizers import L2, READINGS, Metric, Rule, SelectiveL2, StoppedL2, StoppedThenSelectiveL2
+from lambdahat.optim.regularizers import (
+    L2,
+    READINGS,
+    Metric,
+    Rule,
+    SelectiveL2,
+    StoppedL2,
+    StoppedThenSelectiveL2,
+)
 
 RULES = (
     "SGD Small",
@@ -22,7 +30,8 @@ PLAIN = ("SGD Large", "Metric Large", "L2", "L2 Stopped")
 LARGE = (*PLAIN, *SELECTIVE)
 CURVED = ("Metric Small", "Metric Large", *SELECTIVE)  # one product Hθ a step
 FLAT = ("SGD Small", "SGD Large", "L2", "L2 Stopped")
-ABSOLUTE = ("Metric |H| Small", "Metric |H| Large")  # Metric with the absolute Hessian: |H|θ in place of Hθ
+# Metric with the absolute Hessian: |H|θ in place of Hθ
+ABSOLUTE = ("Metric |H| Small", "Metric |H| Large")
 DROPOUT = "Dropout Large"
 DROPPED = 0.2
 
@@ -44,10 +53,12 @@ class Setting:
         return self.rates[regime_of(label) == "large"]
 
     def scaled(self, gain: float, stretch: float, share: float) -> Setting:
-        """For another network or a shorter run: learning rates and Metric's by ``gain``, the others by ``stretch``.
+        """For another network or a shorter run: learning rates and Metric's by ``gain``, the others
+        by ``stretch``.
 
-        ``share`` of the epochs are run, so that τ falls at the same part of training. A selective rate stays at most ½,
-        for a parameter that is not spared is then gone in a few steps either way.
+        ``share`` of the epochs are run, so that τ falls at the same part of training. A selective
+        rate stays at most ½, for a parameter that is not spared is then gone in a few steps either
+        way.
         """
         small, large = self.rates
         return replace(
@@ -66,15 +77,19 @@ def regime_of(label: str) -> str:
 
 
 def printed_as(label: str) -> str:
-    """The rule of the thesis's tables that a label stands for: they have one Metric, in whichever reading."""
+    """The rule of the thesis's tables that a label stands for: they have one Metric, in
+    whichever reading.
+    """
     return label.replace(" |H|", "")
 
 
-def rule_of(label: str, setting: Setting, steps: int, layers: tuple[str, ...], depth: int = 20) -> Rule | None:
+def rule_of(
+    label: str, setting: Setting, steps: int, layers: tuple[str, ...], depth: int = 20
+) -> Rule | None:
     """A row of Table 4.1, with ``steps`` an epoch; None adds nothing.
 
-    Terms are subtracted with rates of their own, θ ← θ − α∇L − λ·term(θ), as the table prints. |H|θ is found by
-    ``depth`` Lanczos steps.
+    Terms are subtracted with rates of their own, θ ← θ − α∇L − λ·term(θ), as the table prints. |H|θ
+    is found by ``depth`` Lanczos steps.
     """
     tau, kind = round(setting.tau * steps), label.removesuffix(" Small").removesuffix(" Large")
     if kind in ("Metric", "Metric |H|"):
@@ -86,7 +101,9 @@ def rule_of(label: str, setting: Setting, steps: int, layers: tuple[str, ...], d
     if kind == "L2 Stopped":
         return StoppedL2(setting.l2, tau, decoupled=True)
     if kind == "L2 Stopped Selective":
-        return StoppedThenSelectiveL2(setting.l2, tau, setting.omega, setting.selective, layers=layers, decoupled=True)
+        return StoppedThenSelectiveL2(
+            setting.l2, tau, setting.omega, setting.selective, layers=layers, decoupled=True
+        )
     return None
 
 

@@ -1,8 +1,9 @@
-"""Is the Metric rule the estimator of least mean squared error? Theorem 1 of the regularization thesis, checked.
+"""Is the Metric rule the estimator of least mean squared error? Theorem 1 of the regularization
+thesis, checked.
 
-In a linear model y = Xθ + ε with Fisher information I = XᵀX/σ² and the thesis's prior N(0, I⁻¹) every step of the proof
-has a closed form. The theorem itself is stated for any twice-differentiable loss: that is tried on one tanh neuron,
-whose posterior is integrated on a grid.
+In a linear model y = Xθ + ε with Fisher information I = XᵀX/σ² and the thesis's prior N(0, I⁻¹)
+every step of the proof has a closed form. The theorem itself is stated for any twice-differentiable
+loss: that is tried on one tanh neuron, whose posterior is integrated on a grid.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ EXACT, NEAR = 1e-6, 0.01
 
 @dataclass(frozen=True)
 class Config:
-    """``points`` of data with ``inputs`` each; ``draws`` of parameters and noise for each seed's design."""
+    """``points`` of data with ``inputs`` each; ``draws`` of parameters and noise for each seed's
+    design.
+    """
 
     seeds: int
     draws: int
@@ -43,11 +46,17 @@ class Config:
 def cells(config: Config) -> list[Cell]:
     """Model × seed."""
     shared = settings_of(config, "seeds")
-    return [{**shared, "model": model, "seed": seed} for model in (LINEAR, NEURON) for seed in range(config.seeds)]
+    return [
+        {**shared, "model": model, "seed": seed}
+        for model in (LINEAR, NEURON)
+        for seed in range(config.seeds)
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """One row: distances of the Metric solution from the posterior mean, and of the linear model squared errors."""
+    """One row: distances of the Metric solution from the posterior mean, and of the linear model
+    squared errors.
+    """
     rng = np.random.default_rng(derived_seed(cell["seed"], "mmse", cell["model"]))
     return [_linear(cell, rng) if cell["model"] == LINEAR else _neuron(cell, rng)]
 
@@ -57,35 +66,52 @@ def _linear(cell: Cell, rng: np.random.Generator) -> Row:
     n, d = cell["points"], cell["inputs"]
     design = rng.standard_normal((n, d)) * np.logspace(0, -1, d)
     fisher = design.T @ design / NOISE**2
-    root = np.linalg.cholesky(np.linalg.inv(fisher))  # a square root of the thesis's prior covariance
+    # a square root of the thesis's prior covariance
+    root = np.linalg.cholesky(np.linalg.inv(fisher))
     row: Row = {**_first(design, fisher, root, rng), **_bound(design, fisher, rng)}
     scale = math.sqrt(np.trace(np.linalg.inv(fisher)) / d)
     for name, shape in (("thesis", root), ("isotropic", scale * np.eye(d))):
         truth = rng.standard_normal((cell["draws"], d)) @ shape.T
         targets = truth @ design.T + NOISE * rng.standard_normal((cell["draws"], n))
         right = targets @ design / NOISE**2
-        errors = {"least squares": np.linalg.solve(fisher, right.T), "Metric": np.linalg.solve(2 * fisher, right.T)}
+        errors = {
+            "least squares": np.linalg.solve(fisher, right.T),
+            "Metric": np.linalg.solve(2 * fisher, right.T),
+        }
         ridges = [np.linalg.solve(fisher + rate * np.eye(d), right.T) for rate in RATES]
         errors["L2"] = min(ridges, key=lambda found: float(np.square(found - truth.T).mean()))
-        row |= {f"{rule}, {name}": float(np.square(found - truth.T).mean()) for rule, found in errors.items()}
+        row |= {
+            f"{rule}, {name}": float(np.square(found - truth.T).mean())
+            for rule, found in errors.items()
+        }
     return row
 
 
 def _first(design: Array, fisher: Array, root: Array, rng: np.random.Generator) -> Row:
-    """One data set: Eq. 3.5 minimised, L2 in whitened coordinates and the printed rule, from the posterior mean."""
-    targets = design @ (root @ rng.standard_normal(len(root))) + NOISE * rng.standard_normal(len(design))
+    """One data set: Eq. 3.5 minimised, L2 in whitened coordinates and the printed rule, from the
+    posterior mean.
+    """
+    targets = design @ (root @ rng.standard_normal(len(root))) + NOISE * rng.standard_normal(
+        len(design)
+    )
 
     def loss(theta: Array) -> tuple[float, Array]:
         gap, push = design @ theta - targets, fisher @ theta
-        return (float(gap @ gap / (2 * NOISE**2) + theta @ push / 2), design.T @ gap / NOISE**2 + push)
+        return (
+            float(gap @ gap / (2 * NOISE**2) + theta @ push / 2),
+            design.T @ gap / NOISE**2 + push,
+        )
 
     metric = minimize(loss, np.zeros(len(root)), jac=True, method="BFGS", options={"gtol": 1e-10}).x
     prior = root @ root.T  # Gaussian conditioning, which does not look at Eq. 3.5
     joint = design @ prior @ design.T + NOISE**2 * np.eye(len(design))
     mean = prior @ design.T @ np.linalg.solve(joint, targets)
     white = design @ root
-    whitened = root @ np.linalg.solve(white.T @ white / NOISE**2 + np.eye(len(root)), white.T @ targets / NOISE**2)
-    printed = np.linalg.solve(1.5 * fisher, design.T @ targets / NOISE**2)  # λ' = λ/2 halves the regularizer's pull
+    whitened = root @ np.linalg.solve(
+        white.T @ white / NOISE**2 + np.eye(len(root)), white.T @ targets / NOISE**2
+    )
+    # λ' = λ/2 halves the regularizer's pull
+    printed = np.linalg.solve(1.5 * fisher, design.T @ targets / NOISE**2)
     size = float(np.linalg.norm(mean))
     return {
         name: float(np.linalg.norm(found - mean)) / size
@@ -99,23 +125,38 @@ def _bound(design: Array, fisher: Array, rng: np.random.Generator) -> Row:
     precision = half.T @ half / NOISE**2  # Σ⁻¹
     excess = fisher - precision
     volume = float(np.linalg.slogdet(fisher)[1] - np.linalg.slogdet(precision)[1])  # log|IΣ|
-    points = rng.standard_normal((2000, len(fisher))) * rng.uniform(0.1, 3.0, (2000, 1)) / math.sqrt(fisher.max())
+    points = (
+        rng.standard_normal((2000, len(fisher)))
+        * rng.uniform(0.1, 3.0, (2000, 1))
+        / math.sqrt(fisher.max())
+    )
     above = -np.einsum("ij,jk,ik->i", points, precision, points) >= volume - np.einsum(
         "ij,jk,ik->i", points, fisher, points
     )
     told = np.einsum("ij,jk,ik->i", points, excess, points) / volume >= 1
     least = float(np.linalg.eigvalsh(excess).min() / np.linalg.eigvalsh(fisher).max())
-    return {"least eigenvalue": least, "log volume": volume, "share told": float((above == told).mean())}
+    return {
+        "least eigenvalue": least,
+        "log volume": volume,
+        "share told": float((above == told).mean()),
+    }
 
 
 def _neuron(cell: Cell, rng: np.random.Generator) -> Row:
-    """f = tanh(θx): the posterior of Eq. 3.3, Jeffreys prior included, on a grid, and the minimum of Eq. 3.5 there."""
+    """f = tanh(θx): the posterior of Eq. 3.3, Jeffreys prior included, on a grid, and the
+    minimum of Eq. 3.5 there.
+    """
     x, theta = rng.standard_normal(cell["points"]), np.linspace(-10, 10, 20_001)
     targets = np.tanh(rng.standard_normal() * x) + NOISE * rng.standard_normal(cell["points"])
     output = np.tanh(np.outer(theta, x))
     fisher = np.square((1 - output**2) * x).sum(1) / NOISE**2
-    loss = np.square(targets - output).sum(1) / (2 * NOISE**2) + theta**2 * fisher / 2 - np.log(fisher) / 2
-    weight = np.exp(-(loss - loss.min())) * np.sqrt(fisher)  # Jeffreys: √|I|, and I = 3/2·I* is taken for constant
+    loss = (
+        np.square(targets - output).sum(1) / (2 * NOISE**2)
+        + theta**2 * fisher / 2
+        - np.log(fisher) / 2
+    )
+    # Jeffreys: √|I|, and I = 3/2·I* is taken for constant
+    weight = np.exp(-(loss - loss.min())) * np.sqrt(fisher)
     weight /= weight.sum()
     mean = float(weight @ theta)
     spread = math.sqrt(float(weight @ (theta - mean) ** 2))
@@ -125,11 +166,18 @@ def _neuron(cell: Cell, rng: np.random.Generator) -> Row:
 def claims(rows: Rows) -> list[Claim]:
     """Of the linear model step by step, then of a network; n counts designs."""
     linear, neuron = rows.where(model=LINEAR), rows.where(model=NEURON)
-    worst = {name: Reading(max(linear.values(name)), 0.0) for name in ("distance", "whitened", "printed rule")}
-    least = {name: Reading(min(linear.values(name)), 0.0) for name in ("least eigenvalue", "log volume", "share told")}
+    worst = {
+        name: Reading(max(linear.values(name)), 0.0)
+        for name in ("distance", "whitened", "printed rule")
+    }
+    least = {
+        name: Reading(min(linear.values(name)), 0.0)
+        for name in ("least eigenvalue", "log volume", "share told")
+    }
     return [
         Claim(
-            "linear model: the minimum of Eq. 3.5 is the posterior mean (relative distance, at worst)",
+            "linear model: the minimum of Eq. 3.5 is the posterior mean (relative distance, at"
+            " worst)",
             "Lemmas 1 and 3",
             "the same",
             worst["distance"],
@@ -137,7 +185,8 @@ def claims(rows: Rows) -> list[Claim]:
             EXACT,
         ),
         Claim(
-            "linear model: the posterior mean is that of an isotropic prior in whitened coordinates (at worst)",
+            "linear model: the posterior mean is that of an isotropic prior in whitened coordinates"
+            " (at worst)",
             "Lemma 2",
             "equivalent",
             worst["whitened"],
@@ -145,7 +194,8 @@ def claims(rows: Rows) -> list[Claim]:
             EXACT,
         ),
         Claim(
-            "linear model: the printed learning rule, λ' = λ/2 with λ = 1, ends there too (at worst)",
+            "linear model: the printed learning rule, λ' = λ/2 with λ = 1, ends there too (at"
+            " worst)",
             "§3.5",
             "the same",
             worst["printed rule"],
@@ -156,7 +206,9 @@ def claims(rows: Rows) -> list[Claim]:
             "linear model, θ from N(0, I⁻¹): Metric errs less than least squares",
             "Theorem 1",
             "least of all",
-            paired_difference(logs(linear, "Metric, thesis"), logs(linear, "least squares, thesis")),
+            paired_difference(
+                logs(linear, "Metric, thesis"), logs(linear, "least squares, thesis")
+            ),
             "below",
             unit=" decades",
         ),
@@ -178,7 +230,8 @@ def claims(rows: Rows) -> list[Claim]:
             own=True,
         ),
         Claim(
-            f"tanh neuron: the minimum of Eq. 3.5 is the posterior mean (distance in its deviations, below {NEAR:g})",
+            "tanh neuron: the minimum of Eq. 3.5 is the posterior mean (distance in its"
+            f" deviations, below {NEAR:g})",
             "Theorem 1",
             "for any twice-differentiable loss",
             over_seeds(neuron, "distance"),
@@ -186,7 +239,8 @@ def claims(rows: Rows) -> list[Claim]:
             NEAR,
         ),
         Claim(
-            "an unbiased estimator's Σ is at least I⁻¹ (least eigenvalue of I − Σ⁻¹ over the largest of I)",
+            "an unbiased estimator's Σ is at least I⁻¹ (least eigenvalue of I − Σ⁻¹ over the"
+            " largest of I)",
             "§3.3, Cramér–Rao",
             "at least 0",
             least["least eigenvalue"],
@@ -195,7 +249,8 @@ def claims(rows: Rows) -> list[Claim]:
         ),
         Claim("log|IΣ| is positive (least)", "§3.3", "at least 0", least["log volume"], "above"),
         Claim(
-            "N(0, Σ) is denser than N(0, I⁻¹) just where θᵀ(I − Σ⁻¹)θ/log|IΣ| ≥ 1 (least share of points)",
+            "N(0, Σ) is denser than N(0, I⁻¹) just where θᵀ(I − Σ⁻¹)θ/log|IΣ| ≥ 1 (least share of"
+            " points)",
             "§3.3",
             "where",
             least["share told"],
@@ -213,7 +268,9 @@ def tables(rows: Rows) -> list[Table]:
         (rule, *(str(over_seeds(linear, f"{rule}, {prior}")) for prior in PRIORS))
         for rule in ("least squares", "Metric", "L2")
     )
-    title = f"Mean squared error of θ, {linear[0]['points']} points and {linear[0]['inputs']} inputs"
+    title = (
+        f"Mean squared error of θ, {linear[0]['points']} points and {linear[0]['inputs']} inputs"
+    )
     return [Table(title, ("rule", *(f"θ from {words}" for words in PRIORS.values())), lines)]
 
 
@@ -222,14 +279,24 @@ def charts(rows: Rows) -> list[Chart]:
     linear = rows.where(model=LINEAR)
     made = Rows(
         [
-            {**row, "ratio": row[f"{rule}, {prior}"] / row[f"least squares, {prior}"], "rule": f"{rule}, {prior}"}
+            {
+                **row,
+                "ratio": row[f"{rule}, {prior}"] / row[f"least squares, {prior}"],
+                "rule": f"{rule}, {prior}",
+            }
             for row in linear
             for rule in ("Metric", "L2")
             for prior in PRIORS
         ]
     )
-    series = tuple(curve(name, made.where(rule=name), "ratio", "seed") for name in made.distinct("rule"))
-    return [Chart("Squared error over that of least squares", "seed", "ratio", series, source="Theorem 1")]
+    series = tuple(
+        curve(name, made.where(rule=name), "ratio", "seed") for name in made.distinct("rule")
+    )
+    return [
+        Chart(
+            "Squared error over that of least squares", "seed", "ratio", series, source="Theorem 1"
+        )
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -244,12 +311,27 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in Eq. 3.5.",
+        (
+            "Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in"
+            " Eq. 3.5."
+        ),
         "Under the prior N(0, I⁻¹) of Eq. 3.2 the Metric solution is half of least squares.",
-        "L2 has the best of 43 rates, chosen by the very errors that are compared: this favours L2.",
-        "§3.4 puts the prior's covariance where Cramér–Rao has an estimator's; here Σ is an estimator's.",
-        "The neuron's 0.01 was set after a first run at cpu: 0.1 had left it undecided, at 0.13 ± 0.03.",
-        "The lemmas assume constant second derivatives, Theorem 1 does not: the neuron tests it as it is stated.",
+        (
+            "L2 has the best of 43 rates, chosen by the very errors that are compared: this"
+            " favours L2."
+        ),
+        (
+            "§3.4 puts the prior's covariance where Cramér–Rao has an estimator's; here Σ is an"
+            " estimator's."
+        ),
+        (
+            "The neuron's 0.01 was set after a first run at cpu: 0.1 had left it undecided, at 0.13"
+            " ± 0.03."
+        ),
+        (
+            "The lemmas assume constant second derivatives, Theorem 1 does not: the neuron tests it"
+            " as it is stated."
+        ),
     ),
     size="no experiment: a proof.",
 )

@@ -1,4 +1,6 @@
-"""The simultaneous power method against the whole Hessian (§5.2, Figure 5.2 of the regularization thesis)."""
+"""The simultaneous power method against the whole Hessian (§5.2, Figure 5.2 of the
+regularization thesis).
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,20 @@ def cells(config: Config) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each place: the eigenvalue from the dense matrix, and what the power method gives there."""
+    """A row for each place: the eigenvalue from the dense matrix, and what the power method
+    gives there.
+    """
     x, y = (tensor.to(device) for tensor in _data(cell))
-    model = mlp([x.shape[1], 10, DIGITS], "relu", seed=derived_seed(cell["seed"], "power check")).to(x)
+    model = mlp(
+        [x.shape[1], 10, DIGITS], "relu", seed=derived_seed(cell["seed"], "power check")
+    ).to(x)
     _train(model, x, y, cell)
     operator = hessian(Problem(model, "cross_entropy", (x, y)))
     values = torch.linalg.eigvalsh(operator.dense().double()).cpu()
     exact = values[values.abs().argsort(descending=True)][: cell["k"]]
-    found = power_iteration(operator, cell["k"], tol=cell["tol"], max_matvecs=cell["products"], seed=cell["seed"])
+    found = power_iteration(
+        operator, cell["k"], tol=cell["tol"], max_matvecs=cell["products"], seed=cell["seed"]
+    )
     lanczos = eigenpairs(operator, cell["k"], "magnitude", seed=cell["seed"])
     gap = float((found.values.cpu() - exact).norm())
     whole = {
@@ -69,14 +77,17 @@ def run(cell: Cell, device: str) -> list[Row]:
         "accuracy": float((model(x).argmax(1) == y).double().mean()),
     }
     return [
-        {"place": place + 1, "exact": float(exact[place]), "power": float(found.values[place])} | whole
+        {"place": place + 1, "exact": float(exact[place]), "power": float(found.values[place])}
+        | whole
         for place in range(cell["k"])
     ]
 
 
 def _data(cell: Cell) -> tuple[Tensor, Tensor]:
     """The middle of images of the first five digits, as rows of float64 in [0, 1]."""
-    x, y = (load("digits") if cell["data"] == "digits" else load(cell["data"], normalization="unit")).train
+    x, y = (
+        load("digits") if cell["data"] == "digits" else load(cell["data"], normalization="unit")
+    ).train
     if cell["data"] == "mnist":
         edge = (x.shape[-1] - CENTRE) // 2
         x = x[..., edge : edge + CENTRE, edge : edge + CENTRE]
@@ -103,14 +114,21 @@ def claims(rows: Rows) -> list[Claim]:
     spared = paired_difference(firsts.paired("power products"), firsts.paired("lanczos products"))
     return [
         Claim(
-            "the power method finds the eigenvalues of the whole Hessian (relative distance below 0.001)",
+            "the power method finds the eigenvalues of the whole Hessian (relative distance below"
+            " 0.001)",
             "§5.2",
             f"distance {PRINTED:g}",
             relative,
             "below",
             EXACT,
         ),
-        Claim("Lanczos needs fewer products than the power method", "here", "not compared", spared, own=True),
+        Claim(
+            "Lanczos needs fewer products than the power method",
+            "here",
+            "not compared",
+            spared,
+            own=True,
+        ),
     ]
 
 
@@ -127,8 +145,18 @@ def tables(rows: Rows) -> list[Table]:
         )
         for row in rows.where(place=1)
     )
-    header = ("seed", f"distance [{PRINTED:g}]", "relative", "products, power", "products, Lanczos", "accuracy")
-    title = f"Top {len(rows.distinct('place'))} eigenvalues, {rows[0]['data']}, {rows[0]['parameters']:,} parameters"
+    header = (
+        "seed",
+        f"distance [{PRINTED:g}]",
+        "relative",
+        "products, power",
+        "products, Lanczos",
+        "accuracy",
+    )
+    title = (
+        f"Top {len(rows.distinct('place'))} eigenvalues, {rows[0]['data']},"
+        f" {rows[0]['parameters']:,} parameters"
+    )
     return [Table(title, header, lines)]
 
 
@@ -140,7 +168,15 @@ def charts(rows: Rows) -> list[Chart]:
         Series("dense matrix", places, part.values("exact"), style="bars"),
         Series("power method", places, part.values("power"), style="bars"),
     )
-    return [Chart("Top eigenvalues of the Hessian, seed 0", "place", "eigenvalue", series, source="Figure 5.2")]
+    return [
+        Chart(
+            "Top eigenvalues of the Hessian, seed 0",
+            "place",
+            "eigenvalue",
+            series,
+            source="Figure 5.2",
+        )
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -159,14 +195,27 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1, batches of 64).",
-        "Eigenvalues are ordered by magnitude, as a power method finds them; values are Rayleigh–Ritz values.",
-        "The other side is torch.linalg.eigvalsh of the dense Hessian, not a power method on it; all in float64.",
-        "The method stops when Σ(Q − Q_prev)² ≤ 1e-6 for successive Q (as printed, Q_prev is never refreshed).",
+        (
+            "ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1,"
+            " batches of 64)."
+        ),
+        (
+            "Eigenvalues are ordered by magnitude, as a power method finds them; values are"
+            " Rayleigh–Ritz values."
+        ),
+        (
+            "The other side is torch.linalg.eigvalsh of the dense Hessian, not a power method on"
+            " it; all in float64."
+        ),
+        (
+            "The method stops when Σ(Q − Q_prev)² ≤ 1e-6 for successive Q (as printed, Q_prev is"
+            " never refreshed)."
+        ),
     ),
     size=(
-        "a 100-10-5 network on the centre 10 × 10 pixels of MNIST's digits 0 to 4, 15 eigenvalues; the "
-        "number of images (MNIST has 30,596 of these digits), epochs and runs are not in the text."
+        "a 100-10-5 network on the centre 10 × 10 pixels of MNIST's digits 0 to 4, 15 eigenvalues;"
+        " the number of images (MNIST has 30,596 of these digits), epochs and runs are not in the"
+        " text."
     ),
     sizes=(Size(data="mnist", samples=30_596),),
 )

@@ -14,7 +14,8 @@ ACCURACY, TEST_ACCURACY, TRAIN, TEST, NORM = (
     "norm",
 )
 EARLY_ACCURACY, EARLY_ERROR = "early training accuracy", "early training error"
-EARLY = {EARLY_ACCURACY: ACCURACY, EARLY_ERROR: TRAIN}  # how fast a rule trains: read off the curve of the other
+# how fast a rule trains: read off the curve of the other
+EARLY = {EARLY_ACCURACY: ACCURACY, EARLY_ERROR: TRAIN}
 
 
 def _table(quantities: Sequence[str], *columns: Sequence[float]) -> dict[str, dict[str, float]]:
@@ -25,10 +26,14 @@ def _table(quantities: Sequence[str], *columns: Sequence[float]) -> dict[str, di
 # (data set, activation): rule: quantity: mean, in the order of RULES
 PUBLISHED = {
     ("xor", "tanh"): _table(
-        (ACCURACY, NORM), (1, 1, 1, 1, 1, 0.975, 1, 1), (7.18, 27.08, 6.83, 24.12, 18.44, 16.41, 20.7, 15.23)
+        (ACCURACY, NORM),
+        (1, 1, 1, 1, 1, 0.975, 1, 1),
+        (7.18, 27.08, 6.83, 24.12, 18.44, 16.41, 20.7, 15.23),
     ),
     ("xor", "relu"): _table(
-        (ACCURACY, NORM), (1, 1, 1, 0.95, 1, 1, 1, 1), (5.0, 24.49, 4.84, 22.16, 16.77, 14.85, 18.8, 12.63)
+        (ACCURACY, NORM),
+        (1, 1, 1, 0.95, 1, 1, 1, 1),
+        (5.0, 24.49, 4.84, 22.16, 16.77, 14.85, 18.8, 12.63),
     ),
     ("xord", "tanh"): _table(
         (TRAIN, TEST, NORM),
@@ -87,7 +92,9 @@ def quantities_of(task: str) -> tuple[str, ...]:
 
 
 def score_of(task: str) -> tuple[str, int]:
-    """The quantity that says how well a network generalises, and 1 where more is better, −1 where less is."""
+    """The quantity that says how well a network generalises, and 1 where more is better, −1
+    where less is.
+    """
     names = quantities_of(task)
     if TEST_ACCURACY in names:
         return TEST_ACCURACY, 1

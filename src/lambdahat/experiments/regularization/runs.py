@@ -1,8 +1,9 @@
-"""Training under the rules of Table 4.1: what a cell of such an experiment is, and the rows it gives.
+"""Training under the rules of Table 4.1: what a cell of such an experiment is, and the rows it
+gives.
 
-Rules and seeds of a cell are trained together in one ``Stack``. A row is one rule at one seed: final figures, their
-curves over the epochs, the leading eigenvalues of the Hessian, and the vectors of the first layer where it has two
-inputs.
+Rules and seeds of a cell are trained together in one ``Stack``. A row is one rule at one seed:
+final figures, their curves over the epochs, the leading eigenvalues of the Hessian, and the vectors
+of the first layer where it has two inputs.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ CHUNK = 5000  # samples evaluated at once
 
 @dataclass(frozen=True)
 class Config:
-    """One scale. ``gain`` and ``stretch`` adapt Table 4.2 to another width and a shorter run (``Setting.scaled``).
+    """One scale. ``gain`` and ``stretch`` adapt Table 4.2 to another width and a shorter run
+    (``Setting.scaled``).
 
-    ``steep`` is the gain of ReLU from the large regime, where gradients grow with the weights and units die.
+    ``steep`` is the gain of ReLU from the large regime, where gradients grow with the weights and
+    units die.
     """
 
     data: str
@@ -67,10 +70,12 @@ class Config:
 
 @dataclass(frozen=True)
 class Task:
-    """A data set with its network: ``network(cell, regime, dropout, seed)``, ``data(cell)`` of its seeds, and losses.
+    """A data set with its network: ``network(cell, regime, dropout, seed)``, ``data(cell)`` of its
+    seeds, and losses.
 
-    ``losses`` has the loss of each network, from outputs (N, n, k) and targets (N, n, …); ``measures`` what is reported
-    of outputs (R, S, n, k) and targets (S, n, …). ``depth`` is the number of Lanczos steps for |H|θ.
+    ``losses`` has the loss of each network, from outputs (N, n, k) and targets (N, n, …);
+    ``measures`` what is reported of outputs (R, S, n, k) and targets (S, n, …). ``depth`` is the
+    number of Lanczos steps for |H|θ.
     """
 
     name: str
@@ -103,7 +108,8 @@ def run_rules(task: Task, cell: Cell, device: str) -> list[Row]:
     stack = Stack([_member(task, cell, label, steps) for label in cell["rules"]], device)
     curves: dict[str, list[Tensor]] = {}
     epochs = _recorded(cell["epochs"], cell["points"])
-    # dropout, the one thing that is random beyond the order of batches, draws from the global generator
+    # dropout, the one thing that is random beyond the order of batches, draws from the global
+    # generator
     with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):
         torch.manual_seed(derived_seed(cell["seeds"][0], task.name, cell["activation"], "dropout"))
         for epoch, batches in enumerate(_epochs(cell, steps, device)):
@@ -114,7 +120,10 @@ def run_rules(task: Task, cell: Cell, device: str) -> list[Row]:
             report(f"{task.name} {cell['activation']}", epoch + 1, cell["epochs"])
     _record(curves, _measured(task, stack, training, test))
     return [
-        shortened({"rule": label, "seed": seed} | _row(task, stack, training, cell, curves, epochs, (member, place)))
+        shortened(
+            {"rule": label, "seed": seed}
+            | _row(task, stack, training, cell, curves, epochs, (member, place))
+        )
         for member, label in enumerate(cell["rules"])
         for place, seed in enumerate(cell["seeds"])
     ]
@@ -122,7 +131,9 @@ def run_rules(task: Task, cell: Cell, device: str) -> list[Row]:
 
 def _setting(task: Task, cell: Cell, regime: str) -> Setting:
     gain = cell["steep" if (cell["activation"], regime) == ("relu", "large") else "gain"]
-    return SETTINGS[task.name, cell["activation"]].scaled(gain, cell["stretch"], cell["epochs"] / task.epochs)
+    return SETTINGS[task.name, cell["activation"]].scaled(
+        gain, cell["stretch"], cell["epochs"] / task.epochs
+    )
 
 
 def _member(task: Task, cell: Cell, label: str, steps: int) -> Member:
@@ -131,7 +142,11 @@ def _member(task: Task, cell: Cell, label: str, steps: int) -> Member:
     setting = _setting(task, cell, regime)
     streams = [derived_seed(seed, task.name, regime) for seed in cell["seeds"]]
     models = [task.network(cell, regime, dropout, stream) for stream in streams]
-    return Member(rule_of(label, setting, steps, layers_of(models[0]), task.depth), models, setting.rate(label))
+    return Member(
+        rule_of(label, setting, steps, layers_of(models[0]), task.depth),
+        models,
+        setting.rate(label),
+    )
 
 
 def _placed(pair: Pair, device: str) -> Pair:
@@ -144,7 +159,9 @@ def _recorded(epochs: int, points: int) -> list[int]:
 
 
 def _epochs(cell: Cell, steps: int, device: str) -> Iterator[Iterator[Tensor]]:
-    """Each epoch's batches: samples (S, B), in an order of each seed's own that is the same for all rules."""
+    """Each epoch's batches: samples (S, B), in an order of each seed's own that is the same for
+    all rules.
+    """
     rngs = [generator(seed, "order of batches") for seed in cell["seeds"]]
     for _ in range(cell["epochs"]):
         orders = [torch.randperm(cell["training"], generator=rng) for rng in rngs]
@@ -168,7 +185,10 @@ def _measured(task: Task, stack: Stack, training: Pair, test: Pair | None) -> di
             outputs = torch.cat(parts, dim=2)
             gone = ~outputs.isfinite().flatten(2).all(-1)
             found = task.measures(outputs, pair[1])
-            out |= {f"{name} {key}": value.double().masked_fill(gone, math.nan) for key, value in found.items()}
+            out |= {
+                f"{name} {key}": value.double().masked_fill(gone, math.nan)
+                for key, value in found.items()
+            }
     stack.template.train()
     return out | {"norm": stack.norms()}
 
@@ -189,7 +209,10 @@ def _row(
 ) -> Row:
     found = {name: [float(values[place]) for values in points] for name, points in curves.items()}
     row: Row = {name: values[-1] for name, values in found.items()}
-    row |= {f"{name} curve": [float(f"{value:.5g}") for value in values] for name, values in found.items()}
+    row |= {
+        f"{name} curve": [float(f"{value:.5g}") for value in values]
+        for name, values in found.items()
+    }
     model = stack.network(*place).eval()
     pair = training[0][place[1], : cell["curvature"]], training[1][place[1], : cell["curvature"]]
     row |= {"recorded": epochs, "eigenvalues": _eigenvalues(task, model, pair, cell["eigenvalues"])}
@@ -197,7 +220,9 @@ def _row(
 
 
 def _eigenvalues(task: Task, model: nn.Module, pair: Pair, count: int) -> list[float]:
-    """The leading eigenvalues of the Hessian of the loss alone (§5.7); none where training diverged."""
+    """The leading eigenvalues of the Hessian of the loss alone (§5.7); none where training
+    diverged.
+    """
     if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         return []
 
@@ -207,18 +232,28 @@ def _eigenvalues(task: Task, model: nn.Module, pair: Pair, count: int) -> list[f
     problem = Problem(model, loss, pair)
     if not math.isfinite(float(problem.loss())):
         return []
-    return [float(f"{value:.5g}") for value in eigenpairs(hessian(problem), k=count, tol=1e-4).values]
+    return [
+        float(f"{value:.5g}") for value in eigenpairs(hessian(problem), k=count, tol=1e-4).values
+    ]
 
 
 def _vectors(model: nn.Module, shown: bool) -> Row:
-    """Input-to-hidden weights as vectors in the plane, and how many of them count: (Σ‖w‖²)²/Σ‖w‖⁴."""
-    first = next(layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d))
+    """Input-to-hidden weights as vectors in the plane, and how many of them count:
+    (Σ‖w‖²)²/Σ‖w‖⁴.
+    """
+    first = next(
+        layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)
+    )
     weights = first.weight.detach().flatten(1).double().cpu()
     if weights.shape[1] != 2:
         return {}
     squares = weights.square().sum(1)
     row: Row = {"vectors": float(squares.sum() ** 2 / squares.square().sum())}
-    return row | ({"weights": [[float(f"{part:.4g}") for part in vector] for vector in weights]} if shown else {})
+    return row | (
+        {"weights": [[float(f"{part:.4g}") for part in vector] for vector in weights]}
+        if shown
+        else {}
+    )
 
 
 def logistic(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ WITH_CURVES = 5  # seeds whose curves are stored: those of 100 seeds take severa
 
 
 def early(row: Row, quantity: str) -> float:
-    """The mean of a curve over the first quarter of its epochs, without the start; NaN where it diverged."""
+    """The mean of a curve over the first quarter of its epochs, without the start; NaN where it
+    diverged.
+    """
     if quantity in row:
         return float(row[quantity])
     last = QUARTER * row["recorded"][-1]
@@ -22,10 +24,17 @@ def early(row: Row, quantity: str) -> float:
 
 
 def shortened(row: Row) -> Row:
-    """The row as it is stored: six digits, and beyond the first seeds the speed in place of the curves."""
-    short = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
+    """The row as it is stored: six digits, and beyond the first seeds the speed in place of the
+    curves.
+    """
+    short = {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in row.items()
+    }
     if row["seed"] < WITH_CURVES:
         return short
-    speeds = {name: float(f"{early(row, name):.6g}") for name, of in EARLY.items() if f"{of} curve" in row}
+    speeds = {
+        name: float(f"{early(row, name):.6g}") for name, of in EARLY.items() if f"{of} curve" in row
+    }
     dropped = ["recorded", *(name for name in row if name.endswith(" curve"))]
     return {name: value for name, value in short.items() if name not in dropped} | speeds

@@ -1,4 +1,6 @@
-"""Many small networks trained at once: rules × seeds, with parameters stacked and the forward pass under ``vmap``."""
+"""Many small networks trained at once: rules × seeds, with parameters stacked and the forward
+pass under ``vmap``.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from lambdahat.optim.regularizers import READINGS, Rule
 Losses = Callable[[Tensor, Tensor], Tensor]
 ABSOLUTE = READINGS[1]
 NEGLIGIBLE = 1e-5  # of the largest: from here on Lanczos has found all there is to find in float32
-SQUARINGS = 30  # of the iteration for the sign of T: eigenvalues from 1e-5 of the largest on get theirs
+# of the iteration for the sign of T: eigenvalues from 1e-5 of the largest on get theirs
+SQUARINGS = 30
 
 
 @dataclass(frozen=True)
 class Member:
-    """A rule from one initialisation regime: where it starts, how fast it learns, and what it adds (None: SGD)."""
+    """A rule from one initialisation regime: where it starts, how fast it learns, and what it
+    adds (None: SGD).
+    """
 
     rule: Rule | None
     models: Sequence[nn.Module]
@@ -32,8 +37,8 @@ class Member:
 class Stack:
     """R members × S seeds of one architecture; every parameter is held as (R·S, *shape).
 
-    One step is θ ← θ − α∇L − term(θ), Table 4.1 of the regularization thesis. Networks do not mix: the gradient of
-    the sum of all losses is each network's own, and so is its product Hθ.
+    One step is θ ← θ − α∇L − term(θ), Table 4.1 of the regularization thesis. Networks do not mix:
+    the gradient of the sum of all losses is each network's own, and so is its product Hθ.
     """
 
     def __init__(self, members: Sequence[Member], device: torch.device | str = "cpu") -> None:
@@ -43,9 +48,12 @@ class Stack:
         self.names = [name for name, _ in self.template.named_parameters()]
         by_name = [dict(model.named_parameters()) for model in models]
         self.stacked = [
-            torch.stack([named[name].detach() for named in by_name]).to(device).requires_grad_() for name in self.names
+            torch.stack([named[name].detach() for named in by_name]).to(device).requires_grad_()
+            for name in self.names
         ]
-        rates = torch.tensor([member.learning_rate for member in members for _ in member.models], device=device)
+        rates = torch.tensor(
+            [member.learning_rate for member in members for _ in member.models], device=device
+        )
         self.rates = [rates.view(-1, *[1] * (tensor.ndim - 1)) for tensor in self.stacked]
         rules = [member.rule for member in members if member.rule is not None]
         self.curved = any(rule.needs_product for rule in rules)
@@ -59,17 +67,20 @@ class Stack:
         """The networks on the inputs (S, n, …) of their seeds: (R·S, n, outputs)."""
 
         def one(parameters: list[Tensor], inputs: Tensor) -> Tensor:
-            return functional_call(self.template, dict(zip(self.names, parameters, strict=True)), (inputs,))  # type: ignore[no-any-return]
+            return functional_call(
+                self.template, dict(zip(self.names, parameters, strict=True)), (inputs,)
+            )  # type: ignore[no-any-return]
 
         everywhere = x.expand(len(self.members), *x.shape).flatten(0, 1)
         found: Tensor = vmap(one, randomness="different")(self.stacked, everywhere)
         return found
 
     def step(self, x: Tensor, y: Tensor, losses: Losses, number: int) -> None:
-        """One step on the batch x (S, B, …), y (S, B); ``losses`` gives (R·S,) from outputs and targets.
+        """One step on the batch x (S, B, …), y (S, B); ``losses`` gives (R·S,) from outputs and
+        targets.
 
-        On a GPU the step is replayed from a CUDA graph, one for each shape of a batch and each part of training that
-        rules with a stop divide it into.
+        On a GPU the step is replayed from a CUDA graph, one for each shape of a batch and each part
+        of training that rules with a stop divide it into.
         """
         if not x.is_cuda:
             self._advance(x, y, losses, number)
@@ -91,14 +102,26 @@ class Stack:
         curvature = product(held) if self.curved else []
         absolute = absolute_products(product, held, self.depth) if self.depth else []
         with torch.no_grad():
-            terms = [self._terms(index, held, curvature, absolute, number) for index in range(len(self.members))]
-            for tensor, rate, grad, *added in zip(self.stacked, self.rates, graph, *terms, strict=True):
+            terms = [
+                self._terms(index, held, curvature, absolute, number)
+                for index in range(len(self.members))
+            ]
+            for tensor, rate, grad, *added in zip(
+                self.stacked, self.rates, graph, *terms, strict=True
+            ):
                 tensor.sub_(rate * grad + torch.cat(added))
 
     def _terms(
-        self, index: int, held: list[Tensor], curvature: list[Tensor], absolute: list[Tensor], number: int
+        self,
+        index: int,
+        held: list[Tensor],
+        curvature: list[Tensor],
+        absolute: list[Tensor],
+        number: int,
     ) -> list[Tensor]:
-        """What one member's rule subtracts, seed by seed: layers' maxima are those of one network."""
+        """What one member's rule subtracts, seed by seed: layers' maxima are those of one
+        network.
+        """
         rows = slice(index * self.seeds, (index + 1) * self.seeds)
         own, rule = [tensor[rows] for tensor in held], self.members[index].rule
         if rule is None:
@@ -114,7 +137,9 @@ class Stack:
 
     def norms(self) -> Tensor:
         """‖θ‖₂ of every network, (R, S)."""
-        squares = torch.stack([tensor.detach().flatten(1).double().square().sum(1) for tensor in self.stacked])
+        squares = torch.stack(
+            [tensor.detach().flatten(1).double().square().sum(1) for tensor in self.stacked]
+        )
         return self.per_member(squares.sum(0).sqrt())
 
     def network(self, member: int, seed: int) -> nn.Module:
@@ -129,9 +154,9 @@ class Stack:
 def absolute_products(product: Product, vectors: list[Tensor], depth: int) -> list[Tensor]:
     """|H|v of every network, for vectors (N, *shape) and a product that does not mix networks.
 
-    ``depth`` Lanczos steps that start at v give ‖v‖·Q|T|e₁. The recurrence is not reorthogonalised, which functions of
-    a matrix do not need (Musco, Musco & Sidford, 2018), and |T| = T·sign(T) is found by matrix products alone, so that
-    a CUDA graph can record all of it.
+    ``depth`` Lanczos steps that start at v give ‖v‖·Q|T|e₁. The recurrence is not reorthogonalised,
+    which functions of a matrix do not need (Musco, Musco & Sidford, 2018), and |T| = T·sign(T) is
+    found by matrix products alone, so that a CUDA graph can record all of it.
     """
     count = len(vectors[0])
     flat = torch.cat([vector.reshape(count, -1) for vector in vectors], 1)
@@ -141,7 +166,9 @@ def absolute_products(product: Product, vectors: list[Tensor], depth: int) -> li
     matrix = torch.zeros(count, depth, depth, dtype=torch.float64, device=flat.device)
     largest = torch.zeros_like(length)
     for step in range(depth):
-        grown = torch.cat([part.reshape(count, -1) for part in product(_shaped(basis[-1], vectors))], 1)
+        grown = torch.cat(
+            [part.reshape(count, -1) for part in product(_shaped(basis[-1], vectors))], 1
+        )
         alpha = (grown * basis[-1]).sum(1, keepdim=True)
         matrix[:, step, step] = alpha[:, 0]
         if step == depth - 1:

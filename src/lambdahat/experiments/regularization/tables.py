@@ -1,4 +1,6 @@
-"""Tables 5.1 and 5.2 of the regularization thesis beside ours, and how far the orders of the rules agree."""
+"""Tables 5.1 and 5.2 of the regularization thesis beside ours, and how far the orders of the
+rules agree.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ DATA = {
 
 
 def tables_of(task: str, rows: Rows) -> list[Table]:
-    """Mean ± standard deviation over the seeds, the published mean in brackets, by activation; then Kendall's τ."""
+    """Mean ± standard deviation over the seeds, the published mean in brackets, by activation;
+    then Kendall's τ.
+    """
     out = []
     for activation in rows.distinct("activation"):
         part = rows.where(activation=activation)
@@ -34,24 +38,38 @@ def tables_of(task: str, rows: Rows) -> list[Table]:
         ]
         names = list(dict.fromkeys(names))
         lines = tuple(
-            (rule, *(_cell(task, activation, rule, part.where(rule=rule), name) for name in names), _top(part, rule))
+            (
+                rule,
+                *(_cell(task, activation, rule, part.where(rule=rule), name) for name in names),
+                _top(part, rule),
+            )
             for rule in part.distinct("rule")
         )
         seeds = len(part.distinct("seed"))
         title = f"{_data(task, part)}, {activation}: mean ± sd over {seeds} seeds [thesis]"
         out.append(Table(title, ("rule", *names, "λ₁"), lines))
     ranks = agreement(task, rows)
-    cells = tuple((f"{activation}, {name}", f"{tau:+.2f}") for (activation, name), tau in ranks.items())
-    return [*out, Table("Order of the rules' means against the thesis's", ("quantity", "Kendall's τ"), cells)]
+    cells = tuple(
+        (f"{activation}, {name}", f"{tau:+.2f}") for (activation, name), tau in ranks.items()
+    )
+    return [
+        *out,
+        Table("Order of the rules' means against the thesis's", ("quantity", "Kendall's τ"), cells),
+    ]
 
 
 def agreement(task: str, rows: Rows) -> dict[tuple[str, str], float]:
-    """Kendall's τ between our means and the thesis's over its eight rule–regime pairs: 1 for the same order."""
+    """Kendall's τ between our means and the thesis's over its eight rule–regime pairs: 1 for the
+    same order.
+    """
     out = {}
     for activation in rows.distinct("activation"):
         printed = PUBLISHED[task, activation]
         for name in quantities_of(task):
-            ours = {rule: mean_and_deviation(rows.where(activation=activation, rule=rule), name)[0] for rule in printed}
+            ours = {
+                rule: mean_and_deviation(rows.where(activation=activation, rule=rule), name)[0]
+                for rule in printed
+            }
             kept = [rule for rule in printed if math.isfinite(ours[rule])]
             pairs = [(ours[rule], printed[rule][name]) for rule in kept]
             tau = kendalltau(*zip(*pairs, strict=True)).statistic if len(kept) > 1 else math.nan

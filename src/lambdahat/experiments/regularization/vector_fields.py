@@ -1,4 +1,6 @@
-"""Where L2 and Metric regularization push two parameters (Figure 1.1 of the regularization thesis)."""
+"""Where L2 and Metric regularization push two parameters (Figure 1.1 of the regularization
+thesis).
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _loss(cell: Cell) -> Callable[[Tensor], Tensor]:
-    """½ mean (f(x, θ) − f(x, θ*))², f = θ₂·σ(θ₁x), over x spread evenly on [−√3, √3], where x² has mean about 1."""
+    """½ mean (f(x, θ) − f(x, θ*))², f = θ₂·σ(θ₁x), over x spread evenly on [−√3, √3], where x²
+    has mean about 1.
+    """
     x = torch.linspace(-math.sqrt(3), math.sqrt(3), cell["samples"], dtype=torch.float64)
     bend = ACTIVATIONS[cell["activation"]]
     targets = TEACHER[1] * bend(TEACHER[0] * x)
@@ -85,7 +89,8 @@ def claims(rows: Rows) -> list[Claim]:
                 1e-9,
             ),
             Claim(
-                f"{activation}: Metric does not point towards the origin everywhere (smallest cosine)",
+                f"{activation}: Metric does not point towards the origin everywhere (smallest"
+                " cosine)",
                 "Figure 1.1",
                 "not always",
                 Reading(float(inward["Metric"].min()), 0.0),
@@ -93,8 +98,8 @@ def claims(rows: Rows) -> list[Claim]:
                 0.9,
             ),
             Claim(
-                f"{activation}: of two uneven parameters Metric moves the larger by a smaller share of itself (share "
-                "of points)",
+                f"{activation}: of two uneven parameters Metric moves the larger by a smaller share"
+                " of itself (share of points)",
                 "§1",
                 "very little",
                 Reading(uneven, 0.0),
@@ -116,12 +121,16 @@ def _cosines(points: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Of the angles between the steps and the way to the origin; steps of length 0 are left out."""
     lengths = np.linalg.norm(steps, axis=1)
     moving = lengths > 1e-12
-    found: np.ndarray = -(points * steps).sum(1)[moving] / (lengths * np.linalg.norm(points, axis=1))[moving]
+    found: np.ndarray = (
+        -(points * steps).sum(1)[moving] / (lengths * np.linalg.norm(points, axis=1))[moving]
+    )
     return found
 
 
 def _uneven(points: np.ndarray, steps: np.ndarray) -> float:
-    """The share of uneven points at which the larger parameter changes by a smaller share of itself."""
+    """The share of uneven points at which the larger parameter changes by a smaller share of
+    itself.
+    """
     sizes = np.abs(points)
     uneven = (sizes.max(1) >= UNEVEN * sizes.min(1)) & (sizes.min(1) > 1e-12)
     shares = np.abs(steps[uneven]) / sizes[uneven]
@@ -158,7 +167,9 @@ def charts(rows: Rows) -> list[Chart]:
         across = part.distinct("first")
         losses = np.array(part.values("loss")).reshape(len(across), -1).T
         heat = Heat(across, part.distinct("second"), losses.tolist(), "loss")
-        out.append(Chart(f"Loss, {activation}", "θ₁", "θ₂", heat=heat, surface=True, source="Figure 1.1"))
+        out.append(
+            Chart(f"Loss, {activation}", "θ₁", "θ₂", heat=heat, surface=True, source="Figure 1.1")
+        )
         out += [_arrows(part, name, activation, across[1] - across[0]) for name in FIELDS]
     return out
 
@@ -168,11 +179,18 @@ def _arrows(rows: Rows, name: str, activation: str, gap: float) -> Chart:
     points = np.array([[row["first"], row["second"]] for row in rows])
     steps = np.array([row[name] for row in rows])
     tips = points + 1.5 * gap * steps / np.linalg.norm(steps, axis=1).max()
-    x = [float(value) for start, tip in zip(points, tips, strict=True) for value in (start[0], tip[0], tip[0])]
+    x = [
+        float(value)
+        for start, tip in zip(points, tips, strict=True)
+        for value in (start[0], tip[0], tip[0])
+    ]
     y: list[float | None] = []
     for start, tip in zip(points, tips, strict=True):
         y += [float(start[1]), float(tip[1]), None]  # None ends the stroke
-    series = (Series("step", x, y), Series("tip", tips[:, 0].tolist(), tips[:, 1].tolist(), style="points"))
+    series = (
+        Series("step", x, y),
+        Series("tip", tips[:, 0].tolist(), tips[:, 1].tolist(), style="points"),
+    )
     caption = "Strokes run from a point to its mark, the longest 1.5 steps of the grid."
     return Chart(f"{name}, {activation}", "θ₁", "θ₂", series, source="Figure 1.1", caption=caption)
 
@@ -189,7 +207,10 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).",
+        (
+            "f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ ="
+            " (1, 1)."
+        ),
         "Metric's step is −Hθ with the Hessian of the loss as it is.",
         "A parameter is larger than another from 4 times its size on.",
     ),
