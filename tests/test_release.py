@@ -32,7 +32,7 @@ def test_the_formatter_writes_every_line():
         for folder in ("src", "tests", "benchmarks", "docs")
         for path in (ROOT / folder).rglob("*.py")
     ]
-    assert len(sources) > 700
+    assert len(sources) > 400
     exempt = "# fmt" + ": "  # in two parts, or this file would be found
     assert not [path.name for path in sources if exempt in path.read_text(encoding="utf-8")]
 
