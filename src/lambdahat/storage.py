@@ -556,9 +556,8 @@ def _arrays_file(path: Path) -> Path | None:
 
 def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     if isinstance(value, Result):
-        fields = {
-            f.name: _encode(getattr(value, f.name), arrays) for f in dataclasses.fields(value)
-        }  # type: ignore[arg-type]
+        names = [field.name for field in dataclasses.fields(value)]  # type: ignore[arg-type]
+        fields = {name: _encode(getattr(value, name), arrays) for name in names}
         return {"type": type(value).__name__, "fields": fields}
     if isinstance(value, Status):
         return {"status": value.name}

@@ -66,9 +66,8 @@ def _tuple(value: Any, dims: int) -> list[int]:
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     stride, padding, dilation, groups = geometry
     zeros = [0] * len(stride)
-    return torch.ops.aten.convolution(
-        x, weight, bias, stride, padding, dilation, False, zeros, groups
-    )  # type: ignore[no-any-return]
+    options = stride, padding, dilation, False, zeros, groups
+    return torch.ops.aten.convolution(x, weight, bias, *options)  # type: ignore[no-any-return]
 
 
 def _backward(

@@ -186,9 +186,10 @@ def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
     names = list(leaves)
 
     def gradient(*parameters: Tensor) -> tuple[Tensor, ...]:
-        return grad(lambda ps: problem.batch_loss(dict(zip(names, ps, strict=True)), batch))(
-            parameters
-        )  # type: ignore[no-any-return]
+        def loss(leaves: tuple[Tensor, ...]) -> Tensor:
+            return problem.batch_loss(dict(zip(names, leaves, strict=True)), batch)
+
+        return grad(loss)(parameters)  # type: ignore[no-any-return]
 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
         points = tuple(leaf.detach() for leaf in leaves.values())

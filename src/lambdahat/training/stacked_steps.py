@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,9 +226,7 @@ class Stepped:
             )
             indices.copy_(part)
             now = self.descent.due
-            self._replay(
-                (part.shape[1], now), lambda indices=indices, now=now: self._step(indices, now)
-            )  # type: ignore[misc]
+            self._replay((part.shape[1], now), partial(self._step, indices, now))
             self.descent.count += 1
         return _means(self._sums, orders.shape[1])
 

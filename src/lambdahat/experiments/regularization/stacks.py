@@ -67,9 +67,8 @@ class Stack:
         """The networks on the inputs (S, n, …) of their seeds: (R·S, n, outputs)."""
 
         def one(parameters: list[Tensor], inputs: Tensor) -> Tensor:
-            return functional_call(
-                self.template, dict(zip(self.names, parameters, strict=True)), (inputs,)
-            )  # type: ignore[no-any-return]
+            leaves = dict(zip(self.names, parameters, strict=True))
+            return functional_call(self.template, leaves, (inputs,))  # type: ignore[no-any-return]
 
         everywhere = x.expand(len(self.members), *x.shape).flatten(0, 1)
         found: Tensor = vmap(one, randomness="different")(self.stacked, everywhere)
