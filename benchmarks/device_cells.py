@@ -35,10 +35,10 @@ from typing import Any
 import numpy as np
 
 from lambdahat._progress import progress
-from lambdahat.experiments.experiment import Cell, key_of, label_of
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.store import Store, _record, stores_in
-from lambdahat.experiments.sweeps import matches, run_cell
+from lambdahat.experiments.kit import Cell, Store, key_of, label_of, stores_in
+from lambdahat.experiments.kit.runner import matches, run_cell
+from lambdahat.experiments.kit.store import _record
+from lambdahat.experiments.published import find
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,7 @@ CALL = (
 PRELOADED = [
     "torch",
     "lambdahat.cli.app",
-    "lambdahat.experiments.sweeps",
-    "lambdahat.experiments.findings",
+    "lambdahat.experiments",
     "lambdahat.measuring",
     "lambdahat.training",
     "lambdahat.graphs",
@@ -949,7 +948,7 @@ def invoke(command: str, out: Path) -> tuple[int, str]:
 
 def whole_files(folder: Path) -> dict[str, Any]:
     """Everything in a folder that is read back, by name; damage is an error."""
-    from lambdahat.experiments.store import stores_in
+    from lambdahat.experiments.kit import stores_in
     from lambdahat.results import Result
     from lambdahat.storage import is_result_file
     from lambdahat.training import Checkpoints, read_rows
@@ -1535,10 +1534,7 @@ def an_experiment(cells: int, pause: float = 0.0, log: str = "") -> Any:
     """An experiment of so many cells, each with a few rows from its own stream; nested, so that
     workers get it.
     """
-    from lambdahat.experiments.claims import Claim
-    from lambdahat.experiments.experiment import Experiment
-    from lambdahat.experiments.reproduction import Table
-    from lambdahat.experiments.statistics import mean_of
+    from lambdahat.experiments.kit import Claim, Experiment, Table, mean_of
 
     def run(cell: dict[str, Any], device: str) -> list[dict[str, Any]]:
         import time
@@ -1605,9 +1601,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     import torch
 
     from lambdahat.cli.loading import read_checkpoint
-    from lambdahat.experiments.findings import findings
-    from lambdahat.experiments.store import Store
-    from lambdahat.experiments.sweeps import sweep
+    from lambdahat.experiments.kit import Store, findings, sweep
     from lambdahat.optim import IterateAverage
     from lambdahat.results import Result
     from lambdahat.training import Checkpoints, fit, read_rows
@@ -1825,7 +1819,7 @@ def other_problems(count: int, folder: Path) -> Tally:
 
 def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) -> None:
     """Run the experiment, each cell with a line in a log."""
-    from lambdahat.experiments.sweeps import sweep
+    from lambdahat.experiments.kit import sweep
 
     sweep(
         an_experiment(int(cells), float(pause), f"{folder}/log"),
@@ -1861,9 +1855,7 @@ def _killed_sweep(
     """Kill sweeps at random moments after a newly finished cell, then finish; nothing is lost,
     twice or different.
     """
-    from lambdahat.experiments.findings import findings
-    from lambdahat.experiments.store import Store
-    from lambdahat.experiments.sweeps import sweep
+    from lambdahat.experiments.kit import Store, findings, sweep
 
     folder.mkdir(parents=True)
     log, store, dice, outcomes = (
@@ -1909,7 +1901,7 @@ def _killed_sweep(
 
 
 def _keys(experiment: Any) -> list[str]:
-    from lambdahat.experiments.experiment import key_of
+    from lambdahat.experiments.kit import key_of
 
     return [key_of(cell) for cell in experiment.grid("cpu")]
 

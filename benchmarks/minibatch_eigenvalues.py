@@ -37,11 +37,8 @@ from timing import set_tf32
 from lambdahat._progress import progress
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Row, Rows
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.reproduction import Table, Verdict
-from lambdahat.experiments.store import Store
+from lambdahat.experiments.kit import Row, Rows, Store, Table, Verdict, judge
+from lambdahat.experiments.published import find
 
 NAME = "batch-eigenvalues"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"

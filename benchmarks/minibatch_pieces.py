@@ -17,8 +17,7 @@ from torch import Tensor
 from lambdahat._check import require_choice
 from lambdahat._progress import report
 from lambdahat.data.splits import Split
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.kit import Row, Rows, Verdict, judge
 from lambdahat.experiments.minibatch import damping, lanczos, rates
 from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_rows import rows_of
@@ -29,8 +28,7 @@ from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scal
 from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of
 from lambdahat.experiments.minibatch.rate_subjects import prepared
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.reproduction import Verdict
+from lambdahat.experiments.published import find
 from lambdahat.storage import Result
 
 

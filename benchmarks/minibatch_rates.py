@@ -31,10 +31,9 @@ from lambdahat._progress import progress
 from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Rows, Table
 from lambdahat.experiments.minibatch.rates import SCALES
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.published import find
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 

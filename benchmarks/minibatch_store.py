@@ -15,9 +15,8 @@ from pathlib import Path
 
 from minibatch_pieces import Piece
 
-from lambdahat.experiments.experiment import Cell, Row
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.store import Store
+from lambdahat.experiments.kit import Cell, Row, Store
+from lambdahat.experiments.published import find
 
 # settings that tell cells apart
 PLACE = ("part", "network", "epoch", "operator", "optimizer", "point", "batch_size")

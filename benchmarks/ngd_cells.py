@@ -46,12 +46,11 @@ from device_cells import _shared_gpu
 from lambdahat._progress import progress
 from lambdahat.data.files import VARIABLE
 from lambdahat.data.loading import locate
-from lambdahat.experiments.experiment import Cell, key_of
+from lambdahat.experiments.kit import Cell, Store, key_of
+from lambdahat.experiments.kit.runner import Outcome, matches, run_cell
 from lambdahat.experiments.ngd.switch import FIGURES
 from lambdahat.experiments.ngd.training import Member, Way, kept_in, train_together, upto
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.store import Store
-from lambdahat.experiments.sweeps import Outcome, matches, run_cell
+from lambdahat.experiments.published import find
 
 # what members of a stack have in common
 SHARED = ("data", "training", "batch", "network", "layers", "width")

@@ -18,11 +18,20 @@ from pathlib import Path
 
 from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
-from lambdahat.experiments import registry
-from lambdahat.experiments.experiment import SCALES, Experiment
-from lambdahat.experiments.findings import findings
-from lambdahat.experiments.reproduction import BARRIERS, FAILS, HOLDS, MISSING, VERDICTS, Verdict
-from lambdahat.experiments.store import Store, stores_in
+from lambdahat.experiments import published
+from lambdahat.experiments.kit import (
+    BARRIERS,
+    FAILS,
+    HOLDS,
+    MISSING,
+    SCALES,
+    VERDICTS,
+    Experiment,
+    Store,
+    Verdict,
+    findings,
+    stores_in,
+)
 from lambdahat.report.configurations import in_short
 from lambdahat.report.style import sentence
 
@@ -85,11 +94,11 @@ def runs_in(folder: Path) -> list[Run]:
     """
     found = {(store.experiment, store.scale): store for store in stores_in(folder)}
     out = []
-    for name in registry.PLACES:
+    for name in published.PLACES:
         for scale in SCALES[1:]:
             store = found.get((name, scale))
             if store is not None and len(store.rows()):
-                experiment = registry.find(name)
+                experiment = published.find(name)
                 said = findings(experiment, store)
                 notes = tuple(note for note in said.notes if note != said.progress)
                 out.append(Run(experiment, store, said.verdicts, said.done, said.total, notes))
@@ -130,7 +139,9 @@ def summary(runs: Sequence[Run]) -> str:
             )
     lines.append(_total("**all**", runs))
     missing = [
-        f"`{name}`" for name in registry.PLACES if name not in {run.experiment.name for run in runs}
+        f"`{name}`"
+        for name in published.PLACES
+        if name not in {run.experiment.name for run in runs}
     ]
     header = (
         "experiment",
@@ -193,7 +204,7 @@ def _left_at_paper_scale(runs: Sequence[Run]) -> str:
         if run.store.scale == SCALES[-1] and run.done == run.total
     }
     return ", ".join(
-        f"`{name}`" for name in registry.PLACES if name in registry.PAPER_SCALE - whole
+        f"`{name}`" for name in published.PLACES if name in published.PAPER_SCALE - whole
     )
 
 

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.experiments import every
-from lambdahat.experiments.experiment import SCALES, key_of
-from lambdahat.experiments.findings import findings
-from lambdahat.experiments.store import stores_in
+from lambdahat.experiments.kit import SCALES, findings, key_of, stores_in
 
 STORES = Path(__file__).parent / "results" / "reproductions"
 DESCRIPTION = ("name", "title", "paper", "part", "assumptions", "size", "sizes")

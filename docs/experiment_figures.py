@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.experiments import Reading, Rows, Store
-from lambdahat.experiments.experiment import Row
 from lambdahat.experiments.flatness.softmax_decay import DECAYS, MAIN, PUBLISHED
+from lambdahat.experiments.kit import Row, mean_of
 from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
-from lambdahat.experiments.statistics import mean_of
 from lambdahat.report.style import AMBER, BLUE, GREY, PURPLE, VERMILION, new_figure, tidy
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"

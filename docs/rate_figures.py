@@ -16,13 +16,13 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor
 
 from lambdahat.experiments import Rows, Store, find
+from lambdahat.experiments.kit import mean_of
 from lambdahat.experiments.minibatch import lanczos_experiment
 from lambdahat.experiments.minibatch.damping_claims import RATE, expected_damping
 from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
-from lambdahat.experiments.statistics import mean_of
 from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.style import (
     AMBER,

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from lambdahat.cli import demo, exits
 from lambdahat.cli.app import app
-from lambdahat.experiments.registry import PLACES
+from lambdahat.experiments.published import PLACES
 from tests.documents import (
     DOCS,
     PAGES,

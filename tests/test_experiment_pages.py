@@ -8,8 +8,8 @@ import runpy
 import pytest
 
 from lambdahat.experiments import Store, find, judge
+from lambdahat.experiments.kit import VERDICTS
 from lambdahat.experiments.ngd.preconditions import INTERPOLATED, LEARNT
-from lambdahat.experiments.reproduction import VERDICTS
 from tests.documents import DOCS, ROOT
 
 STORES = ROOT / "benchmarks" / "results" / "reproductions"

@@ -9,9 +9,8 @@ import sys
 import pytest
 import torch
 
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Rows, Store
 from lambdahat.experiments.minibatch import eigen_experiment, lanczos
-from lambdahat.experiments.store import Store
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
 from tests.documents import DOCS, ROOT

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lambdahat.experiments import registry
-from lambdahat.experiments.experiment import Size
-from lambdahat.experiments.reproduction import Verdict
-from lambdahat.experiments.sweeps import sweep
+from lambdahat.experiments import published
+from lambdahat.experiments.kit import Size, Verdict, sweep
 from tests.documents import DOCS, ROOT
 from tests.experiments.toys import Config, toy
 
@@ -33,9 +31,9 @@ def script():
 def one_toy(monkeypatch):
     experiment = toy()
     monkeypatch.setattr(
-        registry, "PLACES", {"toy": ("nowhere", "TOY"), "other": ("nowhere", "OTHER")}
+        published, "PLACES", {"toy": ("nowhere", "TOY"), "other": ("nowhere", "OTHER")}
     )
-    monkeypatch.setattr(registry, "find", lambda name: experiment)
+    monkeypatch.setattr(published, "find", lambda name: experiment)
     return experiment
 
 
@@ -99,14 +97,14 @@ def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(
             for cell in cells(config)
         ],
     )
-    monkeypatch.setattr(registry, "find", lambda name: trained)
+    monkeypatch.setattr(published, "find", lambda name: trained)
     for scale in ("cpu", "paper"):
         sweep(trained, tmp_path, scale=scale)
     page = script.tables(script.runs_in(tmp_path))
     assert "| reduced: 40 of 100 epochs |" in page
     assert "Size here: reduced: 80 of 100 epochs." in page
     monkeypatch.setattr(
-        registry, "find", lambda name: replace(trained, sizes=(Size("VGG-16", "cifar100"),))
+        published, "find", lambda name: replace(trained, sizes=(Size("VGG-16", "cifar100"),))
     )
     page = script.tables(script.runs_in(tmp_path))
     assert "| **all** |  | **0** | **0** | **0** | **1** | 0 / 1 / 0 |" in page
@@ -150,11 +148,11 @@ def test_the_page_is_that_of_the_stores(script):
 
 def test_runs_at_paper_scale_are_of_marked_experiments(script):
     runs = [run for run in script.runs_in(STORES) if run.store.scale == "paper"]
-    assert {run.experiment.name for run in runs} <= registry.PAPER_SCALE <= set(registry.PLACES)
+    assert {run.experiment.name for run in runs} <= published.PAPER_SCALE <= set(published.PLACES)
 
 
 def test_what_is_marked_and_not_run_through_is_named(script, one_toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "PAPER_SCALE", {"toy"})
+    monkeypatch.setattr(published, "PAPER_SCALE", {"toy"})
     sweep(one_toy, tmp_path, scale="paper", only="rate=2.0")
     assert script.summary(script.runs_in(tmp_path)).endswith("not run through: `toy`.")
     sweep(one_toy, tmp_path, scale="paper")

@@ -55,7 +55,7 @@ LATER = {
     "experiments.minibatch.points": "BatchCell CurvaturePoint",
     "experiments.minibatch.rate_rules": "RateRule",
     "experiments.minibatch.scaling_runs": "ScalingRuns",
-    "experiments.reproduction": "Table Verdict",
+    "experiments.kit.claims": "Table Verdict",
     "graphs.cluster_counts": "Clusters Gap",
     "graphs.divergences": "Similarity",
     "graphs.model_fits": "ModelChoice ModelFit",

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lambdahat.cli.app import app
-from lambdahat.experiments import registry
-from lambdahat.experiments.store import Store
+from lambdahat.experiments import published
+from lambdahat.experiments.kit import Store
 from tests.experiments.toys import Config, toy
 
 
@@ -25,9 +25,9 @@ def one_experiment(monkeypatch, tmp_path):
 
 
 def use(monkeypatch, experiment):
-    monkeypatch.setattr(registry, "PLACES", {"toy": ("nowhere", "TOY")})
-    monkeypatch.setattr(registry, "find", lambda name: experiment)
-    monkeypatch.setattr(registry, "every", lambda: [experiment])
+    monkeypatch.setattr(published, "PLACES", {"toy": ("nowhere", "TOY")})
+    monkeypatch.setattr(published, "find", lambda name: experiment)
+    monkeypatch.setattr(published, "every", lambda: [experiment])
 
 
 def test_tables_claims_and_assumptions_are_printed():
@@ -104,8 +104,8 @@ def test_quiet_prints_nothing():
 
 def test_the_list_has_a_table_for_each_paper_and_counts_cells(monkeypatch):
     other = dataclasses.replace(toy(), name="another", paper="A second paper", part="§2")
-    monkeypatch.setattr(registry, "every", lambda: [toy(), other])
-    monkeypatch.setattr(registry, "PAPER_SCALE", {"another"})
+    monkeypatch.setattr(published, "every", lambda: [toy(), other])
+    monkeypatch.setattr(published, "PAPER_SCALE", {"another"})
     lines = [" ".join(line.split()) for line in call("reproduce", "--list").stdout.splitlines()]
     assert "toy 4 8 16 A toy (Table 1)" in lines
     assert (

@@ -7,8 +7,8 @@ import os
 import pytest
 from filelock import FileLock  # torch brings it
 
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.sweeps import sweep
+from lambdahat.experiments.kit import sweep
+from lambdahat.experiments.published import find
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lambdahat.experiments.claims import Claim, judge
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
-from lambdahat.experiments.statistics import (
+from lambdahat.experiments.kit import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    UNTESTED,
+    Claim,
     Reading,
     correlation,
-    holm,
+    judge,
     mean_of,
     paired_difference,
     slope,
     welch_difference,
 )
+from lambdahat.experiments.kit.claims import holm
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(1.0, 1.0, 12), RNG.normal(0.0, 2.0, 9)

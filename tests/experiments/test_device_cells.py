@@ -5,9 +5,7 @@ import sqlite3
 
 import pytest
 
-from lambdahat.experiments.experiment import key_of
-from lambdahat.experiments.store import Store
-from lambdahat.experiments.sweeps import sweep
+from lambdahat.experiments.kit import Store, key_of, sweep
 from tests.documents import ROOT
 from tests.experiments.toys import Config, toy
 

@@ -4,20 +4,23 @@ import dataclasses
 
 import pytest
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import PRINTED_RATES, Size, key_of
-from lambdahat.experiments.findings import _begun, carried, findings, placed
-from lambdahat.experiments.reproduction import (
+from lambdahat.experiments.kit import (
     FAILS,
     HOLDS,
     MISSING,
     OPEN,
+    PRINTED_RATES,
     STAND_IN,
     UNTESTED,
+    Claim,
+    Size,
     Verdict,
+    findings,
+    key_of,
+    mean_of,
+    sweep,
 )
-from lambdahat.experiments.statistics import mean_of
-from lambdahat.experiments.sweeps import sweep
+from lambdahat.experiments.kit.experiment import _begun, carried, placed
 from tests.experiments.toys import Config, toy
 
 

@@ -7,8 +7,6 @@ import math
 import pytest
 import torch
 
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.flatness import (
     cnn_decay,
     deep_linear_toy,
@@ -25,10 +23,9 @@ from lambdahat.experiments.flatness.runs import (
     mean_square,
     measured,
 )
-from lambdahat.experiments.image_sets import images, modes_of, network
-from lambdahat.experiments.readings import decades
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
+from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, Rows, decades, judge
+from lambdahat.experiments.kit.training import images, modes_of, network
+from lambdahat.experiments.published import find
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem

@@ -7,10 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lambdahat.experiments.claims import Claim, judge
-from lambdahat.experiments.joint_claims import jointly
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
-from lambdahat.experiments.statistics import Reading
+from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, Claim, Reading, jointly, judge
 
 
 def part(value, stderr=1.0, **settings):

@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from lambdahat._rng import generator
 from lambdahat.experiments.averaging.networks import network
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import SCALES, Rows, key_of
-from lambdahat.experiments.image_sets import images
+from lambdahat.experiments.kit import FAILS, HOLDS, SCALES, UNTESTED, Rows, judge, key_of
+from lambdahat.experiments.kit.training import images
 from lambdahat.experiments.minibatch.batch_norm_claims import (
     claims,
     largest_rates,
@@ -21,7 +20,6 @@ from lambdahat.experiments.minibatch.batch_norm_claims import (
     slopes_of,
 )
 from lambdahat.experiments.minibatch.batch_norm_experiment import EXPERIMENT, run, trajectory
-from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import assert_same_rows, whole
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Rows, judge
 from lambdahat.experiments.minibatch.damping import (
     OPTIMIZERS,
     SCALES,

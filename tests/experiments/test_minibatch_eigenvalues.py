@@ -13,14 +13,12 @@ import torch
 
 import lambdahat as lh
 from lambdahat._rng import generator
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import VERDICTS, Rows, judge
 from lambdahat.experiments.minibatch.eigen_claims import AT_ONE, claims, excess_slope, share_within
 from lambdahat.experiments.minibatch.eigen_experiment import EXPERIMENT, subject_of
 from lambdahat.experiments.minibatch.eigen_measuring import batch_extremes
 from lambdahat.experiments.minibatch.eigen_rows import points_of, rows_of
 from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, training_stops
-from lambdahat.experiments.reproduction import VERDICTS
 from lambdahat.randommatrix import effective_batch
 from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import N, cell, point, whole

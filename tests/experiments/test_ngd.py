@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lambdahat.experiments import registry
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments import published
+from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows, judge
 from lambdahat.experiments.ngd import training
 from lambdahat.experiments.ngd.claims import (
     FORMS,
@@ -40,12 +39,11 @@ from lambdahat.experiments.ngd.training import (
     upto,
 )
 from lambdahat.experiments.ngd.vs_sgd import TINY
-from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.report.matplotlib_charts import draw
 from lambdahat.storage import Damaged
 from tests.documents import ROOT
 
-EXPERIMENTS = [name for name in registry.PLACES if name.startswith("ngd-")]
+EXPERIMENTS = [name for name in published.PLACES if name.startswith("ngd-")]
 OPTIMIZERS = ("sgd", "ngd")
 
 
@@ -63,7 +61,7 @@ def test_smoke_runs_and_reads(name, smoke):
     """Columns keep to Eqs. 18 and 19; claims, tables and charts can be read off the rows of a
     sweep that has begun.
     """
-    experiment = registry.find(name)
+    experiment = published.find(name)
     first = experiment.grid("smoke")[0]
     rows = [
         row for row in smoke(name).rows() if all(row[key] == value for key, value in first.items())
@@ -174,7 +172,7 @@ def test_forms_are_told_apart():
     rows = Rows(
         [*pairs(GAPS, "end"), *pairs({name: -gap for name, gap in GAPS.items()}, "equal loss")]
     )
-    claims = registry.find("ngd-vs-sgd").claims(rows)
+    claims = published.find("ngd-vs-sgd").claims(rows)
     assert [found.verdict for found in judge(claims)] == [
         HOLDS,
         FAILS,
@@ -194,7 +192,7 @@ def test_forms_are_told_apart():
         HOLDS,
         FAILS,
     ]
-    assert registry.find("ngd-digits").claims(rows)[0].reading == claims[0].reading
+    assert published.find("ngd-digits").claims(rows)[0].reading == claims[0].reading
 
 
 def test_pairs_with_a_point_that_is_no_minimum_are_left_out():
@@ -223,7 +221,9 @@ def test_a_network_that_has_not_learnt_decides_nothing():
             {**row, "loss": 2.2} if row["optimizer"] == "ngd" and row["seed"] < high else row
             for row in rows
         ]
-        return [found.verdict for found in judge(registry.find("ngd-vs-sgd").claims(Rows(changed)))]
+        return [
+            found.verdict for found in judge(published.find("ngd-vs-sgd").claims(Rows(changed)))
+        ]
 
     assert verdicts(2) == verdicts(0)
     assert UNTESTED not in verdicts(0)
@@ -267,12 +267,12 @@ def test_widths(sign):
         for width in (8, 16):
             for at in ("end", "equal loss"):
                 rows += pairs(dict.fromkeys(GAPS, 5.0 * sign), at, layers=layers, width=width)
-    found = judge(registry.find("ngd-widths").claims(Rows(rows)))
+    found = judge(published.find("ngd-widths").claims(Rows(rows)))
     assert {verdict.verdict for verdict in found} == {HOLDS if sign > 0 else FAILS}
     forms = [form for form in FORMS if form.column in GAPS]
     assert sum("of 16" in verdict.claim for verdict in found) == 2 * len(forms)
     # seeds
-    assert {claim.reading.count for claim in registry.find("ngd-widths").claims(Rows(rows))} == {5}
+    assert {claim.reading.count for claim in published.find("ngd-widths").claims(Rows(rows))} == {5}
 
 
 def on_the_way(value, parts):
@@ -289,7 +289,7 @@ def on_the_way(value, parts):
 
 
 def test_epochs():
-    claims = registry.find("ngd-epochs").claims
+    claims = published.find("ngd-epochs").claims
 
     def level(optimizer, part):
         high = 1.5 if optimizer == "ngd" else 1.0
@@ -337,7 +337,7 @@ def test_smoothing(sign):
                             "llc_batch": column,
                         }
                     )
-    found = registry.find("ngd-smoothing").claims(Rows(rows))
+    found = published.find("ngd-smoothing").claims(Rows(rows))
     assert found[0].reading.value == pytest.approx(-2 * sign, abs=0.1)
     assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
 
@@ -379,7 +379,7 @@ def switched(values):
 
 
 def test_switch():
-    claims = registry.find("ngd-switch").claims
+    claims = published.find("ngd-switch").claims
     held = switched(
         {"SGD ×1": 9.5, "NGD ×1": 11.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0}
     )
@@ -419,7 +419,7 @@ def test_late_switch():
     """Judged both ways; where λ̂ still moved before the split, or a branch is no minimum, only
     the losses are.
     """
-    claims = registry.find("ngd-switch-late").claims
+    claims = published.find("ngd-switch-late").claims
     held = {"SGD ×1": 10.2, "NGD ×1": 10.5, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0}
     failed = {"SGD ×1": 30.0, "NGD ×1": 20.5, "NGD ×10": 15.0, "NGD ×100": 8.0, "SGD ×100": 40.0}
     rows = switched_late(held, 9.5, 0.5)
@@ -439,7 +439,7 @@ def test_late_switch():
 
 
 def test_the_late_split_is_the_end_of_sgd_and_shares_its_end_at_equal_loss():
-    experiment = registry.find("ngd-switch-late")
+    experiment = published.find("ngd-switch-late")
     cell = {**experiment.grid("smoke")[0], "points": 1}
     rows = Rows(experiment.run(cell, "cpu"))
     before, split = rows[0], rows[1]
@@ -475,7 +475,7 @@ def test_overfitting(sign):
         }
 
     rows = on_the_way(course, 8)
-    found = registry.find("ngd-overfitting").claims(rows)
+    found = published.find("ngd-overfitting").claims(rows)
     assert [claim.reading.value for claim in found] == pytest.approx([2.0 * sign] * len(found))
     assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
     # WBIC of SGD, and G_n
@@ -486,7 +486,7 @@ def test_without_overfitting_nothing_is_said():
     def course(optimizer, part):
         return {"loss": 0.1, "validation_loss": 1 / part, **dict.fromkeys(NAMES, float(part))}
 
-    found = judge(registry.find("ngd-overfitting").claims(on_the_way(course, 6)))
+    found = judge(published.find("ngd-overfitting").claims(on_the_way(course, 6)))
     assert {verdict.verdict for verdict in found} == {UNTESTED}
 
 
@@ -503,7 +503,7 @@ def test_points_that_interpolate_do_not_count_as_overfitting(last, verdict):
             "validation_loss": 1.0 + 0.1 * abs(part - 3),
         } | dict.fromkeys(NAMES, value)
 
-    claims = registry.find("ngd-overfitting").claims(on_the_way(course, 12))
+    claims = published.find("ngd-overfitting").claims(on_the_way(course, 12))
     assert {found.verdict for found in judge(claims)} == {verdict}
     assert all(("interpolates" in claim.unmet) == (verdict == UNTESTED) for claim in claims)
 
@@ -531,7 +531,7 @@ def test_forms_with_the_rule_are_judged_where_they_were_measured():
         gaps, "end", below_centre_rule=False, below_centre_batch_rule=False, training=1000, loss=0.5
     )
     found = {
-        verdict.claim: verdict for verdict in judge(registry.find("ngd-vs-sgd").claims(Rows(rows)))
+        verdict.claim: verdict for verdict in judge(published.find("ngd-vs-sgd").claims(Rows(rows)))
     }
     ends = {
         claim.split("at the end, ")[1]: verdict
@@ -544,13 +544,13 @@ def test_forms_with_the_rule_are_judged_where_they_were_measured():
 
 
 def test_a_cell_is_a_function_of_its_settings():
-    experiment = registry.find("ngd-epochs")
+    experiment = published.find("ngd-epochs")
     cell = {**experiment.grid("smoke")[0], "epochs": 2, "points": 1}
     assert experiment.run(cell, "cpu") == experiment.run(cell, "cpu")
 
 
 def test_the_demonstration_can_start_at_another_seed():
-    experiment = registry.find("ngd-digits")
+    experiment = published.find("ngd-digits")
     config = replace(experiment.scales["smoke"], first=7, seeds=2)
     assert [cell["seed"] for cell in experiment.cells(config)] == [7, 8]
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from lambdahat.data import xor
-from lambdahat.experiments.claims import Claim, judge
-from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.registry import find
+from lambdahat.experiments.kit import Claim, Reading, Rows, judge
+from lambdahat.experiments.published import find
 from lambdahat.experiments.regularization.claims import (
     CLAIMS,
     Below,
@@ -44,7 +43,6 @@ from lambdahat.experiments.regularization.speeds import shortened
 from lambdahat.experiments.regularization.stacks import Member, Stack, absolute_products
 from lambdahat.experiments.regularization.tables import agreement, mean_and_deviation
 from lambdahat.experiments.regularization.xor_rules import XOR, XOR_TASK, XORD_TASK
-from lambdahat.experiments.statistics import Reading
 from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
 from lambdahat.optim.products import dense_hessian

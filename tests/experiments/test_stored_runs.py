@@ -2,9 +2,8 @@
 this machine has.
 """
 
-from lambdahat.experiments.experiment import key_of
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.store import stores_in
+from lambdahat.experiments.kit import key_of, stores_in
+from lambdahat.experiments.published import find
 from tests.documents import ROOT
 
 STORES = ROOT / "benchmarks" / "results" / "reproductions"

@@ -23,12 +23,18 @@ import torch
 
 import lambdahat
 from lambdahat.data.idx import NAMES
-from lambdahat.experiments import clusters, provenance, sweeps
-from lambdahat.experiments.clusters import BACKENDS
-from lambdahat.experiments.experiment import Experiment, Rows, key_of
-from lambdahat.experiments.registry import find
-from lambdahat.experiments.store import Store, stores_in
-from lambdahat.experiments.sweeps import forecast, matches, sweep
+from lambdahat.experiments.kit import (
+    Experiment,
+    Rows,
+    Store,
+    key_of,
+    runner,
+    store,
+    stores_in,
+    sweep,
+)
+from lambdahat.experiments.kit.runner import BACKENDS, forecast, matches
+from lambdahat.experiments.published import find
 from lambdahat.storage import Damaged
 from tests.experiments.toys import Config, toy, watched
 
@@ -184,8 +190,8 @@ def test_the_commit_is_that_of_our_own_checkout_only(tmp_path, monkeypatch):
 
     place = tmp_path / "provenance.py"
     place.touch()
-    monkeypatch.setattr(provenance, "__file__", str(place))
-    commit = provenance._commit.__wrapped__
+    monkeypatch.setattr(store, "__file__", str(place))
+    commit = store._commit.__wrapped__
     assert commit() == ""  # no checkout
     git("init")
     git("commit", "--allow-empty", "-m", "theirs")
@@ -358,7 +364,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path, below):
 STARTER = """
 import os, sys
 from tests.experiments.toys import Config, toy, watched
-from lambdahat.experiments.sweeps import sweep
+from lambdahat.experiments.kit import sweep
 folder, seeds, jobs = sys.argv[1:]
 for _ in sys.stdin:  # a line for each sweep, in a process group of its own
     child = os.fork()
@@ -478,7 +484,7 @@ def test_a_finished_cell_is_handed_back_while_another_runs(tmp_path, backend):
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(clusters, "find_spec", lambda name: None)
+    monkeypatch.setattr(runner, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r'backend must have ray installed, .* pip install "lambdahat\[ray\]"'
     ):
@@ -508,7 +514,7 @@ def on_images(**changes) -> Experiment:
 
     def run(cell, device):
         from lambdahat.data.loading import load
-        from lambdahat.experiments.outside import outside_file
+        from lambdahat.experiments.kit import outside_file
 
         x, _ = load("mnist", verify=False, normalization="raw").train
         there = outside_file("graphs", "a-graph") is not None
@@ -539,7 +545,7 @@ def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
     write_images(tmp_path / "data" / "mnist", 7)
     first = sweep(on_images(), tmp_path / "out", scale="smoke", only="rate=0.5", jobs=jobs)
     assert {row["value"] for row in first.rows()} == {7.5}
-    (used,) = {facts[provenance.DATA] for facts in made(first)}
+    (used,) = {facts[store.DATA] for facts in made(first)}
     assert used.startswith("mnist ")
     assert used.endswith("graphs/a-graph absent")
     write_images(tmp_path / "data" / "mnist", 9)
@@ -575,7 +581,7 @@ def test_a_worker_with_other_data_adds_no_rows(tmp_path, monkeypatch):
             monkeypatch.setenv("LAMBDAHAT_DATA", str(places[number == 1]))
             yield task(cell)
 
-    monkeypatch.setitem(sweeps.BACKENDS, "dask", elsewhere)
+    monkeypatch.setitem(runner.BACKENDS, "dask", elsewhere)
     store = sweep(on_images(), tmp_path / "out", scale="smoke", backend="dask", address="there")
     assert {row["value"] - row["rate"] for row in store.rows()} == {7.0}
     ((_, error),) = store.errors()
@@ -617,7 +623,7 @@ def paced(setup: float, pace: float) -> tuple[Experiment, SimpleNamespace]:
 
 def test_a_forecast_extrapolates_from_few_epochs_and_stores_nothing(tmp_path, monkeypatch):
     experiment, clock = paced(setup=5.0, pace=0.25)
-    monkeypatch.setattr(sweeps.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(runner.time, "perf_counter", clock.perf_counter)
     found = list(forecast(experiment, tmp_path, scale="cpu"))
     assert [(row.setting["rate"], row.cells) for row in found] == [(0.5, 4), (2.0, 4)]
     assert [row.seconds for row in found] == pytest.approx([5 + 0.5 * 0.25 * 40, 5 + 2 * 0.25 * 40])
@@ -627,7 +633,7 @@ def test_a_forecast_extrapolates_from_few_epochs_and_stores_nothing(tmp_path, mo
 
 def test_a_forecast_takes_the_time_of_finished_cells(tmp_path, monkeypatch):
     experiment, clock = paced(setup=5.0, pace=0.25)
-    monkeypatch.setattr(sweeps.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(runner.time, "perf_counter", clock.perf_counter)
     sweep(experiment, tmp_path, scale="cpu", only="seed=1")
     found = list(forecast(experiment, tmp_path, scale="cpu"))
     assert [(row.cells, row.source) for row in found] == [(3, "1 finished")] * 2

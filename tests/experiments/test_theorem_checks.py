@@ -9,17 +9,15 @@ import pytest
 
 from lambdahat.experiments.averaging.noisy_averages import DECAY, RATE
 from lambdahat.experiments.averaging.noisy_averages import EXPERIMENT as AVERAGES
-from lambdahat.experiments.claims import judge
 from lambdahat.experiments.curvature.fluctuations import EXPERIMENT as NOISE
 from lambdahat.experiments.curvature.fluctuations import NORMAL, WIDE
 from lambdahat.experiments.curvature.shrinkage_errors import EXPERIMENT as SHRINKAGE
 from lambdahat.experiments.curvature.shrinkage_errors import SPIKED, WISHART, _weight
-from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.graph_spectra.edge_moves import EXPERIMENT as EDGES
 from lambdahat.experiments.graph_spectra.edge_moves import PAIR, REGULAR
+from lambdahat.experiments.kit import FAILS, HOLDS, Rows, judge
 from lambdahat.experiments.regularization.mmse import EXPERIMENT as MMSE
 from lambdahat.experiments.regularization.mmse import LINEAR
-from lambdahat.experiments.reproduction import FAILS, HOLDS
 
 
 def rows_of(experiment, scale="smoke"):

@@ -4,10 +4,7 @@ by value.
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Experiment, Rows, key_of
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of
+from lambdahat.experiments.kit import Claim, Experiment, Rows, Table, key_of, mean_of
 from lambdahat.results.charts import Chart, Series
 
 

@@ -14,10 +14,8 @@ import torch
 
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.reproduce import say_errors, say_notes, show, write_tables
-from lambdahat.experiments.experiment import Experiment
-from lambdahat.experiments.findings import findings
+from lambdahat.experiments.kit import Experiment, findings, sweep
 from lambdahat.experiments.ngd.digits import EXPERIMENT
-from lambdahat.experiments.sweeps import sweep
 from lambdahat.report.figures import save_figure
 from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.page import page_of_stores

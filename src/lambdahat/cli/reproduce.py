@@ -15,12 +15,19 @@ from lambdahat._check import did_you_mean
 from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
-from lambdahat.experiments import registry
-from lambdahat.experiments.experiment import SCALES, Experiment, label_of
-from lambdahat.experiments.findings import Findings, findings
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.store import Store, stores_in
-from lambdahat.experiments.sweeps import Forecast, forecast, sweep
+from lambdahat.experiments import published
+from lambdahat.experiments.kit import (
+    SCALES,
+    Experiment,
+    Store,
+    Table,
+    findings,
+    label_of,
+    stores_in,
+    sweep,
+)
+from lambdahat.experiments.kit.experiment import Findings
+from lambdahat.experiments.kit.runner import Forecast, forecast
 from lambdahat.report.page import page_of_folders, page_of_stores
 from lambdahat.results import write_atomically
 
@@ -44,7 +51,7 @@ class Choices:
 def asked_for(names: list[str] | None, everything: bool) -> list[str]:
     """The experiments that a command names."""
     if everything and not names:
-        return list(registry.PLACES)
+        return list(published.PLACES)
     if not names or everything:
         raise InputError(
             "EXPERIMENTS must be some names or --all, got "
@@ -60,11 +67,11 @@ def list_experiments() -> None:
     A star marks those to be run at ``paper`` scale too.
     """
     header = ("experiment", *(f"cells, {scale}" for scale in SCALES), "what")
-    for paper, found in groupby(registry.every(), key=lambda experiment: experiment.paper):
+    for paper, found in groupby(published.every(), key=lambda experiment: experiment.paper):
         rows = []
         for experiment in found:
             counts = [f"{len(experiment.grid(scale)):,}" for scale in SCALES]
-            star = " *" if experiment.name in registry.PAPER_SCALE else ""
+            star = " *" if experiment.name in published.PAPER_SCALE else ""
             rows.append(
                 (
                     experiment.name,
@@ -222,13 +229,13 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
 
 
 def _found(name: str) -> Experiment:
-    if name not in registry.PLACES:
-        near = did_you_mean(name, registry.PLACES)
+    if name not in published.PLACES:
+        near = did_you_mean(name, published.PLACES)
         raise InputError(
-            f"EXPERIMENT must be one of {', '.join(registry.PLACES)}, got {name!r}; "
+            f"EXPERIMENT must be one of {', '.join(published.PLACES)}, got {name!r}; "
             f"{near}{' ' if near else ''}--list describes them"
         )
-    return registry.find(name)
+    return published.find(name)
 
 
 def say_errors(store: Store) -> int:

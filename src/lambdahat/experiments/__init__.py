@@ -4,14 +4,21 @@
 its claims hold.
 """
 
-from lambdahat.experiments.claims import Claim, judge
-from lambdahat.experiments.experiment import Experiment, Rows
-from lambdahat.experiments.registry import every, find
-from lambdahat.experiments.reproduction import Table, Verdict
-from lambdahat.experiments.statistics import Reading
-from lambdahat.experiments.store import Store
-from lambdahat.experiments.sweeps import sweep
-from lambdahat.results.charts import Chart, Heat, Series
+from lambdahat.experiments.kit import (
+    Chart,
+    Claim,
+    Experiment,
+    Heat,
+    Reading,
+    Rows,
+    Series,
+    Store,
+    Table,
+    Verdict,
+    judge,
+    sweep,
+)
+from lambdahat.experiments.published import every, find
 
 __all__ = [
     "Chart",

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat._check import require
-from lambdahat.experiments import registry
-from lambdahat.experiments.experiment import Experiment
-from lambdahat.experiments.store import stores_in
+from lambdahat.experiments import published
+from lambdahat.experiments.kit import Experiment, stores_in
 from lambdahat.report.page_markup import document
 from lambdahat.report.sections import Section, named_results, section_of_result, section_of_store
 from lambdahat.storage import write_atomically
@@ -39,7 +38,7 @@ def page_of_stores(
     """Write the page of all experiments whose stores lie in ``folders``, from the stores alone.
 
     ``find`` gives the experiment of a name, and raises ValueError for one that it does not know; by
-    default it is that of ``lambdahat.experiments.registry``.
+    default it is that of ``lambdahat.experiments.published``.
     """
     listed = [folders] if isinstance(folders, str | Path) else list(folders)
     return write_page(_sections_of_stores(listed, find), path, title)
@@ -91,7 +90,7 @@ def _section(name: str, result: Any, folder: Path | None = None) -> Section:
 
 def _sections_of_stores(folders: Sequence[str | Path], find: Find | None) -> list[Section]:
     """Paper by paper, in the order of the registry."""
-    known = {name: place for place, name in enumerate(registry.PLACES)}
+    known = {name: place for place, name in enumerate(published.PLACES)}
     stores = [store for folder in folders for store in stores_in(folder)]
     stores.sort(key=lambda store: known.get(store.experiment, len(known)))
     return [section_of_store(store, _known(find, store.experiment)) for store in stores]
@@ -100,6 +99,6 @@ def _sections_of_stores(folders: Sequence[str | Path], find: Find | None) -> lis
 def _known(find: Find | None, name: str) -> Experiment | None:
     """The experiment of a store; None where another version of the library has made it."""
     try:
-        return (find or registry.find)(name)
+        return (find or published.find)(name)
     except ValueError:
         return None

@@ -14,11 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from lambdahat._check import describe, require
-from lambdahat.experiments import registry
-from lambdahat.experiments.experiment import SCALES, Experiment, Row
-from lambdahat.experiments.findings import findings
-from lambdahat.experiments.reproduction import Table, Verdict
-from lambdahat.experiments.store import Store
+from lambdahat.experiments import published
+from lambdahat.experiments.kit import SCALES, Experiment, Row, Store, Table, Verdict, findings
 from lambdahat.measurements import Measurement
 from lambdahat.randommatrix import Advice
 from lambdahat.report import figures  # noqa: F401  (registers the charts)
@@ -152,8 +149,8 @@ def _purpose(experiment: Experiment) -> str:
 
     An experiment outside the registry is taken to be where its ``run`` is.
     """
-    known = registry.PLACES.get(experiment.name)
-    name = f"{registry.__package__}.{known[0]}" if known else experiment.run.__module__
+    known = published.PLACES.get(experiment.name)
+    name = f"{published.__package__}.{known[0]}" if known else experiment.run.__module__
     module = sys.modules.get(name)
     return (inspect.getdoc(module) or "").replace("``", "") if module is not None else ""
 

@@ -21,9 +21,7 @@ from lambdahat.experiments.averaging import (
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.runs import against_best, tuned_start
 from lambdahat.experiments.averaging.starts import STARTS, plans, start_claims
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import SCALES, Rows, key_of
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
+from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, SCALES, UNTESTED, Rows, judge, key_of
 
 SEEDS = 6
 MODULES = (

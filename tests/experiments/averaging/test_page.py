@@ -5,8 +5,7 @@ import re
 import pytest
 
 from lambdahat.experiments import Store, find, judge
-from lambdahat.experiments.experiment import key_of
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
+from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, key_of
 from tests.documents import DOCS, ROOT
 
 STORES = ROOT / "benchmarks" / "results" / "reproductions"

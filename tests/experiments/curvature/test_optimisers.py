@@ -15,10 +15,9 @@ from lambdahat.experiments.curvature import (
     spectral_rates,
     trained,
 )
-from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.flatness.runs import curvature_problem
-from lambdahat.experiments.image_sets import images, network
-from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
+from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows
+from lambdahat.experiments.kit.training import images, network
 from lambdahat.operators.curvature import hessian
 from tests.experiments.curvature.verdicts import BOTH, SEEDS, SUBJECT, jitter, verdicts_of
 

@@ -1,8 +1,6 @@
 """Verdicts on rows that are made up, so that claims are seen to hold and to fail."""
 
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.reproduction import FAILS, HOLDS
+from lambdahat.experiments.kit import FAILS, HOLDS, Rows, judge
 
 SEEDS = 6
 BOTH = [(True, HOLDS), (False, FAILS)]

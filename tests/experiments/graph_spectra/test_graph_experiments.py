@@ -10,8 +10,6 @@ import pytest
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.graph_spectra import (
     clusters,
     communities,
@@ -32,7 +30,7 @@ from lambdahat.experiments.graph_spectra.counting import (
     lanczos_spectra,
     plain_moments,
 )
-from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
+from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows, judge
 from lambdahat.graphs import graph
 from lambdahat.graphs.block_moments import eigenvalues
 from lambdahat.maxent import fit

@@ -11,11 +11,8 @@ import torch
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._rng import generator
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows, judge, outside_file
 from lambdahat.experiments.logdets import kernel_table, matrices, moment_curves
-from lambdahat.experiments.outside import outside_file
-from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 
 
 @pytest.fixture

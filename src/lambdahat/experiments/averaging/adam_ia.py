@@ -18,13 +18,23 @@ from lambdahat.experiments.averaging.runs import (
     size_of,
     train,
 )
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, paired_difference
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    curve,
+    over_seeds,
+    paired_difference,
+)
 
 WITH, WITHOUT = "with batch norm", "without batch norm"
 AVERAGED = ("SWA", "Adam-IA", "Gadam", "GadamX")

@@ -16,14 +16,26 @@ from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.recipes import recipe
 from lambdahat.experiments.averaging.runs import image_task, size_of, train
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import errors, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, correlation, mean_of
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    correlation,
+    errors,
+    mean_of,
+    over_seeds,
+    settings_of,
+)
 from lambdahat.randommatrix import NoisyQuadratic
-from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "GadamX")
 GAINS = {

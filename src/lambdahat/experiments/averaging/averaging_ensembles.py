@@ -23,13 +23,22 @@ from lambdahat.experiments.averaging.runs import (
     size_of,
     train,
 )
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, paired_difference
-from lambdahat.results.charts import Chart
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Scale,
+    Size,
+    Table,
+    curve,
+    over_seeds,
+    paired_difference,
+)
 
 AGNOSTIC = 1.0  # points
 COLUMNS = {

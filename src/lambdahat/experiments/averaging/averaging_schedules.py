@@ -10,11 +10,21 @@ from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_setting
 from lambdahat.experiments.averaging.runs import mean
 from lambdahat.experiments.averaging.schedule_claims import AHEAD, claims
 from lambdahat.experiments.averaging.starts import REFERENCE, STARTS, run_with_averages
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, errors, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    curve,
+    errors,
+    over_seeds,
+)
 
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
 # Tables 7.2, 7.6 and 7.7: test accuracy of VGG-16 on CIFAR-100

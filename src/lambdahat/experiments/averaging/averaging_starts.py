@@ -28,13 +28,23 @@ from lambdahat.experiments.averaging.starts import (
     run_with_averages,
     start_claims,
 )
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
-from lambdahat.results.charts import Chart
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Scale,
+    Size,
+    Table,
+    curve,
+    mean_of,
+    over_seeds,
+    paired_difference,
+)
 
 AVERAGED = ("Gadam", "GadamX")
 LOOKAHEAD_ON = "PreResNet"  # Figure 7.12b; 7.12a, of VGG-16, is in averaging-schedules

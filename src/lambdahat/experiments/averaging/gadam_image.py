@@ -31,15 +31,25 @@ from lambdahat.experiments.averaging.solution_spectra import (
     spectrum_rows,
     spectrum_tables,
 )
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
 from lambdahat.experiments.flatness.runs import curvature_problem
-from lambdahat.experiments.image_sets import Images
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, errors, over_seeds
-from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    curve,
+    errors,
+    over_seeds,
+)
+from lambdahat.experiments.kit.training import Images
 from lambdahat.operators.curvature import hessian
-from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "AdamW", "Gadam", "PadamW", "GadamX")
 # Rate and weight decay of each base optimiser, by the first word of the network's name (the

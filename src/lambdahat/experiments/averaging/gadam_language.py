@@ -17,15 +17,26 @@ from lambdahat.data.texts import windows
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import BASES, recipe
 from lambdahat.experiments.averaging.runs import Task, gap, size_of, train, tuned_start
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, errors, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import paired_difference
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    curve,
+    errors,
+    over_seeds,
+    paired_difference,
+    settings_of,
+)
 from lambdahat.models.recurrent import lstm
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("ASGD", "Adam", "Padam", "Gadam", "GadamX")
 AVERAGED = ("ASGD", "Gadam", "GadamX")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lambdahat._check import require, require_choice, require_count
-from lambdahat.experiments.image_sets import NETWORKS as LARGE
+from lambdahat.experiments.kit.training import NETWORKS as LARGE
 from lambdahat.models import preresnet, resnet50, wide_resnet
 from lambdahat.models.initial import he, initialize
 

@@ -10,14 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, logs, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference, slope
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Table,
+    curve,
+    logs,
+    mean_of,
+    over_seeds,
+    paired_difference,
+    settings_of,
+    slope,
+)
 from lambdahat.randommatrix import NoisyQuadratic, matching_rate
-from lambdahat.results.charts import Chart
 
 KINDS = {"final": "last iterate", "average": "average", "ema": "moving average"}
 RATE, DECAY = 0.5, 0.9  # α and ρ of the simulation

@@ -5,13 +5,19 @@
 from __future__ import annotations
 
 from lambdahat.experiments.averaging.runs import Task, Trained, image_task, train
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Row, Rows
 from lambdahat.experiments.flatness.runs import curvature_problem, measured
-from lambdahat.experiments.image_sets import Images
-from lambdahat.experiments.readings import decades, over_seeds, stems
-from lambdahat.experiments.reproduction import Table
-from lambdahat.results.charts import Chart
+from lambdahat.experiments.kit import (
+    Cell,
+    Chart,
+    Claim,
+    Row,
+    Rows,
+    Table,
+    decades,
+    over_seeds,
+    stems,
+)
+from lambdahat.experiments.kit.training import Images
 
 SHARP = ("SGD", "Gadam")
 MODES = {"train": "Figures 7.14 and 7.15", "eval": "Figure 7.17"}

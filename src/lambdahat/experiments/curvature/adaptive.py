@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from lambdahat.experiments.curvature import adaptive_claims as plain
 from lambdahat.experiments.curvature import decoupled_claims as decoupled
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, sharpness, thinned, train
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT
-from lambdahat.experiments.image_sets import images, network
-from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Scale, Size, settings_of
+from lambdahat.experiments.kit.training import images, network
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,21 @@ beside ours.
 
 from __future__ import annotations
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.flatness.preconditions import least, least_decades, saturated, subject
-from lambdahat.experiments.readings import curve, decades, errors, gap, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, paired_difference
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments.kit import (
+    Chart,
+    Claim,
+    Reading,
+    Rows,
+    Series,
+    Table,
+    curve,
+    decades,
+    errors,
+    gap,
+    over_seeds,
+    paired_difference,
+)
 
 # (optimiser, rate, damping): λ₁ and validation accuracy on CIFAR-100, Tables 6.1 and 6.2
 PRINTED = {

@@ -13,22 +13,34 @@ import torch
 from lambdahat._rng import derived_seed
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, ends
-from lambdahat.experiments.image_sets import Images, images, network
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import over_seeds, stems
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of, paired_difference
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    mean_of,
+    over_seeds,
+    paired_difference,
+    settings_of,
+    short,
+    stems,
+)
+from lambdahat.experiments.kit.training import Images, images, network
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import Additive, Semicircle, TracyWidom, edge_fluctuation, fit_bulk
 from lambdahat.randommatrix.bulk import KAPPA
 from lambdahat.results import Spectrum
-from lambdahat.results.charts import Chart, Series, short
 
 SPIKES = (4.0, 3.0, 2.5)  # in units of the noise, whose bulk ends at 2 and hides spikes below 1
 HIDDEN = 0.5

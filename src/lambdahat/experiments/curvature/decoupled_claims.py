@@ -4,12 +4,18 @@ code.
 
 from __future__ import annotations
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.flatness.preconditions import saturated, subject
-from lambdahat.experiments.readings import curve, gap, over_seeds
-from lambdahat.experiments.reproduction import MISSING, Table
-from lambdahat.results.charts import Chart
+from lambdahat.experiments.kit import (
+    MISSING,
+    Chart,
+    Claim,
+    Row,
+    Rows,
+    Table,
+    curve,
+    gap,
+    over_seeds,
+)
 
 RATE, LARGE_RATE = 1e-3, 3e-3
 DEFAULT = 1e-8

@@ -11,7 +11,6 @@ import numpy as np
 from scipy.stats import wasserstein_distance
 from torch import Tensor
 
-from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.curvature.matrices import (
     KNOWN,
     LAWS,
@@ -20,15 +19,27 @@ from lambdahat.experiments.curvature.matrices import (
     law_matrix,
     unit_start,
 )
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import decades, errors, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    decades,
+    errors,
+    mean_of,
+    over_seeds,
+    paired_difference,
+    short,
+)
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series, short
 
 DEPTH = 30
 DEPTHS = {KNOWN: (5, 15, DEPTH)}

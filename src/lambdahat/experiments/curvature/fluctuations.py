@@ -10,15 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, slope
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    curve,
+    mean_of,
+    over_seeds,
+    short,
+    slope,
+)
 from lambdahat.randommatrix import Semicircle
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series, short
 
 NORMAL, BOUNDED, UNEVEN = "independent, normal", "independent, bounded", "independent, uneven rows"
 WIDE, NARROW = "samples, P/b = 1", "samples, P/b = 1/50"

@@ -7,16 +7,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, train
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.image_sets import images, network
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of, paired_difference
-from lambdahat.results.charts import Chart
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Size,
+    Table,
+    curve,
+    mean_of,
+    over_seeds,
+    paired_difference,
+    settings_of,
+)
+from lambdahat.experiments.kit.training import images, network
 
 RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 RATIO = 10.0  # δ/α

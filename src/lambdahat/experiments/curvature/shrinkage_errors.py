@@ -10,15 +10,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, logs, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, paired_difference
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Table,
+    curve,
+    logs,
+    over_seeds,
+    paired_difference,
+)
 from lambdahat.randommatrix import damping_as_shrinkage
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart
 
 WISHART, TWO, SPIKED = "inverse Wishart", "two levels", "spiked"
 SPECTRA = (WISHART, TWO, SPIKED)

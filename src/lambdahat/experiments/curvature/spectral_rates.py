@@ -12,19 +12,30 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.data.augmentation import augment
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.image_sets import images, network
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, gap, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of, slope
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Size,
+    Table,
+    curve,
+    gap,
+    mean_of,
+    over_seeds,
+    settings_of,
+    slope,
+)
+from lambdahat.experiments.kit.training import images, network
 from lambdahat.optim.averaged_descent import SWA, Averaged
 from lambdahat.optim.schedules import averaging_decay
 from lambdahat.optim.spectral_sgd import SpectralSGD
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart
 from lambdahat.training import Run, fit
 
 METHODS = {"SWA": "SWA, rate by hand", "SSGDM": "SSGDM, heavy ball", "SSGDMN": "SSGDMN, Nesterov"}

@@ -17,17 +17,24 @@ from torch import Tensor
 from lambdahat.estimators.landscapes import landscape
 from lambdahat.estimators.spectra import quadrature
 from lambdahat.experiments.curvature.suite_claims import charts, claims, tables
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, Size, settings_of
 from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends
-from lambdahat.experiments.image_sets import Images, images, network
-from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Experiment,
+    Row,
+    Scale,
+    Size,
+    settings_of,
+    short,
+)
+from lambdahat.experiments.kit.training import Images, images, network
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix.bulk import continuous_region
 from lambdahat.results import Spectrum
-from lambdahat.results.charts import short
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
     "hessian": hessian,

@@ -9,13 +9,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.readings import decades, gap, over_seeds, stems
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of, paired_difference
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments.kit import (
+    Chart,
+    Claim,
+    Row,
+    Rows,
+    Series,
+    Table,
+    decades,
+    gap,
+    mean_of,
+    over_seeds,
+    paired_difference,
+    stems,
+)
 
 NAMES = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix", "covariance": "gradient covariance"}
 DIRECTIONS = {

@@ -12,17 +12,25 @@ import torch
 from torch import Tensor
 
 from lambdahat._rng import generator
-from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.curvature.matrices import known_values, unit_start
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, paired_difference
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    curve,
+    over_seeds,
+    paired_difference,
+)
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.randommatrix import convergence_terms, lanczos_bound, power_bound
-from lambdahat.results.charts import Chart, Series
 
 DEPTHS = (5, 10, 15, 20)
 # λ₁/λ₂: the terms L and R of the bounds at each of DEPTHS

@@ -6,17 +6,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
 from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends, measured, titled
-from lambdahat.experiments.image_sets import images, modes_of, network
-from lambdahat.experiments.joint_claims import jointly
-from lambdahat.experiments.papers import FLATNESS
-from lambdahat.experiments.readings import decades, errors, gap, logs, over_seeds, stems
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import paired_difference
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments.kit import (
+    FLATNESS,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    decades,
+    errors,
+    gap,
+    jointly,
+    logs,
+    over_seeds,
+    paired_difference,
+    settings_of,
+    stems,
+)
+from lambdahat.experiments.kit.training import images, modes_of, network
 
 NAMES = {
     "accuracy": "validation accuracy, %",

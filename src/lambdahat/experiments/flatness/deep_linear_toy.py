@@ -15,15 +15,23 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lambdahat._rng import generator
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.papers import FLATNESS
-from lambdahat.experiments.readings import decades, gap, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading
+from lambdahat.experiments.kit import (
+    FLATNESS,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    decades,
+    gap,
+    over_seeds,
+)
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 STRETCHES = (1.0, 1e1, 1e2, 1e3)  # α of w₂ → αw₂, w₃ → w₃/α
 DECAYS = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.2, 0.3, 0.4)

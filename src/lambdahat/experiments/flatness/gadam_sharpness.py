@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import (
     LEAST_EFFECT,
     least_decades,
@@ -24,15 +22,32 @@ from lambdahat.experiments.flatness.runs import (
     run_fit,
     titled,
 )
-from lambdahat.experiments.image_sets import Images, images, modes_of, network
-from lambdahat.experiments.joint_claims import jointly
-from lambdahat.experiments.papers import FLATNESS
-from lambdahat.experiments.readings import curve, decades, errors, gap, logs, over_seeds, stems
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import paired_difference
+from lambdahat.experiments.kit import (
+    FLATNESS,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    curve,
+    decades,
+    errors,
+    gap,
+    jointly,
+    logs,
+    over_seeds,
+    paired_difference,
+    settings_of,
+    stems,
+)
+from lambdahat.experiments.kit.training import Images, images, modes_of, network
 from lambdahat.optim.gadam import Gadam
 from lambdahat.optim.schedules import averaging_decay
-from lambdahat.results.charts import Chart, Series
 from lambdahat.training import Run
 
 OPTIMIZERS = ("SGD", "Gadam")

@@ -8,8 +8,6 @@ import math
 from dataclasses import dataclass
 
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
 from lambdahat.experiments.flatness.runs import (
     Watch,
@@ -20,15 +18,31 @@ from lambdahat.experiments.flatness.runs import (
     measured,
     titled,
 )
-from lambdahat.experiments.image_sets import images, network
-from lambdahat.experiments.joint_claims import jointly
-from lambdahat.experiments.papers import FLATNESS
-from lambdahat.experiments.readings import curve, decades, gap, over_seeds, stems
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of
+from lambdahat.experiments.kit import (
+    FLATNESS,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    curve,
+    decades,
+    gap,
+    jointly,
+    mean_of,
+    over_seeds,
+    settings_of,
+    stems,
+)
+from lambdahat.experiments.kit.training import images, network
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 DECAYS = (0.0, 5e-4)
 PUBLISHED = {

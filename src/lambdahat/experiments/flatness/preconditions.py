@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 
-from lambdahat.experiments.experiment import SETS, Rows
+from lambdahat.experiments.kit import Rows
+from lambdahat.experiments.kit.experiment import SETS
 
 NEGLIGIBLE = 0.1  # of a printed change: a smaller one is none
 LEAST_EFFECT = (

@@ -16,20 +16,32 @@ from torch import nn
 
 from lambdahat.estimators.degeneracy import rank_bound
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, judged
-from lambdahat.experiments.image_sets import images, modes_of, network
-from lambdahat.experiments.papers import FLATNESS
-from lambdahat.experiments.readings import curve, decades, gap, over_seeds, stems
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of
+from lambdahat.experiments.kit import (
+    FLATNESS,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Size,
+    Table,
+    curve,
+    decades,
+    gap,
+    mean_of,
+    over_seeds,
+    settings_of,
+    stems,
+)
+from lambdahat.experiments.kit.training import images, modes_of, network
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
-from lambdahat.results.charts import Chart
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "ggn": ggn}
 WORDS = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix"}

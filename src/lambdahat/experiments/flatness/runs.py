@@ -15,13 +15,12 @@ from lambdahat.batches import rng_untouched
 from lambdahat.data.augmentation import augment
 from lambdahat.estimators.norms import frobenius_norm
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.experiment import Cell, Row
-from lambdahat.experiments.image_sets import Images, Pair
+from lambdahat.experiments.kit import Cell, Row, short
+from lambdahat.experiments.kit.training import Images, Pair
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.schedules import linear_decay
 from lambdahat.problem import Problem
-from lambdahat.results.charts import short
 from lambdahat.training import Run, fit
 
 MOMENTUM = 0.9

@@ -20,16 +20,27 @@ from lambdahat.data.loading import load
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least
-from lambdahat.experiments.joint_claims import jointly
-from lambdahat.experiments.papers import FLATNESS
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
+from lambdahat.experiments.kit import (
+    FLATNESS,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Scale,
+    Series,
+    Size,
+    Table,
+    jointly,
+    mean_of,
+    paired_difference,
+    settings_of,
+)
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 DECAYS = (0.0, 1e-4, 5e-4)
 PUBLISHED = {

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.counting import (
     EGS,
     FIRST,
@@ -21,15 +19,27 @@ from lambdahat.experiments.graph_spectra.counting import (
     plain_moments,
 )
 from lambdahat.experiments.graph_spectra.subjects import mixed, planted, real_graph, stand_in
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import decades, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, slope
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    decades,
+    mean_of,
+    over_seeds,
+    short,
+    slope,
+)
 from lambdahat.graphs.block_moments import eigenvalues
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import fit
-from lambdahat.results.charts import Chart, Series, short
 
 METHODS = (EGS, FIRST, LANCZOS, OURS)
 PRINTED = {

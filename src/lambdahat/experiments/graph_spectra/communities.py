@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.counting import (
     EGS,
     FIRST,
@@ -19,15 +17,26 @@ from lambdahat.experiments.graph_spectra.counting import (
     plain_moments,
 )
 from lambdahat.experiments.graph_spectra.subjects import real_graph, stand_in
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve
-from lambdahat.experiments.reproduction import MISSING, Table
-from lambdahat.experiments.statistics import Reading, mean_of
+from lambdahat.experiments.kit import (
+    MISSING,
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    curve,
+    mean_of,
+    short,
+)
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.lanczos_baseline import WIDTH, smoothed
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
-from lambdahat.results.charts import Chart, Series, short
 
 MOMENTS = (40, 70, 100)
 PRINTED = {

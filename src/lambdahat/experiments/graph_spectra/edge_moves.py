@@ -10,17 +10,24 @@ import networkx as nx
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import errors, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    errors,
+    over_seeds,
+)
 from lambdahat.graphs import edge_perturbation
 from lambdahat.graphs.sources import graph
 from lambdahat.graphs.structure import Graph
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series
 
 REGULAR, ER, BA, PAIR = "regular", "Erdős–Rényi", "Barabási–Albert", "single edge"
 ROUNDING = 1e-9

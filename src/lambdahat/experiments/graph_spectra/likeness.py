@@ -8,16 +8,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.subjects import SUBJECTS, real_graph, stand_in
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import over_seeds
-from lambdahat.experiments.reproduction import MISSING, Table
-from lambdahat.experiments.statistics import mean_of
+from lambdahat.experiments.kit import (
+    MISSING,
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Heat,
+    Row,
+    Rows,
+    Table,
+    mean_of,
+    over_seeds,
+)
 from lambdahat.graphs.divergences import Similarity, similarity
 from lambdahat.graphs.structure import Graph
-from lambdahat.results.charts import Chart, Heat
 
 COLLABORATIONS = ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")
 ROADS = ("roadNet-CA", "roadNet-PA", "roadNet-TX")

@@ -7,16 +7,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.subjects import real_graph, stand_in
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, decades, over_seeds
-from lambdahat.experiments.reproduction import MISSING, Table
+from lambdahat.experiments.kit import (
+    MISSING,
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Series,
+    Table,
+    curve,
+    decades,
+    over_seeds,
+)
 from lambdahat.graphs.model_fits import fit_model, which_model
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.structure import Graph
-from lambdahat.results.charts import Chart, Series
 
 ER, WS, BA = "erdos_renyi", "watts_strogatz", "barabasi_albert"
 NAMES = {ER: "Erdős–Rényi", WS: "Watts–Strogatz", BA: "Barabási–Albert"}

@@ -12,19 +12,30 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.counting import first_moments
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, decades, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
+from lambdahat.experiments.kit import (
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    curve,
+    decades,
+    mean_of,
+    over_seeds,
+    paired_difference,
+    short,
+)
 from lambdahat.graphs.block_moments import BOUNDS, components, eigenvalues, probed_moments
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import TOLERANCE
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series, short
 
 SEMICIRCLE = "semicircle"
 ER, BA, TREE = "Erdős–Rényi, np = 5", "Barabási–Albert, r = 5", "Barabási–Albert, r = 1"

@@ -12,16 +12,25 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat.estimators.spectra import moments
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.kit import (
+    MISSING,
+    SPECTRAL,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Table,
+    curve,
+    decades,
+    mean_of,
+    over_seeds,
+)
 from lambdahat.experiments.logdets.matrices import STIFFNESS, Known, grid, stiffness
-from lambdahat.experiments.papers import SPECTRAL
-from lambdahat.experiments.readings import curve, decades, over_seeds
-from lambdahat.experiments.reproduction import MISSING, Table
-from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.maxent import MaxentDensity, fit, fit_classical
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart
 
 COUNTS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 30)
 CLASSICAL, MEME = "BMxnt", "MEMe"

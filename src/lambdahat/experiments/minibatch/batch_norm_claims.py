@@ -10,13 +10,18 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import linregress, spearmanr
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import (
+    MISSING,
+    Claim,
+    Reading,
+    Rows,
+    gap,
+    mean_of,
+    over_seeds,
+    paired_difference,
+)
 from lambdahat.experiments.minibatch.frontiers import FEWEST
 from lambdahat.experiments.minibatch.rate_claims import FACTOR, FALL, GUESSED, LOST, SAME, UNKNOWN
-from lambdahat.experiments.readings import gap, over_seeds
-from lambdahat.experiments.reproduction import MISSING
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
 STABLE = 4  # times the reference, 512 against 128: up to there the thesis has no drop
 OSCILLATES = 2.0  # times the change per epoch at the reference

@@ -11,14 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 from lambdahat.experiments.averaging.networks import network, parameters_of
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, Size, settings_of
 from lambdahat.experiments.flatness.runs import descend, ends
-from lambdahat.experiments.image_sets import images
+from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Scale, Size, settings_of
+from lambdahat.experiments.kit.training import images
 from lambdahat.experiments.minibatch.batch_norm_claims import OSCILLATES, claims
 from lambdahat.experiments.minibatch.batch_norm_tables import charts, tables
 from lambdahat.experiments.minibatch.rate_claims import FALL, LOST, SAME
 from lambdahat.experiments.minibatch.rates import RULES
-from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Chart, Rows, Series, Table, curve, mean_of, over_seeds
 from lambdahat.experiments.minibatch.batch_norm_claims import Setup, links_of, setups_of, slopes_of
-from lambdahat.experiments.readings import curve, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of
-from lambdahat.results.charts import Chart, Series
 
 COLUMNS = (
     "error",

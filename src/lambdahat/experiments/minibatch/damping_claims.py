@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Claim, Rows
 from lambdahat.experiments.minibatch.frontiers import MARGIN, Frontier
 from lambdahat.experiments.minibatch.rate_claims import (
     better_claim,

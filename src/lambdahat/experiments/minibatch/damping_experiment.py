@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Size
+from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
 from lambdahat.experiments.minibatch.damping import (
     ASSUMPTIONS,
     LEAST,
@@ -19,7 +19,6 @@ from lambdahat.experiments.minibatch.damping_tables import charts, tables
 from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
 from lambdahat.experiments.minibatch.rate_rules import rule_at, start_of
 from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared, subject_of
-from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Claim, Reading, Rows, mean_of, paired_difference
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point, groups_of
 from lambdahat.experiments.minibatch.points import CLAIMED_SIZE
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
 CLOSE = math.log(1.1)  # of a mean that counts as predicted, and by which a fit is to be better
 MARGIN = 0.2  # of a slope that counts as the one claimed

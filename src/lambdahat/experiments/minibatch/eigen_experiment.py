@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Size
+from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
 from lambdahat.experiments.minibatch.eigen_claims import claims
 from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_rows import rows_of
@@ -19,7 +19,6 @@ from lambdahat.experiments.minibatch.eigen_subjects import (
     training_stops,
 )
 from lambdahat.experiments.minibatch.eigen_tables import charts, tables
-from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.kit import Reading, Row, Rows, mean_of
 from lambdahat.experiments.minibatch.points import ENDS, MODELS, BatchCell, CurvaturePoint
-from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.randommatrix.bulk import continuous_region
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Spectrum

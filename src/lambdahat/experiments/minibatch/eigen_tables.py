@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Chart, Rows, Series, Table, mean_of
 from lambdahat.experiments.minibatch.eigen_claims import share_within
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point, groups_of
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of
-from lambdahat.results.charts import Chart, Series
 
 Groups = Sequence[Sequence[Point]]
 

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Claim, Rows, mean_of, paired_difference
 from lambdahat.experiments.minibatch.eigen_claims import CLOSE, LEARNT, OURS, near_claimed
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point
 from lambdahat.experiments.minibatch.evolution_rows import (
@@ -19,7 +18,6 @@ from lambdahat.experiments.minibatch.evolution_rows import (
     excess,
     miss,
 )
-from lambdahat.experiments.statistics import mean_of, paired_difference
 
 LOG = " = ln of the ratio, over seeds"
 

@@ -13,7 +13,7 @@ from functools import partial
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Size
+from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
 from lambdahat.experiments.minibatch.eigen_experiment import settings_of, subject_through
 from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_subjects import (
@@ -28,7 +28,6 @@ from lambdahat.experiments.minibatch.eigen_subjects import (
 from lambdahat.experiments.minibatch.evolution_claims import claims
 from lambdahat.experiments.minibatch.evolution_rows import rows_of
 from lambdahat.experiments.minibatch.evolution_tables import charts, tables
-from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.optim.kfac import KFAC
 
 

@@ -8,13 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Chart, Rows, Series, Table, mean_of
 from lambdahat.experiments.minibatch.eigen_claims import near_claimed, share_within
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point
 from lambdahat.experiments.minibatch.evolution_rows import Courses, courses_of, miss
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of
-from lambdahat.results.charts import Chart, Series
 
 
 def tables(rows: Rows) -> list[Table]:

@@ -12,11 +12,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
-from lambdahat.results.charts import Chart, Heat, Series
+from lambdahat.experiments.kit import (
+    Chart,
+    Claim,
+    Heat,
+    Reading,
+    Rows,
+    Series,
+    Table,
+    mean_of,
+    paired_difference,
+)
 
 METHOD, DESCENT = "LanczosOPT", "GD"
 ERRORS = ("training error", "test error")

@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Size
+from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
 from lambdahat.experiments.minibatch.lanczos import RATE, SCALES, Scale, rows_at
 from lambdahat.experiments.minibatch.lanczos_claims import charts, claims, tables
-from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)

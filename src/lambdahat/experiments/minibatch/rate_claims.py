@@ -10,13 +10,11 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Claim, Reading, Rows, mean_of, paired_difference
 from lambdahat.experiments.minibatch.frontiers import FEWEST, MARGIN, Frontier
 from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
 from lambdahat.experiments.minibatch.rate_rules import HELD, RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
 AWAY = 4.0  # times the threshold, where the rate should no longer depend on the batch
 LEAST = 16  # the batch size from which the thesis speaks

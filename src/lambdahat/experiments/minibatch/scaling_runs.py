@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lambdahat.experiments.kit import Table
 from lambdahat.experiments.minibatch.rate_subjects import Ground
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
-from lambdahat.experiments.reproduction import Table
 from lambdahat.storage import Result
 
 LEAST = 16  # batch size: smaller ones take long and nobody scales down to them

@@ -11,14 +11,21 @@ from typing import Any
 
 import torch
 
-from lambdahat.experiments.claims import Claim, judge
-from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.kit import (
+    Chart,
+    Claim,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+    judge,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.ngd.measuring import TEMPERATURES, WORDS
 from lambdahat.experiments.ngd.preconditions import CLASSES, RULE, flag_of, unmet
 from lambdahat.experiments.ngd.training import SIDE, network
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
-from lambdahat.results.charts import Chart, Series
 
 RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
 NAMES = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.kit import NGD, Cell, Chart, Claim, Experiment, Row, Rows, Series, Table
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -27,10 +26,7 @@ from lambdahat.experiments.ngd.training import (
     subject_of,
     trained,
 )
-from lambdahat.experiments.papers import NGD
-from lambdahat.experiments.reproduction import Table
 from lambdahat.operators.curvature import hessian
-from lambdahat.results.charts import Chart, Series
 
 WIDTH = 32
 

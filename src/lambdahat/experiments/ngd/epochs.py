@@ -6,8 +6,19 @@ import math
 from dataclasses import dataclass
 
 from lambdahat._progress import report
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
+from lambdahat.experiments.kit import (
+    NGD,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Size,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -26,10 +37,6 @@ from lambdahat.experiments.ngd.measuring import measured
 from lambdahat.experiments.ngd.preconditions import unmet
 from lambdahat.experiments.ngd.training import Net, Setting, Subject, Way, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
-from lambdahat.experiments.papers import NGD
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of, paired_difference
-from lambdahat.results.charts import Chart
 
 LEVEL = 0.1  # by which part a level quantity may still change in the last third of training
 

@@ -10,8 +10,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
+from lambdahat.experiments.kit import (
+    NGD,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Size,
+    Table,
+    mean_of,
+    slope,
+)
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -28,10 +40,6 @@ from lambdahat.experiments.ngd.epochs import along, over_epochs
 from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
-from lambdahat.experiments.papers import NGD
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, slope
-from lambdahat.results.charts import Chart
 
 LEAST = 4  # points of a run from its least validation loss on, for a slope over them
 MEASURES = {  # column: words, where the paper has it, and of which optimisers

@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.statistics import mean_of
+from lambdahat.experiments.kit import Rows, mean_of
 
 CLASSES = 10  # of all data sets here
 CHANCE = math.log(CLASSES)  # the loss of guessing

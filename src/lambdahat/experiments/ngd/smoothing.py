@@ -7,8 +7,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
+from lambdahat.experiments.kit import (
+    NGD,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Size,
+    Table,
+    mean_of,
+    slope,
+)
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -27,10 +39,6 @@ from lambdahat.experiments.ngd.measuring import compared
 from lambdahat.experiments.ngd.preconditions import unmet
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
-from lambdahat.experiments.papers import NGD
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, mean_of, slope
-from lambdahat.results.charts import Chart
 
 SWEEPS = {"alpha": ("α", "Figure 3a"), "epsilon": ("ε", "Figure 3b")}
 NEAR = 0.1  # part of λ̂ by which NGD with most smoothing may differ from SGD

@@ -9,8 +9,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
+from lambdahat.experiments.kit import (
+    NGD,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Size,
+    Table,
+    mean_of,
+)
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -42,10 +52,6 @@ from lambdahat.experiments.ngd.training import (
     trained,
 )
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
-from lambdahat.experiments.papers import NGD
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of
-from lambdahat.results.charts import Chart
 
 FIGURES = {  # optimiser and factor of the rate after the split
     "4": (("sgd", 1), ("ngd", 1)),

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
+from lambdahat.experiments.kit import NGD, Cell, Claim, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd import switch
 from lambdahat.experiments.ngd.claims import ASSUMED, SMALLER, log_ratio, paired
 from lambdahat.experiments.ngd.measuring import WORDS, measured
@@ -27,7 +26,6 @@ from lambdahat.experiments.ngd.switch import (
 )
 from lambdahat.experiments.ngd.training import subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
-from lambdahat.experiments.papers import NGD
 
 QUARTER = 0.25  # the part of the quick epochs in which λ̂ is to have settled
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
+from lambdahat.experiments.kit import NGD, Cell, Chart, Claim, Experiment, Row, Rows, Size, Table
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     SMALLER,
@@ -28,9 +27,6 @@ from lambdahat.experiments.ngd.claims import (
 )
 from lambdahat.experiments.ngd.measuring import compared
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
-from lambdahat.experiments.papers import NGD
-from lambdahat.experiments.reproduction import Table
-from lambdahat.results.charts import Chart
 
 
 @dataclass(frozen=True)

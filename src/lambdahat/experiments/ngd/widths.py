@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Rows, Size
+from lambdahat.experiments.kit import NGD, Cell, Chart, Claim, Experiment, Rows, Size, Table
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -20,9 +19,6 @@ from lambdahat.experiments.ngd.claims import (
 )
 from lambdahat.experiments.ngd.training import Setting, grid
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE, run
-from lambdahat.experiments.papers import NGD
-from lambdahat.experiments.reproduction import Table
-from lambdahat.results.charts import Chart
 
 NUMBER = (
     'The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a p-value'

@@ -9,8 +9,7 @@ from itertools import product
 
 from scipy.stats import spearmanr
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Claim, Reading, Rows, mean_of, paired_difference
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     LARGE,
@@ -34,7 +33,6 @@ from lambdahat.experiments.regularization.published import (
     score_of,
 )
 from lambdahat.experiments.regularization.speeds import early
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
 LARGEST, RATIO, VECTORS = "λ₁", "λ₁/λ₂", "vectors"
 LEAST = 0.1  # of the published difference: what a difference must exceed

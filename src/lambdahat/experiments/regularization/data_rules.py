@@ -17,8 +17,7 @@ from torch.nn.functional import avg_pool2d
 from lambdahat._rng import generator
 from lambdahat.data.loading import load
 from lambdahat.data.synthetic import synthetic_regression
-from lambdahat.experiments.experiment import PRINTED_RATES, Cell, Experiment, Size
-from lambdahat.experiments.papers import REGULARIZATION
+from lambdahat.experiments.kit import PRINTED_RATES, REGULARIZATION, Cell, Experiment, Size
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import READ, claims_of
 from lambdahat.experiments.regularization.learning_rules import SETTINGS

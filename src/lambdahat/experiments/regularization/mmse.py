@@ -15,14 +15,23 @@ import numpy as np
 from scipy.optimize import minimize
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
-from lambdahat.experiments.papers import REGULARIZATION
-from lambdahat.experiments.readings import curve, logs, over_seeds
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, paired_difference
+from lambdahat.experiments.kit import (
+    REGULARIZATION,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Reading,
+    Row,
+    Rows,
+    Table,
+    curve,
+    logs,
+    over_seeds,
+    paired_difference,
+    settings_of,
+)
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart
 
 LINEAR, NEURON = "linear", "neuron"
 PRIORS = {"thesis": "N(0, I⁻¹)", "isotropic": "N(0, τ²)"}

@@ -13,15 +13,23 @@ from torch.nn.functional import cross_entropy
 from lambdahat._rng import derived_seed, generator
 from lambdahat.data.loading import load
 from lambdahat.estimators.eigen import eigenpairs, power_iteration
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
-from lambdahat.experiments.papers import REGULARIZATION
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import mean_of, paired_difference
+from lambdahat.experiments.kit import (
+    REGULARIZATION,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Row,
+    Rows,
+    Series,
+    Size,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 DIGITS = 5  # the first five, "to decrease the difficulty"
 CENTRE = 10  # pixels along a side

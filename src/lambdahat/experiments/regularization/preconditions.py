@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Rows, mean_of
 from lambdahat.experiments.regularization.learning_rules import regime_of
 from lambdahat.experiments.regularization.published import (
     ACCURACY,
@@ -15,7 +15,6 @@ from lambdahat.experiments.regularization.published import (
     TRAIN,
     quantities_of,
 )
-from lambdahat.experiments.statistics import mean_of
 
 LEARNT = 0.8  # of the printed training accuracy
 # training error of predicting 0 for 12 targets ±1; Metric's, the mean

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.experiment import Cell, Row
+from lambdahat.experiments.kit import Cell, Row
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     CURVED,

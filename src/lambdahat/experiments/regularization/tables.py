@@ -9,10 +9,9 @@ import math
 import numpy as np
 from scipy.stats import kendalltau
 
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.kit import Rows, Table
 from lambdahat.experiments.regularization.learning_rules import printed_as
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of
-from lambdahat.experiments.reproduction import Table
 
 DATA = {
     "xor": "XOR",

@@ -13,13 +13,20 @@ import torch
 from torch import Tensor
 from torch.func import hessian, vmap
 
-from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.papers import REGULARIZATION
-from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading
+from lambdahat.experiments.kit import (
+    REGULARIZATION,
+    Cell,
+    Chart,
+    Claim,
+    Experiment,
+    Heat,
+    Reading,
+    Row,
+    Rows,
+    Series,
+    Table,
+)
 from lambdahat.optim.regularizers import L2, Metric
-from lambdahat.results.charts import Chart, Heat, Series
 
 TEACHER = (1.0, 1.0)
 UNEVEN = 4.0  # one parameter this many times the other

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lambdahat._rng import derived_seed
 from lambdahat.data.logic import xor, xord
-from lambdahat.experiments.experiment import PRINTED_RATES, Cell, Experiment, Size
-from lambdahat.experiments.papers import REGULARIZATION
+from lambdahat.experiments.kit import PRINTED_RATES, REGULARIZATION, Cell, Experiment, Size
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import READ, claims_of
 from lambdahat.experiments.regularization.learning_rules import (

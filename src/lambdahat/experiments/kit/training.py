@@ -13,7 +13,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from lambdahat._check import require, require_choice
 from lambdahat._rng import generator
 from lambdahat.data.loading import load
-from lambdahat.experiments.experiment import Cell
+from lambdahat.experiments.kit.cells import Cell
 from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet
 from lambdahat.network import BATCH_NORMS
 

@@ -4,11 +4,16 @@ from itertools import groupby
 
 import pytest
 
-from lambdahat.experiments import papers
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import SCALES
-from lambdahat.experiments.registry import PLACES, every, find
-from lambdahat.experiments.reproduction import VERDICTS
+from lambdahat.experiments.kit import (
+    FLATNESS,
+    NGD,
+    REGULARIZATION,
+    SCALES,
+    SPECTRAL,
+    VERDICTS,
+    judge,
+)
+from lambdahat.experiments.published import PLACES, every, find
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -27,12 +32,7 @@ def test_the_smoke_scale_runs(name, smoke):
 
 def test_experiments_come_paper_by_paper():
     found = [experiment.paper for experiment in every()]
-    assert [paper for paper, _ in groupby(found)] == [
-        papers.NGD,
-        papers.FLATNESS,
-        papers.REGULARIZATION,
-        papers.SPECTRAL,
-    ]
+    assert [paper for paper, _ in groupby(found)] == [NGD, FLATNESS, REGULARIZATION, SPECTRAL]
 
 
 def test_every_experiment_says_what_it_is():

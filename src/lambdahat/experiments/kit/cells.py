@@ -1,0 +1,149 @@
+"""Cells of a grid, their rows, and what is read off them over seeds: means, gaps, curves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any
+
+from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
+from lambdahat.results.charts import Series
+
+Cell = dict[str, Any]
+Row = dict[str, Any]
+
+
+class Rows(Sequence[Row]):
+    """The rows of an experiment, each a flat record that holds its cell's settings and what was
+    measured there.
+
+    >>> rows = Rows([{"seed": 0, "loss": 1.0}, {"seed": 1, "loss": 2.0}])
+    >>> rows.where(seed=1).values("loss")
+    [2.0]
+    """
+
+    def __init__(self, records: Iterable[Row]) -> None:
+        self._records = list(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Rows(self._records[index]) if isinstance(index, slice) else self._records[index]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._records)
+
+    def where(self, **settings: Any) -> Rows:
+        """The rows with these settings; a list, tuple or set stands for any of its members."""
+        kept = self._records
+        for name, value in settings.items():
+            if isinstance(value, list | tuple | set | frozenset):
+                kept = [row for row in kept if row.get(name) in value]
+            else:
+                kept = [row for row in kept if row.get(name) == value]
+        return Rows(kept)
+
+    def values(self, name: str) -> list[Any]:
+        """A column, without the rows that lack it."""
+        return [row[name] for row in self._records if row.get(name) is not None]
+
+    def distinct(self, name: str) -> list[Any]:
+        """The values of a column, each once, in order of appearance."""
+        return list(dict.fromkeys(self.values(name)))
+
+    def paired(self, name: str, by: str = "seed") -> dict[Any, float]:
+        """One number for each value of ``by``: the mean of the column over its rows."""
+        groups: dict[Any, list[float]] = {}
+        for row in self._records:
+            if row.get(name) is not None:
+                groups.setdefault(row[by], []).append(float(row[name]))
+        return {key: sum(found) / len(found) for key, found in groups.items()}
+
+    def frame(self) -> Any:
+        """The same as a ``pandas.DataFrame``."""
+        from pandas import DataFrame  # type: ignore[import-untyped]
+
+        return DataFrame(self._records)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The settings that all experiments which train have at each scale; a configuration adds its
+    own.
+
+    ``training`` and ``held_out`` are numbers of samples of the set ``data``.
+    """
+
+    data: str
+    training: int
+    held_out: int
+    epochs: int
+    seeds: int
+    _: KW_ONLY
+    batch: int = 128
+
+
+def settings_of(config: Any, *varied: str) -> Cell:
+    """The fields of a configuration that all its cells share: without those whose members tell
+    cells apart.
+    """
+    return {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name not in varied
+    }
+
+
+def key_of(cell: Cell) -> str:
+    """A short name of a cell that depends on its settings alone."""
+    text = json.dumps(cell, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def label_of(cell: Cell) -> str:
+    """The settings of a cell in words, as --only matches them: "alpha=0.1 seed=3"."""
+    return " ".join(f"{name}={value}" for name, value in cell.items())
+
+
+def logs(rows: Rows, name: str) -> dict[Any, float]:
+    """log₁₀ of a column for each seed; NaN where it is not positive."""
+    return {
+        seed: math.log10(value) if value > 0 else math.nan
+        for seed, value in rows.paired(name).items()
+    }
+
+
+def decades(upper: Rows, lower: Rows, name: str) -> Reading:
+    """log₁₀ of the ratio of two settings, seed by seed."""
+    return paired_difference(logs(upper, name), logs(lower, name))
+
+
+def gap(upper: Rows, lower: Rows, name: str) -> Reading:
+    """The difference of two settings, seed by seed."""
+    return paired_difference(upper.paired(name), lower.paired(name))
+
+
+def over_seeds(rows: Rows, name: str) -> Reading:
+    """The mean of a column over the seeds."""
+    return mean_of(list(rows.paired(name).values()))
+
+
+def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
+    """The mean over seeds at each x, with its error where there is more than one seed."""
+    places = sorted({row[x] for row in rows if row.get(name) is not None})
+    readings = [over_seeds(rows.where(**{x: place}), name) for place in places]
+    return Series(label, places, [reading.value for reading in readings], errors(readings))
+
+
+def errors(readings: Sequence[Reading]) -> list[float | None]:
+    """Standard errors, None where there is none."""
+    return [reading.stderr if math.isfinite(reading.stderr) else None for reading in readings]
+
+
+def stems(label: str, row: Mapping[str, Any]) -> Series:
+    """The Ritz values of one row."""
+    return Series(label, row["nodes"], row["weights"], style="stems")

@@ -1,0 +1,392 @@
+"""Claims of a paper as code: what it says, its figure, ours with an error, and whether it holds.
+
+The tests behind them are paired and Welch t-tests over seeds, with Holm's correction.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from lambdahat._check import require_choice
+from lambdahat.storage import Result
+
+LEVEL = 0.05
+POWER = 0.8  # that a planned number of seeds is to have
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number with its standard error and degrees of freedom; infinite ones where the error is
+    known.
+    """
+
+    value: float
+    stderr: float
+    dof: float = math.inf
+    count: int = 1
+    effect: float = math.nan  # Cohen's d of a difference
+
+    def p_above(self, threshold: float) -> float:
+        """The p-value of the test that the true value is not above the threshold; 0 or 1 where
+        the error is 0.
+        """
+        if math.isnan(self.value) or math.isnan(self.stderr):
+            return math.nan
+        if self.stderr == 0:
+            return 0.0 if self.value > threshold else 1.0
+        score = (self.value - threshold) / self.stderr
+        return float(
+            stats.t.sf(score, self.dof) if math.isfinite(self.dof) else stats.norm.sf(score)
+        )
+
+    def p_below(self, threshold: float) -> float:
+        """The same for "not below"; a value that is the threshold, with no error, is neither
+        above nor below it.
+        """
+        return Reading(-self.value, self.stderr, self.dof).p_above(-threshold)
+
+    def power(self, threshold: float, level: float, count: int) -> float:
+        """The probability that ``count`` seeds show on which side of the threshold the value lies.
+
+        The value and the spread of this reading are taken for the true ones; the t-test is
+        one-sided at ``level``.
+        """
+        shift = (
+            abs(self.value - threshold) / (self.stderr * math.sqrt(self.count)) * math.sqrt(count)
+        )
+        if math.isinf(self.dof):
+            return float(stats.norm.sf(stats.norm.isf(level) - shift))
+        dof = count - (self.count - self.dof)
+        return float(stats.nct.sf(stats.t.isf(level, dof), dof, shift)) if dof > 0 else math.nan
+
+    def planned(self, threshold: float, level: float, power: float = POWER) -> int | None:
+        """How many seeds reach that power; None if more than MOST_SEEDS would."""
+        counts = range(2, MOST_SEEDS + 1)
+        place = bisect_left(
+            counts, True, key=lambda count: self.power(threshold, level, count) >= power
+        )
+        return counts[place] if place < len(counts) else None
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "not known"
+        return f"{self.value:.4g} ± {self.stderr:.2g}" if self.stderr > 0 else f"{self.value:.4g}"
+
+
+def mean_of(values: Sequence[float]) -> Reading:
+    """The mean over seeds; with one seed its error is not known."""
+    found = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
+    if len(found) == 0:
+        return Reading(math.nan, math.nan, math.nan, 0)
+    error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
+    return Reading(float(found.mean()), error, len(found) - 1, len(found))
+
+
+def paired_difference(upper: Mapping[Any, float], lower: Mapping[Any, float]) -> Reading:
+    """The mean of upper − lower over the seeds that both have (paired t-test; effect: mean over
+    deviation).
+    """
+    common = [
+        key
+        for key in upper
+        if key in lower and math.isfinite(upper[key]) and math.isfinite(lower[key])
+    ]
+    gaps = [upper[key] - lower[key] for key in common]
+    found = mean_of(gaps)
+    deviation = float(np.std(gaps, ddof=1)) if len(gaps) > 1 else math.nan
+    effect = found.value / deviation if deviation else math.nan
+    return Reading(found.value, found.stderr, found.dof, found.count, effect)
+
+
+def welch_difference(upper: Sequence[float], lower: Sequence[float]) -> Reading:
+    """The difference of two means over different seeds, with Welch's error and degrees of
+    freedom.
+    """
+    one, other = mean_of(upper), mean_of(lower)
+    squares = [one.stderr**2, other.stderr**2]
+    total = sum(squares)
+    weights = sum(
+        square**2 / found.dof
+        for square, found in zip(squares, (one, other), strict=True)
+        if found.dof > 0
+    )
+    spread = math.sqrt((squares[0] * one.count + squares[1] * other.count) / 2)
+    gap = one.value - other.value
+    dof = total**2 / weights if weights else math.inf
+    return Reading(
+        gap, math.sqrt(total), dof, one.count + other.count, gap / spread if spread else math.nan
+    )
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> Reading:
+    """The slope of a straight line through points, by least squares, with its standard error."""
+    pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if len(pairs) < 3:
+        return Reading(math.nan, math.nan, math.nan, len(pairs))
+    fit = stats.linregress(*zip(*pairs, strict=True))
+    return Reading(float(fit.slope), float(fit.stderr), len(pairs) - 2, len(pairs))
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> Reading:
+    """Spearman's rank correlation; its error from Fisher's transform, 1.03/√(n − 3) times 1 −
+    r².
+    """
+    pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if len(pairs) < 4:
+        return Reading(math.nan, math.nan, math.nan, len(pairs))
+    found = float(stats.spearmanr(*zip(*pairs, strict=True)).statistic)
+    return Reading(found, 1.03 * (1 - found**2) / math.sqrt(len(pairs) - 3), math.inf, len(pairs))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's (1979) corrected p-values of a family; a NaN stays one and counts for nothing.
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    known = sorted((value, index) for index, value in enumerate(values) if not math.isnan(value))
+    out, running = [math.nan] * len(values), 0.0
+    for rank, (value, index) in enumerate(known):
+        running = max(running, min(1.0, value * (len(known) - rank)))
+        out[index] = running
+    return out
+
+
+HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "undecided", "not testable here"
+VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
+# why a claim is not testable: the run is not what it speaks of, other networks or data were run, or
+# data are missing
+PRECONDITION, STAND_IN, MISSING = BARRIERS = "precondition", "stand-in", "missing data"
+
+
+@dataclass(frozen=True)
+class Verdict(Result):
+    """A claim, where it was made, whether it holds here, and the figures that say so.
+
+    ``verdict`` is "holds", "does not hold", "undecided" where the figures do not tell, or "not
+    testable here" where the run is not what the claim is about. ``evidence`` has our figures,
+    ``published`` the paper's, where it gives any. An ``own`` claim is one of ours, which the paper
+    does not make: it is judged like the others and counted apart. ``barrier`` is one of BARRIERS
+    where the claim is not testable, else "". ``plan`` says of an undecided one how many seeds would
+    decide it.
+    """
+
+    claim: str
+    source: str
+    verdict: str
+    evidence: str
+    published: str = ""
+    own: bool = False
+    barrier: str = ""
+    plan: str = ""
+
+    @property
+    def cited(self) -> str:
+        """The source, in tables that have no other mark for a claim of our own."""
+        return ", ".join(filter(None, [self.source, "ours"])) if self.own else self.source
+
+
+@dataclass(frozen=True)
+class Table(Result):
+    """A table in words: ``title``, ``header`` and ``rows``."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+DIRECTIONS = ("above", "below", "within")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper, and our reading of it.
+
+    It holds when the reading is significantly "above" or "below" ``bound``, or "within" ``margin``
+    of it; it fails when the opposite is significant; else it is undecided. ``published`` is the
+    paper's own figure, in words.
+
+    ``unmet`` says why the run is not what the claim is about ("NGD's loss is 2.1, at chance"): such
+    a claim is not judged, and does not count in Holm's correction. ``barrier`` is the kind of that
+    reason, one of BARRIERS. ``own`` marks a claim that the paper does not make; such claims are a
+    family of their own in that correction.
+
+    ``general`` marks what the paper says of any network or matrix, such as a theorem: it can be
+    tested on any. What is said of a network is tested on that network alone, and its ``sentence``
+    begins with the name of ours.
+    """
+
+    sentence: str
+    source: str
+    published: str
+    reading: Reading
+    direction: str = "above"
+    bound: float = 0.0
+    margin: float = 0.0
+    unit: str = ""
+    unmet: str = ""
+    own: bool = False
+    general: bool = False
+    barrier: str = PRECONDITION
+
+    def __post_init__(self) -> None:
+        require_choice(self.direction, "direction", DIRECTIONS)
+        require_choice(self.barrier, "barrier", BARRIERS)
+
+    def p_values(self) -> tuple[float, float]:
+        """The p-values for the claim and against it; small ones speak for it, or against it; NaN
+        where it is not met.
+
+        A tie without an error speaks for neither side: 0 = 0 is not "below 0", and does not refute
+        it either.
+        """
+        reading = self.reading
+        if self.unmet:
+            return math.nan, math.nan
+        if self.direction != "within" and reading.stderr == 0 and reading.value == self.bound:
+            return 1.0, 1.0
+        above = reading.p_above(self.bound)
+        if self.direction == "above":
+            return above, 1 - above
+        if self.direction == "below":
+            below = reading.p_below(self.bound)
+            return below, 1 - below
+        low, high = (
+            reading.p_above(self.bound - self.margin),
+            reading.p_above(self.bound + self.margin),
+        )
+        return max(low, 1 - high), min(1 - low, high)
+
+    @property
+    def edge(self) -> float:
+        """The bound that a decision hangs on: "within" has two, of which the nearer counts."""
+        side = math.copysign(self.margin, self.reading.value - self.bound)
+        return self.bound + side if self.direction == "within" else self.bound
+
+    def outlook(self, level: float) -> tuple[float, float]:
+        """The power that this many seeds had at a level, and the seeds that POWER takes; infinite
+        beyond MOST_SEEDS.
+
+        Both take the reading's value and spread for the true ones. NaN where it has no spread, or
+        lies on the bound.
+        """
+        reading = self.reading
+        if not reading.stderr > 0 or reading.count < 2 or not reading.value - self.edge:
+            return math.nan, math.nan
+        return (
+            reading.power(self.edge, level, reading.count),
+            reading.planned(self.edge, level) or math.inf,
+        )
+
+    @property
+    def ours(self) -> str:
+        """Our figure, in words."""
+        effect = self.reading.effect
+        tail = f", effect {effect:+.2g}" if math.isfinite(effect) else ""
+        seeds = f" (n = {self.reading.count}{tail})" if self.reading.count > 1 else ""
+        reason = f"; not testable: {self.unmet}" if self.unmet else ""
+        return f"{self.reading}{self.unit}{seeds}{reason}"
+
+
+def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
+    """The verdicts on the claims of an experiment.
+
+    Holm's correction keeps the level over two families, each by itself: the paper's claims, and
+    those that we added. What we ask besides does not cost the paper's claims their power.
+    """
+    for_it, against = (_corrected(claims, side) for side in (0, 1))
+    out = []
+    for claim, support, contrary in zip(claims, for_it, against, strict=True):
+        decided = HOLDS if support <= level else FAILS if contrary <= level else OPEN
+        verdict = UNTESTED if claim.unmet else decided
+        barrier = claim.barrier if claim.unmet else ""
+        plan = _plan(claim, level / len(_family(claims, claim.own))) if verdict == OPEN else ""
+        said = (claim.ours, claim.published, claim.own, barrier, plan)
+        out.append(Verdict(claim.sentence, claim.source, verdict, *said))
+    return out
+
+
+def _family(claims: Sequence[Claim], own: bool) -> list[int]:
+    """The places of the claims that are corrected together: those of the paper, or ours, that
+    can be tested.
+    """
+    return [index for index, claim in enumerate(claims) if claim.own == own and not claim.unmet]
+
+
+def _plan(claim: Claim, level: float) -> str:
+    """How many seeds would decide a claim with POWER, at a level that is right whatever Holm's
+    order comes to be.
+    """
+    power, count = claim.outlook(level)
+    if math.isnan(power):
+        return "not known"
+    return (
+        f"{f'n = {count:,.0f}' if math.isfinite(count) else f'n > {MOST_SEEDS:,}'} (power so far"
+        f" {power:.0%})"
+    )
+
+
+def _corrected(claims: Sequence[Claim], side: int) -> list[float]:
+    """The corrected p-values for the claims (``side`` 0) or against them (1), family by family."""
+    out = [math.nan] * len(claims)
+    for own in (False, True):
+        family = _family(claims, own)
+        corrected = holm([claims[index].p_values()[side] for index in family])
+        for index, value in zip(family, corrected, strict=True):
+            out[index] = value
+    return out
+
+
+@dataclass(frozen=True)
+class JointClaim(Claim):
+    """A claim that holds when all of its parts do, and fails when one of them does; ``jointly``
+    makes one.
+
+    For it the p-value is the largest of its k parts' (the intersection–union test: no correction is
+    needed, for every part must be significant). Against it the p-value is k times the smallest
+    (Bonferroni: any of the parts may fail).
+    """
+
+    parts: tuple[tuple[str, Claim], ...] = ()
+
+    def p_values(self) -> tuple[float, float]:
+        """The p-values for all parts together, and against them; a part that is not known leaves
+        the first unknown.
+        """
+        if self.unmet:
+            return math.nan, math.nan
+        support, contrary = zip(*(part.p_values() for _, part in self.parts), strict=True)
+        known = [value for value in contrary if not math.isnan(value)]
+        together = math.nan if any(map(math.isnan, support)) else max(support)
+        return together, min(1.0, len(self.parts) * min(known)) if known else math.nan
+
+    def outlook(self, level: float) -> tuple[float, float]:
+        """The least power of a part, and the most seeds that one takes: all parts are needed."""
+        powers, counts = zip(*(part.outlook(level) for _, part in self.parts), strict=True)
+        known = not any(map(math.isnan, powers))
+        return (min(powers), max(counts)) if known else (math.nan, math.nan)
+
+    @property
+    def ours(self) -> str:
+        """The figures of all parts, in words."""
+        figures = ", ".join(f"{words} {part.reading}{part.unit}" for words, part in self.parts)
+        seeds = f" (n = {self.reading.count})" if self.reading.count > 1 else ""
+        reason = f"; not testable: {self.unmet}" if self.unmet else ""
+        return f"{figures}{seeds}{reason}"
+
+
+def jointly(sentence: str, source: str, published: str, parts: Mapping[str, Claim]) -> JointClaim:
+    """The claim that all of ``parts`` hold, each with the words for its figure; unmet where one
+    of them is.
+    """
+    unmet = next((part.unmet for part in parts.values() if part.unmet), "")
+    fewest = min((part.reading for part in parts.values()), key=lambda reading: reading.count)
+    return JointClaim(sentence, source, published, fewest, unmet=unmet, parts=tuple(parts.items()))
