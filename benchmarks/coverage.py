@@ -5,9 +5,9 @@ Each run (a case and a seed) is a line of the --json file as soon as it ends; an
 same file runs only what is missing. The estimators see products with dense float64 matrices only,
 so that nothing is exact for them.
 
-    networks    Hessian H and Gauss–Newton matrix G of three trained networks: tr H and ‖H‖_F to 2
-                %, the mean and the second moment of the spectrum, tr exp(H), and log det(G + δI) by
-                each method and to a tolerance of 1 %
+    networks    Hessian H and Gauss–Newton matrix G of three trained networks: tr H and
+                ‖H‖_F to 2 %, the mean and the second moment of the spectrum, tr exp(H), and
+                log det(G + δI) by each method and to a tolerance of 1 %
     spectra     the same for matrices drawn anew for each seed: outliers, bulks, signs, zeros and
                 tolerances at random
     isolated    log det of matrices drawn anew for each seed with one eigenvalue of 1e-8 below 199

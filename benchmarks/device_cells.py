@@ -1,8 +1,9 @@
 """Cells of several experiments on one machine: some processes on its GPU, others on its CPU cores,
 until a deadline.
 
-    python benchmarks/device_cells.py run --out OUT --seconds 500 --gpu 6 --cpu 9 mlp-decay@cuda
-    xor@cpu python benchmarks/device_cells.py fold OUT benchmarks/results/reproductions
+    python benchmarks/device_cells.py run --out OUT --seconds 500 --gpu 6 --cpu 9 \\
+        mlp-decay@cuda xor@cpu
+    python benchmarks/device_cells.py fold OUT benchmarks/results/reproductions
 
 ``run`` takes the cells of each experiment (``NAME@DEVICE``, or ``NAME/SCALE@DEVICE:only`` with the
 words of ``reproduce --only``) in the order given, those of low seeds first, and writes each

@@ -6,9 +6,9 @@ Shakespeare by characters, on sequences of 512. Every part has a time limit and 
 ``--out`` when it ends, so that a run that is cut off loses nothing. ``--peers`` does the same work
 with curvlinops and devinterp, where they are installed.
 
-    PYTHONPATH=src:carry/peers:carry/arviz python3 benchmarks/large_model.py --device cuda --peers
-    --out large.json python3 benchmarks/large_model.py --tiny --out tiny.json          # shows that
-    it runs; its times mean nothing
+    export PYTHONPATH=src:carry/peers:carry/arviz
+    python3 benchmarks/large_model.py --device cuda --peers --out large.json
+    python3 benchmarks/large_model.py --tiny --out tiny.json  # shows that it runs; no timing
 """
 
 from __future__ import annotations

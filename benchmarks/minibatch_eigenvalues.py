@@ -1,8 +1,8 @@
 """Do random matrices predict what a batch shows of the curvature? Softmax regression to VGG-16, 16
 to 4,096 samples.
 
-    python benchmarks/minibatch_eigenvalues.py --device cuda --images mnist.npz --cifar cifar.npz
-    --json FILE
+    python benchmarks/minibatch_eigenvalues.py --device cuda --images mnist.npz \\
+        --cifar cifar.npz --json FILE
 
 trains and measures the networks of the scale "paper" (--scale for another, --networks for some) and
 saves what was measured to FILE after each point of training. --images and --cifar are .npz files

@@ -1,8 +1,8 @@
 """Does the largest stable rate follow the batch's curvature, the least damping 1/B, the test error
 the damping?
 
-    python benchmarks/minibatch_rates.py --device cuda --images mnist.npz --cifar cifar.npz --json
-    FILE
+    python benchmarks/minibatch_rates.py --device cuda --images mnist.npz \\
+        --cifar cifar.npz --json FILE
 
 runs the experiments "lanczos-opt", "damping" and "stable-rates" of ``lambdahat reproduce`` at the
 scale "paper" (--scale for another) and saves each as FILE-<part>, the stable rates of each network

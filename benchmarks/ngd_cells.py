@@ -1,10 +1,10 @@
 """The NGD paper's experiments at its size on one GPU: seeds trained together, points measured by
 several processes.
 
-    python benchmarks/ngd_cells.py unpack carry/mnist DATA/mnist python benchmarks/ngd_cells.py run
-    --out OUT --runs RUNS --seconds 520 --workers 6 ngd-vs-sgd:data=mnist ngd-widths python
-    benchmarks/ngd_cells.py behind /tmp/ngd --watch 560 --pack OUT/ngd.tar --seconds 1400 --workers
-    4 ngd-epochs
+    python benchmarks/ngd_cells.py unpack carry/mnist DATA/mnist
+    python benchmarks/ngd_cells.py run --out OUT --runs RUNS --seconds 520 --workers 6
+    ngd-vs-sgd:data=mnist ngd-widths python benchmarks/ngd_cells.py behind /tmp/ngd --watch 560
+    --pack OUT/ngd.tar --seconds 1400 --workers 4 ngd-epochs
 
 ``run`` takes cells of experiments at paper scale (``NAME``, or ``NAME:only`` with the words of
 ``reproduce --only``) in the order given. The runs that they need are trained first, those of one

@@ -1,4 +1,4 @@
-"""What does a step of a chain cost, ours and devinterp's, and do both find the same λ̂ at the same
+r"""What does a step of a chain cost, ours and devinterp's, and do both find the same λ̂ at the same
 settings?
 
 The unit is one gradient on one batch. A step's time is a median while the chains run; "call ms"
@@ -9,9 +9,9 @@ paired, from its own trace: see devinterp_chains.py.
 The GPU machine has no devinterp: carry a copy. In the repository root (carry/ is ignored by git),
 for its Python 3.12:
 
-    pip install --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64
-        --platform any \\ --target carry/peers devinterp pydantic pydantic_core annotated_types
-        typing_inspection tqdm
+    pip install --no-deps --only-binary=:all: --python-version 3.12 \
+        --platform manylinux2014_x86_64 --platform any --target carry/peers \
+        devinterp pydantic pydantic_core annotated_types typing_inspection tqdm
     pip install --no-deps --target carry/arviz arviz-stats arviz-base xarray xarray-einstats
 
 and there: PYTHONPATH=src:carry/arviz python3 benchmarks/sampling.py --device cuda --peer-path

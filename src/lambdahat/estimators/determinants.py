@@ -96,17 +96,20 @@ def logdet(
     Ritz value at the lower end has settled above 0 either. An eigenvalue that is not positive is an
     error that names it.
 
-    Args: operator: The operator, or a dense or sparse matrix. method: "slq", "maxent", "chebyshev"
-        or "exact". depth: Products for each probe; by default 100 for "slq" and 25 for the others.
-        probes: The number of probes, by default 10. seed: The seed of the probes. precondition:
-        "jacobi", "cholesky", "none" or "auto", as in ``preconditioned``: the determinant of P is
-        exact,
-            and only that of P^{−½}AP^{−½} is estimated. "auto" also moves single eigenvalues that
-            stand out into the bulk, where a first run shows that they make much of the error; that
-            run is one more.
-        rank: The rank of a Cholesky factor. bounds: An interval that holds the spectrum of A
-        itself. It is checked against Ritz values; without it, the
-            lower end is what is known (Gershgorin's circles, the noise of a kernel matrix).
+    Args:
+        operator: The operator, or a dense or sparse matrix.
+        method: "slq", "maxent", "chebyshev" or "exact".
+        depth: Products for each probe; by default 100 for "slq" and 25 for the others.
+        probes: The number of probes, by default 10.
+        seed: The seed of the probes.
+        precondition: "jacobi", "cholesky", "none" or "auto", as in ``preconditioned``: the
+            determinant of P is exact, and only that of P^{−½}AP^{−½} is estimated. "auto" also
+            moves single eigenvalues that stand out into the bulk, where a first run shows that they
+            make much of the error; that run is one more.
+        rank: The rank of a Cholesky factor.
+        bounds: An interval that holds the spectrum of A itself. It is checked against Ritz values;
+            without it, the lower end is what is known (Gershgorin's circles, the noise of a kernel
+            matrix).
         tol: The accuracy, in the place of ``depth`` and ``probes``: the 95 % interval has
             half-width at most tol·max(|log det A|, ‖log A‖_F), the norm being that of the part that
             is estimated.
@@ -116,8 +119,9 @@ def logdet(
     Returns:
         The estimate with its standard error, its cost in products and a status.
 
-    Raises: ValueError: If A is not positive definite or ``bounds`` do not hold its spectrum; the
-        message has the value.
+    Raises:
+        ValueError: If A is not positive definite or ``bounds`` do not hold its spectrum; the
+            message has the value.
     """
     require_choice(method, "method", METHODS)
     operator = require_symmetric(operator, "logdet")

@@ -3,8 +3,9 @@
 With ℓ_i the loss of sample i, g_i and H_i its gradient and Hessian, and bars for means over the
 data set, the variance of an element is
 
-    σ_g² = (1/P) Σ_j Var_i(g_i,j)        = (1/P) mean_i ‖g_i − ḡ‖² σ_H² = (1/P²) Σ_jk Var_i(H_i,jk)
-    = (1/P²) mean_i ‖H_i − H̄‖²_F = (1/P) E_v mean_i ‖(H_i − H̄)v‖²
+    σ_g² = (1/P) Σ_j Var_i(g_i,j)        = (1/P) mean_i ‖g_i − ḡ‖²
+    σ_H² = (1/P²) Σ_jk Var_i(H_i,jk)     = (1/P²) mean_i ‖H_i − H̄‖²_F
+         = (1/P) E_v mean_i ‖(H_i − H̄)v‖²
 
 for v uniform on the unit sphere, where E[vvᵀ] = I/P. The last form is Algorithm 8 of the spectral
 thesis with its missing 1/N put in, and with ‖H̄v‖² in place of its (vᵀH̄v)²: mean_i vᵀH_i²v −

@@ -176,8 +176,9 @@ def clusters(
         cut: λ* by hand.
         labels: Whether to add each node's cluster, by spectral clustering.
 
-    Returns: The count. Its error bar joins that of the probes, carried through the density, the
-        change from ¾ of the moments to all, and the spread of the counts among rival gaps.
+    Returns:
+        The count. Its error bar joins that of the probes, carried through the density, the change
+        from ¾ of the moments to all, and the spread of the counts among rival gaps.
     """
     require_graph(graph)
     require_count(moments, "moments", least=8)

@@ -316,11 +316,12 @@ def kfac(
     2016). Other parameters (norm layers, embeddings, tied weights, …) keep their exact Fisher
     diagonal; ``structure()`` lists both.
 
-    Args: problem: The problem, of a model and a loss of its output. kind: Where M comes from:
-        "exact" from the loss's Hessian at the output, or the Fisher there for "gaussian_nll",
-            at one backward pass for each number that a sample's output has; "monte_carlo" from
-            ``samples`` labels a data point drawn from the model; "empirical" from the data's own
-            labels.
+    Args:
+        problem: The problem, of a model and a loss of its output.
+        kind: Where M comes from: "exact" from the loss's Hessian at the output, or the Fisher there
+            for "gaussian_nll", at one backward pass for each number that a sample's output has;
+            "monte_carlo" from ``samples`` labels a data point drawn from the model; "empirical"
+            from the data's own labels.
         sharing: For layers applied at several positions of a sample, such as convolutions and
             linear layers on sequences: "expand" counts each position as a sample, which is exact
             for deep linear networks with a loss at each position; "reduce" takes the mean input and
@@ -331,8 +332,9 @@ def kfac(
         samples: Labels drawn for each data point with kind="monte_carlo".
         seed: Seed of those draws.
 
-    Returns: An operator with closed-form inverse, log-determinant and eigenvalues, which later
-        training does not change.
+    Returns:
+        An operator with closed-form inverse, log-determinant and eigenvalues, which later training
+        does not change.
     """
     require_problem(problem)
     require_kind(kind)

@@ -176,13 +176,16 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
     ``LinearOperator``, and the operators of ``linear_operator`` and GPyTorch. Functions that take
     an operator take all of these directly.
 
-    Args: matrix: The matrix. symmetric: Checked where the entries are there. Where only products
-        are, it is assumed, and checked on random
-            vectors to the rounding of the products.
+    Args:
+        matrix: The matrix.
+        symmetric: Checked where the entries are there. Where only products are, it is assumed, and
+            checked on random vectors to the rounding of the products.
         psd: The caller's promise that the matrix is positive semi-definite.
 
-    Raises: ValueError: If the matrix is not square, real and finite, or not symmetric where it has
-        to be. TypeError: If it is no matrix.
+    Raises:
+        ValueError: If the matrix is not square, real and finite, or not symmetric where it has to
+            be.
+        TypeError: If it is no matrix.
 
     >>> A = operator([[2.0, 1.0], [1.0, 3.0]])
     >>> A @ torch.tensor([1.0, 0.0])

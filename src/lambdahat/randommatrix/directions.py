@@ -4,8 +4,8 @@ The noise of a batch is not alike in all directions: it is large where the curva
 an eigenvalue λ_m of the mean matrix M̄ is its noise to the other eigenvectors. To second order,
 with v_jm = Var_i(φ_jᵀM_iφ_m),
 
-    E λ'_m = λ_m + (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j),   Var λ'_m = v_mm/b,   E|φ̂ᵀφ|² = 1 − (1/b)
-    Σ_{j≠m} v_jm/(λ_m − λ_j)²
+    E λ'_m = λ_m + (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j),   Var λ'_m = v_mm/b,
+    E|φ̂ᵀφ|² = 1 − (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j)²
 
 up to terms of order 1/b². For isotropic noise, v = σ², and a bulk at 0 this is Theorem 14 of the
 spectral thesis. Among k known eigenvectors v_jm is measured; of all the others only the sum, τ_m² −

@@ -226,13 +226,17 @@ class Kinetic(Kernel):
     about hV/(2ξ) to the temperature of each direction, linear in h. With infinite friction it is
     the overdamped scheme of Leimkuhler and Matthews with ε = h².
 
-    Args: step_size: The time step h. nbeta: The inverse temperature nβ. localization: The
-        localization γ. scale: A preconditioner S; the mass is (S·Sᵀ)⁻¹. friction: The friction ξ
-        per unit of time; by default 2√γ, which damps the flattest direction critically
-            (the mean γ where it differs between parameters; 1 for γ = 0).
+    Args:
+        step_size: The time step h.
+        nbeta: The inverse temperature nβ.
+        localization: The localization γ.
+        scale: A preconditioner S; the mass is (S·Sᵀ)⁻¹.
+        friction: The friction ξ per unit of time; by default 2√γ, which damps the flattest
+            direction critically (the mean γ where it differs between parameters; 1 for γ = 0).
 
-    References: Leimkuhler & Matthews (2013), "Rational construction of stochastic numerical methods
-        for molecular sampling".
+    References:
+        Leimkuhler & Matthews (2013), "Rational construction of stochastic numerical methods for
+        molecular sampling".
     """
 
     friction: float | None = None

@@ -55,34 +55,39 @@ def llc(
     size, burn-in and number of draws; ``chains.reasons`` says why each is what it is. What is given
     is taken as it is.
 
-    Args: problem: The problem, at the parameters w* to be measured;
-        ``problem.restrict("layers.0.*")`` for some of them. chains: Number of chains. seed: Seed of
-        all randomness. draws: Number of draws per chain; by default as many as the tolerance takes.
-        burn_in: Steps (trajectories for HMC) that follow the pilot and are thrown away. batch_size:
-        Samples per step; by default the whole data where that is cheap, else chosen by cost. nbeta:
-        "n/log n", "batch" (B/ln B, as in devinterp) or a number. localization: γ as a number, a
-        tensor (P,), or numbers by name or glob of parameters. step_size: Step size of the kernel
-        (of SGLD if no kernel is named). One that makes chains diverge is reduced,
-            and the result says so. With a step size that was given, ``value`` is the plain mean
-            over the draws and what is known of its bias is part of ``stderr``; with one that was
-            found, the bias is measured and taken off.
+    Args:
+        problem: The problem, at the parameters w* to be measured;
+            ``problem.restrict("layers.0.*")`` for some of them.
+        chains: Number of chains.
+        seed: Seed of all randomness.
+        draws: Number of draws per chain; by default as many as the tolerance takes.
+        burn_in: Steps (trajectories for HMC) that follow the pilot and are thrown away.
+        batch_size: Samples per step; by default the whole data where that is cheap, else chosen by
+            cost.
+        nbeta: "n/log n", "batch" (B/ln B, as in devinterp) or a number.
+        localization: γ as a number, a tensor (P,), or numbers by name or glob of parameters.
+        step_size: Step size of the kernel (of SGLD if no kernel is named). One that makes chains
+            diverge is reduced, and the result says so. With a step size that was given, ``value``
+            is the plain mean over the draws and what is known of its bias is part of ``stderr``;
+            with one that was found, the bias is measured and taken off.
         kernel: "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala", or a kernel with
-        its own settings. tol: Standard error relative to the value to draw for; by default 3 % of
-        max(λ̂, 1). max_gradients: Limit on the gradients of all chains, pilots included. mode: How
-        chains run: "auto", "batched", "sequential", "processes" or "graph". watch: A function of
-        nβ(L − L*) of the draws so far, (chains, draws), that ends the sampling by returning True.
+            its own settings.
+        tol: Standard error relative to the value to draw for; by default 3 % of max(λ̂, 1).
+        max_gradients: Limit on the gradients of all chains, pilots included.
+        mode: How chains run: "auto", "batched", "sequential", "processes" or "graph".
+        watch: A function of nβ(L − L*) of the draws so far, (chains, draws), that ends the sampling
+            by returning True.
         **options: Those of ``sample``: shared_batches, accumulate, baseline, bound, observables,
-        averages,
-            keep_parameters. With baseline "full" the value is read off losses over the whole data,
-            a pass for each draw that ``cost`` does not count; with "both" it is the paired one, and
-            ``full`` has the other.
+            averages, keep_parameters. With baseline "full" the value is read off losses over the
+            whole data, a pass for each draw that ``cost`` does not count; with "both" it is the
+            paired one, and ``full`` has the other.
 
     Returns:
         λ̂ with its standard error, a status, γ, nβ, and its sensitivity to both.
 
-    Raises: ValueError: If a setting is out of range, or if ``max_gradients`` does not hold a pilot;
-        the message says what
-            would do.
+    Raises:
+        ValueError: If a setting is out of range, or if ``max_gradients`` does not hold a pilot; the
+            message says what would do.
     """
     given: dict[str, Any] = {
         "chains": chains,

@@ -267,8 +267,9 @@ def sweep(
     cell that raises is noted and the others go on; a killed sweep loses the cells that were
     running. With ``resume=False`` it starts anew.
 
-    Raises: ValueError: If the store has cells of data that have changed since; cells of early
-        versions do not tell.
+    Raises:
+        ValueError: If the store has cells of data that have changed since; cells of early versions
+            do not tell.
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
