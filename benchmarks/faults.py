@@ -948,7 +948,7 @@ def invoke(command: str, out: Path) -> tuple[int, str]:
 
 def whole_files(folder: Path) -> dict[str, Any]:
     """Everything in a folder that is read back, by name; damage is an error."""
-    from lambdahat.experiments.kit import stores_in
+    from lambdahat.experiments.kit.store import stores_in
     from lambdahat.results import Result
     from lambdahat.storage import is_result_file
     from lambdahat.training import Checkpoints, read_rows
@@ -1534,7 +1534,8 @@ def an_experiment(cells: int, pause: float = 0.0, log: str = "") -> Any:
     """An experiment of so many cells, each with a few rows from its own stream; nested, so that
     workers get it.
     """
-    from lambdahat.experiments.kit import Claim, Experiment, Table, mean_of
+    from lambdahat.experiments.kit.claims import Claim, Table, mean_of
+    from lambdahat.experiments.kit.experiment import Experiment
 
     def run(cell: dict[str, Any], device: str) -> list[dict[str, Any]]:
         import time
@@ -1601,7 +1602,9 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     import torch
 
     from lambdahat.cli.loading import read_checkpoint
-    from lambdahat.experiments.kit import Store, findings, sweep
+    from lambdahat.experiments.kit.experiment import findings
+    from lambdahat.experiments.kit.runner import sweep
+    from lambdahat.experiments.kit.store import Store
     from lambdahat.optim import IterateAverage
     from lambdahat.results import Result
     from lambdahat.training import Checkpoints, fit, read_rows
@@ -1819,7 +1822,7 @@ def other_problems(count: int, folder: Path) -> Tally:
 
 def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) -> None:
     """Run the experiment, each cell with a line in a log."""
-    from lambdahat.experiments.kit import sweep
+    from lambdahat.experiments.kit.runner import sweep
 
     sweep(
         an_experiment(int(cells), float(pause), f"{folder}/log"),
@@ -1855,7 +1858,9 @@ def _killed_sweep(
     """Kill sweeps at random moments after a newly finished cell, then finish; nothing is lost,
     twice or different.
     """
-    from lambdahat.experiments.kit import Store, findings, sweep
+    from lambdahat.experiments.kit.experiment import findings
+    from lambdahat.experiments.kit.runner import sweep
+    from lambdahat.experiments.kit.store import Store
 
     folder.mkdir(parents=True)
     log, store, dice, outcomes = (
@@ -1901,7 +1906,7 @@ def _killed_sweep(
 
 
 def _keys(experiment: Any) -> list[str]:
-    from lambdahat.experiments.kit import key_of
+    from lambdahat.experiments.kit.cells import key_of
 
     return [key_of(cell) for cell in experiment.grid("cpu")]
 

@@ -37,7 +37,9 @@ from timing import set_tf32
 from lambdahat._progress import progress
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments.kit import Row, Rows, Store, Table, Verdict, judge
+from lambdahat.experiments.kit.cells import Row, Rows
+from lambdahat.experiments.kit.claims import Table, Verdict, judge
+from lambdahat.experiments.kit.store import Store
 from lambdahat.experiments.published import find
 
 NAME = "batch-eigenvalues"

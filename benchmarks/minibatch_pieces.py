@@ -17,7 +17,8 @@ from torch import Tensor
 from lambdahat._check import require_choice
 from lambdahat._progress import report
 from lambdahat.data.splits import Split
-from lambdahat.experiments.kit import Row, Rows, Verdict, judge
+from lambdahat.experiments.kit.cells import Row, Rows
+from lambdahat.experiments.kit.claims import Verdict, judge
 from lambdahat.experiments.minibatch import damping, lanczos, rates
 from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_rows import rows_of

@@ -31,7 +31,8 @@ from lambdahat._progress import progress
 from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments.kit import Rows, Table
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.minibatch.rates import SCALES
 from lambdahat.experiments.published import find
 

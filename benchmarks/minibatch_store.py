@@ -15,7 +15,8 @@ from pathlib import Path
 
 from minibatch_pieces import Piece
 
-from lambdahat.experiments.kit import Cell, Row, Store
+from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.store import Store
 from lambdahat.experiments.published import find
 
 # settings that tell cells apart

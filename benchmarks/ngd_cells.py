@@ -46,8 +46,9 @@ from device_cells import _shared_gpu
 from lambdahat._progress import progress
 from lambdahat.data.files import VARIABLE
 from lambdahat.data.loading import locate
-from lambdahat.experiments.kit import Cell, Store, key_of
+from lambdahat.experiments.kit.cells import Cell, key_of
 from lambdahat.experiments.kit.runner import Outcome, matches, run_cell
+from lambdahat.experiments.kit.store import Store
 from lambdahat.experiments.ngd.switch import FIGURES
 from lambdahat.experiments.ngd.training import Member, Way, kept_in, train_together, upto
 from lambdahat.experiments.published import find

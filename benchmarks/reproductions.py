@@ -19,19 +19,9 @@ from pathlib import Path
 from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
 from lambdahat.experiments import published
-from lambdahat.experiments.kit import (
-    BARRIERS,
-    FAILS,
-    HOLDS,
-    MISSING,
-    SCALES,
-    VERDICTS,
-    Experiment,
-    Store,
-    Verdict,
-    findings,
-    stores_in,
-)
+from lambdahat.experiments.kit.claims import BARRIERS, FAILS, HOLDS, MISSING, VERDICTS, Verdict
+from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings
+from lambdahat.experiments.kit.store import Store, stores_in
 from lambdahat.report.configurations import in_short
 from lambdahat.report.style import sentence
 

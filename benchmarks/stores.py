@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.experiments import every
-from lambdahat.experiments.kit import SCALES, findings, key_of, stores_in
+from lambdahat.experiments.kit.cells import key_of
+from lambdahat.experiments.kit.experiment import SCALES, findings
+from lambdahat.experiments.kit.store import stores_in
 
 STORES = Path(__file__).parent / "results" / "reproductions"
 DESCRIPTION = ("name", "title", "paper", "part", "assumptions", "size", "sizes")

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from lambdahat.experiments import Store
-from lambdahat.experiments.kit import mean_of
+from lambdahat.experiments.kit.claims import mean_of
 from lambdahat.experiments.minibatch.eigen_claims import near_claimed
 from lambdahat.experiments.minibatch.eigen_rows import Point
 from lambdahat.experiments.minibatch.evolution_rows import OPTIMIZERS, Courses, courses_of

@@ -11,7 +11,8 @@ from typing import Any
 
 from lambdahat.experiments import Reading, Rows, Store
 from lambdahat.experiments.flatness.softmax_decay import DECAYS, MAIN, PUBLISHED
-from lambdahat.experiments.kit import Row, mean_of
+from lambdahat.experiments.kit.cells import Row
+from lambdahat.experiments.kit.claims import mean_of
 from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
 from lambdahat.report.style import AMBER, BLUE, GREY, PURPLE, VERMILION, new_figure, tidy
 

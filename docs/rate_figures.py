@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor
 
 from lambdahat.experiments import Rows, Store, find
-from lambdahat.experiments.kit import mean_of
+from lambdahat.experiments.kit.claims import mean_of
 from lambdahat.experiments.minibatch import lanczos_experiment
 from lambdahat.experiments.minibatch.damping_claims import RATE, expected_damping
 from lambdahat.experiments.minibatch.frontiers import Frontier

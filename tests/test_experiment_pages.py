@@ -8,7 +8,7 @@ import runpy
 import pytest
 
 from lambdahat.experiments import Store, find, judge
-from lambdahat.experiments.kit import VERDICTS
+from lambdahat.experiments.kit.claims import VERDICTS
 from lambdahat.experiments.ngd.preconditions import INTERPOLATED, LEARNT
 from tests.documents import DOCS, ROOT
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from lambdahat.experiments.kit import Rows, Store
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.store import Store
 from lambdahat.experiments.minibatch import eigen_experiment, lanczos
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import lambdahat
 from lambdahat.cli.app import app
 from lambdahat.cli.forecast import forecast
-from lambdahat.experiments.kit import Store
+from lambdahat.experiments.kit.store import Store
 from lambdahat.measurements import Measurement
 from lambdahat.measuring import Settings
 from lambdahat.operators import hessian

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lambdahat.cli.app import app
 from lambdahat.experiments import published
-from lambdahat.experiments.kit import Store
+from lambdahat.experiments.kit.store import Store
 from tests.experiments.toys import Config, toy
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lambdahat.experiments.kit import (
+from lambdahat.experiments.kit.claims import (
     FAILS,
     HOLDS,
     OPEN,
@@ -14,13 +14,13 @@ from lambdahat.experiments.kit import (
     Claim,
     Reading,
     correlation,
+    holm,
     judge,
     mean_of,
     paired_difference,
     slope,
     welch_difference,
 )
-from lambdahat.experiments.kit.claims import holm
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(1.0, 1.0, 12), RNG.normal(0.0, 2.0, 9)

@@ -5,7 +5,9 @@ import sqlite3
 
 import pytest
 
-from lambdahat.experiments.kit import Store, key_of, sweep
+from lambdahat.experiments.kit.cells import key_of
+from lambdahat.experiments.kit.runner import sweep
+from lambdahat.experiments.kit.store import Store
 from tests.documents import ROOT
 from tests.experiments.toys import Config, toy
 

@@ -4,23 +4,27 @@ import dataclasses
 
 import pytest
 
-from lambdahat.experiments.kit import (
+from lambdahat.experiments.kit.cells import key_of
+from lambdahat.experiments.kit.claims import (
     FAILS,
     HOLDS,
     MISSING,
     OPEN,
-    PRINTED_RATES,
     STAND_IN,
     UNTESTED,
     Claim,
-    Size,
     Verdict,
-    findings,
-    key_of,
     mean_of,
-    sweep,
 )
-from lambdahat.experiments.kit.experiment import _begun, carried, placed
+from lambdahat.experiments.kit.experiment import (
+    PRINTED_RATES,
+    Size,
+    _begun,
+    carried,
+    findings,
+    placed,
+)
+from lambdahat.experiments.kit.runner import sweep
 from tests.experiments.toys import Config, toy
 
 

@@ -15,16 +15,19 @@ from lambdahat.experiments.flatness import (
     rank_degeneracy,
     softmax_decay,
 )
-from lambdahat.experiments.flatness.runs import (
+from lambdahat.experiments.kit.cells import Rows, decades
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, OPEN, UNTESTED, judge
+from lambdahat.experiments.kit.training import (
     Watch,
     curvature_problem,
-    ends,
-    judged,
+    final_row,
+    hessian_row,
+    images,
+    loss_and_accuracy,
     mean_square,
-    measured,
+    modes_of,
+    network,
 )
-from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, Rows, decades, judge
-from lambdahat.experiments.kit.training import images, modes_of, network
 from lambdahat.experiments.published import find
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import ggn, hessian
@@ -114,7 +117,7 @@ def test_a_measurement_agrees_with_the_dense_hessian():
     problem = curvature_problem(model, found, DIGITS)
     assert problem.num_samples == 50
     values = torch.linalg.eigvalsh(hessian(problem).dense().double())
-    row = measured(problem, {**DIGITS, "depth": problem.num_parameters})
+    row = hessian_row(problem, {**DIGITS, "depth": problem.num_parameters})
     assert row["largest"] == pytest.approx(float(values[-1]), rel=1e-4)
     assert row["frobenius"] == pytest.approx(float(values.square().mean()), rel=0.3)
     assert row["curvature loss"] == pytest.approx(problem.loss())
@@ -148,7 +151,7 @@ def test_otherwise_the_seed_orders_the_images():
 
 def test_a_network_is_judged_by_its_largest_logit():
     inputs = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-    loss, accuracy = judged(torch.nn.Identity(), (inputs, torch.tensor([0, 1, 1])))
+    loss, accuracy = loss_and_accuracy(torch.nn.Identity(), (inputs, torch.tensor([0, 1, 1])))
     assert accuracy == pytest.approx(200 / 3)
     assert loss == pytest.approx(
         float(torch.nn.functional.cross_entropy(inputs, torch.tensor([0, 1, 1])))
@@ -156,7 +159,7 @@ def test_a_network_is_judged_by_its_largest_logit():
     found = images({**DIGITS, "side": 4}, "cpu")
     model = network("MLP-4", found, 0)
     norm = torch.nn.utils.parameters_to_vector(model.parameters()).detach().norm()
-    assert ends(model, found)["norm"] == pytest.approx(float(norm), rel=1e-6)
+    assert final_row(model, found)["norm"] == pytest.approx(float(norm), rel=1e-6)
 
 
 def test_a_watch_keeps_what_it_saw_and_tells_the_run_nothing():
@@ -400,7 +403,7 @@ def test_softmax_regression_loses_a_class_of_rank():
 
 def toy_rows(seeds=6):
     experiment = find("deep-linear-toy")
-    cells = deep_linear_toy.cells(deep_linear_toy.Config(seeds))
+    cells = deep_linear_toy.cells(deep_linear_toy.DeepLinearToyScale(seeds))
     return [{**cell, **row} for cell in cells for row in experiment.run(cell, "cpu")]
 
 

@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, Claim, Reading, jointly, judge
+from lambdahat.experiments.kit.claims import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    UNTESTED,
+    Claim,
+    Reading,
+    jointly,
+    judge,
+)
 
 
 def part(value, stderr=1.0, **settings):

@@ -10,7 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from lambdahat._rng import generator
 from lambdahat.experiments.averaging.networks import network
-from lambdahat.experiments.kit import FAILS, HOLDS, SCALES, UNTESTED, Rows, judge, key_of
+from lambdahat.experiments.kit.cells import Rows, key_of
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
+from lambdahat.experiments.kit.experiment import SCALES
 from lambdahat.experiments.kit.training import images
 from lambdahat.experiments.minibatch.batch_norm_claims import (
     claims,

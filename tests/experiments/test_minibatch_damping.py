@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lambdahat.experiments.kit import Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.minibatch.damping import (
     OPTIMIZERS,
     SCALES,

@@ -13,7 +13,8 @@ import torch
 
 import lambdahat as lh
 from lambdahat._rng import generator
-from lambdahat.experiments.kit import VERDICTS, Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import VERDICTS, judge
 from lambdahat.experiments.minibatch.eigen_claims import AT_ONE, claims, excess_slope, share_within
 from lambdahat.experiments.minibatch.eigen_experiment import EXPERIMENT, subject_of
 from lambdahat.experiments.minibatch.eigen_measuring import batch_extremes

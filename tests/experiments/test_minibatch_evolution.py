@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat.experiments.kit import Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.minibatch.eigen_experiment import subject_through
 from lambdahat.experiments.minibatch.eigen_subjects import load_split, sgd, training_stops
 from lambdahat.experiments.minibatch.evolution_claims import claims

@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from lambdahat._rng import generator
 from lambdahat.data import Split, digits_split
-from lambdahat.experiments.kit import Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.minibatch import lanczos as module
 from lambdahat.experiments.minibatch.lanczos_experiment import EXPERIMENT, Config, cells
 from lambdahat.experiments.minibatch.stacked_softmax import (

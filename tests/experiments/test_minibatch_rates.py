@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lambdahat.experiments.kit import Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section
 from lambdahat.experiments.minibatch.rate_claims import claims_of, errors_of, far_from
 from lambdahat.experiments.minibatch.rate_experiment import EXPERIMENT

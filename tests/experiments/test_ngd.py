@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lambdahat.experiments import published
-from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.experiments.ngd import training
 from lambdahat.experiments.ngd.claims import (
     FORMS,

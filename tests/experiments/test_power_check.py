@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.experiments.kit import Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import judge
 from lambdahat.experiments.regularization.power_check import EXPERIMENT as POWER
 from lambdahat.experiments.regularization.power_check import run as run_power
 from lambdahat.experiments.regularization.vector_fields import EXPERIMENT as FIELDS

@@ -4,15 +4,8 @@ from itertools import groupby
 
 import pytest
 
-from lambdahat.experiments.kit import (
-    FLATNESS,
-    NGD,
-    REGULARIZATION,
-    SCALES,
-    SPECTRAL,
-    VERDICTS,
-    judge,
-)
+from lambdahat.experiments.kit.claims import VERDICTS, judge
+from lambdahat.experiments.kit.experiment import FLATNESS, NGD, REGULARIZATION, SCALES, SPECTRAL
 from lambdahat.experiments.published import PLACES, every, find
 
 

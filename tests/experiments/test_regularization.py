@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lambdahat.data import xor
-from lambdahat.experiments.kit import Claim, Reading, Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, judge
 from lambdahat.experiments.published import find
 from lambdahat.experiments.regularization.claims import (
     CLAIMS,
@@ -33,7 +34,7 @@ from lambdahat.experiments.regularization.learning_rules import (
 from lambdahat.experiments.regularization.preconditions import unlearnt, unmet
 from lambdahat.experiments.regularization.published import EARLY, PUBLISHED, quantities_of, score_of
 from lambdahat.experiments.regularization.runs import (
-    Config,
+    RulesScale,
     cells_of,
     logistic,
     quadratic,
@@ -251,7 +252,7 @@ def test_data_that_are_not_at_hand_raise_and_the_grid_stays(experiment, monkeypa
 
 
 def test_cells_cover_rules_and_seeds_once():
-    cells = cells_of(Config("xor", 4, 0, 8, 2, 4, seeds=5, together=2))
+    cells = cells_of(RulesScale("xor", 4, 0, 8, 2, 4, seeds=5, together=2))
     seen = [
         (c["activation"], rule, seed) for c in cells for rule in c["rules"] for seed in c["seeds"]
     ]
@@ -263,7 +264,9 @@ def test_rules_of_a_regime_start_from_the_same_weights():
     (1 − λ)³.
     """
     cell = cells_of(
-        Config("xor", 4, 0, 64, 3, 4, 2, 2, eigenvalues=1, points=1, groups=(("SGD Large", "L2"),))
+        RulesScale(
+            "xor", 4, 0, 64, 3, 4, 2, 2, eigenvalues=1, points=1, groups=(("SGD Large", "L2"),)
+        )
     )[0]
     rows = Rows(run_rules(XOR_TASK, cell, "cpu"))
     for plain, decayed in zip(rows.where(rule="SGD Large"), rows.where(rule="L2"), strict=True):
@@ -273,7 +276,7 @@ def test_rules_of_a_regime_start_from_the_same_weights():
 
 def test_a_row_does_not_depend_on_what_it_is_trained_beside():
     """Nor on the global generator, which is left alone."""
-    config = Config(
+    config = RulesScale(
         "xord",
         12,
         10,
@@ -593,7 +596,7 @@ def quantity_of(claim):
 
 @pytest.mark.slow
 def test_the_norms_of_xor_have_the_order_of_the_thesis():
-    config = Config("xor", 4, 0, 64, 400, 4, 10, 10, eigenvalues=1, points=1, groups=(RULES,))
+    config = RulesScale("xor", 4, 0, 64, 400, 4, 10, 10, eigenvalues=1, points=1, groups=(RULES,))
     rows = Rows(cell | row for cell in cells_of(config) for row in XOR.run(cell, "cpu"))
     ranks = agreement("xor", rows)
     assert min(ranks[activation, "norm"] for activation in ("tanh", "relu")) > 0.8

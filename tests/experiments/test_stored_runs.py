@@ -2,7 +2,8 @@
 this machine has.
 """
 
-from lambdahat.experiments.kit import key_of, stores_in
+from lambdahat.experiments.kit.cells import key_of
+from lambdahat.experiments.kit.store import stores_in
 from lambdahat.experiments.published import find
 from tests.documents import ROOT
 

@@ -23,17 +23,11 @@ import torch
 
 import lambdahat
 from lambdahat.data.idx import NAMES
-from lambdahat.experiments.kit import (
-    Experiment,
-    Rows,
-    Store,
-    key_of,
-    runner,
-    store,
-    stores_in,
-    sweep,
-)
-from lambdahat.experiments.kit.runner import BACKENDS, forecast, matches
+from lambdahat.experiments.kit import runner, store
+from lambdahat.experiments.kit.cells import Rows, key_of
+from lambdahat.experiments.kit.experiment import Experiment
+from lambdahat.experiments.kit.runner import BACKENDS, forecast, matches, sweep
+from lambdahat.experiments.kit.store import Store, stores_in
 from lambdahat.experiments.published import find
 from lambdahat.storage import Damaged
 from tests.experiments.toys import Config, toy, watched
@@ -364,7 +358,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path, below):
 STARTER = """
 import os, sys
 from tests.experiments.toys import Config, toy, watched
-from lambdahat.experiments.kit import sweep
+from lambdahat.experiments.kit.runner import sweep
 folder, seeds, jobs = sys.argv[1:]
 for _ in sys.stdin:  # a line for each sweep, in a process group of its own
     child = os.fork()
@@ -514,7 +508,7 @@ def on_images(**changes) -> Experiment:
 
     def run(cell, device):
         from lambdahat.data.loading import load
-        from lambdahat.experiments.kit import outside_file
+        from lambdahat.experiments.kit.store import outside_file
 
         x, _ = load("mnist", verify=False, normalization="raw").train
         there = outside_file("graphs", "a-graph") is not None

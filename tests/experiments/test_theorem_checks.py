@@ -15,7 +15,8 @@ from lambdahat.experiments.curvature.shrinkage_errors import EXPERIMENT as SHRIN
 from lambdahat.experiments.curvature.shrinkage_errors import SPIKED, WISHART, _weight
 from lambdahat.experiments.graph_spectra.edge_moves import EXPERIMENT as EDGES
 from lambdahat.experiments.graph_spectra.edge_moves import PAIR, REGULAR
-from lambdahat.experiments.kit import FAILS, HOLDS, Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, judge
 from lambdahat.experiments.regularization.mmse import EXPERIMENT as MMSE
 from lambdahat.experiments.regularization.mmse import LINEAR
 

@@ -4,7 +4,9 @@ by value.
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.kit import Claim, Experiment, Rows, Table, key_of, mean_of
+from lambdahat.experiments.kit.cells import Rows, key_of
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of
+from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.results.charts import Chart, Series
 
 

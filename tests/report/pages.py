@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, Table, Verdict
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, OPEN, UNTESTED, Table, Verdict
 from lambdahat.report.sections import Card, Section
 from lambdahat.results.charts import Chart, Heat, Series
 

@@ -11,7 +11,8 @@ import re
 import pytest
 import torch
 
-from lambdahat.experiments.kit import VERDICTS, Table, Verdict, sweep
+from lambdahat.experiments.kit.claims import VERDICTS, Table, Verdict
+from lambdahat.experiments.kit.runner import sweep
 from lambdahat.measurements import Measurement
 from lambdahat.report.page import page, page_of_stores, write_page
 from lambdahat.report.page_markup import ASSETS

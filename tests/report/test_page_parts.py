@@ -5,7 +5,7 @@ what a status means.
 import dataclasses
 import re
 
-from lambdahat.experiments.kit import UNTESTED, Verdict
+from lambdahat.experiments.kit.claims import UNTESTED, Verdict
 from lambdahat.report.page import page, write_page
 from lambdahat.results import Estimate, Status
 from tests.report.pages import an_experiment

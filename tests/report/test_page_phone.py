@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from lambdahat.experiments.kit import Table
+from lambdahat.experiments.kit.claims import Table
 from lambdahat.report.page import write_page
 from lambdahat.results.charts import Chart, Series
 from tests.report.browser import CHROMIUM

@@ -14,7 +14,8 @@ import torch
 
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.reproduce import say_errors, say_notes, show, write_tables
-from lambdahat.experiments.kit import Experiment, findings, sweep
+from lambdahat.experiments.kit.experiment import Experiment, findings
+from lambdahat.experiments.kit.runner import sweep
 from lambdahat.experiments.ngd.digits import EXPERIMENT
 from lambdahat.report.figures import save_figure
 from lambdahat.report.matplotlib_charts import draw

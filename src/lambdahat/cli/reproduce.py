@@ -16,18 +16,11 @@ from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
 from lambdahat.experiments import published
-from lambdahat.experiments.kit import (
-    SCALES,
-    Experiment,
-    Store,
-    Table,
-    findings,
-    label_of,
-    stores_in,
-    sweep,
-)
-from lambdahat.experiments.kit.experiment import Findings
-from lambdahat.experiments.kit.runner import Forecast, forecast
+from lambdahat.experiments.kit.cells import label_of
+from lambdahat.experiments.kit.claims import Table
+from lambdahat.experiments.kit.experiment import SCALES, Experiment, Findings, findings
+from lambdahat.experiments.kit.runner import Forecast, forecast, sweep
+from lambdahat.experiments.kit.store import Store, stores_in
 from lambdahat.report.page import page_of_folders, page_of_stores
 from lambdahat.results import write_atomically
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from lambdahat._check import require
 from lambdahat.experiments import published
-from lambdahat.experiments.kit import Experiment, stores_in
+from lambdahat.experiments.kit.experiment import Experiment
+from lambdahat.experiments.kit.store import stores_in
 from lambdahat.report.page_markup import document
 from lambdahat.report.sections import Section, named_results, section_of_result, section_of_store
 from lambdahat.storage import write_atomically

@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lambdahat.experiments.kit import Table
+from lambdahat.experiments.kit.claims import Table
 from lambdahat.report.page_overview import navigation, overview
 from lambdahat.report.page_tables import badge, claim_of, grid, tally, unbroken
 from lambdahat.report.plotly_charts import describe_chart, figure_of

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from lambdahat.experiments.kit import Verdict
-from lambdahat.experiments.kit.claims import LEVEL
+from lambdahat.experiments.kit.claims import LEVEL, Verdict
 from lambdahat.report.page_tables import MARKS, OURS, badge, claim_of, grid, tally, unbroken
 from lambdahat.report.sections import Card, Section
 from lambdahat.results.charts import counted

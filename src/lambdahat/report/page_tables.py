@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import repeat
 
-from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, Verdict
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, OPEN, UNTESTED, Verdict
 from lambdahat.report.style import minus, sentence
 
 MARKS = {  # class and sign of a verdict

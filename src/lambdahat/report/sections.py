@@ -15,7 +15,10 @@ from torch import Tensor
 
 from lambdahat._check import describe, require
 from lambdahat.experiments import published
-from lambdahat.experiments.kit import SCALES, Experiment, Row, Store, Table, Verdict, findings
+from lambdahat.experiments.kit.cells import Row
+from lambdahat.experiments.kit.claims import Table, Verdict
+from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings
+from lambdahat.experiments.kit.store import Store
 from lambdahat.measurements import Measurement
 from lambdahat.randommatrix import Advice
 from lambdahat.report import figures  # noqa: F401  (registers the charts)

@@ -21,7 +21,9 @@ from lambdahat.experiments.averaging import (
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.runs import against_best, tuned_start
 from lambdahat.experiments.averaging.starts import STARTS, plans, start_claims
-from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, SCALES, UNTESTED, Rows, judge, key_of
+from lambdahat.experiments.kit.cells import Rows, key_of
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, OPEN, UNTESTED, judge
+from lambdahat.experiments.kit.experiment import SCALES
 
 SEEDS = 6
 MODULES = (

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from lambdahat.experiments import Store, find, judge
-from lambdahat.experiments.kit import FAILS, HOLDS, OPEN, UNTESTED, key_of
+from lambdahat.experiments.kit.cells import key_of
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, OPEN, UNTESTED
 from tests.documents import DOCS, ROOT
 
 STORES = ROOT / "benchmarks" / "results" / "reproductions"

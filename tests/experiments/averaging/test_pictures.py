@@ -8,7 +8,7 @@ import torch
 
 from lambdahat.experiments.averaging import gadam_imagenet
 from lambdahat.experiments.averaging.pictures import picture_task
-from lambdahat.experiments.kit import Rows
+from lambdahat.experiments.kit.cells import Rows
 from tests.data.test_imagenet import write_small
 
 

@@ -20,7 +20,7 @@ from lambdahat.experiments.averaging.networks import network, parameters_of, sma
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import averages, make_optimizer, recipe, schedule_of
 from lambdahat.experiments.averaging.runs import change, decades, gap, image_task, judged, train
-from lambdahat.experiments.kit import Rows
+from lambdahat.experiments.kit.cells import Rows
 from lambdahat.optim import SWA, Averaged, Gadam, GadamX, Lookahead, PadamW
 from lambdahat.problem import Problem
 

@@ -19,7 +19,7 @@ from lambdahat.experiments.curvature.matrices import (
     law_matrix,
     unit_start,
 )
-from lambdahat.experiments.kit import UNTESTED
+from lambdahat.experiments.kit.claims import UNTESTED
 from tests.experiments.curvature.verdicts import BOTH, SEEDS, jitter, verdicts_of
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from lambdahat.experiments.curvature import bulk_outliers, suite, suite_claims
-from lambdahat.experiments.flatness.runs import curvature_problem
-from lambdahat.experiments.kit import Rows
-from lambdahat.experiments.kit.training import images, network
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.training import curvature_problem, images, network
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import fisher, ggn, hessian

@@ -15,9 +15,9 @@ from lambdahat.experiments.curvature import (
     spectral_rates,
     trained,
 )
-from lambdahat.experiments.flatness.runs import curvature_problem
-from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows
-from lambdahat.experiments.kit.training import images, network
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED
+from lambdahat.experiments.kit.training import curvature_problem, images, network
 from lambdahat.operators.curvature import hessian
 from tests.experiments.curvature.verdicts import BOTH, SEEDS, SUBJECT, jitter, verdicts_of
 

@@ -1,6 +1,7 @@
 """Verdicts on rows that are made up, so that claims are seen to hold and to fail."""
 
-from lambdahat.experiments.kit import FAILS, HOLDS, Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, judge
 
 SEEDS = 6
 BOTH = [(True, HOLDS), (False, FAILS)]

@@ -30,7 +30,8 @@ from lambdahat.experiments.graph_spectra.counting import (
     lanczos_spectra,
     plain_moments,
 )
-from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows, judge
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.graphs import graph
 from lambdahat.graphs.block_moments import eigenvalues
 from lambdahat.maxent import fit

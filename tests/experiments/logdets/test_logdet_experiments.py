@@ -11,7 +11,9 @@ import torch
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._rng import generator
-from lambdahat.experiments.kit import FAILS, HOLDS, UNTESTED, Rows, judge, outside_file
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
+from lambdahat.experiments.kit.store import outside_file
 from lambdahat.experiments.logdets import kernel_table, matrices, moment_curves
 
 

@@ -16,26 +16,11 @@ from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.recipes import recipe
 from lambdahat.experiments.averaging.runs import image_task, size_of, train
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Scale,
-    Series,
-    Size,
-    Table,
-    correlation,
-    errors,
-    mean_of,
-    over_seeds,
-    settings_of,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, errors, over_seeds, settings_of
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, correlation, mean_of
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.randommatrix import NoisyQuadratic
+from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "GadamX")
 GAINS = {

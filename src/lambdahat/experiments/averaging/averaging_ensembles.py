@@ -23,22 +23,10 @@ from lambdahat.experiments.averaging.runs import (
     size_of,
     train,
 )
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Scale,
-    Size,
-    Table,
-    curve,
-    over_seeds,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.results.charts import Chart
 
 AGNOSTIC = 1.0  # points
 COLUMNS = {

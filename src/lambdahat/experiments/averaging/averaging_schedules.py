@@ -10,21 +10,10 @@ from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_setting
 from lambdahat.experiments.averaging.runs import mean
 from lambdahat.experiments.averaging.schedule_claims import AHEAD, claims
 from lambdahat.experiments.averaging.starts import REFERENCE, STARTS, run_with_averages
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Experiment,
-    Row,
-    Rows,
-    Scale,
-    Series,
-    Size,
-    Table,
-    curve,
-    errors,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds
+from lambdahat.experiments.kit.claims import Table
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.results.charts import Chart, Series
 
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
 # Tables 7.2, 7.6 and 7.7: test accuracy of VGG-16 on CIFAR-100

@@ -28,23 +28,10 @@ from lambdahat.experiments.averaging.starts import (
     run_with_averages,
     start_claims,
 )
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Scale,
-    Size,
-    Table,
-    curve,
-    mean_of,
-    over_seeds,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.results.charts import Chart
 
 AVERAGED = ("Gadam", "GadamX")
 LOOKAHEAD_ON = "PreResNet"  # Figure 7.12b; 7.12a, of VGG-16, is in averaging-schedules

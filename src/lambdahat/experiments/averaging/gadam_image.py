@@ -31,25 +31,12 @@ from lambdahat.experiments.averaging.solution_spectra import (
     spectrum_rows,
     spectrum_tables,
 )
-from lambdahat.experiments.flatness.runs import curvature_problem
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Row,
-    Rows,
-    Scale,
-    Series,
-    Size,
-    Table,
-    curve,
-    errors,
-    over_seeds,
-)
-from lambdahat.experiments.kit.training import Images
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Table
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.training import Images, curvature_problem
 from lambdahat.operators.curvature import hessian
+from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "AdamW", "Gadam", "PadamW", "GadamX")
 # Rate and weight decay of each base optimiser, by the first word of the network's name (the

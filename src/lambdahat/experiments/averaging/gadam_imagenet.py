@@ -12,25 +12,18 @@ from lambdahat.experiments.averaging.pictures import picture_task
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import against_best, gap, judged, mean, size_of, train
-from lambdahat.experiments.kit import (
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
+from lambdahat.experiments.kit.claims import (
     MISSING,
     PRECONDITION,
-    SPECTRAL,
-    Cell,
-    Chart,
     Claim,
-    Experiment,
     Reading,
-    Row,
-    Rows,
-    Scale,
-    Size,
     Table,
     correlation,
-    curve,
     mean_of,
-    over_seeds,
 )
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.results.charts import Chart
 
 FIRST = 2 / 3  # of the epochs: Figure 7.18 shows the averages of the last 30 of 90
 # Optimiser, rate, weight decay and schedule of each run (§7.10, and §7.7.1 where it is silent)

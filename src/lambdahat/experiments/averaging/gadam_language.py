@@ -17,26 +17,21 @@ from lambdahat.data.texts import windows
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import BASES, recipe
 from lambdahat.experiments.averaging.runs import Task, gap, size_of, train, tuned_start
-from lambdahat.experiments.kit import (
-    SPECTRAL,
+from lambdahat.experiments.kit.cells import (
     Cell,
-    Chart,
-    Claim,
-    Experiment,
     Row,
     Rows,
     Scale,
-    Series,
-    Size,
-    Table,
     curve,
     errors,
     over_seeds,
-    paired_difference,
     settings_of,
 )
+from lambdahat.experiments.kit.claims import Claim, Table, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.models.recurrent import lstm
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("ASGD", "Adam", "Padam", "Gadam", "GadamX")
 AVERAGED = ("ASGD", "Gadam", "GadamX")

@@ -10,25 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds, settings_of
+from lambdahat.experiments.kit.claims import (
     Claim,
-    Experiment,
     Reading,
-    Row,
-    Rows,
     Table,
-    curve,
-    logs,
     mean_of,
-    over_seeds,
     paired_difference,
-    settings_of,
     slope,
 )
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.randommatrix import NoisyQuadratic, matching_rate
+from lambdahat.results.charts import Chart
 
 KINDS = {"final": "last iterate", "average": "average", "ema": "moving average"}
 RATE, DECAY = 0.5, 0.9  # α and ρ of the simulation

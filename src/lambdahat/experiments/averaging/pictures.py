@@ -16,7 +16,7 @@ from lambdahat.data.imagenet import ImageFolder
 from lambdahat.data.loading import load
 from lambdahat.experiments.averaging.networks import network
 from lambdahat.experiments.averaging.runs import Task, image_task
-from lambdahat.experiments.kit import Cell
+from lambdahat.experiments.kit.cells import Cell
 from lambdahat.problem import Problem
 
 SIDE = 224

@@ -7,7 +7,8 @@ first runs at the scale ``cpu``; none depends on which side a comparison came ou
 
 from __future__ import annotations
 
-from lambdahat.experiments.kit import Rows, over_seeds, paired_difference
+from lambdahat.experiments.kit.cells import Rows, over_seeds
+from lambdahat.experiments.kit.claims import paired_difference
 
 CHANCE = {"imagenet32": 0.1, "imagenet": 0.1}  # per cent; the other sets have ten classes
 TEN_CLASSES = 10.0

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambdahat._check import require_choice
-from lambdahat.experiments.kit import Cell, settings_of
+from lambdahat.experiments.kit.cells import Cell, settings_of
 from lambdahat.optim.averaged_descent import SWA, Averaged
 from lambdahat.optim.gadam import Gadam, GadamX
 from lambdahat.optim.lookahead import Lookahead

@@ -17,9 +17,9 @@ from lambdahat.batches import Batches
 from lambdahat.data.augmentation import augment
 from lambdahat.experiments.averaging.networks import network, parameters_of
 from lambdahat.experiments.averaging.recipes import FULL, make_optimizer, schedule_of
-from lambdahat.experiments.flatness.runs import Watch
-from lambdahat.experiments.kit import Cell, Reading, Row, Rows, mean_of, paired_difference
-from lambdahat.experiments.kit.training import images
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
+from lambdahat.experiments.kit.training import Watch, images
 from lambdahat.problem import Problem
 from lambdahat.training import fit
 from lambdahat.training.stepping import joint_norm

@@ -10,7 +10,8 @@ from typing import Any
 from lambdahat.experiments.averaging.preconditions import saturated, unlearnt, unready, unsettled
 from lambdahat.experiments.averaging.runs import against_best, gap
 from lambdahat.experiments.averaging.starts import REFERENCE, begun_at, start_claims
-from lambdahat.experiments.kit import Claim, Reading, Rows, over_seeds, paired_difference
+from lambdahat.experiments.kit.cells import Rows, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, paired_difference
 
 SMALL_CHANGE = 1.0  # points within which two runs count as alike
 NO_GAP = 10.0  # points of training over held-out accuracy that count as none

@@ -5,19 +5,10 @@
 from __future__ import annotations
 
 from lambdahat.experiments.averaging.runs import Task, Trained, image_task, train
-from lambdahat.experiments.flatness.runs import curvature_problem, measured
-from lambdahat.experiments.kit import (
-    Cell,
-    Chart,
-    Claim,
-    Row,
-    Rows,
-    Table,
-    decades,
-    over_seeds,
-    stems,
-)
-from lambdahat.experiments.kit.training import Images
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, over_seeds, stems
+from lambdahat.experiments.kit.claims import Claim, Table
+from lambdahat.experiments.kit.training import Images, curvature_problem, hessian_row
+from lambdahat.results.charts import Chart
 
 SHARP = ("SGD", "Gadam")
 MODES = {"train": "Figures 7.14 and 7.15", "eval": "Figure 7.17"}
@@ -45,7 +36,7 @@ def spectrum_rows(cell: Cell, device: str) -> list[Row]:
 def _row(task: Task, trained: Trained, cell: Cell, mode: str) -> Row:
     first = next(iter(task.problem.batches)).data
     problem = curvature_problem(trained.solution, Images(first, first, 0), cell, mode)
-    return {**trained.end, "kind": "spectrum", "mode": mode, **measured(problem, cell)}
+    return {**trained.end, "kind": "spectrum", "mode": mode, **hessian_row(problem, cell)}
 
 
 def spectrum_claims(rows: Rows) -> list[Claim]:

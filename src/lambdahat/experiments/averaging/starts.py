@@ -22,7 +22,8 @@ from lambdahat.experiments.averaging.runs import (
     train,
     tuned_start,
 )
-from lambdahat.experiments.kit import Cell, Claim, Row, Rows, paired_difference
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, paired_difference
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run
 REFERENCE = 0.5

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from lambdahat.experiments.curvature import adaptive_claims as plain
 from lambdahat.experiments.curvature import decoupled_claims as decoupled
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, sharpness, thinned, train
-from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT
-from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Scale, Size, settings_of
+from lambdahat.experiments.kit.cells import Cell, Row, Scale, settings_of
+from lambdahat.experiments.kit.claims import LEAST_EFFECT
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.experiments.kit.training import images, network
 
 

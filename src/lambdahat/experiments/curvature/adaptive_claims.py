@@ -4,21 +4,17 @@ beside ours.
 
 from __future__ import annotations
 
-from lambdahat.experiments.flatness.preconditions import least, least_decades, saturated, subject
-from lambdahat.experiments.kit import (
-    Chart,
+from lambdahat.experiments.kit.cells import Rows, curve, decades, errors, gap, over_seeds
+from lambdahat.experiments.kit.claims import (
     Claim,
     Reading,
-    Rows,
-    Series,
     Table,
-    curve,
-    decades,
-    errors,
-    gap,
-    over_seeds,
+    least,
+    least_decades,
     paired_difference,
 )
+from lambdahat.experiments.kit.experiment import saturated, subject
+from lambdahat.results.charts import Chart, Series
 
 # (optimiser, rate, damping): λ₁ and validation accuracy on CIFAR-100, Tables 6.1 and 6.2
 PRINTED = {

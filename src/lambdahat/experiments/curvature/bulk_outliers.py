@@ -13,34 +13,25 @@ import torch
 from lambdahat._rng import derived_seed
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, ends
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Row,
-    Rows,
-    Scale,
-    Series,
-    Size,
-    Table,
-    mean_of,
-    over_seeds,
-    paired_difference,
-    settings_of,
-    short,
-    stems,
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, over_seeds, settings_of, stems
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
+from lambdahat.experiments.kit.training import (
+    Images,
+    Watch,
+    curvature_problem,
+    final_row,
+    images,
+    network,
+    train_by_sgd,
 )
-from lambdahat.experiments.kit.training import Images, images, network
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import Additive, Semicircle, TracyWidom, edge_fluctuation, fit_bulk
 from lambdahat.randommatrix.bulk import KAPPA
 from lambdahat.results import Spectrum
+from lambdahat.results.charts import Chart, Series, short
 
 SPIKES = (4.0, 3.0, 2.5)  # in units of the noise, whose bulk ends at 2 and hides spikes below 1
 HIDDEN = 0.5
@@ -127,8 +118,8 @@ def _network_rows(cell: Cell, device: str) -> list[Row]:
     model = network(cell["network"], found, cell["seed"])
     problem, other = curvature_problem(model, found, cell), _held_out(model, found, cell)
     watch = Watch(lambda: _reading(problem, other, cell), max(1, cell["epochs"] // 2))
-    descend(model, found, cell, DECAY, [watch])
-    quality, last = ends(model, found), watch.rows[-1]["epoch"]
+    train_by_sgd(model, found, cell, DECAY, [watch])
+    quality, last = final_row(model, found), watch.rows[-1]["epoch"]
     return [
         {
             **row,

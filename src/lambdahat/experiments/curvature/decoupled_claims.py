@@ -4,18 +4,10 @@ code.
 
 from __future__ import annotations
 
-from lambdahat.experiments.flatness.preconditions import saturated, subject
-from lambdahat.experiments.kit import (
-    MISSING,
-    Chart,
-    Claim,
-    Row,
-    Rows,
-    Table,
-    curve,
-    gap,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Row, Rows, curve, gap, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Table
+from lambdahat.experiments.kit.experiment import saturated, subject
+from lambdahat.results.charts import Chart
 
 RATE, LARGE_RATE = 1e-3, 3e-3
 DEFAULT = 1e-8

@@ -19,27 +19,13 @@ from lambdahat.experiments.curvature.matrices import (
     law_matrix,
     unit_start,
 )
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    decades,
-    errors,
-    mean_of,
-    over_seeds,
-    paired_difference,
-    short,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, errors, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart, Series, short
 
 DEPTH = 30
 DEPTHS = {KNOWN: (5, 15, DEPTH)}

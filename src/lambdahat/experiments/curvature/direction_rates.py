@@ -12,30 +12,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.flatness.runs import curvature_problem
-from lambdahat.experiments.kit import (
-    SPECTRAL,
+from lambdahat.experiments.kit.cells import (
     Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
     Row,
     Rows,
     Scale,
-    Series,
-    Table,
     decades,
     errors,
     logs,
-    mean_of,
     over_seeds,
-    paired_difference,
     settings_of,
-    short,
 )
-from lambdahat.experiments.kit.training import Images, images, network
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, subject
+from lambdahat.experiments.kit.training import Images, curvature_problem, images, network
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.lanczos_newton import LanczosNewton
@@ -43,6 +33,7 @@ from lambdahat.optim.padam import Padam
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import rate_ratio
 from lambdahat.results import Eigenpairs
+from lambdahat.results.charts import Chart, Series, short
 from lambdahat.training import fit
 
 DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)

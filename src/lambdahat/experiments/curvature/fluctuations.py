@@ -10,25 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    curve,
-    mean_of,
-    over_seeds,
-    short,
-    slope,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.randommatrix import Semicircle
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart, Series, short
 
 NORMAL, BOUNDED, UNEVEN = "independent, normal", "independent, bounded", "independent, uneven rows"
 WIDE, NARROW = "samples, P/b = 1", "samples, P/b = 1/50"

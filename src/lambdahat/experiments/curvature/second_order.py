@@ -8,25 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, train
-from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Row,
-    Rows,
-    Scale,
-    Size,
-    Table,
-    curve,
-    mean_of,
-    over_seeds,
-    paired_difference,
-    settings_of,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds, settings_of
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
 from lambdahat.experiments.kit.training import images, network
+from lambdahat.results.charts import Chart
 
 RATES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 RATIO = 10.0  # δ/α

@@ -10,23 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Table,
-    curve,
-    logs,
-    over_seeds,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.randommatrix import damping_as_shrinkage
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart
 
 WISHART, TWO, SPIKED = "inverse Wishart", "two levels", "spiked"
 SPECTRA = (WISHART, TWO, SPIKED)

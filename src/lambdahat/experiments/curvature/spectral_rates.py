@@ -12,30 +12,24 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.data.augmentation import augment
-from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.kit import (
-    SPECTRAL,
+from lambdahat.experiments.kit.cells import (
     Cell,
-    Chart,
-    Claim,
-    Experiment,
     Row,
     Rows,
     Scale,
-    Size,
-    Table,
     curve,
     gap,
-    mean_of,
     over_seeds,
     settings_of,
-    slope,
 )
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of, slope
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
 from lambdahat.experiments.kit.training import images, network
 from lambdahat.optim.averaged_descent import SWA, Averaged
 from lambdahat.optim.schedules import averaging_decay
 from lambdahat.optim.spectral_sgd import SpectralSGD
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart
 from lambdahat.training import Run, fit
 
 METHODS = {"SWA": "SWA, rate by hand", "SSGDM": "SSGDM, heavy ball", "SSGDMN": "SSGDMN, Nesterov"}

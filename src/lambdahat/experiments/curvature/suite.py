@@ -17,24 +17,23 @@ from torch import Tensor
 from lambdahat.estimators.landscapes import landscape
 from lambdahat.estimators.spectra import quadrature
 from lambdahat.experiments.curvature.suite_claims import charts, claims, tables
-from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Experiment,
-    Row,
-    Scale,
-    Size,
-    settings_of,
-    short,
+from lambdahat.experiments.kit.cells import Cell, Row, Scale, settings_of
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.training import (
+    Images,
+    curvature_problem,
+    final_row,
+    images,
+    network,
+    train_by_sgd,
 )
-from lambdahat.experiments.kit.training import Images, images, network
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix.bulk import continuous_region
 from lambdahat.results import Spectrum
+from lambdahat.results.charts import short
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
     "hessian": hessian,
@@ -73,9 +72,9 @@ def run(cell: Cell, device: str) -> list[Row]:
     """
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
-    descend(model, found, cell, DECAY)
+    train_by_sgd(model, found, cell, DECAY)
     problem = curvature_problem(model, found, cell)
-    common = {"parameters": problem.num_parameters, **ends(model, found)}
+    common = {"parameters": problem.num_parameters, **final_row(model, found)}
     rows, spectra = [], {}
     for name, make in CURVATURES.items():
         for probe in range(PROBES if name == "hessian" else 1):

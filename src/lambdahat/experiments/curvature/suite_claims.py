@@ -9,21 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.kit import (
-    Chart,
-    Claim,
-    Row,
-    Rows,
-    Series,
-    Table,
-    decades,
-    gap,
-    mean_of,
-    over_seeds,
-    paired_difference,
-    stems,
-)
+from lambdahat.experiments.kit.cells import Row, Rows, decades, gap, over_seeds, stems
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import subject
+from lambdahat.results.charts import Chart, Series
 
 NAMES = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix", "covariance": "gradient covariance"}
 DIRECTIONS = {

@@ -13,24 +13,13 @@ from torch import Tensor
 
 from lambdahat._rng import generator
 from lambdahat.experiments.curvature.matrices import known_values, unit_start
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    curve,
-    over_seeds,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.randommatrix import convergence_terms, lanczos_bound, power_bound
+from lambdahat.results.charts import Chart, Series
 
 DEPTHS = (5, 10, 15, 20)
 # λ₁/λ₂: the terms L and R of the bounds at each of DEPTHS

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 
 from lambdahat.data.augmentation import augment
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.flatness.runs import curvature_problem
-from lambdahat.experiments.kit import Cell, Row
-from lambdahat.experiments.kit.training import Images
+from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.training import Images, curvature_problem
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.lanczos_newton import LanczosNewton

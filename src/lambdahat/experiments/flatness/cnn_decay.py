@@ -6,31 +6,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
-from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends, measured, titled
-from lambdahat.experiments.kit import (
-    FLATNESS,
+from lambdahat.experiments.kit.cells import (
     Cell,
-    Chart,
-    Claim,
-    Experiment,
     Row,
     Rows,
     Scale,
-    Series,
-    Size,
-    Table,
     decades,
     errors,
     gap,
-    jointly,
     logs,
     over_seeds,
-    paired_difference,
     settings_of,
     stems,
+    titled,
 )
-from lambdahat.experiments.kit.training import images, modes_of, network
+from lambdahat.experiments.kit.claims import (
+    LEAST_EFFECT,
+    Claim,
+    Table,
+    jointly,
+    least,
+    least_decades,
+    paired_difference,
+)
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, subject
+from lambdahat.experiments.kit.training import (
+    curvature_problem,
+    final_row,
+    hessian_row,
+    images,
+    modes_of,
+    network,
+    train_by_sgd,
+)
+from lambdahat.results.charts import Chart, Series
 
 NAMES = {
     "accuracy": "validation accuracy, %",
@@ -66,7 +75,7 @@ ONE_NUMBER: dict[float, str] = {5: "more than 5 points", 30: "almost 30×", 1000
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class CnnDecayScale(Scale):
     """One scale: networks, each with the side its images are pooled to and its rate; ``decay`` is
     set against none.
 
@@ -81,7 +90,7 @@ class Config(Scale):
     precision: str = "float32"
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: CnnDecayScale) -> list[Cell]:
     """Network × weight decay × seed."""
     base = settings_of(config, "networks", "decay", "seeds")
     return [
@@ -98,11 +107,11 @@ def run(cell: Cell, device: str) -> list[Row]:
     """
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
-    descend(model, found, cell, cell["decay"])
-    quality = ends(model, found)
+    train_by_sgd(model, found, cell, cell["decay"])
+    quality = final_row(model, found)
     quality["excess"] = quality["validation loss"] - quality["loss"]
     return [
-        {"mode": mode, **quality, **measured(curvature_problem(model, found, cell, mode), cell)}
+        {"mode": mode, **quality, **hessian_row(curvature_problem(model, found, cell, mode), cell)}
         for mode in modes_of(model)
     ]
 
@@ -300,10 +309,10 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§4, Figures 4–7",
     {
-        "smoke": Config(
+        "smoke": CnnDecayScale(
             "digits", 96, 64, 2, 2, (("WideResNet-10×1", 4, 0.1),), samples=32, depth=6, batch=32
         ),
-        "cpu": Config(
+        "cpu": CnnDecayScale(
             "cifar10",
             1000,
             1000,
@@ -315,7 +324,7 @@ EXPERIMENT = Experiment(
             decay=5e-3,
             batch=32,
         ),
-        "paper": Config(
+        "paper": CnnDecayScale(
             "cifar100",
             45_000,
             5_000,

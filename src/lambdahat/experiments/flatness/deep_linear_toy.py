@@ -15,23 +15,12 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lambdahat._rng import generator
-from lambdahat.experiments.kit import (
-    FLATNESS,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    decades,
-    gap,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, gap, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 STRETCHES = (1.0, 1e1, 1e2, 1e3)  # α of w₂ → αw₂, w₃ → w₃/α
 DECAYS = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.2, 0.3, 0.4)
@@ -40,14 +29,14 @@ EXACT = 1e-9
 
 
 @dataclass(frozen=True)
-class Config:
+class DeepLinearToyScale:
     """Points drawn, and depths of the product."""
 
     seeds: int
     depths: tuple[int, ...] = (2, 3, 4, 5)
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: DeepLinearToyScale) -> list[Cell]:
     """Depth × seed; rescaled points are those of depth 3; and one cell of minimisers under
     weight decay.
     """
@@ -308,7 +297,11 @@ EXPERIMENT = Experiment(
     "A product of weights under the exponential loss: rank, rescaling, weight decay",
     FLATNESS,
     "§2",
-    {"smoke": Config(5), "cpu": Config(50), "paper": Config(200)},
+    {
+        "smoke": DeepLinearToyScale(5),
+        "cpu": DeepLinearToyScale(50),
+        "paper": DeepLinearToyScale(200),
+    },
     cells,
     run,
     claims,

@@ -8,46 +8,44 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lambdahat.experiments.flatness.preconditions import (
-    LEAST_EFFECT,
-    least_decades,
-    saturated,
-    subject,
-)
-from lambdahat.experiments.flatness.runs import (
-    curvature_problem,
-    descend,
-    ends,
-    measured,
-    run_fit,
-    titled,
-)
-from lambdahat.experiments.kit import (
-    FLATNESS,
+from lambdahat.experiments.kit.cells import (
     Cell,
-    Chart,
-    Claim,
-    Experiment,
     Row,
     Rows,
     Scale,
-    Series,
-    Size,
-    Table,
     curve,
     decades,
     errors,
     gap,
-    jointly,
     logs,
     over_seeds,
-    paired_difference,
     settings_of,
     stems,
+    titled,
 )
-from lambdahat.experiments.kit.training import Images, images, modes_of, network
+from lambdahat.experiments.kit.claims import (
+    LEAST_EFFECT,
+    Claim,
+    Table,
+    jointly,
+    least_decades,
+    paired_difference,
+)
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, saturated, subject
+from lambdahat.experiments.kit.training import (
+    Images,
+    curvature_problem,
+    final_row,
+    hessian_row,
+    images,
+    modes_of,
+    network,
+    train,
+    train_by_sgd,
+)
 from lambdahat.optim.gadam import Gadam
 from lambdahat.optim.schedules import averaging_decay
+from lambdahat.results.charts import Chart, Series
 from lambdahat.training import Run
 
 OPTIMIZERS = ("SGD", "Gadam")
@@ -78,7 +76,7 @@ SIMILAR = 1.0  # points of training accuracy
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class GadamSharpnessScale(Scale):
     """One scale; the Hessian is over ``samples`` images."""
 
     network: str
@@ -89,7 +87,7 @@ class Config(Scale):
     precision: str = "float32"
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: GadamSharpnessScale) -> list[Cell]:
     """Optimiser × seed."""
     base = settings_of(config, "seeds")
     return [
@@ -112,15 +110,15 @@ def run(cell: Cell, device: str) -> list[Row]:
         {"mode": "", "epoch": row["epoch"], "accuracy": 100 * row["validation_accuracy"]}
         for row in history.epochs
     ]
-    quality = ends(model, found)
+    quality = final_row(model, found)
     return rows + [
-        {"mode": mode, **quality, **measured(curvature_problem(model, found, cell, mode), cell)}
+        {"mode": mode, **quality, **hessian_row(curvature_problem(model, found, cell, mode), cell)}
         for mode in modes_of(model)
     ]
 
 
 def _by_sgd(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Module]:
-    return descend(model, found, {**cell, "rate": SGD_RATE}, SGD_DECAY), model
+    return train_by_sgd(model, found, {**cell, "rate": SGD_RATE}, SGD_DECAY), model
 
 
 def _by_gadam(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Module]:
@@ -137,9 +135,8 @@ def _by_gadam(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Modu
         average_start=first * steps,
         average_every=steps,
     )
-    history = run_fit(
-        model, found, cell, optimizer, averaging_decay(optimizer, cell["epochs"], first)
-    )
+    schedule = averaging_decay(optimizer, cell["epochs"], first)
+    history = train(found.problem(model), cell, optimizer, schedule, found.held_out)
     batches = [part for part in x.split(cell["batch"]) if len(part) > 1]
     with torch.no_grad():
         return history, optimizer.averaged_model(model, batches)
@@ -290,13 +287,13 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§5, Figures 8–10",
     {
-        "smoke": Config(
+        "smoke": GadamSharpnessScale(
             "digits", 96, 64, 3, 2, "WideResNet-10×1", samples=32, depth=6, side=4, batch=32
         ),
-        "cpu": Config(
+        "cpu": GadamSharpnessScale(
             "cifar10", 1000, 1000, 50, 4, "WideResNet-10×1", samples=256, depth=30, side=8, batch=32
         ),
-        "paper": Config(
+        "paper": GadamSharpnessScale(
             "cifar100",
             45_000,
             5_000,

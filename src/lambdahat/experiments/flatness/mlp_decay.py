@@ -8,41 +8,43 @@ import math
 from dataclasses import dataclass
 
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
-from lambdahat.experiments.flatness.runs import (
-    Watch,
-    curvature_problem,
-    descend,
-    ends,
-    mean_square,
-    measured,
-    titled,
-)
-from lambdahat.experiments.kit import (
-    FLATNESS,
+from lambdahat.experiments.kit.cells import (
     Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
     Row,
     Rows,
     Scale,
-    Series,
-    Size,
-    Table,
     curve,
     decades,
     gap,
-    jointly,
-    mean_of,
     over_seeds,
     settings_of,
     stems,
+    titled,
 )
-from lambdahat.experiments.kit.training import images, network
+from lambdahat.experiments.kit.claims import (
+    LEAST_EFFECT,
+    Claim,
+    Reading,
+    Table,
+    jointly,
+    least,
+    least_decades,
+    mean_of,
+)
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, subject
+from lambdahat.experiments.kit.training import (
+    Watch,
+    curvature_problem,
+    final_row,
+    hessian_row,
+    images,
+    mean_square,
+    network,
+    train_by_sgd,
+)
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 DECAYS = (0.0, 5e-4)
 PUBLISHED = {
@@ -70,7 +72,7 @@ NEAR = 0.25  # share of a printed value within which ours counts as the same
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class MlpDecayScale(Scale):
     """One scale: networks by name, the first the paper's; the Hessian's over ``samples`` images,
     ``points`` times.
     """
@@ -82,7 +84,7 @@ class Config(Scale):
     points: int = 5
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: MlpDecayScale) -> list[Cell]:
     """Network × weight decay × seed."""
     base = settings_of(config, "networks", "seeds")
     return [
@@ -101,7 +103,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     watch = Watch(
         lambda: _sharpness(problem, cell["seed"]), max(1, cell["epochs"] // cell["points"])
     )
-    history = descend(model, found, cell, cell["decay"], [watch]).epochs
+    history = train_by_sgd(model, found, cell, cell["decay"], [watch]).epochs
     sharp = {row["epoch"]: row for row in watch.rows}
     rows = [
         {
@@ -116,7 +118,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         }
         for row in history
     ]
-    rows[-1] |= {"last": True, **ends(model, found), **measured(problem, cell)}
+    rows[-1] |= {"last": True, **final_row(model, found), **hessian_row(problem, cell)}
     return rows
 
 
@@ -241,9 +243,13 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§4, Figure 3",
     {
-        "smoke": Config("digits", 600, 200, 6, 2, ("MLP-20",), samples=300, depth=20, points=2),
-        "cpu": Config("mnist", 45_000, 5_000, 50, 5, ("MLP-10-100",), samples=4000, depth=60),
-        "paper": Config(
+        "smoke": MlpDecayScale(
+            "digits", 600, 200, 6, 2, ("MLP-20",), samples=300, depth=20, points=2
+        ),
+        "cpu": MlpDecayScale(
+            "mnist", 45_000, 5_000, 50, 5, ("MLP-10-100",), samples=4000, depth=60
+        ),
+        "paper": MlpDecayScale(
             "mnist", 45_000, 5_000, 50, 10, ("MLP-10-100", "MLP-100"), samples=45_000, points=10
         ),
     },

@@ -16,32 +16,33 @@ from torch import nn
 
 from lambdahat.estimators.degeneracy import rank_bound
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.flatness.preconditions import subject
-from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, judged
-from lambdahat.experiments.kit import (
-    FLATNESS,
+from lambdahat.experiments.kit.cells import (
     Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
     Row,
     Rows,
-    Size,
-    Table,
     curve,
     decades,
     gap,
-    mean_of,
     over_seeds,
     settings_of,
     stems,
 )
-from lambdahat.experiments.kit.training import images, modes_of, network
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, subject
+from lambdahat.experiments.kit.training import (
+    Watch,
+    curvature_problem,
+    images,
+    loss_and_accuracy,
+    modes_of,
+    network,
+    train_by_sgd,
+)
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
+from lambdahat.results.charts import Chart
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "ggn": ggn}
 WORDS = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix"}
@@ -67,7 +68,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Config:
+class RankDegeneracyScale:
     """One scale: what is trained, and the settings that all share."""
 
     subjects: tuple[Subject, ...]
@@ -81,7 +82,7 @@ class Config:
     batch: int = 128
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: RankDegeneracyScale) -> list[Cell]:
     """Subject × seed."""
     base = settings_of(config, "subjects", "seeds")
     return [
@@ -110,8 +111,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 
     watch = Watch(look, max(1, cell["epochs"] // cell["points"]))
     watch.measure(problems["eval"])
-    descend(model, found, cell, DECAY, [watch])
-    accuracy, last = judged(model, found.held_out)[1], watch.rows[-1]["epoch"]
+    train_by_sgd(model, found, cell, DECAY, [watch])
+    accuracy, last = loss_and_accuracy(model, found.held_out)[1], watch.rows[-1]["epoch"]
     common = {
         "bound": bound,
         "parameters": problems["eval"].num_parameters,
@@ -394,13 +395,13 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§3.2, Figures 1 and 11–14; §5.9 and Figures 5.17–5.20 of the spectral thesis",
     {
-        "smoke": Config(
+        "smoke": RankDegeneracyScale(
             (Subject("MLP-14-14", "digits", 700, 4, True),), 4, 2, samples=700, depth=30, points=1
         ),
-        "cpu": Config(
+        "cpu": RankDegeneracyScale(
             (*SMALL, Subject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100
         ),
-        "paper": Config(
+        "paper": RankDegeneracyScale(
             (*SMALL, Subject("MLP-100", "mnist", 45_000), *LARGE),
             30,
             3,

@@ -20,27 +20,21 @@ from lambdahat.data.loading import load
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
-from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least
-from lambdahat.experiments.kit import (
-    FLATNESS,
-    Cell,
-    Chart,
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, settings_of
+from lambdahat.experiments.kit.claims import (
+    LEAST_EFFECT,
     Claim,
-    Experiment,
     Reading,
-    Row,
-    Rows,
-    Scale,
-    Series,
-    Size,
     Table,
     jointly,
+    least,
     mean_of,
     paired_difference,
-    settings_of,
 )
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 DECAYS = (0.0, 1e-4, 5e-4)
 PUBLISHED = {
@@ -58,7 +52,7 @@ MOMENTUM, LAST_RATE = 0.9, 0.01  # the latter relative to the first (Eq. 12)
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class SoftmaxDecayScale(Scale):
     """One scale: ``training`` images of the rest after ``held_out``, and the variants beside the
     main setting.
     """
@@ -70,7 +64,7 @@ class Config(Scale):
     together: int = 1
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: SoftmaxDecayScale) -> list[Cell]:
     """Cells of ``together`` seeds at the paper's setting; and one seed of each variant, which
     changes one thing.
     """
@@ -345,9 +339,11 @@ EXPERIMENT = Experiment(
     FLATNESS,
     "§4, Figure 2",
     {
-        "smoke": Config("digits", 1000, 300, 30, 4, depth=40, together=2),
-        "cpu": Config("mnist", 45_000, 5_000, 150, 3, others=(*VARIANTS[:3], VARIANTS[-1])),
-        "paper": Config("mnist", 45_000, 5_000, 1000, 10, others=VARIANTS),
+        "smoke": SoftmaxDecayScale("digits", 1000, 300, 30, 4, depth=40, together=2),
+        "cpu": SoftmaxDecayScale(
+            "mnist", 45_000, 5_000, 150, 3, others=(*VARIANTS[:3], VARIANTS[-1])
+        ),
+        "paper": SoftmaxDecayScale("mnist", 45_000, 5_000, 1000, 10, others=VARIANTS),
     },
     cells,
     run,

@@ -19,27 +19,14 @@ from lambdahat.experiments.graph_spectra.counting import (
     plain_moments,
 )
 from lambdahat.experiments.graph_spectra.subjects import mixed, planted, real_graph, stand_in
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    decades,
-    mean_of,
-    over_seeds,
-    short,
-    slope,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.block_moments import eigenvalues
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import fit
+from lambdahat.results.charts import Chart, Series, short
 
 METHODS = (EGS, FIRST, LANCZOS, OURS)
 PRINTED = {

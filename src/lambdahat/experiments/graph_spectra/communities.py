@@ -17,26 +17,14 @@ from lambdahat.experiments.graph_spectra.counting import (
     plain_moments,
 )
 from lambdahat.experiments.graph_spectra.subjects import real_graph, stand_in
-from lambdahat.experiments.kit import (
-    MISSING,
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    curve,
-    mean_of,
-    short,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve
+from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.lanczos_baseline import WIDTH, smoothed
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
+from lambdahat.results.charts import Chart, Series, short
 
 MOMENTS = (40, 70, 100)
 PRINTED = {

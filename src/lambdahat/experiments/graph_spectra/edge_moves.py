@@ -10,24 +10,14 @@ import networkx as nx
 import numpy as np
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    errors,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, errors, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs import edge_perturbation
 from lambdahat.graphs.sources import graph
 from lambdahat.graphs.structure import Graph
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart, Series
 
 REGULAR, ER, BA, PAIR = "regular", "Erdős–Rényi", "Barabási–Albert", "single edge"
 ROUNDING = 1e-9

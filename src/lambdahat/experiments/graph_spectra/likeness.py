@@ -9,22 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat.experiments.graph_spectra.subjects import SUBJECTS, real_graph, stand_in
-from lambdahat.experiments.kit import (
-    MISSING,
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Heat,
-    Row,
-    Rows,
-    Table,
-    mean_of,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Table, mean_of
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.divergences import Similarity, similarity
 from lambdahat.graphs.structure import Graph
+from lambdahat.results.charts import Chart, Heat
 
 COLLABORATIONS = ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")
 ROADS = ("roadNet-CA", "roadNet-PA", "roadNet-TX")

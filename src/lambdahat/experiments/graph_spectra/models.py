@@ -8,24 +8,13 @@ from dataclasses import dataclass, replace
 
 from lambdahat._rng import derived_seed
 from lambdahat.experiments.graph_spectra.subjects import real_graph, stand_in
-from lambdahat.experiments.kit import (
-    MISSING,
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Row,
-    Rows,
-    Series,
-    Table,
-    curve,
-    decades,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Table
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.model_fits import fit_model, which_model
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.structure import Graph
+from lambdahat.results.charts import Chart, Series
 
 ER, WS, BA = "erdos_renyi", "watts_strogatz", "barabasi_albert"
 NAMES = {ER: "Erdős–Rényi", WS: "Watts–Strogatz", BA: "Barabási–Albert"}

@@ -13,29 +13,15 @@ from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._rng import derived_seed
 from lambdahat.experiments.graph_spectra.counting import first_moments
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    curve,
-    decades,
-    mean_of,
-    over_seeds,
-    paired_difference,
-    short,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.block_moments import BOUNDS, components, eigenvalues, probed_moments
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import TOLERANCE
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart, Series, short
 
 SEMICIRCLE = "semicircle"
 ER, BA, TREE = "Erdős–Rényi, np = 5", "Barabási–Albert, r = 5", "Barabási–Albert, r = 1"

@@ -147,3 +147,8 @@ def errors(readings: Sequence[Reading]) -> list[float | None]:
 def stems(label: str, row: Mapping[str, Any]) -> Series:
     """The Ritz values of one row."""
     return Series(label, row["nodes"], row["weights"], style="stems")
+
+
+def titled(words: str) -> str:
+    """With a capital; λ stays as it is."""
+    return words if words.startswith("λ") else words[0].upper() + words[1:]

@@ -390,3 +390,20 @@ def jointly(sentence: str, source: str, published: str, parts: Mapping[str, Clai
     unmet = next((part.unmet for part in parts.values() if part.unmet), "")
     fewest = min((part.reading for part in parts.values()), key=lambda reading: reading.count)
     return JointClaim(sentence, source, published, fewest, unmet=unmet, parts=tuple(parts.items()))
+
+
+NEGLIGIBLE = 0.1  # of a printed change: a smaller one is none
+LEAST_EFFECT = (
+    "Where two values are printed, a change counts from a tenth of the printed one on: set after"
+    " the runs, for all such claims alike."
+)
+
+
+def least(low: float, high: float) -> float:
+    """The least change that counts where the paper prints these two, with its sign."""
+    return NEGLIGIBLE * (high - low)
+
+
+def least_decades(low: float, high: float) -> float:
+    """The same in decades."""
+    return NEGLIGIBLE * math.log10(high / low)

@@ -425,3 +425,20 @@ def _missing(done: int, total: int, short: list[str]) -> list[str]:
         return [f"{start}: figures and verdicts are those of the rows so far."]
     listed = " and ".join([", ".join(short[:-1]), short[-1]] if len(short) > 1 else short)
     return [f"{start}; the {listed} need some of the others."]
+
+
+def subject(rows: Rows) -> str:
+    """The network and its data, which often stand in for the paper's: "LeNet-5, 1,000 images of
+    CIFAR-10".
+    """
+    row = rows[0]
+    return f"{row['network']}, {row['training']:,} images of {SETS[row['data']]}"
+
+
+def saturated(*parts: Rows) -> str:
+    """Why training errors cannot be compared, nor what falls with them: all runs of all parts
+    have none.
+    """
+    found = [value for rows in parts for value in rows.values("training error")]
+    found += [100 - value for rows in parts for value in rows.values("training accuracy")]
+    return "every run fits all of its training images" if found and max(found) == 0 else ""

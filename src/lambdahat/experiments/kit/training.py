@@ -1,10 +1,15 @@
-"""What experiments on images train: a part of a data set, and a network by its name."""
+"""What experiments on images train, and how: data, a network by its name, one training run.
+
+``images`` and ``network`` make what a cell names, ``train`` is the training run of every
+experiment, and ``loss_and_accuracy``, ``final_row`` and ``hessian_row`` say what came of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +17,27 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from lambdahat._check import require, require_choice
 from lambdahat._rng import generator
+from lambdahat.batches import rng_untouched
+from lambdahat.data.augmentation import augment
 from lambdahat.data.loading import load
-from lambdahat.experiments.kit.cells import Cell
+from lambdahat.estimators.norms import frobenius_norm
+from lambdahat.estimators.spectra import spectrum
+from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet
 from lambdahat.network import BATCH_NORMS
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.curvature import hessian
+from lambdahat.optim.schedules import linear_decay
+from lambdahat.problem import Problem
+from lambdahat.results.charts import short
+from lambdahat.training import Run, fit
 
 Pair = tuple[Tensor, Tensor]
 
+MOMENTUM = 0.9
+# images that are evaluated at once: 8,192 take 20 GB in VGG-16, and several processes share a GPU
+PIECE = 1024
+NORM_TOLERANCE = 0.1  # of the Frobenius norm, so about 20 % of its square at 95 % confidence
 PHOTOGRAPHS = ("cifar10", "cifar100")
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "All-CNN": all_cnn,
@@ -39,6 +58,10 @@ class Images(NamedTuple):
     training: Pair
     held_out: Pair
     classes: int
+
+    def problem(self, model: nn.Module) -> Problem:
+        """The loss of a network on the training images."""
+        return Problem(model, "cross_entropy", self.training, batch_size=PIECE)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,3 +134,135 @@ def modes_of(model: nn.Module) -> tuple[str, ...]:
         if any(isinstance(layer, BATCH_NORMS) for layer in model.modules())
         else ("eval",)
     )
+
+
+class Watch:
+    """A tracker that keeps what ``look()`` says after every ``every``-th epoch, beside the
+    number of the epoch.
+    """
+
+    name, unit = "watch", "epoch"
+
+    def __init__(self, look: Callable[[], Row], every: int) -> None:
+        self.look, self.every = look, every
+        self.rows: list[Row] = []
+
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> dict[str, float]:
+        """Look; nothing goes into the run's own rows."""
+        with rng_untouched(), torch.enable_grad():
+            self.rows.append({"epoch": epoch, **self.look()})
+        return {}
+
+
+def train(
+    problem: Problem,
+    cell: Cell,
+    optimizer: Any,
+    schedule: Any = None,
+    validation: Any = None,
+    trackers: Sequence[Any] = (),
+) -> Run:
+    """``fit`` the model of a problem in place as a cell says.
+
+    The cell has ``epochs``, ``batch`` and ``seed``, and may have ``augmented`` (crops and flips),
+    ``clip`` and ``precision``.
+    """
+    return fit(
+        problem,
+        optimizer,
+        cell["epochs"],
+        batch_size=cell["batch"],
+        schedule=schedule,
+        validation=validation,
+        augment=augment if cell.get("augmented") else None,
+        clip=cell.get("clip"),
+        precision=cell.get("precision", "float32"),
+        trackers=trackers,
+        seed=cell["seed"],
+    )
+
+
+def train_by_sgd(
+    model: nn.Module, found: Images, cell: Cell, decay: float, trackers: Sequence[Any] = ()
+) -> Run:
+    """Train by SGD with momentum 0.9, L2 decay and the schedule of Eq. 12 of the flatness paper."""
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=cell["rate"], momentum=MOMENTUM, weight_decay=decay
+    )
+    schedule = linear_decay(optimizer, cell["epochs"])
+    return train(found.problem(model), cell, optimizer, schedule, found.held_out, trackers)
+
+
+def curvature_problem(model: nn.Module, found: Images, cell: Cell, norm: str = "eval") -> Problem:
+    """The loss on the first ``samples`` training images, in batches of the training's size where
+    they matter.
+    """
+    x, y = found.training
+    count = min(cell["samples"], len(x))
+    # its activations fill the memory
+    deep = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    size = min(cell["batch"] if norm == "train" else 256 if deep else 2000, count)
+    # a last batch of a few has statistics of its own
+    whole = count - count % size if norm == "train" else count
+    return Problem(model, "cross_entropy", (x[:whole], y[:whole]), batch_size=size, norm=norm)
+
+
+def hessian_row(problem: Problem, cell: Cell) -> Row:
+    """λ₁, the "Frobenius norm" of the paper, and the Ritz values of its spectrum, by Lanczos
+    from one random vector.
+    """
+    curvature = hessian(problem)
+    shape = spectrum(curvature, depth=min(cell["depth"], problem.num_parameters), seed=cell["seed"])
+    return {
+        "parameters": problem.num_parameters,
+        "curvature loss": problem.loss(),
+        "largest": float(shape.extremes[1]),
+        "largest residual": float(shape.extremes[1].stderr),
+        "smallest": float(shape.extremes[0]),
+        **mean_square(curvature, cell["seed"]),
+        "nodes": short(shape.nodes[0]),
+        "weights": short(shape.weights[0]),
+    }
+
+
+def mean_square(curvature: LinearOperator, seed: int) -> Row:
+    """tr(H²)/P with its error: what the paper calls the Frobenius norm, for its figures lie
+    below λ₁.
+    """
+    norm = frobenius_norm(curvature, NORM_TOLERANCE, seed=seed)
+    value = float(norm)
+    return {
+        "frobenius": value**2 / curvature.dim,
+        "frobenius stderr": 2 * value * float(norm.stderr) / curvature.dim,
+    }
+
+
+@torch.no_grad()
+def loss_and_accuracy(model: nn.Module, pair: Pair) -> tuple[float, float]:
+    """Mean loss and accuracy in per cent, in evaluation mode."""
+    was, loss, hits = model.training, 0.0, 0
+    model.eval()
+    for x, y in zip(pair[0].split(1000), pair[1].split(1000), strict=True):
+        logits = model(x)
+        loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+        hits += int((logits.argmax(-1) == y).sum())
+    model.train(was)
+    return loss / len(pair[1]), 100 * hits / len(pair[1])
+
+
+def final_row(model: nn.Module, found: Images) -> Row:
+    """Losses and accuracies on both parts, and the length of the weights."""
+    (loss, accuracy), (held_loss, held_accuracy) = (
+        loss_and_accuracy(model, found.training),
+        loss_and_accuracy(model, found.held_out),
+    )
+    norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in model.parameters()))
+    return {
+        "loss": loss,
+        "training accuracy": accuracy,
+        "validation loss": held_loss,
+        "accuracy": held_accuracy,
+        "norm": norm,
+    }

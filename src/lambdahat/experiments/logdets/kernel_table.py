@@ -17,25 +17,14 @@ from torch import Tensor
 from lambdahat._rng import generator
 from lambdahat.estimators.determinants import logdet
 from lambdahat.estimators.spectra import moments
-from lambdahat.experiments.kit import (
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-    curve,
-    decades,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Reading, Table
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kernels import kernel_matrix
 from lambdahat.results import Array, Moments
+from lambdahat.results.charts import Chart, Series
 
 NOISE, DIMENSIONS, SCALE = 1e-8, 6, 0.2  # SCALE: deviation of the inputs
 CLOSE = 0.02  # of log κ

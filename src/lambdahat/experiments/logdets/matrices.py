@@ -15,7 +15,7 @@ import torch
 
 from lambdahat._rng import generator
 from lambdahat.estimators.determinants import logdet
-from lambdahat.experiments.kit import outside_file
+from lambdahat.experiments.kit.store import outside_file
 from lambdahat.operators.matrix import Matrix, operator
 from lambdahat.results import Array
 

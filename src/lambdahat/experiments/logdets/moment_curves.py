@@ -12,25 +12,13 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat.estimators.spectra import moments
-from lambdahat.experiments.kit import (
-    MISSING,
-    SPECTRAL,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Table,
-    curve,
-    decades,
-    mean_of,
-    over_seeds,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.experiments.logdets.matrices import STIFFNESS, Known, grid, stiffness
 from lambdahat.maxent import MaxentDensity, fit, fit_classical
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart
 
 COUNTS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 30)
 CLASSICAL, MEME = "BMxnt", "MEMe"

@@ -10,16 +10,8 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import linregress, spearmanr
 
-from lambdahat.experiments.kit import (
-    MISSING,
-    Claim,
-    Reading,
-    Rows,
-    gap,
-    mean_of,
-    over_seeds,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Rows, gap, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, mean_of, paired_difference
 from lambdahat.experiments.minibatch.frontiers import FEWEST
 from lambdahat.experiments.minibatch.rate_claims import FACTOR, FALL, GUESSED, LOST, SAME, UNKNOWN
 

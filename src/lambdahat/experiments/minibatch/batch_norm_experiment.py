@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from lambdahat.experiments.averaging.networks import network, parameters_of
-from lambdahat.experiments.flatness.runs import descend, ends
-from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Scale, Size, settings_of
-from lambdahat.experiments.kit.training import images
+from lambdahat.experiments.kit.cells import Cell, Row, Scale, settings_of
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.training import final_row, images, train_by_sgd
 from lambdahat.experiments.minibatch.batch_norm_claims import OSCILLATES, claims
 from lambdahat.experiments.minibatch.batch_norm_tables import charts, tables
 from lambdahat.experiments.minibatch.rate_claims import FALL, LOST, SAME
@@ -75,7 +75,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     """A row for each epoch, and one for the end with both losses in evaluation mode."""
     found = images(cell, device)
     model = network(cell["network"], found.shape, found.classes, cell["seed"]).to(device)
-    trained = descend(model, found, cell, cell["decay"])
+    trained = train_by_sgd(model, found, cell, cell["decay"])
     guess = 100 * (1 - 1 / found.classes)
     rows = [_epoch(row, guess) for row in trained.epochs]
     end = {
@@ -85,7 +85,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         "kind": "end",
     }
     if not end["diverged"]:
-        last = ends(model, found)
+        last = final_row(model, found)
         end |= {"training loss": last["loss"], "training error": 100 - last["training accuracy"]}
     return [*rows, end]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from lambdahat.experiments.kit import Chart, Rows, Series, Table, curve, mean_of, over_seeds
+from lambdahat.experiments.kit.cells import Rows, curve, over_seeds
+from lambdahat.experiments.kit.claims import Table, mean_of
 from lambdahat.experiments.minibatch.batch_norm_claims import Setup, links_of, setups_of, slopes_of
+from lambdahat.results.charts import Chart, Series
 
 COLUMNS = (
     "error",

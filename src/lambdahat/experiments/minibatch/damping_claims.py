@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lambdahat.experiments.kit import Claim, Rows
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Claim
 from lambdahat.experiments.minibatch.frontiers import MARGIN, Frontier
 from lambdahat.experiments.minibatch.rate_claims import (
     better_claim,

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
+from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.experiments.minibatch.damping import (
     ASSUMPTIONS,
     LEAST,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lambdahat.experiments.kit import Chart, Rows, Series, Table
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.minibatch.damping_claims import NAMES, RATE, by_size, expected_damping
 from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.rate_tables import edge_series, scaling_charts
+from lambdahat.results.charts import Chart, Series
 
 
 def tables(rows: Rows) -> list[Table]:

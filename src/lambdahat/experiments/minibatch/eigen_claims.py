@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from lambdahat.experiments.kit import Claim, Reading, Rows, mean_of, paired_difference
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, mean_of, paired_difference
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point, groups_of
 from lambdahat.experiments.minibatch.points import CLAIMED_SIZE
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
+from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.experiments.minibatch.eigen_claims import claims
 from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_rows import rows_of

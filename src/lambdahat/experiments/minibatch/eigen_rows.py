@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.kit import Reading, Row, Rows, mean_of
+from lambdahat.experiments.kit.cells import Row, Rows
+from lambdahat.experiments.kit.claims import Reading, mean_of
 from lambdahat.experiments.minibatch.points import ENDS, MODELS, BatchCell, CurvaturePoint
 from lambdahat.randommatrix.bulk import continuous_region
 from lambdahat.randommatrix.spikes import effective_batch

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lambdahat.experiments.kit import Chart, Rows, Series, Table, mean_of
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Table, mean_of
 from lambdahat.experiments.minibatch.eigen_claims import share_within
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point, groups_of
+from lambdahat.results.charts import Chart, Series
 
 Groups = Sequence[Sequence[Point]]
 

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from lambdahat.experiments.kit import Claim, Rows, mean_of, paired_difference
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Claim, mean_of, paired_difference
 from lambdahat.experiments.minibatch.eigen_claims import CLOSE, LEARNT, OURS, near_claimed
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point
 from lambdahat.experiments.minibatch.evolution_rows import (

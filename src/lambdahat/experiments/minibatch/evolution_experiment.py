@@ -13,7 +13,8 @@ from functools import partial
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
+from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.experiments.minibatch.eigen_experiment import settings_of, subject_through
 from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_subjects import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from lambdahat.experiments.kit import Row, Rows
+from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.minibatch.eigen_claims import near_claimed
 from lambdahat.experiments.minibatch.eigen_rows import (
     SEEN,

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from lambdahat.experiments.kit import Chart, Rows, Series, Table, mean_of
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Table, mean_of
 from lambdahat.experiments.minibatch.eigen_claims import near_claimed, share_within
 from lambdahat.experiments.minibatch.eigen_rows import Batches, Point
 from lambdahat.experiments.minibatch.evolution_rows import Courses, courses_of, miss
+from lambdahat.results.charts import Chart, Series
 
 
 def tables(rows: Rows) -> list[Table]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from lambdahat.experiments.kit import Reading, mean_of
+from lambdahat.experiments.kit.claims import Reading, mean_of
 from lambdahat.storage import Result
 
 Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
 from lambdahat.data.loading import load
 from lambdahat.data.splits import Split
-from lambdahat.experiments.kit import Row
+from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.minibatch.lanczos_claims import DESCENT, METHOD
 from lambdahat.experiments.minibatch.stacked_softmax import (
     Krylov,

@@ -12,17 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lambdahat.experiments.kit import (
-    Chart,
-    Claim,
-    Heat,
-    Reading,
-    Rows,
-    Series,
-    Table,
-    mean_of,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.results.charts import Chart, Heat, Series
 
 METHOD, DESCENT = "LanczosOPT", "GD"
 ERRORS = ("training error", "test error")

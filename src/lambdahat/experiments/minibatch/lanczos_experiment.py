@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
+from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.experiments.minibatch.lanczos import RATE, SCALES, Scale, rows_at
 from lambdahat.experiments.minibatch.lanczos_claims import charts, claims, tables
 

@@ -10,7 +10,8 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from lambdahat.experiments.kit import Claim, Reading, Rows, mean_of, paired_difference
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, mean_of, paired_difference
 from lambdahat.experiments.minibatch.frontiers import FEWEST, MARGIN, Frontier
 from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
 from lambdahat.experiments.minibatch.rate_rules import HELD, RateRule

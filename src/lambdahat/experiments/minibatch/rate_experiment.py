@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from lambdahat.experiments.kit import SPECTRAL, Cell, Experiment, Row, Size
+from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.experiments.minibatch.rate_claims import claims
 from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
 from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared, subject_of

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from lambdahat.experiments.kit import Row, Rows
+from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.rate_rules import MODELS, RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lambdahat.experiments.kit import Chart, Reading, Rows, Series, Table, mean_of
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Reading, Table, mean_of
 from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.rate_claims import name_of, rule_slope
 from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
 from lambdahat.experiments.minibatch.rate_rules import HELD, RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.results.charts import Chart, Series
 
 ABSENT = "not in the thesis"
 # of validation error, error over distance, and training, by optimiser and what is scaled

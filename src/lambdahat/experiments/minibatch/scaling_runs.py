@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat.experiments.kit import Table
+from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.minibatch.rate_subjects import Ground
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
 from lambdahat.storage import Result

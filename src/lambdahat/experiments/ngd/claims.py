@@ -11,13 +11,10 @@ from typing import Any
 
 import torch
 
-from lambdahat.experiments.kit import (
-    Chart,
+from lambdahat.experiments.kit.cells import Row, Rows
+from lambdahat.experiments.kit.claims import (
     Claim,
     Reading,
-    Row,
-    Rows,
-    Series,
     Table,
     judge,
     mean_of,
@@ -26,6 +23,7 @@ from lambdahat.experiments.kit import (
 from lambdahat.experiments.ngd.measuring import TEMPERATURES, WORDS
 from lambdahat.experiments.ngd.preconditions import CLASSES, RULE, flag_of, unmet
 from lambdahat.experiments.ngd.training import SIDE, network
+from lambdahat.results.charts import Chart, Series
 
 RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
 NAMES = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.kit import NGD, Cell, Chart, Claim, Experiment, Row, Rows, Series, Table
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Table
+from lambdahat.experiments.kit.experiment import NGD, Experiment
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -27,12 +29,13 @@ from lambdahat.experiments.ngd.training import (
     trained,
 )
 from lambdahat.operators.curvature import hessian
+from lambdahat.results.charts import Chart, Series
 
 WIDTH = 32
 
 
 @dataclass(frozen=True)
-class Config:
+class DigitsScale:
     """One scale; ``first`` is the first of the seeds."""
 
     setting: Setting
@@ -42,7 +45,7 @@ class Config:
     first: int = 0
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: DigitsScale) -> list[Cell]:
     """Seeds."""
     base = grid(config.setting, ["digits"], [("ffnn", 1, WIDTH)], config.seeds)
     more = {"points": config.points, "depth": config.depth}
@@ -121,7 +124,7 @@ EXPERIMENT = Experiment(
     NGD,
     "Figures 1 and 2, in miniature",
     {
-        "smoke": Config(
+        "smoke": DigitsScale(
             replace(
                 SETTING,
                 training=200,
@@ -135,8 +138,8 @@ EXPERIMENT = Experiment(
             10,
             1,
         ),
-        "cpu": Config(SETTING, 3, 40, 4),
-        "paper": Config(
+        "cpu": DigitsScale(SETTING, 3, 40, 4),
+        "paper": DigitsScale(
             replace(SETTING, epochs=100, chains=4, draws=500, burn_in=500), 10, 100, 10
         ),
     },

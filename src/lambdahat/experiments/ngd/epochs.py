@@ -6,19 +6,9 @@ import math
 from dataclasses import dataclass
 
 from lambdahat._progress import report
-from lambdahat.experiments.kit import (
-    NGD,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Row,
-    Rows,
-    Size,
-    Table,
-    mean_of,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -37,12 +27,13 @@ from lambdahat.experiments.ngd.measuring import measured
 from lambdahat.experiments.ngd.preconditions import unmet
 from lambdahat.experiments.ngd.training import Net, Setting, Subject, Way, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.results.charts import Chart
 
 LEVEL = 0.1  # by which part a level quantity may still change in the last third of training
 
 
 @dataclass(frozen=True)
-class Config:
+class EpochsScale:
     """One scale: data sets, networks, and how many points of a run to measure."""
 
     setting: Setting
@@ -52,7 +43,7 @@ class Config:
     seeds: int
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: EpochsScale) -> list[Cell]:
     """Data set × network × seed."""
     found = grid(config.setting, config.data, config.nets, config.seeds)
     return [{**cell, "points": config.points} for cell in found]
@@ -203,9 +194,9 @@ EXPERIMENT = Experiment(
     NGD,
     "§3.1, Figure 2",
     {
-        "smoke": Config(TINY, ("digits",), (("ffnn", 1, 8),), 2, 1),
-        "cpu": Config(SMALL, ("mnist",), (("ffnn", 1, 64),), 7, 5),
-        "paper": Config(WHOLE, ("mnist",), (("ffnn", 2, 256),), 6, 5),
+        "smoke": EpochsScale(TINY, ("digits",), (("ffnn", 1, 8),), 2, 1),
+        "cpu": EpochsScale(SMALL, ("mnist",), (("ffnn", 1, 64),), 7, 5),
+        "paper": EpochsScale(WHOLE, ("mnist",), (("ffnn", 2, 256),), 6, 5),
     },
     cells,
     run,

@@ -10,7 +10,7 @@ from typing import Any
 
 from lambdahat._progress import report
 from lambdahat.estimators.traces import trace
-from lambdahat.experiments.kit import Row
+from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.ngd.training import Point, Subject, Way, at_equal_loss
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem

@@ -10,20 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.kit import (
-    NGD,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Size,
-    Table,
-    mean_of,
-    slope,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -40,6 +29,7 @@ from lambdahat.experiments.ngd.epochs import along, over_epochs
 from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.results.charts import Chart
 
 LEAST = 4  # points of a run from its least validation loss on, for a slope over them
 MEASURES = {  # column: words, where the paper has it, and of which optimisers
@@ -52,7 +42,7 @@ MEASURES = {  # column: words, where the paper has it, and of which optimisers
 
 
 @dataclass(frozen=True)
-class Config:
+class OverfittingScale:
     """One scale: few images for long, so that the validation loss rises again."""
 
     setting: Setting
@@ -61,7 +51,7 @@ class Config:
     seeds: int
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: OverfittingScale) -> list[Cell]:
     """Seeds."""
     found = grid(config.setting, [config.setting.data], [config.net], config.seeds)
     return [{**cell, "points": config.points} for cell in found]
@@ -219,11 +209,13 @@ EXPERIMENT = Experiment(
     NGD,
     "Figures 7 and 8",
     {
-        "smoke": Config(replace(TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
-        "cpu": Config(
+        "smoke": OverfittingScale(replace(TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
+        "cpu": OverfittingScale(
             replace(SMALL, data="fashion-mnist", training=1024, epochs=400), ("ffnn", 1, 64), 8, 4
         ),
-        "paper": Config(replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 8, 5),
+        "paper": OverfittingScale(
+            replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 8, 5
+        ),
     },
     cells,
     run,

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lambdahat.experiments.kit import Rows, mean_of
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import mean_of
 
 CLASSES = 10  # of all data sets here
 CHANCE = math.log(CLASSES)  # the loss of guessing

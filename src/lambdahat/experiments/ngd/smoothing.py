@@ -7,20 +7,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lambdahat.experiments.kit import (
-    NGD,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Size,
-    Table,
-    mean_of,
-    slope,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -39,13 +28,14 @@ from lambdahat.experiments.ngd.measuring import compared
 from lambdahat.experiments.ngd.preconditions import unmet
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.results.charts import Chart
 
 SWEEPS = {"alpha": ("α", "Figure 3a"), "epsilon": ("ε", "Figure 3b")}
 NEAR = 0.1  # part of λ̂ by which NGD with most smoothing may differ from SGD
 
 
 @dataclass(frozen=True)
-class Config:
+class SmoothingScale:
     """One scale: the values of α (at the setting's ε) and of ε (at the setting's α)."""
 
     setting: Setting
@@ -55,7 +45,7 @@ class Config:
     seeds: int
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: SmoothingScale) -> list[Cell]:
     """Sweep × seed; the runs of a cell share their SGD and are compared at one loss."""
     base = grid(config.setting, [config.setting.data], [config.net], config.seeds)
     values = {"alpha": config.alphas, "epsilon": config.epsilons}
@@ -186,15 +176,15 @@ EXPERIMENT = Experiment(
     NGD,
     "§3.2, Figure 3",
     {
-        "smoke": Config(TINY, ("ffnn", 1, 8), (0.01, 1.0, 100.0), (1e-10, 1.0, 100.0), 1),
-        "cpu": Config(
+        "smoke": SmoothingScale(TINY, ("ffnn", 1, 8), (0.01, 1.0, 100.0), (1e-10, 1.0, 100.0), 1),
+        "cpu": SmoothingScale(
             SMALL,
             ("ffnn", 1, 64),
             (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0),
             (1e-10, 1e-3, 0.1, 10.0),
             4,
         ),
-        "paper": Config(
+        "paper": SmoothingScale(
             WHOLE, ("ffnn", 1, 256), (0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-4, 1e-2, 1.0), 5
         ),
     },

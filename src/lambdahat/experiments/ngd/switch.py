@@ -9,18 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.kit import (
-    NGD,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Row,
-    Rows,
-    Size,
-    Table,
-    mean_of,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -52,6 +43,7 @@ from lambdahat.experiments.ngd.training import (
     trained,
 )
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.results.charts import Chart
 
 FIGURES = {  # optimiser and factor of the rate after the split
     "4": (("sgd", 1), ("ngd", 1)),
@@ -64,7 +56,7 @@ SETTLED = 0.1  # part by which λ̂ may change from the row "before" the split t
 
 
 @dataclass(frozen=True)
-class Config:
+class SwitchScale:
     """One scale: ``before`` epochs of SGD at ``slow`` (Figures 5 and 6) or at the setting's rate
     (Figure 4).
     """
@@ -78,7 +70,7 @@ class Config:
     seeds: int
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: SwitchScale) -> list[Cell]:
     """Figure × seed; the branches of a split are one cell."""
     found = []
     for figure, data in config.data:
@@ -343,13 +335,13 @@ EXPERIMENT = Experiment(
     NGD,
     "§3.3, Figures 4–6",
     {
-        "smoke": Config(
+        "smoke": SwitchScale(
             TINY, (("4", "digits"), ("5 and 6", "digits")), ("ffnn", 1, 8), 5e-4, 10, 1, 1
         ),
-        "cpu": Config(
+        "cpu": SwitchScale(
             SMALL, (("4", "fashion-mnist"), ("5 and 6", "mnist")), ("ffnn", 2, 64), 5e-4, 100, 3, 4
         ),
-        "paper": Config(
+        "paper": SwitchScale(
             replace(WHOLE, epochs=30), (("4", "fashion-mnist"),), ("ffnn", 2, 256), 1e-4, 50, 2, 5
         ),
     },

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.kit import NGD, Cell, Claim, Experiment, Row, Rows, Size
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
 from lambdahat.experiments.ngd import switch
 from lambdahat.experiments.ngd.claims import ASSUMED, SMALLER, log_ratio, paired
 from lambdahat.experiments.ngd.measuring import WORDS, measured
@@ -31,7 +33,7 @@ QUARTER = 0.25  # the part of the quick epochs in which λ̂ is to have settled
 
 
 @dataclass(frozen=True)
-class Config(switch.Config):
+class SwitchLateScale(switch.SwitchScale):
     """One scale: ``approach`` epochs of SGD at ``quick``, then ``before`` at ``slow``, then the
     branches.
     """
@@ -40,7 +42,7 @@ class Config(switch.Config):
     approach: int
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: SwitchLateScale) -> list[Cell]:
     """Those of ``switch``, with the approach."""
     return [
         {**cell, "quick": config.quick, "approach": config.approach}
@@ -161,10 +163,10 @@ EXPERIMENT = Experiment(
     NGD,
     "§3.3, Figures 5 and 6",
     {
-        "smoke": Config(
+        "smoke": SwitchLateScale(
             TINY, (("5 and 6", "digits"),), ("ffnn", 1, 8), 5e-4, 5, 2, 1, quick=0.01, approach=20
         ),
-        "cpu": Config(
+        "cpu": SwitchLateScale(
             SAMPLED,
             (("5 and 6", "mnist"),),
             ("ffnn", 2, 64),
@@ -175,7 +177,7 @@ EXPERIMENT = Experiment(
             quick=0.01,
             approach=156,
         ),
-        "paper": Config(
+        "paper": SwitchLateScale(
             replace(WHOLE, epochs=20),
             (("5 and 6", "mnist"),),
             ("ffnn", 2, 256),

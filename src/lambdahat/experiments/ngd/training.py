@@ -25,7 +25,7 @@ from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
 from lambdahat.data.files import note_data
 from lambdahat.data.loading import data_digest, load
-from lambdahat.experiments.kit import Cell, Row
+from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.models.lenet import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD

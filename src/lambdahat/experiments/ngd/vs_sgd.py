@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.kit import NGD, Cell, Chart, Claim, Experiment, Row, Rows, Size, Table
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Table
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     SMALLER,
@@ -27,10 +29,11 @@ from lambdahat.experiments.ngd.claims import (
 )
 from lambdahat.experiments.ngd.measuring import compared
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
+from lambdahat.results.charts import Chart
 
 
 @dataclass(frozen=True)
-class Config:
+class VsSgdScale:
     """One scale: a setting for the perceptrons, one for LeNet-5, whose gradients cost more, and
     the grid.
     """
@@ -43,7 +46,7 @@ class Config:
     lenet5_seeds: int
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: VsSgdScale) -> list[Cell]:
     """Data set × network × seed."""
     return [
         *grid(config.ffnn, config.data, [config.net], config.seeds),
@@ -119,7 +122,7 @@ EXPERIMENT = Experiment(
     NGD,
     "Figures 1 and 2",
     {
-        "smoke": Config(
+        "smoke": VsSgdScale(
             TINY,
             Setting(
                 "digits",
@@ -139,7 +142,7 @@ EXPERIMENT = Experiment(
             1,
             1,
         ),
-        "cpu": Config(
+        "cpu": VsSgdScale(
             SMALL,
             Setting(
                 "mnist",
@@ -157,7 +160,7 @@ EXPERIMENT = Experiment(
             5,
             4,
         ),
-        "paper": Config(
+        "paper": VsSgdScale(
             RULED,
             replace(WHOLE, max_gradients=4000),
             ("mnist", "fashion-mnist"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.kit import NGD, Cell, Chart, Claim, Experiment, Rows, Size, Table
+from lambdahat.experiments.kit.cells import Cell, Rows
+from lambdahat.experiments.kit.claims import Claim, Table
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -19,6 +21,7 @@ from lambdahat.experiments.ngd.claims import (
 )
 from lambdahat.experiments.ngd.training import Setting, grid
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE, run
+from lambdahat.results.charts import Chart
 
 NUMBER = (
     'The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a p-value'
@@ -29,7 +32,7 @@ ALPHA = 0.01  # under Figure 1
 
 
 @dataclass(frozen=True)
-class Config:
+class WidthsScale:
     """One scale: every width with one and with two hidden layers."""
 
     setting: Setting
@@ -37,7 +40,7 @@ class Config:
     seeds: int
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: WidthsScale) -> list[Cell]:
     """Layers × width × seed."""
     nets = [("ffnn", layers, width) for layers in HIDDEN for width in config.widths]
     return grid(config.setting, [config.setting.data], nets, config.seeds)
@@ -93,9 +96,9 @@ EXPERIMENT = Experiment(
     NGD,
     "Figure 1",
     {
-        "smoke": Config(replace(TINY, alpha=ALPHA), (6,), 1),
-        "cpu": Config(replace(SMALL, alpha=ALPHA), (16, 64, 128), 4),
-        "paper": Config(replace(WHOLE, alpha=ALPHA), (16, 64, 256), 5),
+        "smoke": WidthsScale(replace(TINY, alpha=ALPHA), (6,), 1),
+        "cpu": WidthsScale(replace(SMALL, alpha=ALPHA), (16, 64, 128), 4),
+        "paper": WidthsScale(replace(WHOLE, alpha=ALPHA), (16, 64, 256), 5),
     },
     cells,
     run,

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lambdahat.experiments.kit import Chart, Row, Rows, Series
+from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.regularization.learning_rules import DROPOUT, RULES
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of, score_of
 from lambdahat.experiments.regularization.tables import mean_and_deviation
+from lambdahat.results.charts import Chart, Series
 
 BAND = "Mean over the seeds whose curves are stored; the band is 2 standard deviations."
 FIGURES = {

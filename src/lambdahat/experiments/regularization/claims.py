@@ -9,7 +9,8 @@ from itertools import product
 
 from scipy.stats import spearmanr
 
-from lambdahat.experiments.kit import Claim, Reading, Rows, mean_of, paired_difference
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, mean_of, paired_difference
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     LARGE,

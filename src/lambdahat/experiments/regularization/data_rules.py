@@ -17,14 +17,15 @@ from torch.nn.functional import avg_pool2d
 from lambdahat._rng import generator
 from lambdahat.data.loading import load
 from lambdahat.data.synthetic import synthetic_regression
-from lambdahat.experiments.kit import PRINTED_RATES, REGULARIZATION, Cell, Experiment, Size
+from lambdahat.experiments.kit.cells import Cell
+from lambdahat.experiments.kit.experiment import PRINTED_RATES, REGULARIZATION, Experiment, Size
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import READ, claims_of
 from lambdahat.experiments.regularization.learning_rules import SETTINGS
 from lambdahat.experiments.regularization.preconditions import RULE
 from lambdahat.experiments.regularization.runs import (
-    Config,
     Pair,
+    RulesScale,
     Task,
     cells_of,
     logistic,
@@ -160,7 +161,7 @@ def _experiment(
     task: Task,
     title: str,
     part: str,
-    scales: dict[str, Config],
+    scales: dict[str, RulesScale],
     assumptions: tuple[str, ...],
     size: str,
     samples: int,
@@ -187,7 +188,7 @@ MNIST = _experiment(
     "Six learning rules from small and large weights on MNIST",
     "§§5.4 and 5.7, Tables 5.1 and 5.2, Figures 5.17–5.22, 5.36 and 5.39",
     {
-        "smoke": Config(
+        "smoke": RulesScale(
             "digits",
             100,
             100,
@@ -202,8 +203,10 @@ MNIST = _experiment(
             eigenvalues=2,
             points=2,
         ),
-        "cpu": Config("mnist", 2000, 2000, 64, 96, 64, 5, 5, gain=27.0, steep=8.0, stretch=122.0),
-        "paper": Config("mnist", 60_000, 10_000, 1720, 400, 64, 10, 5, curvature=10_000),
+        "cpu": RulesScale(
+            "mnist", 2000, 2000, 64, 96, 64, 5, 5, gain=27.0, steep=8.0, stretch=122.0
+        ),
+        "paper": RulesScale("mnist", 60_000, 10_000, 1720, 400, 64, 10, 5, curvature=10_000),
     },
     (
         (
@@ -223,10 +226,10 @@ SYNTHETIC = _experiment(
     "Six learning rules from small and large weights on a synthetic regression",
     "§§5.5 and 5.7, Tables 5.1 and 5.2, Figures 5.23–5.28, 5.37 and 5.39",
     {
-        "smoke": Config(
+        "smoke": RulesScale(
             "synthetic", 80, 40, 8, 4, 40, 2, 2, gain=1.0, stretch=100.0, eigenvalues=2, points=2
         ),
-        "cpu": Config(
+        "cpu": RulesScale(
             "synthetic",
             1600,
             400,
@@ -240,7 +243,7 @@ SYNTHETIC = _experiment(
             stretch=6.67,
             curvature=1600,
         ),
-        "paper": Config("synthetic", 1600, 400, 200, 1000, 16, 30, 30, curvature=1600),
+        "paper": RulesScale("synthetic", 1600, 400, 200, 1000, 16, 30, 30, curvature=1600),
     },
     (
         (
@@ -264,10 +267,10 @@ CIFAR = _experiment(
     "Six learning rules from small and large weights on CIFAR-10",
     "§§5.6 and 5.7, Tables 5.1 and 5.2, Figures 5.29–5.34, 5.38 and 5.39",
     {
-        "smoke": Config(
+        "smoke": RulesScale(
             "digits", 50, 50, 16, 2, 50, 2, 2, gain=1.0, stretch=10_000.0, eigenvalues=2, points=2
         ),
-        "cpu": Config(
+        "cpu": RulesScale(
             "cifar10",
             600,
             1000,
@@ -282,7 +285,7 @@ CIFAR = _experiment(
             shrink=2,
             curvature=600,
         ),
-        "paper": Config("cifar10", 50_000, 10_000, 1024, 600, 200, 3, 1, curvature=5000),
+        "paper": RulesScale("cifar10", 50_000, 10_000, 1024, 600, 200, 3, 1, curvature=5000),
     },
     (
         (

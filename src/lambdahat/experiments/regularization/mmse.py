@@ -15,23 +15,11 @@ import numpy as np
 from scipy.optimize import minimize
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.kit import (
-    REGULARIZATION,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Reading,
-    Row,
-    Rows,
-    Table,
-    curve,
-    logs,
-    over_seeds,
-    paired_difference,
-    settings_of,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds, settings_of
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart
 
 LINEAR, NEURON = "linear", "neuron"
 PRIORS = {"thesis": "N(0, I⁻¹)", "isotropic": "N(0, τ²)"}
@@ -41,7 +29,7 @@ EXACT, NEAR = 1e-6, 0.01
 
 
 @dataclass(frozen=True)
-class Config:
+class MmseScale:
     """``points`` of data with ``inputs`` each; ``draws`` of parameters and noise for each seed's
     design.
     """
@@ -52,7 +40,7 @@ class Config:
     inputs: int = 8
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: MmseScale) -> list[Cell]:
     """Model × seed."""
     shared = settings_of(config, "seeds")
     return [
@@ -313,7 +301,7 @@ EXPERIMENT = Experiment(
     "The Metric rule as the estimator of least mean squared error",
     REGULARIZATION,
     "§§3.3–3.7, Theorem 1, Lemmas 1–3",
-    {"smoke": Config(3, 20), "cpu": Config(10, 400), "paper": Config(50, 2000)},
+    {"smoke": MmseScale(3, 20), "cpu": MmseScale(10, 400), "paper": MmseScale(50, 2000)},
     cells,
     run,
     claims,

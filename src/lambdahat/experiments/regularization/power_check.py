@@ -13,23 +13,13 @@ from torch.nn.functional import cross_entropy
 from lambdahat._rng import derived_seed, generator
 from lambdahat.data.loading import load
 from lambdahat.estimators.eigen import eigenpairs, power_iteration
-from lambdahat.experiments.kit import (
-    REGULARIZATION,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Row,
-    Rows,
-    Series,
-    Size,
-    Table,
-    mean_of,
-    paired_difference,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size
 from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 DIGITS = 5  # the first five, "to decrease the difficulty"
 CENTRE = 10  # pixels along a side
@@ -38,7 +28,7 @@ EXACT = 1e-3  # relative distance called a match
 
 
 @dataclass(frozen=True)
-class Config:
+class PowerCheckScale:
     """One scale: images, training, and the k eigenvalues to find."""
 
     data: str
@@ -52,7 +42,7 @@ class Config:
     batch: int = 64
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: PowerCheckScale) -> list[Cell]:
     """A cell for each seed."""
     fields = asdict(config)
     count = fields.pop("seeds")
@@ -193,9 +183,9 @@ EXPERIMENT = Experiment(
     REGULARIZATION,
     "§5.2, Figure 5.2",
     {
-        "smoke": Config("digits", 200, 20, 3, k=5, products=20_000),
-        "cpu": Config("mnist", 2000, 40, 5, products=15_000),
-        "paper": Config("mnist", 30_596, 50, 10),
+        "smoke": PowerCheckScale("digits", 200, 20, 3, k=5, products=20_000),
+        "cpu": PowerCheckScale("mnist", 2000, 40, 5, products=15_000),
+        "paper": PowerCheckScale("mnist", 30_596, 50, 10),
     },
     cells,
     run,

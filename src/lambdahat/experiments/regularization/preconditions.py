@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lambdahat.experiments.kit import Rows, mean_of
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import mean_of
 from lambdahat.experiments.regularization.learning_rules import regime_of
 from lambdahat.experiments.regularization.published import (
     ACCURACY,
@@ -66,7 +67,7 @@ def _learnt(task: str, value: float, printed: float) -> bool:
 
 def _rates(rows: Rows) -> str:
     """Speeds of two regimes are compared at learning rates of which only one was raised
-    (``Config.steep``).
+    (``RulesScale.steep``).
     """
     regimes = {regime_of(rule) for rule in rows.distinct("rule")}
     gains = {(row["gain"], row["steep"]) for row in rows}

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.kit import Cell, Row
+from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     CURVED,
@@ -42,7 +42,7 @@ CHUNK = 5000  # samples evaluated at once
 
 
 @dataclass(frozen=True)
-class Config:
+class RulesScale:
     """One scale. ``gain`` and ``stretch`` adapt Table 4.2 to another width and a shorter run
     (``Setting.scaled``).
 
@@ -87,7 +87,7 @@ class Task:
     depth: int = 20
 
 
-def cells_of(config: Config) -> list[Cell]:
+def cells_of(config: RulesScale) -> list[Cell]:
     """Activations × groups of rules × groups of seeds."""
     fields = asdict(config)
     seeds, together, groups = (fields.pop(name) for name in ("seeds", "together", "groups"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lambdahat.experiments.kit import Row
+from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.regularization.published import EARLY
 
 QUARTER = 0.25  # of the run, over which the speed of training is read

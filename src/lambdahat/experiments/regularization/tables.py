@@ -9,7 +9,8 @@ import math
 import numpy as np
 from scipy.stats import kendalltau
 
-from lambdahat.experiments.kit import Rows, Table
+from lambdahat.experiments.kit.cells import Rows
+from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.regularization.learning_rules import printed_as
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of
 

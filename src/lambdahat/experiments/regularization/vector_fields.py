@@ -13,20 +13,11 @@ import torch
 from torch import Tensor
 from torch.func import hessian, vmap
 
-from lambdahat.experiments.kit import (
-    REGULARIZATION,
-    Cell,
-    Chart,
-    Claim,
-    Experiment,
-    Heat,
-    Reading,
-    Row,
-    Rows,
-    Series,
-    Table,
-)
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.claims import Claim, Reading, Table
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment
 from lambdahat.optim.regularizers import L2, Metric
+from lambdahat.results.charts import Chart, Heat, Series
 
 TEACHER = (1.0, 1.0)
 UNEVEN = 4.0  # one parameter this many times the other
@@ -35,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "
 
 
 @dataclass(frozen=True)
-class Config:
+class VectorFieldsScale:
     """One scale: the square [−extent, extent]² in ``points`` × ``points``."""
 
     points: int
@@ -43,7 +34,7 @@ class Config:
     samples: int = 101
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: VectorFieldsScale) -> list[Cell]:
     """A cell for each activation of the one hidden unit."""
     return [{"activation": name, **asdict(config)} for name in ACTIVATIONS]
 
@@ -207,7 +198,7 @@ EXPERIMENT = Experiment(
     "Metric regularization follows the landscape, L2 points to the origin",
     REGULARIZATION,
     "§1, Figure 1.1",
-    {"smoke": Config(9), "cpu": Config(17), "paper": Config(33)},
+    {"smoke": VectorFieldsScale(9), "cpu": VectorFieldsScale(17), "paper": VectorFieldsScale(33)},
     cells,
     run,
     claims,

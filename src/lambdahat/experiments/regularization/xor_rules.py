@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lambdahat._rng import derived_seed
 from lambdahat.data.logic import xor, xord
-from lambdahat.experiments.kit import PRINTED_RATES, REGULARIZATION, Cell, Experiment, Size
+from lambdahat.experiments.kit.cells import Cell
+from lambdahat.experiments.kit.experiment import PRINTED_RATES, REGULARIZATION, Experiment, Size
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import READ, claims_of
 from lambdahat.experiments.regularization.learning_rules import (
@@ -24,8 +25,8 @@ from lambdahat.experiments.regularization.learning_rules import (
 )
 from lambdahat.experiments.regularization.preconditions import RULE
 from lambdahat.experiments.regularization.runs import (
-    Config,
     Pair,
+    RulesScale,
     Task,
     cells_of,
     logistic,
@@ -112,8 +113,8 @@ UNSAID = "widths, epochs and batch sizes are only in figures that the text lacks
 VECTORS = "How many first-layer vectors count is (Σ‖w‖²)²/Σ‖w‖⁴; the thesis judges by eye."
 
 
-def _xor(seeds: int, epochs: int = 400, width: int = 64, points: int = 20) -> Config:
-    return Config(
+def _xor(seeds: int, epochs: int = 400, width: int = 64, points: int = 20) -> RulesScale:
+    return RulesScale(
         "xor",
         4,
         0,
@@ -128,8 +129,8 @@ def _xor(seeds: int, epochs: int = 400, width: int = 64, points: int = 20) -> Co
     )
 
 
-def _xord(seeds: int, epochs: int = 1000, width: int = 32, points: int = 20) -> Config:
-    return Config(
+def _xord(seeds: int, epochs: int = 1000, width: int = 32, points: int = 20) -> RulesScale:
+    return RulesScale(
         "xord",
         12,
         10,
@@ -148,7 +149,7 @@ def _experiment(
     task: Task,
     title: str,
     part: str,
-    scales: dict[str, Config],
+    scales: dict[str, RulesScale],
     assumptions: tuple[str, ...],
     size: str,
 ) -> Experiment:
