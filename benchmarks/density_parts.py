@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lambdahat.bench.plans import Plan
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import spectrum
 from lambdahat.krylov.basis import Basis
 from lambdahat.operators.curvature import ggn, hessian
 

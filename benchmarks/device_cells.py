@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._progress import progress
+from lambdahat._core.progress import progress
 from lambdahat.experiments.kit.cells import Cell, key_of, label_of
 from lambdahat.experiments.kit.runner import matches, run_cell
 from lambdahat.experiments.kit.store import Store, _record, stores_in

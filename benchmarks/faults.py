@@ -106,7 +106,7 @@ PRELOADED = [
     "torch",
     "lambdahat.cli.app",
     "lambdahat.experiments",
-    "lambdahat.measuring",
+    "lambdahat._measure",
     "lambdahat.training",
     "lambdahat.graphs",
     "lambdahat.data",
@@ -651,7 +651,7 @@ def bomb_matrix(folder: Path) -> None:
 
 
 def bomb_result(folder: Path) -> None:
-    from lambdahat.storage import read_arrays
+    from lambdahat._core.storage import read_arrays
 
     _zip_of_gigabytes(folder / "bomb.npz", _npy_header(1 << 29))
     read_arrays(folder / "bomb.npz")
@@ -948,9 +948,9 @@ def invoke(command: str, out: Path) -> tuple[int, str]:
 
 def whole_files(folder: Path) -> dict[str, Any]:
     """Everything in a folder that is read back, by name; damage is an error."""
+    from lambdahat._core.storage import is_result_file
     from lambdahat.experiments.kit.store import stores_in
     from lambdahat.results import Result
-    from lambdahat.storage import is_result_file
     from lambdahat.training import Checkpoints, read_rows
 
     found: dict[str, Any] = {}
@@ -1521,7 +1521,7 @@ def a_problem(seed: int = 0, headless: bool = False) -> Any:
 
 def measured(folder: Path, problem: Any = None) -> Any:
     """Three quantities of a problem, kept in a folder."""
-    from lambdahat.measuring import measure
+    from lambdahat._measure import measure
 
     return measure(
         a_problem() if problem is None else problem,
@@ -1542,7 +1542,7 @@ def an_experiment(cells: int, pause: float = 0.0, log: str = "") -> Any:
 
         import torch
 
-        from lambdahat._rng import generator
+        from lambdahat._core.rng import generator
 
         if log:
             with open(log, "a") as file:

@@ -34,7 +34,7 @@ import numpy as np
 from minibatch_pieces import BatchEigenvaluesResult, concluded, measure_networks
 from timing import set_tf32
 
-from lambdahat._progress import progress
+from lambdahat._core.progress import progress
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
 from lambdahat.experiments.kit.cells import Row, Rows

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_choice
-from lambdahat._progress import report
+from lambdahat._core.check import require_choice
+from lambdahat._core.progress import report
+from lambdahat._core.storage import Result
 from lambdahat.data.splits import Split
 from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Verdict, judge
@@ -30,7 +31,6 @@ from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_
 from lambdahat.experiments.minibatch.rate_subjects import prepared
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.experiments.published import find
-from lambdahat.storage import Result
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import numpy as np
 from minibatch_pieces import Piece, run_damping, run_lanczos_opt, run_stable_rates
 from timing import set_tf32
 
-from lambdahat._progress import progress
+from lambdahat._core.progress import progress
 from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split

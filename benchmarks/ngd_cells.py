@@ -43,7 +43,7 @@ from typing import Any
 
 from device_cells import _shared_gpu
 
-from lambdahat._progress import progress
+from lambdahat._core.progress import progress
 from lambdahat.data.files import VARIABLE
 from lambdahat.data.loading import locate
 from lambdahat.experiments.kit.cells import Cell, key_of

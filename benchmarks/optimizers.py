@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
 from lambdahat import optim
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.bench.timing import synchronize
 
 Pair = tuple[Tensor, Tensor]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.singular import suite
 from lambdahat.singular.verification import Case
 

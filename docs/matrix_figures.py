@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.randommatrix import (
     Additive,
     FreeSum,

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 from lambdahat.operators import LinearOperator
 from lambdahat.problem import Problem
-from lambdahat.space import Space
+from lambdahat.problem.space import Space
 
 
 def classifier(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 
 WORDS, LENGTH = 13, 7
 

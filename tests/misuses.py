@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from tests.cases import LanguageModel, Products, sentences, with_eigenvalues
 
 RNG = generator(0, "misuse")

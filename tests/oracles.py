@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lambdahat.batches import Batch, take
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch, take
 
 
 def dense_hessian(problem: Problem) -> Tensor:

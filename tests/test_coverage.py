@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lambdahat.estimators.norms import frobenius_norm
-from lambdahat.estimators.traces import trace
+from lambdahat.estimators import frobenius_norm, trace
 from lambdahat.operators import LinearOperator
 from lambdahat.results import Estimate
 from tests.cases import Products, spectra

@@ -45,8 +45,8 @@ def test_nothing_is_lost(name, tmp_path):
 
 
 def test_a_change_that_no_digest_shows_is_counted_as_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr("lambdahat.storage._digest_of", lambda document: "0" * 32)
-    monkeypatch.setattr("lambdahat.storage.digest", lambda data: "0" * 64)
+    monkeypatch.setattr("lambdahat._core.storage._digest_of", lambda document: "0" * 32)
+    monkeypatch.setattr("lambdahat._core.storage.digest", lambda data: "0" * 64)
     _, _, lost, notes = faults.flips(46, tmp_path)
     assert lost > 0
     assert any("read as something else without a word" in note for note in notes)

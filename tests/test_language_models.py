@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.sampling import sgld
 from tests.cases import LanguageModel, sentences
 from tests.language import causal, hidden, masked, padded, seeded, token_losses

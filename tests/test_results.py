@@ -17,12 +17,13 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lambdahat import results, storage
-from lambdahat._rng import generator
-from lambdahat.estimators.spectra import spectrum
+from lambdahat import results
+from lambdahat._core import storage
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import Damaged, seal
+from lambdahat.estimators import spectrum
 from lambdahat.graphs.cluster_counts import Clusters, Gap
 from lambdahat.maxent import fit
-from lambdahat.measurements import Measurement
 from lambdahat.operators import operator
 from lambdahat.randommatrix.advice_rules import Recommendation
 from lambdahat.randommatrix.rate_limits import PositiveEstimate
@@ -42,7 +43,7 @@ from lambdahat.results import (
     Variance,
     write_atomically,
 )
-from lambdahat.storage import Damaged, seal
+from lambdahat.results.measurement import Measurement
 from tests.cases import with_eigenvalues
 
 ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324], dtype=torch.float64)
@@ -240,7 +241,7 @@ import importlib, pkgutil, sys
 import lambdahat
 from lambdahat.results import Result
 print(*(type(Result.load(path)).__name__ for path in sys.argv[1:]))
-from lambdahat.storage import LATER
+from lambdahat._core.storage import LATER
 known = {*Result._types, *(name for names in LATER.values() for name in names.split())}
 for module in pkgutil.walk_packages(lambdahat.__path__, "lambdahat."):
     if not module.name.endswith("__main__"):

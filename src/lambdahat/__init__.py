@@ -10,28 +10,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lambdahat import maxent, sampling, singular
-from lambdahat._progress import progress
-from lambdahat.estimators.degeneracy import RankBound, rank_bound
-from lambdahat.estimators.determinants import logdet
-from lambdahat.estimators.diagonals import diagonal
-from lambdahat.estimators.eigen import eigenpairs, power_iteration, spectral_norm
-from lambdahat.estimators.flatness import (
+from lambdahat._core.progress import progress
+from lambdahat._measure import measure
+from lambdahat.estimators import (
     Overlap,
+    RankBound,
     RelativeSharpness,
     Sharpness,
+    diagonal,
+    eigenpairs,
     fisher_rao_norm,
+    frobenius_norm,
     gradient_overlap,
+    landscape,
+    logdet,
+    moments,
+    power_iteration,
+    random_direction,
+    rank_bound,
     relative_sharpness,
     sharpness,
+    spectral_norm,
+    spectrum,
+    towards,
+    trace,
+    trace_function,
+    trace_per_layer,
+    variance,
 )
-from lambdahat.estimators.landscapes import landscape, random_direction, towards
-from lambdahat.estimators.norms import frobenius_norm
-from lambdahat.estimators.spectra import moments, spectrum, trace_function
-from lambdahat.estimators.traces import trace, trace_per_layer
-from lambdahat.estimators.variances import variance
 from lambdahat.krylov import inverse
-from lambdahat.measurements import Measurement
-from lambdahat.measuring import measure
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.operators.kernels import kernel_matrix
@@ -51,6 +58,7 @@ from lambdahat.results import (
     Status,
     Variance,
 )
+from lambdahat.results.measurement import Measurement
 from lambdahat.sampling import sample
 from lambdahat.singular import llc
 

@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require, require_count, require_positive
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.batches import Batch, make_batches, take
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.estimators.sequential import MINIMUM, Goal
-from lambdahat.evaluators import Evaluator
 from lambdahat.krylov.restart import value_errors
-from lambdahat.losses import Loss, make_loss
-from lambdahat.ranks import Ranks, Rounded
+from lambdahat.problem.batches import Batch, make_batches, take
+from lambdahat.problem.distributed import Ranks, Rounded
+from lambdahat.problem.evaluators import Evaluator
+from lambdahat.problem.losses import Loss, make_loss
+from lambdahat.problem.sharded_tensors import coarsest, is_sharded, reshard
+from lambdahat.problem.shares import SAME_GRADIENT, SAME_LOSS, joined, moved, rounding
 from lambdahat.results import Eigenpairs, Estimate, Status
 from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.estimand import inverse_temperature
-from lambdahat.sharded_tensors import coarsest, is_sharded, reshard
-from lambdahat.shares import SAME_GRADIENT, SAME_LOSS, joined, moved, rounding
 
 DEFAULT_BATCH = 64
 FIRST = 16  # Lanczos steps before the first look

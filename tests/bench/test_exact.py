@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.bench import exact
 from lambdahat.bench.graph_rows import torus, torus_moments
 from lambdahat.bench.limits import passes

@@ -15,7 +15,7 @@ from lambdahat.randommatrix import Advice, advise
 
 FACTORY = """
 import torch
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 
 def rows():

@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import lambdahat
+from lambdahat._measure import Settings
 from lambdahat.cli.app import app
 from lambdahat.cli.forecast import forecast
 from lambdahat.experiments.kit.store import Store
-from lambdahat.measurements import Measurement
-from lambdahat.measuring import Settings
 from lambdahat.operators import hessian
-from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
+from lambdahat.operators.exact.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.results import Landscape, Status
+from lambdahat.results.measurement import Measurement
 
 FACTORY = """
 import torch
@@ -362,7 +362,7 @@ def test_the_trace_of_many_classes_is_forecast_in_rounds():
 QUICK = ["--draws", 20, "--burn-in", 5, "--step-size", 1e-5]
 
 
-@pytest.mark.parametrize("name", sorted(__import__("lambdahat.measuring").measuring.QUANTITIES))
+@pytest.mark.parametrize("name", sorted(__import__("lambdahat._measure")._measure.QUANTITIES))
 def test_forecasts_hold(project, name):
     factory = "bowl" if name == "volume_scaling" else "make_problem"
     arguments = [
@@ -496,7 +496,7 @@ def test_nbeta_can_be_a_number(project):
 def test_unconverged_results_exit_with_1_and_state_the_remedy(project, monkeypatch):
     import dataclasses
 
-    from lambdahat import measuring
+    from lambdahat import _measure as measuring
 
     inner = measuring.QUANTITIES["trace"]
 
@@ -511,7 +511,7 @@ def test_unconverged_results_exit_with_1_and_state_the_remedy(project, monkeypat
 
 
 def test_errors_inside_exit_with_3_and_their_traceback(project, monkeypatch):
-    from lambdahat import measuring
+    from lambdahat import _measure as measuring
 
     def fails(*_):
         raise RuntimeError("out of memory")
@@ -536,7 +536,7 @@ def test_a_second_run_resumes(project, tmp_path):
 def test_interrupt_exits_with_130_and_keeps_what_was_finished(project, tmp_path):
     slow = (
         (tmp_path / f"{project}.py").read_text()
-        + "\nimport time\nfrom lambdahat import measuring\n"
+        + "\nimport time\nfrom lambdahat import _measure as measuring\n"
         + "measuring.QUANTITIES['eigenpairs'] = lambda *_: time.sleep(60)\n"
     )
     (tmp_path / "slow_users.py").write_text(slow)

@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
+from lambdahat._measure import measure
 from lambdahat.cli.loading import call_factory
 from lambdahat.cli.processes import MEASURED, of_torchrun, own_folder, rank
-from lambdahat.measurements import Measurement
-from lambdahat.measuring import measure
+from lambdahat.results.measurement import Measurement
 
 FACTORY = """
 from pathlib import Path

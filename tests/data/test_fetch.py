@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lambdahat._progress import progress
+from lambdahat._core.progress import progress
 from lambdahat.data import check, fetch, load
 from lambdahat.data.catalogue import CATALOGUE, DataSet
 from lambdahat.data.downloads import download
@@ -310,7 +310,7 @@ def test_of_an_archive_only_the_named_files_are_taken(tmp_path, server, members,
 
 
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path, server, monkeypatch):
-    monkeypatch.setattr("lambdahat.storage.SMALL", 1 << 20)
+    monkeypatch.setattr("lambdahat._core.storage.SMALL", 1 << 20)
     whole = tar_of({"in/one": BODY, "in/zeros": bytes(1 << 22)})
     server.files = {"all.tar.gz": whole}
     entry = file_of("all", whole)
@@ -345,7 +345,7 @@ def test_a_mirror_that_sends_without_end_is_left(known, server):
 
 @pytest.mark.parametrize("size", [len(BODY), None])
 def test_unpacking_stops_at_the_declared_size(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("lambdahat.storage.SMALL", 1 << 20)
+    monkeypatch.setattr("lambdahat._core.storage.SMALL", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(1 << 24)))
     read = []

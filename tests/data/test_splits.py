@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.data import CATALOGUE, Split, augment, digits_split, load
 from lambdahat.data.splits import image_split
 

@@ -18,9 +18,9 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat import fsdp
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
-from lambdahat.ranks import on_one_rank
+from lambdahat.problem.distributed import on_one_rank
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.cases import classifier

@@ -12,9 +12,8 @@ import scipy.sparse
 import torch
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from lambdahat._rng import generator
-from lambdahat.estimators import factorisations
-from lambdahat.estimators.determinants import logdet
+from lambdahat._core.rng import generator
+from lambdahat.estimators import factorisations, logdet
 from lambdahat.estimators.gauss_limits import limit_of, rule_of
 from lambdahat.estimators.preconditioning import Preconditioned, deflated, outliers, preconditioned
 from lambdahat.krylov import lanczos, random_vector
@@ -472,7 +471,7 @@ def test_the_last_deflation_has_its_own_ends(method, monkeypatch):
     """A bulk at 0.015 and values near 1: once these are moved to the middle, the spectrum ends
     at 1.3, not at 1.
     """
-    monkeypatch.setattr("lambdahat.estimators.determinants.DEFLATIONS", 1)
+    monkeypatch.setattr("lambdahat.estimators._logdet.DEFLATIONS", 1)
     values = torch.cat(
         [torch.linspace(0.01, 0.02, 200, dtype=D), torch.linspace(0.7, 1.0, 4, dtype=D)]
     )
@@ -488,7 +487,7 @@ def test_own_bounds_that_prove_wrong_are_widened(method, outside, monkeypatch):
     """Eigenvalues above the edge that the run for the bounds cannot see, for its start is
     orthogonal to theirs.
     """
-    monkeypatch.setattr("lambdahat.estimators.spectra.BOUNDS_DEPTH", 30 if outside[0] < 2 else 8)
+    monkeypatch.setattr("lambdahat.estimators._spectrum.BOUNDS_DEPTH", 30 if outside[0] < 2 else 8)
     values = torch.cat([torch.linspace(0.2, 1, 200, dtype=D), torch.tensor(outside, dtype=D)])
     logs = values.log()
     # of six probes, exactly, but for P + 2

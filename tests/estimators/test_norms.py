@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lambdahat.estimators.norms import frobenius_norm
+from lambdahat.estimators import frobenius_norm
 from lambdahat.operators import LinearOperator
 from lambdahat.results import Status
 from tests.cases import Products, spectra, with_eigenvalues

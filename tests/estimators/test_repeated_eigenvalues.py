@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import lambdahat as lh
-from lambdahat.estimators import eigen
-from lambdahat.estimators.eigen import WHICH
+from lambdahat.estimators import _eigenpairs as eigen
+from lambdahat.estimators._eigenpairs import WHICH
 from lambdahat.krylov.restart import Limits, Wanted, chance_to_miss
 from tests.cases import with_eigenvalues
 

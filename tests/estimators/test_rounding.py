@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import lambdahat as lh
-from lambdahat import batches
 from lambdahat.operators.rounding import errors_of, rounding_of
+from lambdahat.problem import batches
 from lambdahat.results import Eigenpairs, Estimate, Status
 
 ESTIMATORS = {
@@ -467,7 +467,7 @@ def test_residuals_of_a_residual_network_hold_activations_near_their_kink(
         assert bool((true <= 2 * found.residuals).all()) or found.status is Status.PRECISION_LIMIT
         assert bool((true <= 5 * found.residuals).all())
         with monkeypatch.context() as patched:
-            patched.setattr("lambdahat.estimators.eigen.errors_of", lambda *_: None)
+            patched.setattr("lambdahat.estimators._eigenpairs.errors_of", lambda *_: None)
             before = lh.eigenpairs(operator, k=3, tol=1e-4)
         unseen += int(bool((residuals(before) > 5 * before.residuals).any()))
     assert unseen >= 2  # without the comparison

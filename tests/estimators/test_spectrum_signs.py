@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import spectrum
 from lambdahat.operators import operator
 from lambdahat.results import Spectrum
 

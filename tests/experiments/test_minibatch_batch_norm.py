@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.experiments.averaging.networks import network
 from lambdahat.experiments.kit.cells import Rows, key_of
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge

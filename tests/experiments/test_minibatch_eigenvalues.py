@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import VERDICTS, judge
 from lambdahat.experiments.minibatch.eigen_claims import AT_ONE, claims, excess_slope, share_within

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from lambdahat._core.storage import Result
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
-from lambdahat.storage import Result
 
 SIZES = tuple(2**power for power in range(11))
 

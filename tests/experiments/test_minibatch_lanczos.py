@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.data import Split, digits_split
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge

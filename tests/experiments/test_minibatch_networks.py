@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings, _batches
 from lambdahat.models import lenet5, mlp
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lambdahat._core.storage import Damaged
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
@@ -41,7 +42,6 @@ from lambdahat.experiments.ngd.training import (
 )
 from lambdahat.experiments.ngd.vs_sgd import TINY
 from lambdahat.report.matplotlib_charts import draw
-from lambdahat.storage import Damaged
 from tests.documents import ROOT
 
 EXPERIMENTS = [name for name in published.PLACES if name.startswith("ngd-")]

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import lambdahat
+from lambdahat._core.storage import Damaged
 from lambdahat.data.idx import NAMES
 from lambdahat.experiments.kit import runner, store
 from lambdahat.experiments.kit.cells import Rows, key_of
@@ -29,7 +30,6 @@ from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.experiments.kit.runner import BACKENDS, forecast, matches, sweep
 from lambdahat.experiments.kit.store import Store, stores_in
 from lambdahat.experiments.published import find
-from lambdahat.storage import Damaged
 from tests.experiments.toys import Config, toy, watched
 
 

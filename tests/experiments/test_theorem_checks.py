@@ -106,7 +106,7 @@ def test_simulated_averages_have_their_exact_variances():
 
 
 def _drawn(seed, size):
-    from lambdahat._rng import derived_seed
+    from lambdahat._core.rng import derived_seed
 
     return np.random.default_rng(derived_seed(seed, "curvatures")).uniform(-1, 0, size)
 

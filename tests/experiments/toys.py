@@ -34,7 +34,7 @@ def toy(**scales: Config) -> Experiment:
 
         import torch
 
-        from lambdahat._rng import generator
+        from lambdahat._core.rng import generator
 
         time.sleep(cell["pause"])
         if cell["seed"] == cell["broken"]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 
 

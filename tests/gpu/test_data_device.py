@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.data import augment, digits_split
 from lambdahat.models import gpt, lstm
 

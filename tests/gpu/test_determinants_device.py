@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lambdahat._rng import generator
-from lambdahat.estimators.determinants import logdet
+from lambdahat._core.rng import generator
+from lambdahat.estimators import logdet
 from lambdahat.operators import operator
 from lambdahat.operators.kernels import kernel_matrix
 from tests.cases import with_eigenvalues

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.sampling import sgld
 from tests.language import causal, padded, seeded
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 from lambdahat.optim import NGD
 from lambdahat.training import fit_many

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lambdahat as lh
-from tests.test_recomputing import Deep
+from tests.problem.test_checkpointing import Deep
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains, Status
 from lambdahat.sampling import Streams, hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import gpt, lstm
 from lambdahat.models.recurrent import LSTMLanguageModel
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import (
     MODELS,
     all_cnn,

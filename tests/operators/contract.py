@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.operators import LinearOperator
 
 

@@ -13,20 +13,14 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lambdahat.estimators.traces import trace
-from lambdahat.operators import (
-    closed_form,
-    fisher,
-    ggn,
-    gradient_covariance,
-    hessian,
-    layer_squares,
-)
-from lambdahat.operators.closed_form import diagonal_of, sampled_trace, trace_of
-from lambdahat.operators.few_samples import few_of
-from lambdahat.operators.layer_calls import Call
+from lambdahat.estimators import trace
+from lambdahat.operators import fisher, ggn, gradient_covariance, hessian
+from lambdahat.operators.exact import closed_form, layer_squares
+from lambdahat.operators.exact.closed_form import diagonal_of, sampled_trace, trace_of
+from lambdahat.operators.exact.few_samples import few_of
+from lambdahat.operators.exact.layer_calls import Call
+from lambdahat.operators.exact.output_factors import exact_factors, samples_separate
 from lambdahat.operators.linearise import leaves_of
-from lambdahat.operators.output_factors import exact_factors, samples_separate
 from lambdahat.problem import Problem
 from lambdahat.results import Status
 from tests.cases import network

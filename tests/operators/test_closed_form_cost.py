@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lambdahat.estimators.traces import trace
+from lambdahat.estimators import trace
 from lambdahat.operators import ggn, hessian
-from lambdahat.operators.layer_squares import in_one_pass
+from lambdahat.operators.exact.layer_squares import in_one_pass
 from lambdahat.operators.rounding import Comparison
 from lambdahat.problem import Problem
 

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import lambdahat as lh
-from lambdahat.estimators.traces import trace
-from lambdahat.operators import closed_form, curvature, ggn, hessian, residual_checks
-from lambdahat.operators.few_samples import few_of
-from lambdahat.operators.layer_calls import recorded
+from lambdahat.estimators import trace
+from lambdahat.operators import curvature, ggn, hessian
+from lambdahat.operators.exact import closed_form, residual_checks
+from lambdahat.operators.exact.few_samples import few_of
+from lambdahat.operators.exact.layer_calls import recorded
+from lambdahat.operators.exact.probed_layers import Layers
 from lambdahat.operators.linearise import leaves_of
-from lambdahat.operators.probed_layers import Layers
 from lambdahat.problem import Problem
 from tests.operators.test_closed_form import agree, flat, problem_of
 from tests.operators.test_piecewise import Net

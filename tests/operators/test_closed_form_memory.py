@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import lambdahat as lh
-from lambdahat.memory import LiveBytes
-from lambdahat.operators import layer_squares
+from lambdahat.operators.exact import layer_squares
 from lambdahat.operators.rounding import Comparison
+from lambdahat.problem.memory import LiveBytes
 from tests.operators.test_closed_form import MODELS as SMALL
 from tests.operators.test_closed_form import agree, flat, problem_of
 from tests.oracles import dense_ggn

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lambdahat._rng import generator
-from lambdahat.estimators.diagonals import diagonal
-from lambdahat.estimators.traces import trace, trace_per_layer
+from lambdahat._core.rng import generator
+from lambdahat.estimators import diagonal, trace, trace_per_layer
 from lambdahat.operators import LinearOperator, fisher, ggn, gradient_covariance, hessian, linearise
 from lambdahat.problem import Problem
 from tests.cases import NETWORKS, LanguageModel, classifier, network, quadratic, sentences

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.operators.kernels import kernel_matrix
 from tests.operators.contract import OperatorContract
 

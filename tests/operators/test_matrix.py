@@ -16,7 +16,7 @@ from scipy.sparse.linalg import aslinearoperator
 from torch import Tensor
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.operators import LinearOperator, identity, operator
 from lambdahat.operators.matrix import FromScipy, FromTorchOperator
 from tests.cases import with_eigenvalues

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lambdahat.operators import hessian
-from lambdahat.operators.few_samples import few_of
+from lambdahat.operators.exact.few_samples import few_of
+from lambdahat.operators.exact.piecewise import Form, form_of
 from lambdahat.operators.linearise import leaves_of
-from lambdahat.operators.piecewise import Form, form_of
 from lambdahat.problem import Problem
 from tests.oracles import dense_ggn, dense_hessian
 

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
 
-from lambdahat.estimators.traces import trace, trace_per_layer
-from lambdahat.operators import closed_form, curvature, ggn, hessian, layer_squares, residual_checks
+from lambdahat.estimators import trace, trace_per_layer
+from lambdahat.operators import curvature, ggn, hessian
+from lambdahat.operators.exact import closed_form, layer_squares, residual_checks
 from lambdahat.problem import Problem
 from lambdahat.results import Status
 from tests.operators.contract import relative

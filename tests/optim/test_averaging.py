@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.optim import SWA, IterateAverage, refresh_batch_norm
 
 RATE, CURVATURE, NOISE, REPLICAS = 0.4, 1.5, 0.7, 100_000

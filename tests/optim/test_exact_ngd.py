@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import fisher
 from lambdahat.optim import ExactNGD

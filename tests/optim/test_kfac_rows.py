@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.optim import KFAC, kfac
 from lambdahat.optim.kronecker_rows import Rows, explain
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.optim.descent import total_norm
 from lambdahat.optim.kronecker_blocks import average, refresh
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 from lambdahat.optim import LanczosNewton
 from tests.cases import quadratic, with_eigenvalues

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 from lambdahat.optim import NGD
 from lambdahat.optim.online_fisher import (

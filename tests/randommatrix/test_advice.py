@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.operators import hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import Advice, BatchLevels, advise, noise_levels, stability_limit

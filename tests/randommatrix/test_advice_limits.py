@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
 from lambdahat.randommatrix.rate_limits import PositiveEstimate, coupled_limit

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat._rng import generator
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat._core.rng import generator
+from lambdahat.estimators import eigenpairs
 from lambdahat.operators import ggn, hessian
 from lambdahat.randommatrix import BatchEigenvalues, batch_eigenpairs
 from tests.cases import classifier

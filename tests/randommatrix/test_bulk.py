@@ -8,7 +8,7 @@ import scipy.sparse
 from scipy.linalg import eigvalsh_tridiagonal
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.randommatrix import BulkFit, fit_bulk
 from lambdahat.randommatrix.batch_readings import view_of
 from lambdahat.randommatrix.bulk import bulk_within, continuous_region

@@ -15,7 +15,7 @@ import torch
 from scipy.stats import wasserstein_distance
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.randommatrix import MarchenkoPastur, Semicircle
 from tests.cases import with_eigenvalues
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import eigenpairs, spectrum
 from lambdahat.operators import operator
 from lambdahat.randommatrix import BatchPrediction, Multiplicative, TracyWidom, predict
 from lambdahat.results import Eigenpairs, Estimate

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.randommatrix import (
     LinearShrinkage,
     damping_as_shrinkage,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix.stable_rates import StableRate, bisected, largest_stable_rate
 from lambdahat.results import Result

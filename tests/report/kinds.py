@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 import lambdahat
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.graphs import clusters, graph, similarity, spectrum, which_model
-from lambdahat.measurements import Measurement
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, advise, predict
 from lambdahat.results import Eigenpairs, Estimate, Result, Status
+from lambdahat.results.measurement import Measurement
 from tests.bench.test_records import joined, record
 from tests.graphs.made import cliques
 from tests.report.test_chains import a_coefficient, some_chains

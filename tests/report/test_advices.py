@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
 from lambdahat.report.figures import plot

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.measurements import Measurement
 from lambdahat.report.figures import plot
 from lambdahat.report.style import new_figure
 from lambdahat.results import Chains, Estimate, LearningCoefficient, Result, Sensitivity, Status
 from lambdahat.results.charts import is_number
+from lambdahat.results.measurement import Measurement
 from lambdahat.sampling.diagnostics import diagnose, standard_error
 from tests.report.test_figures import caption
 

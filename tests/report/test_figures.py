@@ -9,7 +9,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from lambdahat.measurements import Measurement
 from lambdahat.report.figures import plot
 from lambdahat.report.spectral_charts import pool_probes
 from lambdahat.report.style import new_figure
@@ -25,6 +24,7 @@ from lambdahat.results import (
     Variance,
 )
 from lambdahat.results.charts import value_text
+from lambdahat.results.measurement import Measurement
 
 OFFSETS = np.linspace(-1, 1, 21)
 ACROSS, UP = np.meshgrid(OFFSETS, OFFSETS, indexing="ij")

@@ -13,7 +13,6 @@ import torch
 
 from lambdahat.experiments.kit.claims import VERDICTS, Table, Verdict
 from lambdahat.experiments.kit.runner import sweep
-from lambdahat.measurements import Measurement
 from lambdahat.report.page import page, page_of_stores, write_page
 from lambdahat.report.page_markup import ASSETS
 from lambdahat.report.plotly_charts import figure_of
@@ -21,6 +20,7 @@ from lambdahat.report.sections import Card, Section, saved_in, section_of_store
 from lambdahat.report.style import sentence
 from lambdahat.results import Estimate
 from lambdahat.results.charts import Chart, Series
+from lambdahat.results.measurement import Measurement
 from tests.experiments.toys import Config, toy
 from tests.report.pages import HOSTILE, Reader, an_experiment, experiments, with_own_claims
 from tests.report.test_figures import RESULTS

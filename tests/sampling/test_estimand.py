@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import lambdahat as lh
-from lambdahat._rng import generator
-from lambdahat.memory import LiveBytes
+from lambdahat._core.rng import generator
+from lambdahat.problem.memory import LiveBytes
 from lambdahat.sampling import hamiltonian, hmc, kinetic, mala, rmsprop_sgld, sghmc, sgld, sgnht
 from lambdahat.sampling.fitting import Demand
 from lambdahat.sampling.kernels import Kernel

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.sampling import Streams, hmc, mala, sgld
 from lambdahat.sampling.hamiltonian import HMC
 from lambdahat.sampling.kernels import Evaluate

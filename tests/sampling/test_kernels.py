@@ -17,7 +17,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.sampling import State, Streams, hmc, kinetic, mala, rmsprop_sgld, sghmc, sgld, sgnht
 from lambdahat.sampling.kernels import Evaluate, Info, Kernel
 from tests.cases import with_eigenvalues

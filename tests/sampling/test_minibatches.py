@@ -13,7 +13,7 @@ import scipy.stats
 import torch
 from torch import Tensor, nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.problem import Problem
 from lambdahat.sampling import Streams, sample, sgld
@@ -145,7 +145,7 @@ def test_the_problems_own_batches_come_by_their_weight(name):
 
 
 def test_streamed_data_comes_in_its_own_batches(monkeypatch):
-    monkeypatch.setattr("lambdahat.batches.CACHE_FRACTION", 0.0)
+    monkeypatch.setattr("lambdahat.problem.batches.CACHE_FRACTION", 0.0)
     problem = classifier(samples=N)
     assert not problem.batches.in_memory
     data = source(problem)

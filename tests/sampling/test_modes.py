@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains
 from lambdahat.sampling import hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht

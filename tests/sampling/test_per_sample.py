@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lambdahat._rng import generator
-from lambdahat.batches import take
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import take
 from lambdahat.sampling.per_sample import SampleLosses
 from tests.cases import NETWORKS, Block, LanguageModel, network, sentences
 

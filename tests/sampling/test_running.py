@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lambdahat._progress import progress
-from lambdahat._rng import generator
+from lambdahat._core.progress import progress
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains, Result, Status
 from lambdahat.sampling import hmc, mala, rmsprop_sgld, sample, sghmc, sgld
@@ -19,7 +19,7 @@ from lambdahat.sampling.modes import make_runner
 from lambdahat.sampling.runners import Plan
 from lambdahat.sampling.running import Collector, localization_tensor
 from tests.cases import LanguageModel, classifier, network, sentences
-from tests.test_untouched import guarded, state_of, unchanged
+from tests.problem.test_untouched import guarded, state_of, unchanged
 
 STEP = sgld(1e-3, 50.0, 1.0)
 

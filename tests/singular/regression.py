@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 
 LOG_2PI = math.log(2 * math.pi)

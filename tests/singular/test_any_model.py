@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import LearningCoefficient, Status
 from lambdahat.singular.coefficient import llc

@@ -10,7 +10,7 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat import Problem, Status, llc
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.sampling import hmc, sgld
 from lambdahat.singular import exact, llc_along
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import signal
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, Status
 from lambdahat.sampling import hmc, sample, sgld

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat import _progress
+from lambdahat._core import progress as _progress
 from lambdahat.results import Estimate, LearningCoefficient, Result, Sensitivity, Status
 from lambdahat.sampling import hmc
 from lambdahat.sampling.estimand import default_localization

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import spectrum
 from lambdahat.operators import LinearOperator, operator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem

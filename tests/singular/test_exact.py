@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Result, Status
 from lambdahat.singular import exact

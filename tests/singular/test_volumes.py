@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lambdahat._progress import progress
-from lambdahat._rng import generator
+from lambdahat._core.progress import progress
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Result, Status
 from lambdahat.singular import exact

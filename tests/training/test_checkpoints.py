@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.storage import Damaged
+from lambdahat._core.storage import Damaged
 from lambdahat.training import Checkpoints, metrics
 from lambdahat.training.checkpoints import DamagedCheckpoint, alone_in, read
 from lambdahat.training.metrics import Metrics, read_rows

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import Result
 from lambdahat.models import lenet5, mlp
 from lambdahat.optim import NGD
 from lambdahat.results import Status
-from lambdahat.storage import Result
 from lambdahat.training import Ensemble, fit_many
 from lambdahat.training.feeding import epoch_order
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lambdahat import optim
-from lambdahat._progress import progress
+from lambdahat._core.progress import progress
 from lambdahat.data import digits_split
 from lambdahat.problem import Problem
 from lambdahat.training import Checkpoints, fit, read_rows

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lambdahat import optim
-from lambdahat._progress import progress
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.progress import progress
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.problem import Problem
 from lambdahat.results import Result, Status
 from lambdahat.training import EarlyStopping, fit
@@ -139,7 +139,7 @@ def test_data_that_do_not_fit_are_read_sample_by_sample(monkeypatch):
         def __getitem__(self, index):
             return X[index], Y[index]
 
-    monkeypatch.setattr("lambdahat.batches.free_memory", lambda device: 0)
+    monkeypatch.setattr("lambdahat.problem.batches.free_memory", lambda device: 0)
     model, reference = plain(), Setup("sgd", plain())
     problem = Problem(model, "cross_entropy", Samples(), batch_size=100)
     assert not problem.batches.in_memory

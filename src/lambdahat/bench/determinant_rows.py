@@ -18,12 +18,12 @@ import torch
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.bench.limits import Limit
 from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run
-from lambdahat.estimators.determinants import logdet
+from lambdahat.estimators import logdet
 from lambdahat.experiments.logdets.matrices import laplacian
 from lambdahat.operators.matrix import operator
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.bench.timing import synchronize
 
 INIT_BATCHES = 32  # devinterp's own default for the baseline

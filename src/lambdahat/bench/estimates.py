@@ -21,9 +21,7 @@ from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.problems import Case
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run, Timed
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.spectra import spectrum
-from lambdahat.estimators.traces import trace
+from lambdahat.estimators import eigenpairs, spectrum, trace
 from lambdahat.operators.curvature import hessian
 
 TOP, ACCURACY = 10, 0.01

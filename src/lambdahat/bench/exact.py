@@ -10,7 +10,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.bench.problems import LOSS, Case
 
 

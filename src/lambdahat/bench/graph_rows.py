@@ -12,7 +12,7 @@ import torch
 from numpy.polynomial.chebyshev import chebvander
 from scipy.sparse.linalg import eigsh
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.bench.limits import Limit
 from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.records import OURS, UNIT, BenchRow

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.bench import exact
 from lambdahat.bench.limits import Limit
 from lambdahat.bench.plans import Plan, rows

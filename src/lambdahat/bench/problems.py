@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.data import digits
 from lambdahat.models import lenet5, mlp, vgg16
 from lambdahat.problem import Problem

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.bench import exact
 from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.problems import Case

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lambdahat.storage import Result
+from lambdahat._core.storage import Result
 
 OURS, UNIT = "lambdahat", "unit"
 UNKNOWN = math.nan

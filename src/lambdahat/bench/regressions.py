@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lambdahat._check import require, require_positive
+from lambdahat._core.check import require, require_positive
 from lambdahat.bench.records import OURS, UNIT, BenchResult, BenchRow
 
 TOLERANCE = 0.15

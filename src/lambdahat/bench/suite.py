@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from lambdahat._check import require
-from lambdahat._progress import report
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
 from lambdahat.bench.chain_rows import chain_rows
 from lambdahat.bench.determinant_rows import determinant_rows
 from lambdahat.bench.devinterp_chains import devinterp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lambdahat._check import require_choice
+from lambdahat._core.check import require_choice
 from lambdahat.cli.exits import (
     NAMELESS,
     NOT_CONVERGED,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-from lambdahat._check import describe
+from lambdahat._core.check import describe
 from lambdahat.results import Status
 
 OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141

@@ -12,15 +12,20 @@ from typing import Any
 
 import torch
 
-from lambdahat.estimators.eigen import basis_capacity, default_budget, is_small
+from lambdahat._measure import CURVATURES, Settings
+from lambdahat.estimators import (
+    DEFAULT_DEPTH,
+    basis_capacity,
+    default_budget,
+    is_small,
+    samples_at_once,
+)
+from lambdahat.estimators._variance import COPIES, PROBES
 from lambdahat.estimators.sequential import LARGEST_DEFAULT, MINIMUM
-from lambdahat.estimators.spectra import DEFAULT_DEPTH
-from lambdahat.estimators.variances import COPIES, PROBES, samples_at_once
 from lambdahat.krylov import random_vector
-from lambdahat.measuring import CURVATURES, Settings
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
+from lambdahat.operators.exact.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.problem import Problem
 from lambdahat.sampling.automatic import (
     CHECKS,

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require_count
+from lambdahat._core.check import require_count
 from lambdahat.cli.exits import InputError, foreign_output, one_line
-from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
+from lambdahat.problem.network import named_tensors
 from lambdahat.training.checkpoints import read_tensors
 from lambdahat.training.folders import WHICH, is_run_folder, load_run, read_recipe, weights
 

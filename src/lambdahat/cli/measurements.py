@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lambdahat._progress import progress
+from lambdahat._core.progress import progress
+from lambdahat._measure import Settings, measure, quantity_names
 from lambdahat.cli.exits import OK, code_of, foreign_output, require_writable, say
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast
@@ -23,12 +24,11 @@ from lambdahat.cli.tables import (
     table_of,
     text_table,
 )
-from lambdahat.measurements import Measurement
-from lambdahat.measuring import Settings, measure, quantity_names
 from lambdahat.problem import Problem
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 from lambdahat.results.charts import is_number
+from lambdahat.results.measurement import Measurement
 
 
 def run_measure(

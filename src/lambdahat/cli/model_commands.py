@@ -170,9 +170,9 @@ def measure(
     """Measure a model: trace, norms, eigenpairs, spectrum, learning coefficient and more, each
     with its error.
     """
+    from lambdahat._measure import Settings
     from lambdahat.cli.loading import Choices
     from lambdahat.cli.measurements import run_measure
-    from lambdahat.measuring import Settings
 
     kept = (
         "finished results are kept; the same command resumes"

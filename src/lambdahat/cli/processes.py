@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from lambdahat.cli.exits import BAD_INPUT, NOT_CONVERGED, OK, say
-from lambdahat.ranks import in_a_group
+from lambdahat.problem.distributed import in_a_group
 
 SHARED = ("measure", "landscape")
 TIMEOUT = timedelta(minutes=30)

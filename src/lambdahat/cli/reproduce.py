@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lambdahat._check import did_you_mean
+from lambdahat._core.check import did_you_mean
 from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdahat.measurements import Measurement
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
 from lambdahat.results.charts import value_text
+from lambdahat.results.measurement import Measurement
 from lambdahat.singular.criteria import BayesCriteria
 from lambdahat.singular.curves import CoefficientCurve
 from lambdahat.singular.temperatures import TemperatureRegression

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lambdahat._check import describe, require, require_choice
+from lambdahat._core.check import describe, require, require_choice
 from lambdahat.cli.exits import InputError, code_of, one_line, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 
 
 def augment(

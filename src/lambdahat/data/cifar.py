@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import describe, require
+from lambdahat._core.check import describe, require
 from lambdahat.data.files import CURE, contents
 from lambdahat.data.splits import Split, image_split
 from lambdahat.data.unpickling import unpickle

@@ -13,8 +13,8 @@ import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
-from lambdahat._check import require
-from lambdahat._progress import report
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
 
 CHUNK = 1 << 18
 ATTEMPTS = 3

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from lambdahat._check import require
-from lambdahat.storage import unpacked_size
+from lambdahat._core.check import require
+from lambdahat._core.storage import unpacked_size
 
 VARIABLE = "LAMBDAHAT_DATA"
 CURE = "delete it and fetch it again: lambdahat data fetch"

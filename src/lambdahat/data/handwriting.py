@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat._rng import generator
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
 from lambdahat.data.splits import Split
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.data.files import CURE, File, contents
 from lambdahat.data.splits import Split, image_split
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._progress import report
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.storage import read_arrays
 from lambdahat.data.cifar import Part, checked, entries
 from lambdahat.data.files import CURE
 from lambdahat.data.splits import Split, image_split, scaled
 from lambdahat.data.unpickling import unpickle
-from lambdahat.storage import read_arrays
 
 CLASSES = 1000
 BATCHES = [f"train_data_batch_{i}" for i in range(1, 11)]

@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lambdahat._check import require, require_choice
+from lambdahat._core.check import require, require_choice
+from lambdahat._core.storage import digest_tensors
 from lambdahat.data.catalogue import CATALOGUE, DataSet
 from lambdahat.data.files import VARIABLE, File, candidates, file_digest, note_data, roots
 from lambdahat.data.sources import Mirror, Source
 from lambdahat.data.splits import Split
 from lambdahat.data.texts import Text
-from lambdahat.storage import digest_tensors
 
 
 @dataclass(frozen=True)

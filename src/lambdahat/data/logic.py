@@ -7,8 +7,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_count
-from lambdahat._rng import generator
+from lambdahat._core.check import require, require_count
+from lambdahat._core.rng import generator
 from lambdahat.data.splits import Split
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from lambdahat._check import describe, require
+from lambdahat._core.check import describe, require
+from lambdahat._core.storage import bounded
 from lambdahat.data.downloads import download, open_part
 from lambdahat.data.files import File, contents, verify_bytes
-from lambdahat.storage import bounded
 
 PATIENCE = 900  # seconds that a package client may take
 MEMBERS = 10_000  # of an archive

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._check import require, require_choice
+from lambdahat._core.check import require, require_choice
 
 Pair = tuple[Tensor, Tensor]
 NORMALIZATIONS = ("unit", "symmetric", "standard", "raw")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require, require_count
-from lambdahat._rng import generator
+from lambdahat._core.check import require, require_count
+from lambdahat._core.rng import generator
 from lambdahat.data.splits import Split
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.data.files import CURE, File, contents
 from lambdahat.data.splits import Pair, Split
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import describe, require
+from lambdahat._core.check import describe, require
 from lambdahat.data.files import CURE, contents
 
 # ImageNet's largest batch takes fewer than 400,000; each may hold a few hundred bytes

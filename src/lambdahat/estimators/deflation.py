@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lambdahat._precision import full_precision
+from lambdahat._core.precision import full_precision
 from lambdahat.estimators.control import Pilot
 from lambdahat.estimators.probes import Probes, block_sizes, crowded
 from lambdahat.estimators.sequential import MINIMUM, NORMAL_QUANTILE, Goal, Mean, Meter, mean_until

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lambdahat._precision import full_precision
+from lambdahat._core.precision import full_precision
 from lambdahat.estimators.deflation import orthonormal_beside
 from lambdahat.estimators.probes import Probes, column_dots
 from lambdahat.operators.base import LinearOperator

@@ -11,12 +11,12 @@ import scipy.sparse
 import torch
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from lambdahat._check import require
-from lambdahat.batches import free_memory
+from lambdahat._core.check import require
 from lambdahat.krylov import BREAKDOWN, require_finite
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.matrix import Matrix
 from lambdahat.operators.rounding import MANY, rounding_of
+from lambdahat.problem.batches import free_memory
 from lambdahat.results import Array, Estimate, Status
 
 CURE = "add a shift: operator + delta * identity(operator)"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._progress import report
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.progress import report
 from lambdahat.krylov import Lanczos, working_dtype
 from lambdahat.operators.base import LinearOperator, Scaled, Sum, multiple_of_identity
 from lambdahat.operators.kernels import KernelMatrix

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat._rng import generator
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator
 
 KINDS = ("rademacher", "gaussian", "sphere")

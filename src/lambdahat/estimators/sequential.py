@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_count
-from lambdahat._progress import report
+from lambdahat._core.check import require, require_count
+from lambdahat._core.progress import report
 from lambdahat.operators.base import LinearOperator
 from lambdahat.results import Estimate, Status, student_quantile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from lambdahat._check import require_choice
+from lambdahat._core.check import require_choice
 from lambdahat.experiments.kit.experiment import Experiment
 
 # name: module and constant

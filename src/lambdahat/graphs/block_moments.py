@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._check import require_count
-from lambdahat._progress import report
-from lambdahat._rng import generator
+from lambdahat._core.check import require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.results import Array, Moments
 

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lambdahat._check import describe, require, require_count
-from lambdahat._rng import generator
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat._core.check import describe, require, require_count
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import Result, Status
+from lambdahat.estimators import eigenpairs
 from lambdahat.graphs.block_moments import (
     BOUNDS,
     EXACT_NODES,
@@ -30,7 +31,6 @@ from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.graphs.walks import walk_partition
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array, Estimate, Moments
-from lambdahat.storage import Result, Status
 
 TOLERANCE = 1e-5
 POINTS = 40  # of the grid in arccos(1 − λ), for each of its cells π/moments

@@ -12,8 +12,9 @@ import numpy as np
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from lambdahat._check import require
-from lambdahat._progress import report
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
+from lambdahat._core.storage import Result, Status
 from lambdahat.graphs.spectra import TOLERANCE, GraphSpectrum, spectrum
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
@@ -21,7 +22,6 @@ from lambdahat.maxent.bases import polynomials, to_unit
 from lambdahat.maxent.dense import product, solve_triangle, triangle
 from lambdahat.maxent.fitting import SHARE
 from lambdahat.results import Array
-from lambdahat.storage import Result, Status
 
 SMALLEST = 1e-14  # keeps the covariance of a density of atoms from being singular
 

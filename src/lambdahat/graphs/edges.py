@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from lambdahat._check import require, require_choice
+from lambdahat._core.check import require, require_choice
 
 Chunk = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
 

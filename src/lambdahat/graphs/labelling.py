@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
 
-from lambdahat._check import require_count
-from lambdahat._rng import derived_seed
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat._core.check import require_count
+from lambdahat._core.rng import derived_seed
+from lambdahat.estimators import eigenpairs
 from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.operators.matrix import Matrix
 

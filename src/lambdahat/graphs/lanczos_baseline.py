@@ -9,12 +9,12 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from lambdahat._check import require_count, require_positive
-from lambdahat.estimators.spectra import spectrum
+from lambdahat._core.check import require_count, require_positive
+from lambdahat._core.storage import Status
+from lambdahat.estimators import spectrum
 from lambdahat.graphs.spectra import require_graph
 from lambdahat.graphs.structure import Graph
 from lambdahat.results import Array, Estimate, Spectrum
-from lambdahat.storage import Status
 
 POINTS = 2000
 WIDTH = 0.02

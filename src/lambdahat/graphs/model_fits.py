@@ -12,16 +12,16 @@ from functools import cache
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from lambdahat._check import describe, require, require_count
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed
+from lambdahat._core.check import describe, require, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed
+from lambdahat._core.storage import Result
 from lambdahat.graphs.block_moments import BOUNDS, components
 from lambdahat.graphs.random_models import MODELS, PARAMETERS, Model
 from lambdahat.graphs.spectra import graph_moments, require_graph
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array, Estimate
-from lambdahat.storage import Result
 
 TOLERANCE = 0.05  # over n: one graph's moments are about 1/n from the mean of its model
 SCAN = 12  # parameters tried over the whole range before the search

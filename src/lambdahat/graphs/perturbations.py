@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
+from lambdahat._core.storage import Result
 from lambdahat.graphs.spectra import require_graph
 from lambdahat.graphs.structure import Graph
 from lambdahat.results import Array
-from lambdahat.storage import Result
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._rng import derived_seed
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.rng import derived_seed
 from lambdahat.graphs.sources import graph
 from lambdahat.graphs.structure import Graph
 

@@ -15,7 +15,8 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from lambdahat._check import describe, require, require_choice
+from lambdahat._core.check import describe, require, require_choice
+from lambdahat._core.storage import require_modest, unpacked_size
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
 from lambdahat.graphs.text_files import (
@@ -27,7 +28,6 @@ from lambdahat.graphs.text_files import (
     open_bytes,
     open_text,
 )
-from lambdahat.storage import require_modest, unpacked_size
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
 SUFFIXES = {

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
+from lambdahat._core.storage import Result, Status
 from lambdahat.graphs.block_moments import (
     DEFAULT_PROBES,
     EXACT_NODES,
@@ -19,7 +20,6 @@ from lambdahat.graphs.block_moments import (
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Moments
-from lambdahat.storage import Result, Status
 
 TOLERANCE = 1e-4
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat._rng import generator
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
 from lambdahat.graphs.edges import require_weights
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.matrix import Matrix

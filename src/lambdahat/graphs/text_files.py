@@ -19,11 +19,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import describe, require
-from lambdahat._progress import report
+from lambdahat._core.check import describe, require
+from lambdahat._core.progress import report
+from lambdahat._core.storage import bounded
 from lambdahat.graphs.edges import Chunk
 from lambdahat.graphs.name_table import NameTable
-from lambdahat.storage import bounded
 
 CHUNK_ROWS = 1 << 12
 MOST_DIGITS = 30  # of the number of a node; 64 bits hold 19

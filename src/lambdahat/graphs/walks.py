@@ -11,7 +11,7 @@ import scipy.sparse
 import torch
 from numpy.typing import NDArray
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.graphs.block_moments import Partition
 from lambdahat.graphs.structure import Graph, csr_tensor, symmetric_components
 

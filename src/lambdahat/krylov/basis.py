@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_choice
+from lambdahat._core.check import require_choice
 
 PLACES = ("auto", "device", "host", "half")
 HALF = {torch.float32: torch.bfloat16, torch.float64: torch.float32}

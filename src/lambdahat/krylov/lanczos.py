@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_count
-from lambdahat._precision import full_precision
-from lambdahat._progress import report
-from lambdahat._rng import generator
+from lambdahat._core.check import require, require_count
+from lambdahat._core.precision import full_precision
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.krylov.basis import CHUNK, GEMV_RUN, Basis
 from lambdahat.krylov.recorded_steps import RecordedSteps
 from lambdahat.operators.base import LinearOperator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lambdahat._precision import full_precision
-from lambdahat._progress import report
+from lambdahat._core.precision import full_precision
+from lambdahat._core.progress import report
 from lambdahat.krylov.lanczos import random_vector, require_finite
 from lambdahat.krylov.restart import ROUNDING, RitzPairs
 from lambdahat.operators.base import LinearOperator

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lambdahat._core.capture import Replay
 from lambdahat.krylov.basis import Basis
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.replay import Replay
 
 MOST_BYTES = 1 << 26  # of a basis: from here on reading all of it costs more than the launches
 LEAST_STEPS = 16  # recording takes as long as a few steps

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat._progress import report
+from lambdahat._core.progress import report
 from lambdahat.krylov.lanczos import BREAKDOWN, Krylov, dot, norm, random_vector, require_finite
 from lambdahat.operators.base import LinearOperator
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.polynomial import chebyshev, polynomial
 from numpy.typing import ArrayLike
 
-from lambdahat._check import require, require_count, require_positive
+from lambdahat._core.check import require, require_count, require_positive
 from lambdahat.maxent.bases import Array
 from lambdahat.maxent.densities import MaxentDensity
 from lambdahat.maxent.dual import Solution, masses

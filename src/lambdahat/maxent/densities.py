@@ -9,11 +9,11 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.storage import Result, Status
 from lambdahat.maxent.bases import BASES, Array, polynomials, to_unit
 from lambdahat.maxent.dense import least_squares, product
 from lambdahat.maxent.grids import running_mass
-from lambdahat.storage import Result, Status
 
 TINY = 1e-300
 

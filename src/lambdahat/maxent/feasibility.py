@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.maxent.bases import Array
 
 SIGMAS = 5.0

@@ -8,14 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lambdahat._check import require, require_choice, require_interval, require_positive
+from lambdahat._core.check import require, require_choice, require_interval, require_positive
+from lambdahat._core.storage import Status
 from lambdahat.maxent.bases import BASES, Array, chebyshev_table
 from lambdahat.maxent.dense import product, solve_triangle
 from lambdahat.maxent.densities import Density, MaxentDensity
 from lambdahat.maxent.dual import Solution, hessian_factor, masses, solve
 from lambdahat.maxent.feasibility import require_feasible
 from lambdahat.maxent.grids import Grid
-from lambdahat.storage import Status
 
 Prior = Callable[[Array], Any] | Density
 TOLERANCE = 1e-8

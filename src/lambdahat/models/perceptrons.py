@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.models.initial import initialize
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

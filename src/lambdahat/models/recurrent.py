@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdahat._check import require_count
+from lambdahat._core.check import require_count
 from lambdahat.models.initial import initialize
 from lambdahat.models.perceptrons import require_share
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.models.all_convolutional import all_cnn
 from lambdahat.models.lenet import lenet5
 from lambdahat.models.perceptrons import deep_linear, mlp, softmax_regression

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require_choice, require_count
+from lambdahat._core.check import require_choice, require_count
 from lambdahat.models.initial import he, initialize
 
 

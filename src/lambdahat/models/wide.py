@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.models.initial import he, initialize
 from lambdahat.models.perceptrons import dropouts
 

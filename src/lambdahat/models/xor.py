@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat.models.initial import initialize
 from lambdahat.models.perceptrons import ACTIVATIONS
 

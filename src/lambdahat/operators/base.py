@@ -18,13 +18,13 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from lambdahat._check import describe, require
-from lambdahat._precision import default_context
-from lambdahat._rng import generator
-from lambdahat.batches import free_memory
-from lambdahat.memory import PASS
+from lambdahat._core.check import describe, require
+from lambdahat._core.precision import default_context
+from lambdahat._core.rng import generator
+from lambdahat.problem.batches import free_memory
+from lambdahat.problem.memory import PASS
+from lambdahat.problem.space import Pattern, Space
 from lambdahat.results import Estimate
-from lambdahat.space import Pattern, Space
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator

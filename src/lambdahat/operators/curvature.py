@@ -16,14 +16,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._precision import default_context
-from lambdahat.batches import Batch
-from lambdahat.losses import NAMED
-from lambdahat.memory import PASS, memory_bytes
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.precision import default_context
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.closed_form import (
+from lambdahat.operators.exact.closed_form import (
     Extra,
     Trusted,
     accumulate,
@@ -33,8 +30,8 @@ from lambdahat.operators.closed_form import (
     trace_of,
     trusted_layers,
 )
-from lambdahat.operators.few_samples import Few, few_of
-from lambdahat.operators.output_factors import (
+from lambdahat.operators.exact.few_samples import Few, few_of
+from lambdahat.operators.exact.output_factors import (
     Factors,
     exact_factors,
     require_kind,
@@ -42,13 +39,16 @@ from lambdahat.operators.output_factors import (
     samples_separate,
     why_no_factors,
 )
-from lambdahat.operators.piecewise import Form, form_of, refused_form
+from lambdahat.operators.exact.piecewise import Form, form_of, refused_form
+from lambdahat.operators.exact.residual_checks import verified
+from lambdahat.operators.exact.residuals import ResidualRounds, Residuals, SampledResiduals
 from lambdahat.operators.products import Products
-from lambdahat.operators.residual_checks import verified
-from lambdahat.operators.residuals import ResidualRounds, Residuals, SampledResiduals
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch
+from lambdahat.problem.losses import NAMED
+from lambdahat.problem.memory import PASS, memory_bytes
+from lambdahat.problem.space import Pattern
 from lambdahat.results import Estimate
-from lambdahat.space import Pattern
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
 from lambdahat.operators.base import LinearOperator
 
 MEMORY = 2**29

@@ -12,13 +12,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._precision import default_context
-from lambdahat.memory import PASS
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.precision import default_context
 from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.exact.output_factors import require_kind
 from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
-from lambdahat.operators.output_factors import require_kind
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.memory import PASS
 
 SHARING = ("expand", "reduce")
 

@@ -21,16 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat._check import require
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.batches import Batch, as_tree, rows_of, take
-from lambdahat.evaluators import Parameters
-from lambdahat.losses import each_diagonal_factor
-from lambdahat.operators.layer_squares import borders
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
+from lambdahat.operators.exact.layer_squares import borders
+from lambdahat.operators.exact.output_factors import positive_factors
 from lambdahat.operators.linearise import empirical_residuals
-from lambdahat.operators.output_factors import positive_factors
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch, as_tree, rows_of, take
+from lambdahat.problem.evaluators import Parameters
+from lambdahat.problem.losses import each_diagonal_factor
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CHUNK_ELEMENTS = 1 << 24

@@ -24,12 +24,12 @@ from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from lambdahat._check import require
-from lambdahat._rng import generator
-from lambdahat.batches import Batch, as_tree, rows_of
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
 from lambdahat.operators.convolution import PlainConvolutions
 from lambdahat.problem import Problem
-from lambdahat.recomputing import recomputing
+from lambdahat.problem.batches import Batch, as_tree, rows_of
+from lambdahat.problem.checkpointing import recomputing
 
 Tangents = Sequence[Tensor]
 Product = Callable[..., list[Tensor]]  # (tangents, batched=False) -> one tensor per parameter

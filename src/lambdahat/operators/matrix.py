@@ -15,8 +15,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from lambdahat._check import describe, require
-from lambdahat._rng import generator
+from lambdahat._core.check import describe, require
+from lambdahat._core.rng import generator
 from lambdahat.operators.base import Identity, LinearOperator, Scaled, Sum, read_array
 
 SYMMETRY_CHECK_COLUMNS = 8

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat.batches import Batch, free_memory
-from lambdahat.memory import GRAPHS, PASS, LiveBytes
+from lambdahat._core.capture import side_stream
 from lambdahat.operators import linearise
-from lambdahat.operators.replay import side_stream
 from lambdahat.problem import Problem
-from lambdahat.recomputing import recomputing
+from lambdahat.problem.batches import Batch, free_memory
+from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.memory import GRAPHS, PASS, LiveBytes
 
 GRAPH_FRACTION = 0.4
 CROWDED = 0.25  # share of a GPU's memory in use from which graphs that nobody holds are looked for

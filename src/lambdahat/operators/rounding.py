@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._precision import default_context
-from lambdahat._rng import generator
-from lambdahat.batches import Batches, rng_untouched, take
+from lambdahat._core.precision import default_context
+from lambdahat._core.rng import generator
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batches, rng_untouched, take
 
 # samples on which products are compared; of larger data sets, as many drawn at random
 FEW, MANY = 256, 4096

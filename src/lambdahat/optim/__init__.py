@@ -2,7 +2,6 @@
 regularizers beside them.
 """
 
-from lambdahat.derivatives import true_second_derivatives
 from lambdahat.optim import schedules
 from lambdahat.optim.averaged_descent import ASGD, SWA, Averaged
 from lambdahat.optim.averaging import IterateAverage, refresh_batch_norm
@@ -25,6 +24,7 @@ from lambdahat.optim.regularizers import (
 )
 from lambdahat.optim.schedules import make_schedule
 from lambdahat.optim.spectral_sgd import SpectralSGD
+from lambdahat.problem.derivatives import true_second_derivatives
 
 __all__ = [
     "ASGD",

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count
 
 KINDS = ("average", "ema")
 UNITS = ("epoch", "step")

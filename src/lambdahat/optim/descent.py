@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from lambdahat._check import describe, require
+from lambdahat._core.check import describe, require
 from lambdahat.problem import Problem, require_problem
 
 Directions = dict[Tensor, Tensor]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat._rng import derived_seed
-from lambdahat.estimators.traces import trace
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.rng import derived_seed
+from lambdahat.estimators import trace
 from lambdahat.krylov import conjugate_gradients
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher as fisher_of

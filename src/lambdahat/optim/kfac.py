@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat._rng import derived_seed
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.rng import derived_seed
 from lambdahat.operators.kronecker_factors import Fisher, joined
 from lambdahat.optim.descent import (
     Descent,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat._rng import generator
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
 
 State = dict[str, Any]
 MOMENTS = ("A", "G", "F", "squares")

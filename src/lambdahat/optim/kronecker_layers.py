@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdahat.network import NORMS
 from lambdahat.operators.kronecker_factors import CHUNK_ELEMENTS, CONVOLUTIONS, patches
+from lambdahat.problem.network import NORMS
 
 State = dict[str, Any]
 

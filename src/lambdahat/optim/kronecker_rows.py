@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.optim.kronecker_layers import Affine, Layer
 
 ROUNDING = 100  # units of the dtype that a sum may be off when it is taken in another order

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.optim.descent import Descent, Directions, total_norm

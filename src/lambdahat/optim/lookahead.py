@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.optim.wrapping import Wrapper
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.optim.spectral_functions import Task, by_eigenvectors, by_products
 
 MOST_RANK = 80

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.optim.averaging import refresh_batch_norm
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._check import require, require_choice, require_positive
+from lambdahat._core.check import require, require_choice, require_positive
 
 FORMS = ("adamw", "coded", "printed")
 # torch's own names, so that tools that read Adam's state read this one

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat.derivatives import require_true_second_derivative
+from lambdahat._core.check import require
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
+from lambdahat.problem.derivatives import require_true_second_derivative
 
 Product = Callable[[list[Tensor]], list[Tensor]]
 

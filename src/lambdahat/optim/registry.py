@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat._check import require, require_choice, require_like
+from lambdahat._core.check import require, require_choice, require_like
 from lambdahat.optim.averaged_descent import ASGD, SWA
 from lambdahat.optim.exact_ngd import ExactNGD
 from lambdahat.optim.gadam import Gadam, GadamAuto, GadamX

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import describe, require, require_choice, require_count
+from lambdahat._core.check import describe, require, require_choice, require_count
 from lambdahat.optim.products import BatchProduct, Product, absolute_product, dense_hessian, shaped
-from lambdahat.space import Space
+from lambdahat.problem.space import Space
 
 READINGS = ("hessian_vector", "absolute_hessian")
 TOP = 1e-6  # eigenvalues below this share of the largest are left out of log|H|

@@ -15,7 +15,13 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lambdahat._check import require, require_choice, require_count, require_like, require_positive
+from lambdahat._core.check import (
+    require,
+    require_choice,
+    require_count,
+    require_like,
+    require_positive,
+)
 
 
 def linear_decay(optimizer: Optimizer, epochs: int, ratio: float = 0.01) -> LRScheduler:

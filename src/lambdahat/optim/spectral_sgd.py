@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._rng import derived_seed
-from lambdahat.estimators.spectra import spectrum
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.rng import derived_seed
+from lambdahat.estimators import spectrum
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.optim.descent import Descent, Directions
 from lambdahat.problem import Problem

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 
 
 class Wrapper(Optimizer):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat.estimators.variances import require_own_losses
-from lambdahat.network import BATCH_NORMS
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.storage import Result, Status
+from lambdahat.estimators import require_own_losses
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.network import BATCH_NORMS
 from lambdahat.randommatrix.advice_rules import (
     ADAPTIVE,
     GRADIENT,
@@ -34,7 +35,6 @@ from lambdahat.randommatrix.stable_rates import (
     largest_stable_rate,
 )
 from lambdahat.results import Estimate
-from lambdahat.storage import Result, Status
 
 OPTIMIZERS = (*GRADIENT, *ADAPTIVE, *SECOND_ORDER)
 USUAL_BATCH = 128

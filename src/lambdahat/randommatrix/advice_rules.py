@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from lambdahat._core.storage import Result
 from lambdahat.randommatrix.noise_levels import NoiseLevels
 from lambdahat.randommatrix.rate_limits import (
     PositiveEstimate,
@@ -21,7 +22,6 @@ from lambdahat.randommatrix.rate_limits import (
     stability_limit,
 )
 from lambdahat.results import Estimate
-from lambdahat.storage import Result
 
 GRADIENT = ("sgd", "momentum", "nesterov")
 ADAPTIVE = ("adam", "adamw", "rmsprop")

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import Result, Status
+from lambdahat.estimators import eigenpairs
 from lambdahat.operators import ggn, hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Eigenpairs, Estimate
-from lambdahat.storage import Result, Status
 
 CURVATURES = {"hessian": hessian, "ggn": ggn}
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.randommatrix.bulk import bulk_within
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.mixing import Mixed, independent_noise, mix, sampled_noise

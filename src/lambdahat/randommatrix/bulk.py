@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from lambdahat._check import require, require_positive
+from lambdahat._core.check import require, require_positive
+from lambdahat._core.storage import Result, Status
 from lambdahat.results import ALONE, ONE, Array, Estimate, Spectrum, stand_alone
-from lambdahat.storage import Result, Status
 
 # eigenvalues that a node of the bulk stands for, at least (Figure 6.1, spectral thesis)
 KAPPA = 5.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat._check import require, require_choice, require_positive
+from lambdahat._core.check import require, require_choice, require_positive
+from lambdahat._core.storage import Result
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
 from lambdahat.randommatrix.predictions import BatchPrediction
 from lambdahat.results import Array, Estimate
-from lambdahat.storage import Result
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.batches import Batch
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import Result
+from lambdahat.estimators import PerSample, require_own_losses, spread_of
 from lambdahat.estimators.sequential import standard_error
-from lambdahat.estimators.variances import PerSample, require_own_losses, spread_of
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.batches import Batch
 from lambdahat.randommatrix.batch_curvature import CURVATURES
 from lambdahat.results import Eigenpairs, Estimate
-from lambdahat.storage import Result
 
 PROBES = 4
 KEPT = 4096

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.randommatrix.bulk import bulk_within
 from lambdahat.randommatrix.cumulants import cumulants_of, moments_of
 from lambdahat.randommatrix.laws import Complex, Law

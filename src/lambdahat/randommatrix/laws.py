@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from torch import Tensor
 
-from lambdahat._check import require, require_count, require_positive
-from lambdahat._rng import generator
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.rng import generator
 from lambdahat.results import Array
 
 Complex = NDArray[np.complex128]

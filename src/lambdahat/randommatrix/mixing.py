@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.results import Array
 
 # Gaussian draws, each of which is used with both signs: what is odd in the noise then cancels

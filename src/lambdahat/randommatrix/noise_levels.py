@@ -11,20 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from lambdahat._progress import report
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.traces import trace
-from lambdahat.estimators.variances import variance
-from lambdahat.network import NORMS
+from lambdahat._core.progress import report
+from lambdahat._core.storage import Result, Status
+from lambdahat.estimators import eigenpairs, trace, variance
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem
+from lambdahat.problem.network import NORMS
 from lambdahat.randommatrix.batch_curvature import CURVATURES, BatchEigenvalues, batch_eigenpairs
 from lambdahat.randommatrix.directions import PROBES, DirectionalVariance, along_pairs
 from lambdahat.randommatrix.predictions import predict
 from lambdahat.randommatrix.rate_limits import differ, propagated
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Eigenpairs, Estimate
-from lambdahat.storage import Result, Status
 
 MOST_SAMPLES = 1024
 BATCHES = (10, 30)  # fewest and most by default; between them as many as hold all data once

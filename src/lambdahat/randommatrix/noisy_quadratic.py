@@ -26,11 +26,11 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from lambdahat._check import describe, require, require_choice, require_count
-from lambdahat._progress import report
-from lambdahat._rng import generator
+from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import Result
 from lambdahat.results import Array
-from lambdahat.storage import Result
 
 KINDS = ("final", "average", "ema")
 GRID = 2**0.125  # ratio of the steps at which losses are compared

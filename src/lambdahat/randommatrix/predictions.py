@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat._check import require, require_choice
+from lambdahat._core.check import require, require_choice
+from lambdahat._core.storage import Result
 from lambdahat.randommatrix.batch_readings import NoiseModel, Reading, noise_model
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
-from lambdahat.storage import Result
 
 MODELS = ("additive", "multiplicative", "directional")
 NEGLIGIBLE = 0.1  # of the largest eigenvalue

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._check import describe, require, require_positive
+from lambdahat._core.check import describe, require, require_positive
 from lambdahat.results import Array, Estimate, student_quantile
 
 LEAST_RATE = 1e-6  # of the limit with all data, where the search for the limit with noise ends

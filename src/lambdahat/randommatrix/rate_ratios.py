@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambdahat._check import require, require_count
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.estimators.eigen import eigenpairs as extreme_eigenpairs
+from lambdahat._core.check import require, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import Result
+from lambdahat.estimators import eigenpairs as extreme_eigenpairs
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Eigenpairs, Estimate
-from lambdahat.storage import Result
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")  # torch's names for what momentum keeps
 SMALL = 1e-8  # of the gradient's norm: Adam's second moment must not see the probe

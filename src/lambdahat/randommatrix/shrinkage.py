@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lambdahat._check import require, require_positive
+from lambdahat._core.check import require, require_positive
+from lambdahat._core.storage import Result
 from lambdahat.randommatrix.rate_limits import propagated
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Estimate, Spectrum
-from lambdahat.storage import Result
 
 
 class Shrinkage(NamedTuple):

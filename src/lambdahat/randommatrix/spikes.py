@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from lambdahat._check import describe, require, require_count, require_positive
+from lambdahat._core.check import describe, require, require_count, require_positive
 from lambdahat.results import Array
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._check import describe, require, require_choice, require_count, require_positive
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.batches import Batch, concatenate, take
+from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.batches import Batch, concatenate, take
 from lambdahat.randommatrix.rate_limits import PositiveEstimate
 from lambdahat.results import Array
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import airy
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.randommatrix.free_convolution import FreeSum
 from lambdahat.randommatrix.laws import Law, MarchenkoPastur
 from lambdahat.results import Array

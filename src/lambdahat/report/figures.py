@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lambdahat._check import describe, require
-from lambdahat.measurements import Measurement
+from lambdahat._core.check import describe, require
+from lambdahat._core.storage import write_atomically
 from lambdahat.report import coefficient_charts, run_charts, spectral_charts  # noqa: F401  (registers the charts)
 from lambdahat.report.matplotlib_charts import draw, size_of
 from lambdahat.report.style import new_figure, tidy
 from lambdahat.results.charts import Chart, charts_of
-from lambdahat.storage import write_atomically
+from lambdahat.results.measurement import Measurement
 from lambdahat.training.runs import Run
 
 if TYPE_CHECKING:

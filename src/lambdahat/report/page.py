@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lambdahat._check import require
+from lambdahat._core.check import require
+from lambdahat._core.storage import write_atomically
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.experiments.kit.store import stores_in
 from lambdahat.report.page_markup import document
 from lambdahat.report.sections import Section, named_results, section_of_result, section_of_store
-from lambdahat.storage import write_atomically
 
 Find = Callable[[str], Experiment]
 

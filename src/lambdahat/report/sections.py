@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdahat._check import describe, require
+from lambdahat._core.check import describe, require
+from lambdahat._core.storage import is_result_file
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.kit.claims import Table, Verdict
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings
 from lambdahat.experiments.kit.store import Store
-from lambdahat.measurements import Measurement
 from lambdahat.randommatrix import Advice
 from lambdahat.report import figures  # noqa: F401  (registers the charts)
 from lambdahat.report.configurations import in_full, in_short
@@ -33,9 +33,9 @@ from lambdahat.results.charts import (
     settings_text,
     value_text,
 )
+from lambdahat.results.measurement import Measurement
 from lambdahat.singular.curves import CoefficientCurve
 from lambdahat.singular.verification import Verification
-from lambdahat.storage import is_result_file
 from lambdahat.training.runs import Run
 
 

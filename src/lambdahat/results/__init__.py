@@ -15,13 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.storage import Result as Result
+from lambdahat._core.storage import Status as Status
+from lambdahat._core.storage import write_atomically as write_atomically
 from lambdahat.maxent import Density as Density
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.maxent.bases import polynomials, to_unit
-from lambdahat.storage import Result as Result
-from lambdahat.storage import Status as Status
-from lambdahat.storage import write_atomically as write_atomically
 
 Array = NDArray[np.float64]
 # a node is resolved when its residual is below this part of the distance to its neighbours

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lambdahat._check import require, require_choice
+from lambdahat._core.check import require, require_choice
 from lambdahat.results import Array, Estimate, LearningCoefficient, Status, student_quantile
 
 STYLES = ("line", "points", "joined", "bars", "step", "stems", "segments", "area", "rug")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lambdahat._check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains
 from lambdahat.sampling import hamiltonian_pilot, unadjusted

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lambdahat._core.capture import beside, side_stream
 from lambdahat.operators.linearise import repeated
-from lambdahat.operators.replay import beside, side_stream
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Ground, Record, Runner

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._rng import derived_seed
+from lambdahat._core.rng import derived_seed
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Diagnostics, Estimate, Status
 from lambdahat.sampling.gradients import OneByOne, full_data

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambdahat._check import describe, require
+from lambdahat._core.check import describe, require
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem

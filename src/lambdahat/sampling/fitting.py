@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from lambdahat._check import require
-from lambdahat.batches import free_memory, take
-from lambdahat.memory import PASS, LiveBytes, rows_within
+from lambdahat._core.check import require
 from lambdahat.problem import Problem
-from lambdahat.recomputing import recomputing
+from lambdahat.problem.batches import free_memory, take
+from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.memory import PASS, LiveBytes, rows_within
 from lambdahat.sampling.diagnostics import is_probed, probed_alone
 from lambdahat.sampling.hamiltonian import HMC
 from lambdahat.sampling.kernels import Kernel

@@ -9,10 +9,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from lambdahat.batches import Batch
-from lambdahat.evaluators import Parameters
 from lambdahat.problem import Problem
-from lambdahat.recomputing import recomputing
+from lambdahat.problem.batches import Batch
+from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.evaluators import Parameters
 from lambdahat.sampling.minibatches import Minibatches
 from lambdahat.sampling.recorded import Recorded
 from lambdahat.sampling.unfolded import UnfoldedConvolutions

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_count
+from lambdahat._core.check import require_count
 from lambdahat.sampling.kernels import Evaluate, Info, Kernel, Localization, State, require_share
 from lambdahat.sampling.streams import Streams
 

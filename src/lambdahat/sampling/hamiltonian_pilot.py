@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat._progress import report
+from lambdahat._core.progress import report
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.sampling.hamiltonian import FEWEST, HMC

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lambdahat._check import describe, require, require_positive
+from lambdahat._core.check import describe, require, require_positive
 from lambdahat.sampling.mass import KroneckerScale
 from lambdahat.sampling.streams import Streams
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lambdahat._check import require
-from lambdahat.batches import Batch, concatenate
+from lambdahat._core.check import require
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch, concatenate
 from lambdahat.sampling.per_sample import SampleLosses
 from lambdahat.sampling.streams import Streams
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from lambdahat._check import require, require_choice
-from lambdahat.batches import rng_untouched
+from lambdahat._core.check import require, require_choice
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import rng_untouched
 from lambdahat.sampling.cuda_graphs import GraphRunner
 from lambdahat.sampling.fitting import Demand, pieces_within
 from lambdahat.sampling.gradients import OneByOne, Together

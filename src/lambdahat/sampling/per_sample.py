@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat.batches import Batch, rows_of, take
-from lambdahat.evaluators import Parameters
+from lambdahat._core.check import require
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch, rows_of, take
+from lambdahat.problem.evaluators import Parameters
 
 CHUNK = 256
 

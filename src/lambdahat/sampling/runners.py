@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import describe
+from lambdahat._core.check import describe
 from lambdahat.operators.linearise import repeated
 from lambdahat.problem import Problem
 from lambdahat.sampling.gradients import OneByOne, Together, full_data, on_batches

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat._precision import default_context
-from lambdahat._progress import report
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.precision import default_context
+from lambdahat._core.progress import report
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.space import Space, matcher
 from lambdahat.results import Array, Chains
 from lambdahat.sampling.diagnostics import AcceptanceProbe, diagnose, verdict
 from lambdahat.sampling.kernels import Kernel, Localization, require_localization
 from lambdahat.sampling.mass import KroneckerScale
 from lambdahat.sampling.modes import AnyRunner, make_runner
 from lambdahat.sampling.runners import Observable, Plan, Record
-from lambdahat.space import Space, matcher
 
 PIECES = 20
 MOST_STRETCHES = 40

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat._progress import report
-from lambdahat._rng import generator
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Estimate

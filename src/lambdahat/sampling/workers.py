@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.problem import Problem
-from lambdahat.ranks import in_a_group
+from lambdahat.problem.distributed import in_a_group
 from lambdahat.sampling.gradients import OneByOne
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Ground, Record, Runner

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.per_sample import SampleLosses

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import describe, require, require_choice, require_positive
-from lambdahat._progress import report
+from lambdahat._core.check import describe, require, require_choice, require_positive
+from lambdahat._core.progress import report
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Result, Status
 from lambdahat.sampling.estimand import NAMES, default_localization, inverse_temperature

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat._check import require, require_positive
+from lambdahat._core.check import require, require_positive
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.operators.matrix import OperatorLike, as_operator

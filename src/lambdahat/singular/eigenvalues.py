@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from scipy.linalg import hessenberg
 from torch import Tensor
 
-from lambdahat._check import require_count
-from lambdahat.estimators.spectra import DEFAULT_DEPTH, spectrum
+from lambdahat._core.check import require_count
+from lambdahat.estimators import DEFAULT_DEPTH, spectrum
 from lambdahat.krylov import BREAKDOWN, require_finite, require_symmetric
 from lambdahat.operators.base import LinearOperator
 from lambdahat.results import Array, Estimate, Spectrum, Status

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_choice, require_count, require_positive
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.spectra import DEFAULT_DEPTH
+from lambdahat._core.check import require_choice, require_count, require_positive
+from lambdahat.estimators import DEFAULT_DEPTH, eigenpairs
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian

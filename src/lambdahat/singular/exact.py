@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_count, require_positive
+from lambdahat._core.check import require, require_count, require_positive
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Result
 from lambdahat.singular.crossings import checked_exponents

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from scipy import optimize, special
 
-from lambdahat._check import require, require_count
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.check import require, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.automatic import Drawn

@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_count, require_positive
-from lambdahat._rng import generator
+from lambdahat._core.check import require_count, require_positive
+from lambdahat._core.rng import generator
 from lambdahat.results import Estimate, Status
 
 TAILS = 10.0  # degrees of freedom of the proposal: its tails are heavier than the posterior's

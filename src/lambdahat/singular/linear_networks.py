@@ -10,9 +10,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_count, require_positive
-from lambdahat._progress import report
-from lambdahat._rng import generator
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
 from lambdahat.sampling.diagnostics import RHAT

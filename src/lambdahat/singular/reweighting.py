@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lambdahat._check import require, require_positive
+from lambdahat._core.check import require, require_positive
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.singular.stretches import in_stretches, jackknife
 

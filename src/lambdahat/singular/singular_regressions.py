@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
 from lambdahat.singular.exact import deep_linear

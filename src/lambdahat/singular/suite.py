@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import digest
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
@@ -36,7 +37,6 @@ from lambdahat.singular.exact import (
 from lambdahat.singular.importance import logistic_expectation, logistic_minimum
 from lambdahat.singular.singular_regressions import singular_regressions
 from lambdahat.singular.verification import Case
-from lambdahat.storage import digest
 
 POPULATION = 100_000  # the samples that a loss without data stands for
 SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (  # widths, true rank, samples

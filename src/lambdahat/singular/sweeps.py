@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lambdahat._check import require, require_count, require_positive
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Result, Status
 from lambdahat.sampling.estimand import inverse_temperature

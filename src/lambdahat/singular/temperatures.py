@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from lambdahat._check import require, require_positive
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed
+from lambdahat._core.check import require, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.automatic import Drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate
 from lambdahat.sampling.automatic import Drawn, drawn

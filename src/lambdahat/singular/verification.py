@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lambdahat._check import require, require_count
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed
+from lambdahat._core.check import require, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed
+from lambdahat._core.storage import Damaged, digest
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, student_quantile
 from lambdahat.singular.coefficient import llc
-from lambdahat.storage import Damaged, digest
 
 TOLERANCE = 0.15  # the largest relative error that passes
 LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and of that which must

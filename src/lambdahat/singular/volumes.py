@@ -13,12 +13,12 @@ from scipy.special import digamma
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._check import require, require_count, require_positive
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.batches import Batch, free_memory
-from lambdahat.memory import PASS
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.batches import Batch, free_memory
+from lambdahat.problem.memory import PASS
 from lambdahat.results import Array, Estimate, Result, Status
 
 POPULATIONS = 8  # runs beside each other: their spread is the error

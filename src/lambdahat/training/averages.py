@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lambdahat.batches import Batch
-from lambdahat.network import BATCH_NORMS, accumulating
+from lambdahat.problem.batches import Batch
+from lambdahat.problem.network import BATCH_NORMS, accumulating
 from lambdahat.training.feeding import Feed
 from lambdahat.training.subjects import Subject, modes
 

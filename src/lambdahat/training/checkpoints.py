@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat.storage import (
+from lambdahat._core.check import require
+from lambdahat._core.storage import (
     DIGEST,
     Damaged,
     digest,

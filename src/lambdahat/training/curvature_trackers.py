@@ -10,15 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdahat._check import require, require_count, require_positive
-from lambdahat.estimators.flatness import gradient_overlap
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._measure import without_vectors
+from lambdahat.estimators import gradient_overlap, spectrum, trace
 from lambdahat.estimators.sequential import MINIMUM
-from lambdahat.estimators.spectra import spectrum
-from lambdahat.estimators.traces import trace
-from lambdahat.measuring import without_vectors
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.closed_form import MAX_ROUNDS
 from lambdahat.operators.curvature import hessian
+from lambdahat.operators.exact.closed_form import MAX_ROUNDS
 from lambdahat.problem import Problem
 from lambdahat.results import Eigenpairs, Estimate
 from lambdahat.training.measuring_base import Reading, SampledTracker, with_errors

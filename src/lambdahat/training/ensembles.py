@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import describe, require, require_choice, require_count
-from lambdahat._progress import report
-from lambdahat.batches import concatenate
+from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.progress import report
 from lambdahat.optim.ngd import require_settings
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import concatenate
 from lambdahat.results import Array, Result, Status
 from lambdahat.training.feeding import epoch_order
 from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepped

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from lambdahat._check import require
-from lambdahat._rng import generator
-from lambdahat.batches import Batch, Batches, concatenate, rng_untouched
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import digest_tensors
 from lambdahat.problem import Problem
-from lambdahat.ranks import told
-from lambdahat.storage import digest_tensors
+from lambdahat.problem.batches import Batch, Batches, concatenate, rng_untouched
+from lambdahat.problem.distributed import told
 
 FIRST_LEAVES, FIRST_ROWS = 4, 16  # what a digest looks at
 ROUNDING = 1e-5  # by which the same data may differ from machine to machine

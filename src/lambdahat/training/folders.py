@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require
+from lambdahat._core.check import require
+from lambdahat._core.storage import read_json, unseal, write_sealed
 from lambdahat.data.loading import load
 from lambdahat.data.splits import Split
 from lambdahat.models.registry import make_model
-from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
-from lambdahat.storage import read_json, unseal, write_sealed
+from lambdahat.problem.network import named_tensors
 from lambdahat.training.checkpoints import Checkpoints, read
 
 WHICH = ("last", "best")

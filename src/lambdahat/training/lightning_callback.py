@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.problem import Problem
-from lambdahat.ranks import on_one_rank
+from lambdahat.problem.distributed import on_one_rank
 from lambdahat.training.loggers import numbers
 from lambdahat.training.measuring_base import Row, Tracker
 from lambdahat.training.tracked_loops import Tracking

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 
 LOGGERS = ("tensorboard", "wandb")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
 from lambdahat.problem import Problem, require_problem
 from lambdahat.training.feeding import Augment
 from lambdahat.training.loggers import require_loggers

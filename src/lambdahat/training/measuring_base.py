@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat.batches import rng_untouched
+from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.batches import rng_untouched
 from lambdahat.results import Estimate, Result, Status
 
 UNITS = ("step", "epoch")

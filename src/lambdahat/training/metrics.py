@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat.storage import Damaged, seal, unseal, write_atomically
+from lambdahat._core.check import require
+from lambdahat._core.storage import Damaged, seal, unseal, write_atomically
 
 Row = dict[str, Any]
 LEFT = re.compile(r"[0-9a-f]{32}")  # a digest whose key is damaged

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import describe, require
+from lambdahat._core.check import describe, require
 
 
 def pack(state: Any) -> tuple[dict[str, Tensor], Any]:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat.batches import Batch
-from lambdahat.evaluators import Evaluator
-from lambdahat.losses import Custom
+from lambdahat._core.capture import Replay, beside, side_stream
 from lambdahat.operators.linearise import saved_bytes
-from lambdahat.operators.replay import Replay, beside, side_stream
+from lambdahat.problem.batches import Batch
+from lambdahat.problem.evaluators import Evaluator
+from lambdahat.problem.losses import Custom
 from lambdahat.training.subjects import Subject
 
 Norm = Callable[[list[Tensor]], Tensor]  # of all tensors as one vector

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.results import Array, Result, Status
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lambdahat._check import describe, require, require_count
-from lambdahat.estimators.variances import variance
+from lambdahat._core.check import describe, require, require_count
+from lambdahat.estimators import variance
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, LearningCoefficient
 from lambdahat.sampling.automatic import check_settings

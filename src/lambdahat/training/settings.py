@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat.training.feeding import same_contents
 from lambdahat.training.subjects import PRECISIONS
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_map
 
-from lambdahat._check import require
-from lambdahat.batches import Batch
-from lambdahat.evaluators import Evaluator
-from lambdahat.losses import IGNORE, Loss
-from lambdahat.operators.replay import Replay
+from lambdahat._core.capture import Replay
+from lambdahat._core.check import require
 from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
 from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch
+from lambdahat.problem.evaluators import Evaluator
+from lambdahat.problem.losses import IGNORE, Loss
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 STATISTICS = (nn.modules.batchnorm._BatchNorm,)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from lambdahat._check import require
+from lambdahat._core.check import require
 from lambdahat.operators.base import LinearOperator
 from lambdahat.optim.padam import Padam
 from lambdahat.optim.spectral_sgd import SpectralSGD

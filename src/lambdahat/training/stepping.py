@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat.batches import Batch
-from lambdahat.derivatives import true_second_derivatives
+from lambdahat._core.check import require
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.products import BatchProduct
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch
+from lambdahat.problem.derivatives import true_second_derivatives
 from lambdahat.training.feeding import Feed
 from lambdahat.training.recorded_gradients import RecordedGradients
 from lambdahat.training.subjects import Subject

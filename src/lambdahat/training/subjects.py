@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require
-from lambdahat.batches import Batch
-from lambdahat.evaluators import AnyEvaluator, FunctionEvaluator, OutputEvaluator
-from lambdahat.losses import IGNORE, Loss
-from lambdahat.network import named_tensors
+from lambdahat._core.check import require
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batch
+from lambdahat.problem.evaluators import AnyEvaluator, FunctionEvaluator, OutputEvaluator
+from lambdahat.problem.losses import IGNORE, Loss
+from lambdahat.problem.network import named_tensors
 
 Judge = Callable[[Any, Any], Tensor]
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lambdahat._check import require, require_count
+from lambdahat._core.check import require, require_count
+from lambdahat._core.storage import read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
-from lambdahat.storage import read_json, unseal, write_sealed
 from lambdahat.training.feeding import contents
 from lambdahat.training.measuring_base import Row, Tracker, described_tracker
 from lambdahat.training.metrics import Metrics

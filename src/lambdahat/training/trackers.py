@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
-from lambdahat._check import require, require_choice
+from lambdahat._core.check import require, require_choice
 from lambdahat.training.curvature_trackers import (
     EdgeTracker,
     SpectrumTracker,

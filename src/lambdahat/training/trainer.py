@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed
-from lambdahat.batches import Batches, make_batches, rng_untouched
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed
 from lambdahat.problem import DEFAULT_BATCH, Problem
+from lambdahat.problem.batches import Batches, make_batches, rng_untouched
 from lambdahat.results import Status
 from lambdahat.training.averages import averaged_model
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors

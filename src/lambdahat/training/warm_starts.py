@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat.estimators.eigen import basis_capacity, eigenpairs
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat.estimators import basis_capacity, eigenpairs
 from lambdahat.krylov import (
     ROUNDING,
     Krylov,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.experiments.averaging import (
     adam_ia,
     averaging_dimension,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.polynomial.chebyshev import chebvander
 
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import spectrum
 from lambdahat.experiments.graph_spectra import (
     clusters,
     communities,

@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 from numpy.polynomial.chebyshev import chebvander
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.experiments.kit.store import outside_file

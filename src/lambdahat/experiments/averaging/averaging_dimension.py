@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.recipes import recipe

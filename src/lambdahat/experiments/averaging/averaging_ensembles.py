@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lambdahat._rng import derived_seed
-from lambdahat.batches import Batches
+from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.averaging.preconditions import unlearnt, unready
 from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import (
@@ -26,6 +25,7 @@ from lambdahat.experiments.averaging.runs import (
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.problem.batches import Batches
 from lambdahat.results.charts import Chart
 
 AGNOSTIC = 1.0  # points

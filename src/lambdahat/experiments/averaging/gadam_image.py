@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import spectrum
 from lambdahat.experiments.averaging.networks import family
 from lambdahat.experiments.averaging.preconditions import unlearnt, unready
 from lambdahat.experiments.averaging.recipes import BASES, FULL, recipe, shared_settings

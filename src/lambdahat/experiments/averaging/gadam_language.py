@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat._rng import generator
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
 from lambdahat.data.loading import load_text
 from lambdahat.data.texts import windows
 from lambdahat.experiments.averaging.plans import Averages, Plan

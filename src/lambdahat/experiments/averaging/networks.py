@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.experiments.kit.training import NETWORKS as LARGE
 from lambdahat.models import preresnet, resnet50, wide_resnet
 from lambdahat.models.initial import he, initialize

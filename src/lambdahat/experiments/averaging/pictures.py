@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
-from lambdahat._rng import generator
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
 from lambdahat.data.imagenet import ImageFolder
 from lambdahat.data.loading import load
 from lambdahat.experiments.averaging.networks import network

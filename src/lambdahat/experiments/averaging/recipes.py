@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lambdahat._check import require_choice
+from lambdahat._core.check import require_choice
 from lambdahat.experiments.kit.cells import Cell, settings_of
 from lambdahat.optim.averaged_descent import SWA, Averaged
 from lambdahat.optim.gadam import Gadam, GadamX

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat.batches import Batches
 from lambdahat.data.augmentation import augment
 from lambdahat.experiments.averaging.networks import network, parameters_of
 from lambdahat.experiments.averaging.recipes import FULL, make_optimizer, schedule_of
@@ -21,6 +20,7 @@ from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
 from lambdahat.experiments.kit.training import Watch, images
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batches
 from lambdahat.training import fit
 from lambdahat.training.stepping import joint_norm
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lambdahat._rng import derived_seed
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.spectra import spectrum
+from lambdahat._core.rng import derived_seed
+from lambdahat.estimators import eigenpairs, spectrum
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, over_seeds, settings_of, stems
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject

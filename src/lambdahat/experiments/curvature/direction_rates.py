@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat.estimators import eigenpairs
 from lambdahat.experiments.kit.cells import (
     Cell,
     Row,

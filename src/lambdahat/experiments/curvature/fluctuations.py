@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat._rng import derived_seed
+from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment

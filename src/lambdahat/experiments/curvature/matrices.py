@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.randommatrix.laws import Law, MarchenkoPastur, Semicircle
 
 WIGNER = "Wigner"

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat.estimators.landscapes import landscape
-from lambdahat.estimators.spectra import quadrature
+from lambdahat.estimators import landscape, quadrature
 from lambdahat.experiments.curvature.suite_claims import charts, claims, tables
 from lambdahat.experiments.kit.cells import Cell, Row, Scale, settings_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.experiments.curvature.matrices import known_values, unit_start
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference

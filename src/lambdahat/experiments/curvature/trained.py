@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.data.augmentation import augment
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat.estimators import eigenpairs
 from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.experiments.kit.training import Images, curvature_problem
 from lambdahat.operators.curvature import hessian

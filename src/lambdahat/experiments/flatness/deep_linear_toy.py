@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, gap, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
 from lambdahat.experiments.kit.experiment import FLATNESS, Experiment

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat.estimators import eigenpairs
 from lambdahat.experiments.kit.cells import (
     Cell,
     Row,

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lambdahat.estimators.degeneracy import rank_bound
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import rank_bound, spectrum
 from lambdahat.experiments.kit.cells import (
     Cell,
     Row,

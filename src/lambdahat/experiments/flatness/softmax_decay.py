@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
-from lambdahat._progress import report
-from lambdahat._rng import generator
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.data.loading import load
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.spectra import spectrum
-from lambdahat.estimators.traces import trace
+from lambdahat.estimators import eigenpairs, spectrum, trace
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, settings_of
 from lambdahat.experiments.kit.claims import (
     LEAST_EFFECT,

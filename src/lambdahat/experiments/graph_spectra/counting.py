@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lambdahat.estimators.spectra import lanczos_runs, moments, quadrature
+from lambdahat.estimators import lanczos_runs, moments, quadrature
 from lambdahat.experiments.kit.cells import Row
 from lambdahat.graphs.block_moments import BOUNDS
 from lambdahat.graphs.cluster_counts import CELLS, POINTS, TOLERANCE, clusters, find_gaps

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat._rng import derived_seed
+from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.subjects import real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Table

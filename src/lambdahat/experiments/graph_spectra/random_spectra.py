@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
-from lambdahat._rng import derived_seed
+from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.counting import first_moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference

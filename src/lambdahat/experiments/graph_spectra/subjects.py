@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse.csgraph import breadth_first_order
 
-from lambdahat._rng import derived_seed
+from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.store import outside_file
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.sources import graph

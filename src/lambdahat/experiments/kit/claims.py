@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from lambdahat._check import require_choice
-from lambdahat.storage import Result
+from lambdahat._core.check import require_choice
+from lambdahat._core.storage import Result
 
 LEVEL = 0.05
 POWER = 0.8  # that a planned number of seeds is to have

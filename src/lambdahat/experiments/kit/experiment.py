@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lambdahat._check import require, require_choice
+from lambdahat._core.check import require, require_choice
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of, label_of
 from lambdahat.experiments.kit.claims import (
     FAILS,

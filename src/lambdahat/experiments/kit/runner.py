@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat._progress import report
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.progress import report
 from lambdahat.data.files import noting_data
 from lambdahat.experiments.kit.cells import Cell, Row, key_of, label_of
 from lambdahat.experiments.kit.experiment import Experiment

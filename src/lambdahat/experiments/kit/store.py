@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 
-from lambdahat._check import require
+from lambdahat._core.check import require
+from lambdahat._core.storage import Damaged, digest
 from lambdahat.data.files import file_digest, note_data, roots
 from lambdahat.data.loading import data_digest
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of
-from lambdahat.storage import Damaged, digest
 
 SUFFIX = ".sqlite"
 TABLES = """

@@ -15,20 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from lambdahat._check import require, require_choice
-from lambdahat._rng import generator
-from lambdahat.batches import rng_untouched
+from lambdahat._core.check import require, require_choice
+from lambdahat._core.rng import generator
 from lambdahat.data.augmentation import augment
 from lambdahat.data.loading import load
-from lambdahat.estimators.norms import frobenius_norm
-from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators import frobenius_norm, spectrum
 from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet
-from lambdahat.network import BATCH_NORMS
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.schedules import linear_decay
 from lambdahat.problem import Problem
+from lambdahat.problem.batches import rng_untouched
+from lambdahat.problem.network import BATCH_NORMS
 from lambdahat.results.charts import short
 from lambdahat.training import Run, fit
 

@@ -14,9 +14,8 @@ import torch
 from numpy.polynomial.chebyshev import chebvander
 from torch import Tensor
 
-from lambdahat._rng import generator
-from lambdahat.estimators.determinants import logdet
-from lambdahat.estimators.spectra import moments
+from lambdahat._core.rng import generator
+from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment

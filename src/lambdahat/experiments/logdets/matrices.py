@@ -13,8 +13,8 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from lambdahat._rng import generator
-from lambdahat.estimators.determinants import logdet
+from lambdahat._core.rng import generator
+from lambdahat.estimators import logdet
 from lambdahat.experiments.kit.store import outside_file
 from lambdahat.operators.matrix import Matrix, operator
 from lambdahat.results import Array

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
-from lambdahat.estimators.spectra import moments
+from lambdahat.estimators import moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment

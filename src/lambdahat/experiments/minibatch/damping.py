@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lambdahat._check import require_choice
-from lambdahat._progress import report
-from lambdahat._rng import generator
+from lambdahat._core.check import require_choice
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.experiments.minibatch.damping_claims import RATE
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
 from lambdahat.experiments.minibatch.rate_claims import FALL, LOST, SAME

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed, generator
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.spectra import spectrum
-from lambdahat.estimators.variances import variance
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
+from lambdahat.estimators import eigenpairs, spectrum, variance
 from lambdahat.experiments.minibatch.eigen_subjects import Effort, Subject
 from lambdahat.experiments.minibatch.points import CLAIMED_SIZE, BatchCell, CurvaturePoint
 from lambdahat.krylov import lanczos, random_vector

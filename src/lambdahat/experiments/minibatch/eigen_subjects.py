@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.loading import load
 from lambdahat.data.splits import Split
 from lambdahat.models.registry import make_model

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from torch import Tensor
 
+from lambdahat._core.storage import Result
 from lambdahat.experiments.kit.claims import Reading, mean_of
-from lambdahat.storage import Result
 
 Array = NDArray[np.float64]
 Passes = Callable[[Tensor], Tensor]

@@ -11,9 +11,9 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.loading import load
 from lambdahat.data.splits import Split
 from lambdahat.experiments.kit.cells import Row

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import torch
 
+from lambdahat._core.storage import Result
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
 from lambdahat.randommatrix.bulk import BulkFit, continuous_region, fit_bulk
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
-from lambdahat.storage import Result
 
 MODELS = ("additive", "multiplicative", "directional")
 ENDS = ("largest", "smallest")

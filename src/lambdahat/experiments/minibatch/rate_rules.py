@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.variances import variance
+from lambdahat._core.storage import Result
+from lambdahat.estimators import eigenpairs, variance
 from lambdahat.experiments.minibatch.rate_subjects import Ground
 from lambdahat.experiments.minibatch.stacked_networks import MOMENTUM, Cells, Settings
 from lambdahat.operators.curvature import hessian
@@ -24,7 +24,6 @@ from lambdahat.randommatrix import (
     stability_limit,
 )
 from lambdahat.results import Eigenpairs, Estimate
-from lambdahat.storage import Result
 
 Noise = Estimate | DirectionalVariance
 

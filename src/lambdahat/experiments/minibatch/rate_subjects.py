@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.check import require
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.splits import Split
 from lambdahat.experiments.minibatch.eigen_subjects import cut, load_split
 from lambdahat.models.registry import make_model

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_choice
+from lambdahat._core.check import require_choice
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
 from lambdahat.experiments.minibatch.rate_claims import FALL, LOST, SAME
 from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of, trained_from

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lambdahat._core.storage import Result
 from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.minibatch.rate_subjects import Ground
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
-from lambdahat.storage import Result
 
 LEAST = 16  # batch size: smaller ones take long and nobody scales down to them
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 
 
 class Softmax:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lambdahat._progress import report
+from lambdahat._core.progress import report
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import NGD, Experiment, Size

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lambdahat._progress import report
-from lambdahat.estimators.traces import trace
+from lambdahat._core.progress import report
+from lambdahat.estimators import trace
 from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.ngd.training import Point, Subject, Way, at_equal_loss
 from lambdahat.operators.curvature import hessian

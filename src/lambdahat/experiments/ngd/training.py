@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from lambdahat._check import require, require_choice
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.check import require, require_choice
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
+from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.data.files import note_data
 from lambdahat.data.loading import data_digest, load
 from lambdahat.experiments.kit.cells import Cell, Row
@@ -30,7 +31,6 @@ from lambdahat.models.lenet import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
-from lambdahat.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.training.ensembles import DEFAULTS
 from lambdahat.training.feeding import epoch_order
 from lambdahat.training.loop import fit

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from lambdahat._rng import generator
+from lambdahat._core.rng import generator
 from lambdahat.data.loading import load
 from lambdahat.data.synthetic import synthetic_regression
 from lambdahat.experiments.kit.cells import Cell

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
-from lambdahat._rng import derived_seed
+from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lambdahat._rng import derived_seed, generator
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.loading import load
-from lambdahat.estimators.eigen import eigenpairs, power_iteration
+from lambdahat.estimators import eigenpairs, power_iteration
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lambdahat._progress import report
-from lambdahat._rng import derived_seed, generator
-from lambdahat.estimators.eigen import eigenpairs
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
+from lambdahat.estimators import eigenpairs
 from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._rng import derived_seed
+from lambdahat._core.rng import derived_seed
 from lambdahat.data.logic import xor, xord
 from lambdahat.experiments.kit.cells import Cell
 from lambdahat.experiments.kit.experiment import PRINTED_RATES, REGULARIZATION, Experiment, Size

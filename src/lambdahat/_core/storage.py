@@ -1,0 +1,651 @@
+"""Files that are read back: digests that show damage, atomic writes, and results with the status
+each one carries.
+
+On disk a result is a JSON file, written last and atomically, plus one ``.npz`` for its arrays whose
+name holds a digest of its contents: a reader never sees half a result, and a killed writer leaves
+the old one whole.
+
+Every JSON document that is read back is sealed: it carries a digest of everything else it says
+(``seal``), and its digests of other files cover those. A file that differs from what was written
+raises ``Damaged``, which names it. Documents written before version 2 of a format have no seal, and
+are read without that check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Mapping
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lambdahat._core.check import describe, require
+
+FORMAT = "lambdahat"
+FORMAT_VERSION = 2  # 1 had no digest
+DIGEST = "digest"  # the key of a document's digest of all else in it
+HEAD = f'{{\n "format": "{FORMAT}"'.encode()  # what the file of a result begins with
+FEW = 5  # parts of a tuple or a mapping that the text of a result shows
+LONG = 80  # letters of a result within it
+BUFFER = 1 << 18
+SMALL = 64 << 20  # bytes that any packed file may unpack to
+RATIO = (
+    50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
+)
+# the results in modules that ``import lambdahat`` leaves out; reading a file that holds one imports
+# its module
+LATER = {
+    "bench.records": "BenchResult BenchRow",
+    "experiments.minibatch.frontiers": "Frontier",
+    "experiments.minibatch.points": "BatchCell CurvaturePoint",
+    "experiments.minibatch.rate_rules": "RateRule",
+    "experiments.minibatch.scaling_runs": "ScalingRuns",
+    "experiments.kit.claims": "Table Verdict",
+    "graphs.cluster_counts": "Clusters Gap",
+    "graphs.divergences": "Similarity",
+    "graphs.model_fits": "ModelChoice ModelFit",
+    "graphs.perturbations": "EdgePerturbation",
+    "graphs.spectra": "GraphSpectrum",
+    "randommatrix.advice": "Advice",
+    "randommatrix.advice_rules": "Recommendation",
+    "randommatrix.batch_curvature": "BatchEigenvalues",
+    "randommatrix.bulk": "BulkFit",
+    "randommatrix.comparison": "BatchComparison",
+    "randommatrix.directions": "DirectionalVariance",
+    "randommatrix.noise_levels": "BatchLevels BatchView NoiseLevels",
+    "randommatrix.noisy_quadratic": "IterateLaw",
+    "randommatrix.predictions": "BatchPrediction PredictedOutlier",
+    "randommatrix.rate_limits": "PositiveEstimate",
+    "randommatrix.rate_ratios": "RateRatio",
+    "randommatrix.shrinkage": "LinearShrinkage",
+    "randommatrix.stable_rates": "StableRate",
+    "training.ensembles": "Ensemble",
+    "training.runs": "Run",
+}
+
+
+class Damaged(ValueError):
+    """A file is not as it was written; the message names it."""
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def update_digest(found: Any, tensor: Tensor, headed: bool = True) -> None:
+    """Add all bytes of a tensor, with ``headed`` after its dtype and shape, to a ``hashlib``
+    object.
+    """
+    plain = tensor.detach()
+    if headed:
+        found.update(f"{plain.dtype} {tuple(plain.shape)} {plain.layout}".encode())
+    if plain.layout == torch.sparse_coo:
+        plain = plain.coalesce()
+        parts = [plain.indices(), plain.values()]
+    elif plain.layout != torch.strided:
+        parts = [plain.to_dense()]
+    else:
+        parts = [torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain]
+    for part in parts:
+        found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the names, dtypes, shapes and bytes of tensors, on any device."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        found.update(f"{len(name)} {name} ".encode())
+        update_digest(found, tensor)
+    return found.hexdigest()[:32]
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON document with a digest of all it says; ``unseal`` checks it and takes it off.
+
+    >>> seal({"step": 3})
+    {'step': 3, 'digest': 'f2c76473acac2fa2146cd9615b918e8a'}
+    """
+    require(
+        DIGEST not in document,
+        f"the key {DIGEST!r}",
+        "be left to the digest of a document",
+        "one of its own",
+    )
+    return {**document, DIGEST: _digest_of(document)}
+
+
+def unseal(document: Any, where: str | Path, sealed: bool = True) -> dict[str, Any]:
+    """The document that ``seal`` was given, read from the file ``where``; without ``sealed`` a
+    digest may be missing.
+
+    Raises:
+        Damaged: If it says anything else than what was sealed.
+    """
+    told = document.get(DIGEST) if isinstance(document, dict) else None
+    if not isinstance(document, dict) or (sealed and told is None):
+        raise Damaged(f"{where} is damaged: it has no digest of its contents")
+    rest = {key: value for key, value in document.items() if key != DIGEST}
+    if told is not None and told != _digest_of(rest):
+        raise Damaged(f"{where} is damaged: its contents do not match their digest")
+    return rest
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file; ``Damaged`` where there is none."""
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: it is not JSON ({error})") from error
+
+
+def write_sealed(path: Path, document: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a JSON document with its digest, atomically."""
+    write_atomically(path, json.dumps(seal(document), indent=indent, ensure_ascii=False).encode())
+
+
+def _digest_of(document: Mapping[str, Any]) -> str:
+    """Of a document as JSON without white space: what a file says, not how it is laid out."""
+    return digest(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())[:32]
+
+
+class Status(Enum):
+    """How a computation ended; the value is the remedy, empty when none is needed."""
+
+    CONVERGED = ""
+    BUDGET_SPENT = (
+        "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
+    )
+    SAMPLES_SPENT = (
+        "The rounds of random signals ran out before the tolerance was reached: raise tol."
+    )
+    NOT_CONVERGED = (
+        "Residuals are above tol, or further copies are not ruled out: raise max_matvecs, or"
+        " lower k."
+    )
+    PRECISION_LIMIT = (
+        "Rounding, also in the model, stops further progress: use dtype=torch.float64, or raise"
+        " tol."
+    )
+    QUADRATURE = "The quadrature has not settled: raise depth."
+    POSITIVITY = (
+        "No eigenvalue bound above 0 is known, nor was one seen: pass bounds, add a shift, or raise"
+        " depth."
+    )
+    NOT_A_MINIMUM = (
+        "The sampled loss fell below the loss at the centre: train further, or raise localization."
+    )
+    NOT_MIXED = "The chains disagree or still drift: raise draws and burn_in, or localization."
+    DIVERGED = "Chains ran away to infinite loss: lower step_size, or raise localization."
+    BOUNDED = "Chains ran into the bound and were pulled back: raise localization, or bound."
+    STEP_BIAS = "The steps are so large that they add much of the value: lower step_size."
+    REJECTED = "Nearly every proposal was rejected: lower step_size."
+    NOT_MOVING = "The chains did not move, so their spread says nothing: raise step_size."
+    GRADIENTS_SPENT = (
+        "The gradients ran out before the error was small and reliable: raise max_gradients or tol."
+    )
+    INDEFINITE = (
+        "The curvature is negative beyond the prior's, no minimum: train further, or raise"
+        " prior_precision."
+    )
+    NOT_STATIONARY = "The gradient has not vanished here: train further, or subtract the decrement."
+    NOT_ASYMPTOTIC = "The slope still changes along the levels used: raise levels, or lower radius."
+    MISFIT = (
+        "The points do not lie on a line within their errors: lower localization, or choose betas"
+        " closer together."
+    )
+    FEW_WEIGHTS = (
+        "A few draws carry nearly all the weight: sample at the temperature asked for instead."
+    )
+    MISMATCH = (
+        "The density does not match its moments within their error: ask for fewer moments, or wider"
+        " bounds."
+    )
+    NO_GAP = "No gap parts the small eigenvalues from the rest: raise moments, or pass cut."
+    UNRESOLVED = (
+        "Gaps narrower than the moments resolve are not ruled out by the least eigenvalues: raise"
+        " moments."
+    )
+    RIVAL_GAPS = (
+        "Several gaps are about as wide, so that no count is likelier than the others together: see"
+        " rivals."
+    )
+    NO_OUTLIER = (
+        "No eigenvalue stands apart from the bulk for sure: raise depth to resolve its edge, or"
+        " lower level."
+    )
+    NO_EDGE = (
+        "The bulk thins out without an edge, and what is called outliers may be its tail: count"
+        " only wide gaps."
+    )
+    TRAINING_DIVERGED = (
+        "The training loss is infinite or NaN: lower the learning rate, or pass clip."
+    )
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing needs doing."""
+        return self is Status.CONVERGED
+
+
+class Result:
+    """Base of all results: ``save(path)`` and ``load(path)``, and a short text for each, shapes in
+    place of arrays.
+    """
+
+    _types: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Result._types[cls.__name__] = cls
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = super(cls, cls).__repr__  # type: ignore[method-assign]  # or ``dataclass`` makes one of all
+
+    def __repr__(self) -> str:
+        pairs = [(part.name, getattr(self, part.name)) for part in dataclasses.fields(self)]  # type: ignore[arg-type]
+        told = [f"{name}={_short(value)}" for name, value in pairs if not _is_empty(value)]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    def save(self, path: str | Path) -> Path:
+        """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as
+        .npz.
+        """
+        path = _json_path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, NDArray[Any]] = {}
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "result": _encode(self, arrays),
+        }
+        if arrays:
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+            mark = digest(buffer.getvalue())
+            document["arrays"] = {"file": f"{path.stem}.{mark[:12]}.npz", "sha256": mark}
+            write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
+        stale = _arrays_file(path)
+        write_sealed(path, document, indent=1)
+        own = re.compile(
+            rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz"
+        )  # what a file names need not be ours
+        if (
+            stale is not None
+            and own.fullmatch(stale.name)
+            and stale.name != document.get("arrays", {}).get("file")
+        ):
+            stale.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote; ``Result.load`` reads any kind."""
+        path = _json_path(path)
+        require(
+            path.is_file(),
+            "path",
+            "name a result written by save()",
+            f"{path} (no such file)",
+            "",
+            FileNotFoundError,
+        )
+        try:
+            document = read_json(path)
+        except Damaged as error:
+            raise Damaged(
+                f"{path} is not a lambdahat result, or a damaged one: {error.__cause__}"
+            ) from error
+        ours = (
+            isinstance(document, dict) and document.get("format") == FORMAT and "result" in document
+        )
+        if not ours and isinstance(document, dict) and DIGEST in document:
+            unseal(document, path)
+        require(ours, "path", "name a result written by save()", f"{path} (other contents)")
+        version = document.get("version")
+        document = unseal(document, path, sealed=version == FORMAT_VERSION)
+        require(
+            version in (1, FORMAT_VERSION),
+            "path",
+            f"hold format version {FORMAT_VERSION} or 1",
+            f"version {version} in {path}",
+            "upgrade lambdahat to read it",
+        )
+        try:
+            result = _decode(document["result"], _read_arrays(path, document.get("arrays")))
+        except (Damaged, FileNotFoundError):
+            raise
+        except (
+            Exception
+        ) as error:  # whatever a file of another version, or one made by others, leads to
+            raise ValueError(
+                f"{path} holds unknown parts ({error}); upgrade lambdahat to read it"
+            ) from error
+        require(
+            isinstance(result, cls),
+            "path",
+            f"hold a {cls.__name__}",
+            f"a {type(result).__name__}",
+            f"call {type(result).__name__}.load, or Result.load for any kind",
+            TypeError,
+        )
+        return result  # type: ignore[no-any-return]
+
+
+def _short(value: Any) -> str:
+    """A value for the text of a result: long arrays by shape, results by value or name, the first
+    few of many.
+    """
+    if isinstance(value, Tensor | np.ndarray):
+        if value.ndim == 0:
+            return _short(value.item())
+        if value.ndim == 1 and 0 < len(value) <= FEW:
+            return f"[{', '.join(map(_short, value.tolist()))}]"
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, Status):
+        return value.name
+    if isinstance(value, Result):
+        status = getattr(value, "status", Status.CONVERGED)
+        told = str(value).replace(
+            f"{status.name}: {status.value}", status.name
+        )  # the remedy is for its own text
+        worded = type(value).__str__ is not object.__str__ and len(told) <= LONG
+        return told if worded else f"{type(value).__name__}(…)"
+    if isinstance(value, float | np.floating):
+        return f"{float(value):.6g}"
+    if isinstance(value, Mapping):
+        parts = ", ".join(f"{key!r}: {_short(item)}" for key, item in list(value.items())[:FEW])
+        return f"{{{parts}{_rest(len(value))}}}"
+    if isinstance(value, tuple | list):
+        parts = ", ".join(_short(item) for item in value[:FEW])
+        return f"({parts}{_rest(len(value)) or ',' * (len(value) == 1)})"
+    return describe(value)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple | list | Mapping) and not value)
+
+
+def _rest(count: int) -> str:
+    return f", … {count} in all" if count > FEW else ""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old contents or the new, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, temporary):
+            raise OSError(
+                error.errno, error.strerror, str(path)
+            ) from error  # the name that its caller knows
+        raise
+
+
+def is_result_file(path: Path) -> bool:
+    """Whether a JSON file holds a result; a damaged one counts, so that whoever reads it finds the
+    damage.
+    """
+    blob = path.read_bytes()
+    try:
+        document = json.loads(blob.decode("utf-8"))
+    except (ValueError, RecursionError):
+        if len(blob) < len(HEAD) and HEAD.startswith(blob):
+            warnings.warn(
+                f"{path} is left out: it may be a result that was cut short",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
+    if not isinstance(document, dict):
+        return False
+    kind, told = document.get("format"), document.get(DIGEST)
+    rest = {key: value for key, value in document.items() if key != DIGEST}
+    if kind == FORMAT or told is None:
+        return bool(kind == FORMAT)
+    other = str(kind).startswith(f"{FORMAT}-") or told == _digest_of(
+        rest
+    )  # such as those of a checkpoint
+    return not other
+
+
+def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
+    """The arrays beside the result at ``path``, which says (``told``) where they are and what their
+    digest is.
+    """
+    if told is None:
+        return {}
+    file = path.with_name(told["file"])
+    require(
+        file.is_file(),
+        "path",
+        "have its arrays beside it",
+        f"{file} (no such file)",
+        "copy the .npz too",
+        FileNotFoundError,
+    )
+    blob = file.read_bytes()
+    if digest(blob) != told["sha256"]:
+        raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
+    return read_arrays(file)
+
+
+def unpacked_size(packed: int) -> int:
+    """The most bytes that a packed file of a given size may unpack to where nothing says how many
+    it should.
+
+    >>> unpacked_size(1_000) == SMALL, unpacked_size(10_000_000)
+    (True, 500000000)
+    """
+    return max(SMALL, RATIO * packed)
+
+
+def bounded(stream: Any, path: Path) -> IO[bytes]:
+    """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond
+    ``unpacked_size``.
+    """
+    return io.BufferedReader(_Bounded(stream, path), BUFFER)
+
+
+class _Bounded(io.RawIOBase):
+    """An unpacked stream that ends in a ``ValueError`` where a file unpacks to more than it may."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._packed = path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._check()
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        place = self._stream.seek(offset, whence)
+        self._check()
+        return place
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def _check(self) -> None:
+        most = unpacked_size(self._packed)
+        require(
+            self._stream.tell() <= most,
+            str(self._path),
+            f"unpack to at most {most:,} bytes",
+            f"more, packed into {self._packed:,}",
+            "unpack it first if it is what you want",
+        )
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz; ValueError names the file where it is damaged, holds objects, or
+    unpacks to far more.
+
+    zipfile reads no more of a member than the archive declares, so that the declared sizes are what
+    counts.
+    """
+    try:
+        require_modest(path)
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+    except (
+        Exception
+    ) as error:  # a damaged archive fails in a dozen ways, and none is worth a traceback
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} must be a whole .npz of arrays, got {text[:200]}") from None
+
+
+def require_modest(path: Path) -> None:
+    """Refuse a zip archive that declares to hold far more than its own size can."""
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        declared = sum(member.file_size for member in archive.infolist())
+    require(
+        declared <= unpacked_size(size),
+        str(path),
+        f"unpack to at most {unpacked_size(size):,} bytes",
+        f"{declared:,} packed into {size:,}",
+    )
+
+
+def _json_path(path: str | Path) -> Path:
+    path = Path(path)
+    return path if path.suffix == ".json" else path.with_name(path.name + ".json")
+
+
+def _arrays_file(path: Path) -> Path | None:
+    """The .npz that the result now at ``path`` refers to, if any."""
+    try:
+        return path.with_name(json.loads(path.read_text(encoding="utf-8"))["arrays"]["file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    if isinstance(value, Result):
+        names = [field.name for field in dataclasses.fields(value)]  # type: ignore[arg-type]
+        fields = {name: _encode(getattr(value, name), arrays) for name in names}
+        return {"type": type(value).__name__, "fields": fields}
+    if isinstance(value, Status):
+        return {"status": value.name}
+    if isinstance(value, Tensor | np.ndarray):
+        key = f"a{len(arrays)}"
+        tensor = isinstance(value, Tensor)
+        # numpy has no bfloat16; float32 holds it exactly
+        plain = value.detach().cpu() if isinstance(value, Tensor) else value
+        arrays[key] = (
+            (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+            if isinstance(plain, Tensor)
+            else plain
+        )
+        return {
+            "array": key,
+            "tensor": tensor,
+            **({"dtype": "bfloat16"} if plain.dtype == torch.bfloat16 else {}),
+        }
+    if isinstance(value, np.generic):
+        return _encode(value.item(), arrays)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, Mapping):
+        return {"map": [[key, _encode(item, arrays)] for key, item in value.items()]}
+    if isinstance(value, tuple | list):
+        return {"tuple": [_encode(item, arrays) for item in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"a result can hold numbers, text, arrays and results, got {type(value).__name__}; convert"
+        " it first"
+    )
+
+
+def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "type" in value:
+        kind = _kind(value["type"])
+        require(
+            kind is not None,
+            "path",
+            "hold a known result",
+            value["type"],
+            "upgrade lambdahat to read it",
+        )
+        assert kind is not None
+        fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
+        _require_kinds(kind, fields)
+        return kind(**fields)
+    if "status" in value:
+        return Status[value["status"]]
+    if "array" in value:
+        array = arrays[value["array"]]
+        if not value["tensor"]:
+            return array
+        return torch.from_numpy(array).to(torch.bfloat16 if "dtype" in value else None)
+    if "float" in value:
+        return float(value["float"])
+    if "map" in value:
+        return {key: _decode(item, arrays) for key, item in value["map"]}
+    return tuple(_decode(item, arrays) for item in value["tuple"])
+
+
+def _kind(name: str) -> type[Result] | None:
+    """The class of a result by its name; its module is imported where that has not happened."""
+    for module, names in LATER.items() if name not in Result._types else ():
+        if name in names.split():
+            import_module(f"lambdahat.{module}")
+    return Result._types.get(name)
+
+
+def _require_kinds(kind: type[Result], fields: Mapping[str, Any]) -> None:
+    """Refuse plainly wrong fields, such as text for a number: a figure or a page would fail on
+    them, and name no file.
+
+    This reads the annotations of the class and judges only what they leave no doubt about.
+    """
+    for part in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint, value = str(part.type), fields.get(part.name)
+        if part.name not in fields or (value is None and "None" in hint):
+            continue
+        wrong = (
+            (isinstance(value, str) and not any(word in hint for word in ("str", "Any", "object")))
+            or (hint == "Status" and not isinstance(value, Status))
+            or (hint.startswith(("Array", "NDArray")) and not isinstance(value, np.ndarray))
+            or (hint in ("float", "int") and not isinstance(value, int | float))
+            or (hint == "float | Tensor" and not isinstance(value, int | float | Tensor))
+        )
+        if wrong:
+            raise TypeError(f"{part.name} must be {hint}, got {describe(value)}")

@@ -1,0 +1,189 @@
+"""The diagonal of an operator: exact where its structure gives it, by random probes otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.precision import default_context
+from lambdahat.estimators.control import plain_pilot, with_control
+from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
+from lambdahat.estimators.sequential import MINIMUM, NORMAL_QUANTILE, SMALL, Meter, with_rounding
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.matrix import OperatorLike, as_operator
+from lambdahat.operators.rounding import rounding_of
+from lambdahat.results import Estimate, Status
+
+MOMENTS = 4  # vectors of float64: running sums, and what they are made of
+
+
+@default_context()
+def diagonal(
+    operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0
+) -> Estimate:
+    """The diagonal of A (P,), with the standard error of each element.
+
+    Exact where the operator knows it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas,
+    Kokiopoulou & Saad 2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². Where the
+    operator has a control variate C, diag C is known and diag(A − C) is sampled, if a pilot shows
+    that this is cheaper.
+
+    ``tol`` is the root-mean-square error relative to that of the diagonal: ‖stderr‖ ≤ tol·‖diag A‖.
+    ``probes`` fixes the number of probes instead. Where ``tol`` would take P products or more, the
+    P products of the exact diagonal are made.
+
+    For a model in less than float64 the errors include its rounding: for each parameter tensor the
+    root mean square over the rows of the error matrix, measured on at most 256 samples.
+    PRECISION_LIMIT where that rules.
+
+    >>> from lambdahat.operators import operator
+    >>> diagonal(operator([[2.0, 1.0], [1.0, 3.0]])).value
+    tensor([2., 3.], dtype=torch.float64)
+    """
+    operator = as_operator(operator)
+    require_positive(tol, "tol")
+    if probes is not None:
+        require_count(
+            probes, "probes", least=2, cure="one probe shows no spread, so no standard error"
+        )
+    found, rounding = _estimate(operator, tol, probes, seed), rounding_of(operator)
+    if rounding is None:
+        return found
+    assert isinstance(found.value, Tensor)
+    allowed = NORMAL_QUANTILE * tol * float(found.value.double().norm())
+    return with_rounding(found, rounding.row_norms()[0].to(found.value.device), allowed)
+
+
+def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: int) -> Estimate:
+    """The diagonal with the errors of the probes."""
+    known = operator.known_diagonal()
+    if known is not None:
+        _require_finite(known)
+        return Estimate(known, torch.zeros_like(known))
+    near = operator.control()
+    meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
+    if probes is None and operator.dim <= SMALL:
+        return _dense(operator, None, meter)
+    unit = Normalised(operator)
+    found = _sampled(
+        unit, None if near is None else Normalised(near, unit), meter, tol, probes, seed
+    )
+    return _dense(operator, near, meter) if found is None else unit.restored(found)
+
+
+def dense_diagonal(operator: LinearOperator, near: LinearOperator | None = None) -> Tensor:
+    """The diagonal (P,) by P products, without holding the matrix, beside what ``near`` keeps
+    too.
+    """
+    out = torch.empty(operator.dim, dtype=operator.dtype, device=operator.device)
+    for where, block in unit_blocks(operator, near):
+        out[where] = (operator @ block)[where].diagonal()
+    return out
+
+
+def _dense(operator: LinearOperator, near: LinearOperator | None, meter: Meter) -> Estimate:
+    value = dense_diagonal(operator, near)
+    return Estimate(value, torch.zeros_like(value), meter.spent)
+
+
+class _Moments:
+    """Running mean and spread of samples (P,), in float64 (Chan, Golub & LeVeque 1983)."""
+
+    def __init__(self, like: Probes) -> None:
+        self.count = 0
+        self.mean = torch.zeros(like.dim, dtype=torch.float64, device=like.device)
+        self.squares = torch.zeros_like(self.mean)
+
+    def add(self, samples: Tensor) -> None:
+        """Take in the columns of ``samples`` (P, k)."""
+        samples = samples.double()
+        fresh, count = samples.mean(dim=1), samples.shape[1]
+        shift, total = fresh - self.mean, self.count + count
+        self.squares += (samples - fresh[:, None]).square_().sum(dim=1) + shift**2 * (
+            self.count * count / total
+        )
+        self.mean += shift * (count / total)
+        self.count = total
+
+    def stderr(self) -> Tensor:
+        """Of the mean, element by element."""
+        return (self.squares / (self.count * (self.count - 1))).sqrt()
+
+
+def _sampled(
+    operator: LinearOperator,
+    near: LinearOperator | None,
+    meter: Meter,
+    tol: float,
+    probes: int | None,
+    seed: int,
+) -> Estimate | None:
+    """By probes, or None where P products are fewer; without control where a budget of memory
+    does not hold a pilot.
+    """
+    stream = Probes(operator, "rademacher", seed, "diagonal")
+    moments, first = _Moments(stream), MINIMUM if probes is None else min(MINIMUM, probes)
+    target = operator
+    work = COLUMN, MOMENTS * torch.float64.itemsize / stream.dtype.itemsize
+    if near is None or near.known_diagonal() is None or crowded(operator, first, *work):
+        near = None
+    both = operator if near is None else operator - near
+    if crowded(both, first, COLUMN + work[0], work[1]):
+        while moments.count < first:
+            block = stream.draw(min(block_columns(both, *work), first - moments.count))
+            moments.add(block * (operator @ block))
+    else:
+        pilot = plain_pilot(operator, stream, first)
+        if near is not None:
+            pilot = with_control(
+                pilot, near, lambda block, image: float((block * image).var(dim=1).sum())
+            )
+        moments.add(pilot.block * pilot.image)
+        target = pilot.target
+        del pilot
+    base = None if near is None else near.known_diagonal()  # the scale is known only now
+    columns, price = block_columns(both, *work), 1 if target is operator else 2
+    while True:
+        value, stderr = moments.mean, moments.stderr()
+        if price > 1 and base is not None:
+            value = value + base.double()
+        _require_finite(value)
+        error = float(stderr.norm())
+        size = math.sqrt(max(float(value.norm()) ** 2 - error**2, 0.0))
+        wanted = probes if probes is not None else _wanted(moments.count, error, tol * size)
+        missing = wanted - moments.count
+        meter.tell(meter.spent + price * min(missing, 1e12))
+        if missing <= 0:
+            return Estimate(value, stderr, meter.spent, dof=moments.count - 1)
+        if probes is None and missing * price >= operator.dim <= meter.left:
+            return None
+        if probes is None and meter.left < price:
+            return Estimate(value, stderr, meter.spent, Status.BUDGET_SPENT, moments.count - 1)
+        block = stream.draw(_next_block(columns, missing, meter.left // price, probes is None))
+        moments.add(block * (target @ block))
+
+
+def _require_finite(diagonal: Tensor) -> None:
+    finite = bool(torch.isfinite(diagonal).all())
+    require(
+        finite,
+        "the operator",
+        "give finite products",
+        "NaN or infinity",
+        "look for a NaN loss or parameter",
+    )
+
+
+def _wanted(count: int, error: float, allowed: float) -> float:
+    """Probes until the error, now ``error`` after ``count``, is as allowed."""
+    if error <= allowed:
+        return 0
+    return count * (error / allowed) ** 2 if allowed > 0 else math.inf
+
+
+def _next_block(columns: int, missing: float, affordable: int, bounded: bool) -> int:
+    most = min(missing, affordable) if bounded else missing
+    return max(1, math.ceil(min(columns, most)))

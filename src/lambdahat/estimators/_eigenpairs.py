@@ -1,0 +1,283 @@
+"""Extreme eigenpairs and the spectral norm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.precision import default_context
+from lambdahat._core.rng import generator
+from lambdahat.krylov import (
+    ROUNDING,
+    RitzPairs,
+    Wanted,
+    basis_bytes,
+    require_finite,
+    require_symmetric,
+    simultaneous_power_iteration,
+    thick_restart_lanczos,
+    working_dtype,
+)
+from lambdahat.krylov.power import HELD
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.matrix import OperatorLike
+from lambdahat.operators.rounding import errors_of
+from lambdahat.results import Eigenpairs, Estimate, Status
+
+DENSE_BELOW = 100
+MEMORY_SHARE = 0.25
+# vectors beside the basis: the newest product, what it is made from, and room to work in
+WORKING = 4
+
+WHICH = ("largest", "smallest", "magnitude", "both")
+ARPACK = {  # the words of SciPy's eigsh
+    "LA": "which='largest' is ARPACK's 'LA'",
+    "LM": "which='magnitude' is ARPACK's 'LM'",
+    "SA": "which='smallest' is ARPACK's 'SA'",
+    "BE": "which='both' with half of k is ARPACK's 'BE', for it gives k at each end",
+    "SM": (
+        "which='smallest' is the same for a positive semi-definite operator; eigenvalues inside a"
+        " spectrum are not for Lanczos: scipy.sparse.linalg.eigsh(operator.to_scipy(), k,"
+        " which='SM') finds some"
+    ),
+}
+
+
+@default_context()
+def eigenpairs(
+    operator: OperatorLike,
+    k: int = 10,
+    which: str = "largest",
+    tol: float = 1e-6,
+    max_matvecs: int | None = None,
+    max_memory: float | None = None,
+    seed: int = 0,
+    basis: str = "device",
+) -> Eigenpairs:
+    """k extreme eigenpairs by thick-restart Lanczos.
+
+    ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude"
+    (descending |λ|) or "both": k at each end, in descending order. ``tol`` is the accuracy of the
+    values relative to the largest |λ|: a pair has converged when min(r, r²/gap) ≤ tol·max|θ|, r its
+    residual and gap the distance to its neighbour. ``max_memory`` bounds the bytes of the basis
+    (default: what the problem's ``memory`` leaves for vectors, or a quarter of the free memory);
+    ``basis`` "host" keeps it in the memory of the host. Very small operators are diagonalised
+    whole.
+
+    The residuals are those of the Lanczos recurrence joined with the rounding seen in the products
+    and, for a model in less than float64, with the rounding inside the model: one combination of
+    the vectors found is multiplied in float64 too, on at most 4,096 samples, which ``cost`` does
+    not count. PRECISION_LIMIT where rounding keeps the values from ``tol``.
+
+    Repeated eigenvalues are returned as often as they occur: a few more products, from a random
+    vector orthogonal to the Krylov space, look for copies of the eigenvalues, and where they find
+    some Lanczos goes on beside what is known. A missing copy goes unnoticed with a probability of
+    at most 0.1 %. If ``max_matvecs`` ends that search, the status is NOT_CONVERGED.
+    """
+    operator = require_symmetric(operator, "eigenpairs")
+    require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
+    require_choice(
+        which, "which", WHICH, ARPACK.get(which.upper(), "") if isinstance(which, str) else ""
+    )
+    require_positive(tol, "tol")
+    require_choice(basis, "basis", ("device", "host"))
+    count = min(2 * k if which == "both" else k, operator.dim)
+    budget = (
+        default_budget(count) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
+    )
+    if is_small(operator, count) and budget >= operator.dim:
+        found, exponent = _diagonalise(operator, Wanted(which), count)
+        return _result(operator, found, count, tol, exponent)
+    require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
+    if operator.device.type == "cpu" and operator.budget() is not None:
+        basis = "device"  # the host's memory is no other
+    elsewhere = (
+        operator.free_memory(torch.device("cpu")) * MEMORY_SHARE
+        if basis == "host" and max_memory is None
+        else max_memory
+    )
+    capacity = basis_capacity(operator, count, elsewhere)
+    unit = Normalised(operator)
+    found = thick_restart_lanczos(
+        unit,
+        Wanted(which),
+        count,
+        tol=tol,
+        max_matvecs=budget,
+        capacity=capacity,
+        seed=seed,
+        place=basis,
+    )
+    found = replace(found, products=found.products + unit.repeated)
+    return _result(operator, found, count, tol, unit.exponent)
+
+
+@default_context()
+def power_iteration(
+    operator: OperatorLike,
+    k: int = 10,
+    tol: float = 1e-3,
+    max_matvecs: int | None = None,
+    seed: int = 0,
+) -> Eigenpairs:
+    """The k eigenpairs of largest magnitude, in descending |λ|, by simultaneous power iteration.
+
+    Algorithm 1 of the regularization thesis, Q, R = QR(AQ), with Rayleigh–Ritz values and another
+    stopping rule: its own, successive Q that differ little, also holds where neighbouring |λ| are
+    close and Q turns slowly. Here a pair has converged when its residual ‖Av − λv‖ is at most
+    ``tol``·max|λ|, so that an eigenvalue lies that close. ``max_matvecs`` defaults to 500 products
+    a pair. ``eigenpairs`` needs far fewer.
+    """
+    operator = require_symmetric(operator, "power_iteration")
+    require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
+    require_positive(tol, "tol")
+    budget = 500 * k if max_matvecs is None else require_count(max_matvecs, "max_matvecs", least=k)
+    columns = None
+    if operator.budget() is not None:
+        vector = operator.dim * working_dtype(operator).itemsize
+        room, column = operator.room(1.0) - HELD * k * vector, vector + operator.column_bytes()
+        require(
+            room >= column,
+            "memory",
+            f"hold {HELD * k} vectors, {HELD * k * vector:,} bytes, for {k} pairs and a product",
+            f"{operator.budget():,}, of which {operator.room(1.0):,.0f} are left for them",
+            "raise it, or ask for fewer pairs",
+        )
+        columns = int(room // column)
+    unit = Normalised(operator)
+    found = simultaneous_power_iteration(
+        unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns
+    )
+    return _result(
+        operator, replace(found, products=found.products + unit.repeated), k, tol, unit.exponent
+    )
+
+
+def spectral_norm(
+    operator: OperatorLike,
+    tol: float = 1e-3,
+    max_matvecs: int | None = None,
+    max_memory: float | None = None,
+    seed: int = 0,
+) -> Estimate:
+    """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos on both ends; its error is the residual
+    bound.
+    """
+    found = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
+    return Estimate(
+        abs(float(found.values[0])), float(found.residuals[0]), found.cost, found.status
+    )
+
+
+def _result(
+    operator: LinearOperator, found: RitzPairs, count: int, tol: float, exponent: int = 0
+) -> Eigenpairs:
+    """The public result: which values are accurate to ``tol``, and why not when one is not; all
+    times 2ᵉ.
+    """
+    target = tol * found.scale
+    shift, residual = (math.ldexp(part, -exponent) for part in _rounding(operator, found))
+    noise = max(found.noise, shift)
+    reached = found.errors <= max(target, noise)
+    if len(found.values) < count or not bool(reached.all()) or not found.complete:
+        status = Status.NOT_CONVERGED
+    else:
+        status = Status.PRECISION_LIMIT if noise > target else Status.CONVERGED
+    converged = reached & (noise <= target)
+    joined = torch.hypot(found.residuals, torch.tensor(residual, dtype=torch.float64))
+    values, residuals = (
+        torch.ldexp(part, torch.tensor(exponent)) for part in (found.values, joined)
+    )
+    return Eigenpairs(values, found.vectors, residuals, converged, found.products, status)
+
+
+def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]:
+    """How far rounding inside the model moves the values, and how much it adds to the residuals.
+
+    One product with w = Σc_iv_i, of which half is the leading vector and half the others with
+    random signs: ‖Ew‖² is then about half of ‖Ev‖² for the leading one and half of its mean over
+    the others.
+    """
+    vectors, count = found.vectors, len(found.values)
+    signs = (
+        torch.randint(0, 2, (count,), generator=generator(0, "rounding"))
+        .mul_(2)
+        .sub_(1)
+        .to(vectors)
+    )
+    leading = int(found.values.abs().argmax())
+    weights = signs * (1.0 if count == 1 else math.sqrt(0.5 / (count - 1)))
+    weights[leading] = 1.0 if count == 1 else math.sqrt(0.5)
+    mixture = vectors @ weights
+    error = errors_of(operator, mixture)
+    if error is None:
+        return 0.0, 0.0
+    share = 1.0 if count == 1 else 2.0
+    residual = math.sqrt(share) * float(error.norm())
+    size = float(torch.linalg.vector_norm((vectors * found.values.to(vectors)) @ weights))
+    return (
+        max(share * abs(float(mixture.double() @ error)), residual**2 / size if size > 0 else 0.0),
+        residual,
+    )
+
+
+def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[RitzPairs, int]:
+    """All eigenpairs of 2⁻ᵉA from the dense matrix, in float64, and e, which makes its largest
+    entry about 1.
+    """
+    before, matrix = operator.matvecs, operator.dense()
+    require_finite(matrix)
+    exponent = math.frexp(float(matrix.abs().max()))[1]
+    matrix = torch.ldexp(matrix.double(), torch.tensor(-exponent))
+    asymmetry = float(torch.linalg.matrix_norm(matrix - matrix.T) / 2)
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    values = values.cpu()
+    chosen = wanted.select(values, count)
+    scale = float(values.abs().max())
+    noise = max(asymmetry, float(torch.finfo(operator.dtype).eps) * scale)
+    residuals = torch.full((count,), ROUNDING * noise, dtype=torch.float64)
+    kept = vectors[:, chosen.to(vectors.device)].to(working_dtype(operator))
+    exact = torch.zeros_like(residuals)
+    return (
+        RitzPairs(values[chosen], kept, residuals, exact, noise, scale, operator.matvecs - before),
+        exponent,
+    )
+
+
+def default_budget(count: int) -> int:
+    """The most products for ``count`` pairs, unless told."""
+    return 1000 + 50 * count
+
+
+def is_small(operator: LinearOperator, count: int) -> bool:
+    """Whether all eigenpairs cost little more than ``count``."""
+    return operator.dim <= max(DENSE_BELOW, 2 * count)
+
+
+def basis_capacity(operator: LinearOperator, count: int, max_memory: float | None = None) -> int:
+    """How many basis vectors to keep: enough not to restart on common spectra, within
+    ``max_memory``.
+    """
+    row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
+    allowed = (
+        operator.room(MEMORY_SHARE)
+        if max_memory is None
+        else require_positive(max_memory, "max_memory")
+    )
+    if max_memory is None and operator.budget() is not None:
+        row = basis_bytes(1, operator.dim, working_dtype(operator), "device")
+        allowed -= (count + WORKING) * row
+    least, most = min(count + 3, operator.dim), min(max(4 * count, 200), operator.dim)
+    rows = int(min(allowed // row, most + 1))
+    name = "max_memory" if max_memory is not None or operator.budget() is None else "memory"
+    require(
+        rows > least,
+        name,
+        f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",
+        f"{allowed:,.0f} bytes for them",
+        "raise it, or ask for fewer pairs",
+    )
+    return rows - 1

@@ -1,0 +1,753 @@
+"""Log-determinants of positive definite operators, with one error bar for the probes and the
+truncation together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.polynomial import chebyshev
+
+from lambdahat._core.check import (
+    require,
+    require_choice,
+    require_count,
+    require_interval,
+    require_positive,
+)
+from lambdahat._core.precision import default_context
+from lambdahat.estimators._spectrum import (
+    DEFAULT_DEPTH,
+    lanczos_runs,
+    moments_within,
+    place_for,
+    quadrature,
+    rounding,
+    spectral_ends,
+)
+from lambdahat.estimators.factorisations import exact_logdet, require_positive_eigenvalue
+from lambdahat.estimators.gauss_limits import Limit, bounded_away, limit_of, rule_of
+from lambdahat.estimators.preconditioning import (
+    Outliers,
+    Preconditioned,
+    deflated,
+    outliers,
+    preconditioned,
+    require_precondition,
+)
+from lambdahat.estimators.sequential import LARGEST_DEFAULT, LEVEL, SMALL
+from lambdahat.krylov import (
+    BREAKDOWN,
+    Lanczos,
+    basis_bytes,
+    lanczos,
+    random_vector,
+    require_symmetric,
+    working_dtype,
+)
+from lambdahat.maxent import MaxentDensity, fit
+from lambdahat.maxent.bases import to_unit
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.matrix import Matrix, OperatorLike
+from lambdahat.results import Array, Estimate, Moments, Spectrum, Status, student_quantile
+
+METHODS = ("slq", "maxent", "chebyshev", "exact")
+MOMENT_DEPTH = 25
+DEFAULT_PROBES = 10
+WORTH_MORE = (Status.QUADRATURE, Status.POSITIVITY)  # which more products may still change
+# of what is free, for the basis of a run that ``tol`` asks to be longer than the default
+MEMORY_SHARE = 0.5
+PILOT = 27  # steps of the first run that ``tol`` takes at least
+DEFLATIONS = 4  # runs at most: each finds one copy of a repeated eigenvalue
+
+
+@default_context()
+def logdet(
+    operator: OperatorLike,
+    method: str = "slq",
+    depth: int | None = None,
+    probes: int | None = None,
+    seed: int = 0,
+    precondition: str = "auto",
+    rank: int | None = None,
+    bounds: tuple[float, float] | None = None,
+    tol: float | None = None,
+    max_matvecs: int | None = None,
+) -> Estimate:
+    """log det A = tr log A of a positive definite operator.
+
+    "slq" is stochastic Lanczos quadrature, "maxent" the expectation of log λ under the density of
+    maximum entropy with 2·``depth`` Chebyshev moments (MEMe, Algorithm 3 of the spectral thesis),
+    "chebyshev" the Chebyshev series of log to that degree (Han, Malioutov and Shin 2015): each
+    makes ``depth`` products for each of ``probes`` probes, and the last two up to 30 more for the
+    bounds. "exact" is a Cholesky factorisation in float64, sparse if the matrix is; it stands in
+    for the others where P is at most 100 and neither ``depth`` nor ``tol`` is given, for then it
+    takes fewer products. Where the spectrum has but a few distinct values, Lanczos quadrature is
+    exact on each probe, and stands in for "maxent" and "chebyshev".
+
+    The standard error is that of the probes and, in quadrature, of the truncation; QUADRATURE when
+    the second is larger. A positive lower end of the spectrum bounds the truncation from both
+    sides. Where none is known only the way in which it falls with the depth tells of it, and an
+    eigenvalue near 0 that the products do not show is not in the error bar: POSITIVITY where no
+    Ritz value at the lower end has settled above 0 either. An eigenvalue that is not positive is an
+    error that names it.
+
+    Args:
+        operator: The operator, or a dense or sparse matrix.
+        method: "slq", "maxent", "chebyshev" or "exact".
+        depth: Products for each probe; by default 100 for "slq" and 25 for the others.
+        probes: The number of probes, by default 10.
+        seed: The seed of the probes.
+        precondition: "jacobi", "cholesky", "none" or "auto", as in ``preconditioned``: the
+            determinant of P is exact, and only that of P^{−½}AP^{−½} is estimated. "auto" also
+            moves single eigenvalues that stand out into the bulk, where a first run shows that they
+            make much of the error; that run is one more.
+        rank: The rank of a Cholesky factor.
+        bounds: An interval that holds the spectrum of A itself. It is checked against Ritz values;
+            without it, the lower end is what is known (Gershgorin's circles, the noise of a kernel
+            matrix).
+        tol: The accuracy, in the place of ``depth`` and ``probes``: the 95 % interval has
+            half-width at most tol·max(|log det A|, ‖log A‖_F), the norm being that of the part that
+            is estimated.
+        max_matvecs: The most products to spend on ``tol``, by default 4000; BUDGET_SPENT when they
+            do not suffice. Where P products cost less, the exact determinant is computed.
+
+    Returns:
+        The estimate with its standard error, its cost in products and a status.
+
+    Raises:
+        ValueError: If A is not positive definite or ``bounds`` do not hold its spectrum; the
+            message has the value.
+    """
+    require_choice(method, "method", METHODS)
+    operator = require_symmetric(operator, "logdet")
+    depth = None if depth is None else require_count(depth, "depth")
+    probes = (
+        None
+        if probes is None
+        else require_count(probes, "probes", 2 if method in ("maxent", "chebyshev") else 1)
+    )
+    require_precondition(precondition, rank, operator.dim)
+    bounds = None if bounds is None else require_interval(bounds, "bounds", least=0.0)
+    limit = _require_tolerance(tol, max_matvecs, depth, probes)
+    task = _Task(
+        Preconditioned(operator, operator), bounds, depth, probes, seed, precondition != "none"
+    )
+    return _estimate(task, method, precondition, rank, tol, limit)
+
+
+def _estimate(
+    task: _Task, method: str, precondition: str, rank: int | None, tol: float | None, limit: int
+) -> Estimate:
+    """log det by a method, of an operator brought to ordinary scale first where squares of its
+    entries need that.
+    """
+    operator, bounds, depth = task.ready.original, task.bounds, task.depth
+    if method == "exact" or (
+        depth is None and operator.dim <= (SMALL if tol is not None else DEFAULT_DEPTH)
+    ):
+        return _exact(task)
+    unit = Normalised(operator)
+    unit.settle()
+    if unit.exponent and isinstance(operator, Matrix) and operator.dtype != torch.float64:
+        # scaled in float32, small entries beside large ones would lose their digits
+        wide = Matrix(operator.matrix.double(), symmetric=True, psd=operator.psd)
+        found = _estimate(
+            dataclasses.replace(task, ready=Preconditioned(wide, wide)),
+            method,
+            precondition,
+            rank,
+            tol,
+            limit,
+        )
+        return dataclasses.replace(found, cost=found.cost + unit.matvecs + unit.repeated)
+    if unit.exponent:  # squares of such entries leave the dtype
+        half = unit.exponent // 2
+        factor = 2.0 ** (-2 * half)
+        root = torch.full((operator.dim,), 2.0**-half, dtype=operator.dtype, device=operator.device)
+        scaled = operator.rescaled(root) if isinstance(operator, Matrix) else factor * operator
+        within = None if bounds is None else (bounds[0] * factor, bounds[1] * factor)
+        ready = Preconditioned(scaled, scaled)
+        inner = dataclasses.replace(task, ready=ready, bounds=within, scale=task.scale / factor)
+        found = _estimate(inner, method, precondition, rank, tol, limit)
+        value = float(found) + operator.dim * 2 * half * math.log(2.0)
+        return dataclasses.replace(
+            found, value=value, cost=found.cost + unit.matvecs + unit.repeated
+        )
+    ready = preconditioned(operator, precondition, rank, task.scale)
+    ready = dataclasses.replace(ready, cost=ready.cost + unit.matvecs + unit.repeated)
+    if bounds is not None and ready.name:
+        ready = dataclasses.replace(ready, cost=ready.cost + _check_bounds(task))
+    task = dataclasses.replace(task, ready=ready)
+    if tol is None:
+        return _ESTIMATES[method](task).estimate()
+    left = max(limit - ready.cost, 2)
+    return (_slq_to if method == "slq" else _moments_to)(_ESTIMATES[method], task, tol, left)
+
+
+def _require_tolerance(
+    tol: float | None, max_matvecs: int | None, depth: int | None, probes: int | None
+) -> int:
+    """The most products, where ``tol`` is given, and that nothing else says how many."""
+    if tol is None:
+        require(
+            max_matvecs is None,
+            "max_matvecs",
+            "come with tol",
+            repr(max_matvecs),
+            "depth · probes is the cost",
+        )
+        return 0
+    require_positive(tol, "tol")
+    alone = depth is None and probes is None
+    require(
+        alone,
+        "tol",
+        "come without depth and probes, which it sets",
+        f"depth={depth!r} and probes={probes!r}",
+    )
+    return (
+        LARGEST_DEFAULT
+        if max_matvecs is None
+        else require_count(max_matvecs, "max_matvecs", least=2)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What every method works on. ``bounds`` are of A itself.
+
+    ``deflate`` says whether outliers may be moved; ``apart`` are those that are known and left in
+    their place, and ``positive`` says that a longer run has seen the least eigenvalue above 0.
+    Errors quote numbers times ``scale``, which makes them those of the operator that was given.
+    """
+
+    ready: Preconditioned
+    bounds: tuple[float, float] | None
+    depth: int | None
+    probes: int | None
+    seed: int
+    deflate: bool
+    apart: Outliers | None = None
+    positive: bool = False
+    scale: float = 1.0
+
+    @property
+    def inner(self) -> LinearOperator:
+        """The operator whose log-determinant is estimated."""
+        return self.ready.operator
+
+    @property
+    def known(self) -> tuple[float, float]:
+        """What is known of both ends of its spectrum."""
+        return self.inner.known_bounds() if self.bounds is None else self.ready.inside(self.bounds)
+
+    @property
+    def count(self) -> int:
+        """The number of probes."""
+        return DEFAULT_PROBES if self.probes is None else self.probes
+
+    def look(self, low: float, high: float, noise: float) -> None:
+        """Refuse Ritz values of the operator within that are not positive, or not within the
+        bounds.
+        """
+        _require_positive(low, self.ready, self.scale)
+        if self.bounds is not None:
+            left, right = self.ready.inside(self.bounds)
+            scaled = " at most" if self.ready.name else ""
+            self.require_bounds(low >= left - noise, low * self.ready.largest, scaled)
+            self.require_bounds(
+                high <= right + noise, high * self.ready.least, scaled and " at least"
+            )
+
+    def require_bounds(self, fine: bool, value: float, kind: str = "") -> None:
+        """Raise unless the bounds are ``fine``, with the Ritz value that they do not hold."""
+        assert self.bounds is not None
+        given = self.bounds[0] * self.scale, self.bounds[1] * self.scale
+        got = f"{given} and a Ritz value of{kind} {value * self.scale:.6g}"
+        require(
+            fine,
+            "bounds",
+            "hold the whole spectrum of A",
+            got,
+            "pass wider bounds, or leave them out",
+        )
+
+
+def _check_bounds(task: _Task) -> int:
+    """Refuse bounds that Ritz values of A lie outside of; the products spent."""
+    assert task.bounds is not None
+    ends = spectral_ends(task.ready.original, task.seed)
+    noise = rounding(task.ready.original, [ends.run])
+    task.require_bounds(ends.low >= task.bounds[0] - noise, ends.low)
+    task.require_bounds(ends.high <= task.bounds[1] + noise, ends.high)
+    return ends.cost
+
+
+def _exact(task: _Task, spent: int = 0) -> Estimate:
+    if task.bounds is not None:
+        spent += _check_bounds(task)
+    found = exact_logdet(task.ready.original, task.scale)
+    return dataclasses.replace(found, cost=found.cost + spent)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """log det of the operator within a task, with what may change each log λ: ±``unsure``,
+    ±``rough``.
+
+    ``found`` has the error of the probes alone; ``size`` is ‖log‖_F of the operator.
+    """
+
+    task: _Task
+    found: Estimate
+    size: float
+    unsure: float
+    rough: float = 0.0
+
+    def bias(self) -> float:
+        """What truncation and rounding add to the standard error.
+
+        Each counts as the uniform distribution's standard deviation, a bound over √3: a 95 %
+        interval then holds the whole of it, 1.96/√3 > 1.
+        """
+        return self.task.inner.dim * math.hypot(self.unsure, self.rough) / math.sqrt(3.0)
+
+    @property
+    def nothing(self) -> float:
+        """An error that nobody minds, for the rounding of the entries makes as much."""
+        inner = self.task.inner
+        return inner.dim * max(1e-9, 8 * float(torch.finfo(inner.dtype).eps))
+
+    def allowed(self, tol: float) -> float:
+        """The half-width of the 95 % interval that ``tol`` asks for."""
+        return max(
+            tol * max(abs(float(self.found) + self.task.ready.logdet), self.size), 2 * self.nothing
+        )
+
+    def estimate(self, reached: bool = False) -> Estimate:
+        """log det A with its whole error, of Satterthwaite's degrees of freedom.
+
+        QUADRATURE where truncation is the largest part, unless that has ``reached`` what was asked
+        for.
+        """
+        found, inner, ready = self.found, self.task.inner, self.task.ready
+        noise, total = float(found.stderr), math.hypot(float(found.stderr), self.bias())
+        dof = math.inf if noise == 0 or math.isinf(found.dof) else found.dof * (total / noise) ** 4
+        status, bias, rest = (
+            found.status,
+            *(inner.dim * part / math.sqrt(3.0) for part in (self.unsure, self.rough)),
+        )
+        if status in (Status.CONVERGED, Status.POSITIVITY) and not reached:
+            if bias > max(noise, rest, self.nothing):
+                status = Status.QUADRATURE
+            elif rest > max(noise, bias, 1e3 * self.nothing):
+                status = Status.PRECISION_LIMIT
+        return Estimate(float(found) + ready.logdet, total, found.cost + ready.cost, status, dof)
+
+
+def _slq(task: _Task) -> _Reading:
+    """Gauss rules of log, corrected for what more depth would still change."""
+    steps = min(DEFAULT_DEPTH, task.inner.dim) if task.depth is None else task.depth
+    for probe in range(DEFLATIONS):
+        pilot = _pilot(task, steps, probe=probe)
+        apart = outliers(task.inner, pilot)
+        if apart is None or not task.deflate or probe == DEFLATIONS - 1:
+            break
+        # a probe that chose what is moved is not used again
+        task = dataclasses.replace(task, ready=deflated(task.ready, pilot, apart))
+    task, runs = dataclasses.replace(task, apart=apart), [_without_basis(pilot)]
+    if task.count > 1:
+        runs += lanczos_runs(
+            task.inner, task.depth, task.count - 1, task.seed, "logdet", first=probe + 1
+        )
+    return _of_runs(task, runs)
+
+
+def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int) -> Estimate:
+    """As few and as short runs as make the 95 % interval as narrow as ``tol`` asks for.
+
+    The first run goes on until the truncation takes at most a share of the interval, and the others
+    as far; and to 27 steps in any case, which show eigenvalues that stand out and whether the least
+    is above 0. How many others there are follows from the variance of one, 2‖log A − p(A)‖²_F,
+    which its own Gauss rule gives. Runs that prove too short are dropped for longer ones.
+    """
+    inner, quantile, first = task.inner, student_quantile(LEVEL, math.inf), task.ready.cost
+    before, probe, cap, share, deflations = inner.matvecs, 0, DEFAULT_DEPTH, 0.6, DEFLATIONS
+
+    def enough(run: Lanczos) -> bool:
+        reading = _of_runs(task, [run])
+        if quantile * reading.bias() <= share * reading.allowed(tol):
+            lengths.append(len(run.alpha))
+        return bool(lengths) and len(run.alpha) >= PILOT
+
+    while True:
+        lengths: list[int] = []
+        pilot = _pilot(
+            task, min(cap, inner.dim, max(1, limit - inner.matvecs + before)), enough, probe
+        )
+        probe, depth, apart = (
+            probe + 1,
+            min([*lengths, len(pilot.alpha)]),
+            outliers(task.inner, pilot),
+        )
+        if apart is not None and task.deflate and deflations:
+            task, deflations = (
+                dataclasses.replace(task, ready=deflated(task.ready, pilot, apart)),
+                deflations - 1,
+            )
+            continue
+        task = dataclasses.replace(task, apart=apart, positive=bounded_away(pilot))
+        runs = [_without_basis(pilot.leading(depth))]
+        while True:
+            reading, spent = _of_runs(task, runs), first + inner.matvecs - before
+            found, allowed, left = reading.estimate(), reading.allowed(tol), limit - spent + first
+            if float(found.stderr) * student_quantile(LEVEL, found.dof) <= allowed and (
+                len(runs) > 1 or depth < 8
+            ):
+                return dataclasses.replace(reading.estimate(reached=True), cost=spent)
+            noise, bias = float(reading.found.stderr), quantile * reading.bias()
+            if bias > 0.9 * allowed:
+                break
+            room, quotient = (
+                math.sqrt(allowed**2 - bias**2),
+                student_quantile(LEVEL, reading.found.dof),
+            )
+            missing = max(
+                1, math.ceil(1.1 * len(runs) * (quotient * noise / room) ** 2) - len(runs)
+            )
+            if missing * depth >= inner.dim <= left:
+                return _exact(task, spent)
+            if depth > left:
+                return dataclasses.replace(found, cost=spent, status=Status.BUDGET_SPENT)
+            count = min(missing, 3 * len(runs), left // depth)
+            runs += lanczos_runs(task.inner, depth, count, task.seed, "logdet", first=probe)
+            probe += count
+        # deeper runs, where rounding is not what stops, and where they can be afforded and kept
+        if 2 * depth >= inner.dim <= left:
+            return _exact(task, spent)
+        cap, share = 2 * depth if depth == cap else cap, share / 2
+        room = inner.room(MEMORY_SHARE) / basis_bytes(1, inner.dim, working_dtype(inner), "device")
+        if left < depth or cap > max(room, DEFAULT_DEPTH) or reading.rough > reading.unsure:
+            status = found.status if reading.rough > reading.unsure else Status.BUDGET_SPENT
+            return dataclasses.replace(found, cost=spent, status=status)
+
+
+def _moments_to(
+    method: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int
+) -> Estimate:
+    """``method`` with more depth or more probes, until the 95 % interval is as narrow as ``tol``
+    asks for.
+    """
+    depth, probes, spent = max(min(MOMENT_DEPTH // 2, limit // 6), 1), 6, 0
+    while True:
+        reading = method(dataclasses.replace(task, depth=min(depth, task.inner.dim), probes=probes))
+        found = reading.estimate()
+        spent += found.cost - task.ready.cost
+        width, allowed = (
+            float(found.stderr) * student_quantile(LEVEL, found.dof),
+            reading.allowed(tol),
+        )
+        if width <= allowed:
+            return dataclasses.replace(reading.estimate(reached=True), cost=task.ready.cost + spent)
+        noise, bias = (
+            2.2 * part / allowed for part in (float(reading.found.stderr), reading.bias())
+        )
+        depth = math.ceil(1.5 * depth) if bias > 0.6 else depth
+        wanted = max(probes + 1, math.ceil(1.1 * probes * (noise / 0.7) ** 2))
+        probes = min(4 * probes, wanted) if noise > 0.7 else probes + 1
+        worth = found.status.ok or found.status in WORTH_MORE
+        if depth * wanted >= task.inner.dim <= limit - spent:
+            return _exact(task, task.ready.cost + spent)
+        if spent + depth * probes > limit or not worth:
+            status = Status.BUDGET_SPENT if worth else found.status
+            return dataclasses.replace(found, cost=task.ready.cost + spent, status=status)
+
+
+def _pilot(
+    task: _Task, steps: int, enough: Callable[[Lanczos], bool] | None = None, probe: int = 0
+) -> Lanczos:
+    """The run of the first probe, with its basis."""
+    require_count(steps, "depth", 1, task.inner.dim, "at this size op.dense() is exact")
+    start, place = (
+        random_vector(task.inner, task.seed, "sphere", probe),
+        place_for(task.inner, steps, "auto"),
+    )
+    return lanczos(task.inner, start, steps, "logdet", (0, task.count * steps), place, enough)
+
+
+def _without_basis(run: Lanczos) -> Lanczos:
+    return dataclasses.replace(run, basis=run.basis[:, :0].clone())
+
+
+def _of_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
+    """log det of the operator within from one run for each probe, all of the same depth."""
+    inner, measure, noise = task.inner, quadrature(task.inner, runs), rounding(task.inner, runs)
+    least, largest = (float(measure.nodes.min()), float(measure.nodes.max()))
+    task.look(least, largest, noise)
+    known = task.known[0]
+    polynomial, mean = _control(inner, measure)
+    found = measure.expectation(lambda nodes: np.log(nodes) - polynomial(nodes), inner.dim)
+    short = quadrature(inner, runs, max(1, measure.nodes.shape[1] // 2))
+    half = short.expectation(lambda nodes: np.log(nodes) - polynomial(nodes), inner.dim)
+    # few nodes see too little of log² near 0: at most as much again as the second half of the depth
+    # has added
+    variance = float(found.stderr) ** 2 + max(
+        0.0, float(found.stderr) ** 2 - float(half.stderr) ** 2
+    )
+    # and probes that happen to miss an eigenvalue that stands out see too little of what it adds
+    variance = max(variance, 0.0 if task.apart is None else 2.0 / len(runs) * task.apart.squares())
+    limit = limit_of(runs, known if known > 0 else noise, known > 0)
+    value = float(found) + inner.dim * (mean + limit.value - limit.gauss)
+    status = Status.CONVERGED
+    if least <= noise:
+        status = Status.PRECISION_LIMIT
+    elif known <= 0 and not task.positive and not all(bounded_away(run) for run in runs):
+        status = Status.POSITIVITY
+    # each product errs by the noise of the operator, which changes log λ by noise/λ
+    rough = noise * float((measure.weights / measure.nodes).sum() / len(runs))
+    size = math.sqrt(
+        inner.dim * float((measure.weights * np.log(measure.nodes) ** 2).sum()) / len(runs)
+    )
+    found = dataclasses.replace(found, value=value, stderr=math.sqrt(variance), status=status)
+    return _Reading(task, found, size, limit.distance(limit.value), rough)
+
+
+def _control(inner: LinearOperator, measure: Spectrum) -> tuple[Callable[[Array], Array], float]:
+    """The polynomial nearest to log under the measure whose mean over the spectrum is known
+    exactly, and that mean.
+
+    tr A and tr A² are free where the entries are there; what varies from probe to probe is then
+    only log less it.
+    """
+    trace, squares = inner.known_trace(), inner.known_squares()
+    exact = [value / inner.dim for value in (trace, squares) if value is not None]
+    exact = exact if trace is not None and measure.nodes.shape[1] > len(exact) else []
+    root, nodes = np.sqrt(measure.weights.ravel() / len(measure.nodes)), measure.nodes.ravel()
+    scale = float(nodes.max())
+    design = np.stack([(nodes / scale) ** k for k in range(len(exact) + 1)], axis=1)
+    found = np.linalg.lstsq(root[:, None] * design, root * np.log(nodes), rcond=None)[0]
+    slopes = [float(c) / scale ** (k + 1) for k, c in enumerate(found[1:])]
+    mean = float(sum(slope * value for slope, value in zip(slopes, exact, strict=True)))
+    return lambda x: np.asarray(
+        sum(c * x ** (k + 1) for k, c in enumerate(slopes)) + np.zeros_like(x)
+    ), mean
+
+
+def _maxent(task: _Task) -> _Reading:
+    """Algorithm 3: moments, density, expectation of log λ; the truncation by the rules that the
+    same moments fix.
+    """
+    task, ends = _interval(task)
+    if ends is None:
+        return _slq(task)
+    inner = task.inner
+    found, ends = _measured(task, ends)
+    density = fit(found)
+    slopes = density.sensitivity(np.log)
+    change, stderr = _steadied(inner, found, slopes, density.moments(len(found) + 1, "chebyshev"))
+    value = density.expectation(np.log)
+    # moments are matched to a tolerance only
+    unmatched = float(np.abs(slopes * density.residuals[1:]).sum())
+    unsure = _limit(density, len(found), ends).distance(value) + unmatched
+    status = density.status if density.status is not Status.CONVERGED else ends.status
+    parts = inner.dim * (value + change), inner.dim * stderr, found.cost + ends.cost, status
+    return _Reading(
+        task, Estimate(*parts, dof=float(task.count - 1)), ends.size, unsure + ends.missed
+    )
+
+
+def _chebyshev(task: _Task) -> _Reading:
+    """Σ_k c_kμ_k with log λ = c_0 + Σ_k c_kT_k, c_k = 2(−1)^{k+1}ρᵏ/k, ρ = (√b − √a)/(√b + √a) on
+    [a, b].
+
+    What is left out is at most 2Σ_{k>m}ρᵏ/k an eigenvalue where [a, b] holds the spectrum. Where a
+    is only where the spectrum seems to begin, or that is more than the noise, the Gauss rules of
+    the density with the same moments, those on an interval that does hold it, say what is left out.
+    """
+    task, ends = _interval(task)
+    if ends is None:
+        return _slq(task)
+    inner = task.inner
+    found, ends = _measured(task, ends)
+    orders = np.arange(1, len(found))
+    a, b = math.sqrt(ends.guess), math.sqrt(ends.interval[1])
+    rho = (b - a) / (b + a)
+    series = np.append(2 * math.log((a + b) / 2), -2.0 * (-rho) ** orders / orders)
+    series = _moved(series, (ends.guess, ends.interval[1]), ends.interval)
+    change, stderr = _steadied(inner, found, series[1:], np.append(found.values, found.values[-2:]))
+    value = float(series @ found.values)
+    rest = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
+    bound = rest if ends.guess == ends.interval[0] else math.inf
+    unsure = (
+        bound
+        if bound <= stderr
+        else min(bound, _limit(fit(found), len(found), ends).distance(value))
+    )
+    parts = inner.dim * (value + change), inner.dim * stderr, found.cost + ends.cost, ends.status
+    return _Reading(
+        task, Estimate(*parts, dof=float(task.count - 1)), ends.size, unsure + ends.missed
+    )
+
+
+def _moved(series: Array, first: tuple[float, float], second: tuple[float, float]) -> Array:
+    """The coefficients on the interval ``second`` of a Chebyshev series (m + 1,) on ``first``:
+    the same polynomial.
+    """
+    if first == second:
+        return series
+    nodes = chebyshev.chebpts1(len(series))
+    places = (second[0] + second[1]) / 2 + nodes * (second[1] - second[0]) / 2
+    readings = chebyshev.chebval(to_unit(places, first), series)
+    table = chebyshev.chebvander(nodes, len(series) - 1)  # orthogonal on the nodes
+    return np.asarray(table.T @ readings / (table**2).sum(axis=0))
+
+
+def _limit(density: MaxentDensity, count: int, ends: _Ends) -> Limit:
+    """Where the Gauss rules go that all measures with the moments of ``density`` share."""
+    low = (
+        ends.interval[0]
+        if ends.sure
+        else BREAKDOWN * float(np.finfo(np.float64).eps) * ends.interval[1]
+    )
+    return limit_of([rule_of(density, count // 2)], low, ends.sure)
+
+
+def _steadied(
+    inner: LinearOperator, found: Moments, slopes: Array, means: Array
+) -> tuple[float, float]:
+    """What the exact first two moments, where they are known, change in Σ_k slopes_k μ_k, and its
+    standard error.
+
+    They are control variates: their weights fit Σ_k slopes_k T_k by T_1 and T_2 under the moments
+    ``means`` (m + 3,), with T_jT_k = (T_{j+k} + T_{|j−k|})/2. They are left out where the probes do
+    not bear them out.
+    """
+    exact = _first_moments(inner, found.bounds)
+    used, orders = np.arange(1, len(exact) + 1), np.arange(1, len(found))
+    products = (means[used[:, None] + orders] + means[np.abs(used[:, None] - orders)]) / 2
+    joint = products - np.outer(means[used], means[orders])
+    weights = (
+        np.linalg.lstsq(joint[:, : len(exact)], joint @ slopes, rcond=None)[0]
+        if exact
+        else np.zeros(0)
+    )
+    left, covariance = slopes.copy(), found.covariance[1:, 1:]
+    left[: len(exact)] -= weights
+    before, after = (max(0.0, float(part @ covariance @ part)) for part in (slopes, left))
+    change = float(weights @ (np.asarray(exact) - found.values[used]))
+    return (change, math.sqrt(after)) if after < before else (0.0, math.sqrt(before))
+
+
+def _first_moments(inner: LinearOperator, bounds: tuple[float, float]) -> list[float]:
+    """The first one or two Chebyshev moments on ``bounds``, exact, as far as tr A and tr A² are
+    known.
+    """
+    middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+    trace, squares = inner.known_trace(), inner.known_squares()
+    if trace is None:
+        return []
+    first = (trace / inner.dim - middle) / half
+    if squares is None:
+        return [first]
+    second = (squares / inner.dim - 2 * middle * trace / inner.dim + middle**2) / half**2
+    return [first, 2 * second - 1]
+
+
+def _measured(task: _Task, ends: _Ends) -> tuple[Moments, _Ends]:
+    """2·depth Chebyshev moments, by ``depth`` products a probe; rounding, which no spread shows, is
+    in their error.
+
+    An interval that they prove too narrow is widened, unless the caller gave it.
+    """
+    inner, count = task.inner, 2 * (MOMENT_DEPTH if task.depth is None else task.depth)
+
+    def refuse(value: float | None) -> None:
+        if task.bounds is not None and not task.ready.name:
+            task.require_bounds(False, ends.interval[1] if value is None else value)
+        _require_positive(math.inf if value is None else value, task.ready, task.scale)
+
+    found = moments_within(
+        inner, count, "chebyshev", task.count, task.seed, ends.interval, refuse, least=0.0
+    )
+    low, high = bounds = found.bounds
+    size = float(torch.finfo(inner.dtype).eps) * max(map(abs, bounds)) / (high - low)
+    covariance = found.covariance + np.diag((4 * size * np.arange(len(found))) ** 2)
+    found = dataclasses.replace(found, covariance=covariance, stderr=np.sqrt(np.diag(covariance)))
+    return found, dataclasses.replace(ends, interval=bounds, guess=max(ends.guess, low))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ends:
+    """An ``interval`` that holds the spectrum, the products spent on it, and whether its lower end
+    is ``sure``.
+
+    Where it is not, that is 0. ``guess`` is where the spectrum seems to begin, ``size`` about
+    ‖log‖_F, and ``missed`` what the eigenvalues that stand out change in the mean of log λ, where
+    they are left in their place: no polynomial of low degree and no smooth density follows the
+    logarithm there.
+    """
+
+    interval: tuple[float, float]
+    guess: float
+    sure: bool
+    size: float
+    missed: float
+    cost: int
+    status: Status = Status.CONVERGED
+
+
+def _interval(task: _Task) -> tuple[_Task, _Ends | None]:
+    """The ends of the spectrum by what is known, and by Lanczos, once what stands out there has
+    been moved.
+
+    None where the Krylov space ends first, so that the spectrum has but a few values.
+    """
+    for deflations in range(DEFLATIONS + 1):
+        ends = spectral_ends(task.inner, task.seed)
+        task.look(ends.low, ends.high, rounding(task.inner, [ends.run]))
+        apart = None if ends.whole else outliers(task.inner, ends.run)
+        # these are the ends of what is left
+        if apart is None or not task.deflate or deflations == DEFLATIONS:
+            break
+        task = dataclasses.replace(task, ready=deflated(task.ready, ends.run, apart))
+    if ends.whole:
+        return dataclasses.replace(task, depth=len(ends.run.alpha)), None
+    known, (nodes, weights, _) = task.known, ends.run.ritz()
+    size = math.sqrt(task.inner.dim * float(weights @ nodes.log().square()))
+    missed = 0.0 if apart is None else apart.change() / task.inner.dim
+    if task.bounds is not None and not task.ready.name:
+        return task, _Ends(task.bounds, task.bounds[0], True, size, missed, ends.cost)
+    high = min(
+        known[1], ends.high + ends.high_residual + 0.01 * (ends.high - ends.low) + 1e-3 * ends.high
+    )
+    settled = ends.low_residual < 0.5 * ends.low
+    seen = ends.low - ends.low_residual if settled else 0.0
+    if known[0] > 0:
+        # an interval too short for the rounding of the dtype holds nothing
+        low = min(known[0], 0.9 * high)
+        return task, _Ends(
+            (low, high), max(low, min(seen, 0.9 * high)), True, size, missed, ends.cost
+        )
+    status = Status.CONVERGED if ends.low_residual < ends.low else Status.POSITIVITY
+    return task, _Ends((0.0, high), seen or 0.1 * ends.low, False, size, missed, ends.cost, status)
+
+
+def _require_positive(least: float, ready: Preconditioned, scale: float) -> None:
+    """Raise where a Ritz value is not positive; that of A itself, where a few products with it
+    show one too.
+    """
+    if least > 0:
+        return
+    plain = spectral_ends(ready.original).low if ready.name else least
+    if plain <= 0:
+        require_positive_eigenvalue(plain * scale, "Ritz value")
+    after = f" after {ready.name}" if ready.name else ""
+    require_positive_eigenvalue(least if after else least * scale, "Ritz value", after)
+
+
+_ESTIMATES = {"slq": _slq, "maxent": _maxent, "chebyshev": _chebyshev}

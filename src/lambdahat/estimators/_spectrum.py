@@ -1,0 +1,638 @@
+"""Spectral densities, traces of functions and moments, all by random probes on the unit sphere."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lambdahat._core.check import require, require_choice, require_count, require_interval
+from lambdahat._core.precision import default_context
+from lambdahat._core.progress import report
+from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
+from lambdahat.krylov import (
+    BREAKDOWN,
+    Lanczos,
+    basis_bytes,
+    chosen_place,
+    dot,
+    lanczos,
+    random_vector,
+    require_symmetric,
+    working_dtype,
+)
+from lambdahat.krylov.basis import CHUNK
+from lambdahat.maxent.bases import BASES, legendre_in_chebyshev
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.matrix import OperatorLike
+from lambdahat.operators.rounding import MANY, Rounding, rounding_of
+from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
+
+DEFAULT_DEPTH = 100
+RULES = 0.01  # of the largest eigenvalue, from which on its rounding is worth a warning
+BOUNDS_DEPTH = 30
+DEFAULT_PROBES = 50
+# vectors for each column of a block: three of the recurrence, and what they are made of
+MOMENTS = 6
+MARGIN = 0.02  # by which bounds are widened first, of half their width
+WIDENINGS = 12  # of bounds that moments have shown to be too narrow
+MOST_EXPONENT = 1020  # of two, for a number that float64 holds with all its digits
+HUGE = 1e12  # a Chebyshev moment of a recurrence that runs away
+GROWTH = 0.05  # T_k(1 + δ) = cosh(k√(2δ)): what this argument adds to 1 nobody minds
+WORKING = 2  # vectors beside a basis: a product and room to work in
+
+
+@default_context()
+def spectrum(
+    operator: OperatorLike,
+    depth: int | None = None,
+    probes: int = 1,
+    seed: int = 0,
+    *,
+    basis: str = "auto",
+) -> Spectrum:
+    """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru, Chen and
+    Saad 2017).
+
+    Each probe is uniform on the unit sphere and costs ``depth`` products (default: 100, or P if
+    that is less). Its Ritz values and squared first components are the Gauss rule of the measure
+    the probe sees: Σ_j w_j θ_j^k = zᵀAᵏz for k ≤ 2·depth − 1. When a probe's Krylov space ends
+    early its row is filled up with nodes of weight 0.
+
+    ``basis`` says where the ``depth`` vectors of a run are kept: "device", "half" (as bfloat16 for
+    float32, half the bytes), "host" (the memory of the host, streamed through the GPU), or "auto",
+    the first of these that fits.
+
+    For a model in less than float64, residuals and the errors of moments include the rounding
+    inside the model, by two products in each precision on at most 4,096 samples, which ``cost``
+    does not count. PRECISION_LIMIT where it changes the trace by more than the probes do, or the
+    largest eigenvalue by more than 1 %.
+    """
+    operator = require_symmetric(operator, "spectrum")
+    unit = Normalised(operator)
+    found = restored(
+        quadrature(unit, lanczos_runs(unit, depth, probes, seed, "spectrum", basis)), unit
+    )
+    return _with_rounding(found, rounding_of(operator, MANY))
+
+
+@default_context()
+def trace_function(
+    operator: OperatorLike,
+    function: Callable[[Array], Array],
+    depth: int | None = None,
+    probes: int = 10,
+    seed: int = 0,
+) -> Estimate:
+    """tr f(A) for an element-wise ``function`` of eigenvalues, by stochastic Lanczos quadrature.
+
+    The status is QUADRATURE when three quarters of the depth give a value that differs by more than
+    the standard error, and PRECISION_LIMIT when the rounding inside a model, measured as in
+    ``spectrum``, makes the larger part of that.
+    """
+    operator = require_symmetric(operator, "trace_function")
+    unit = Normalised(operator)
+    runs = lanczos_runs(unit, depth, probes, seed, "trace_function")
+    found = _trace_of(unit, runs, lambda nodes: function(np.ldexp(nodes, unit.exponent)))
+    return dataclasses.replace(found, cost=found.cost + unit.repeated)
+
+
+@default_context()
+def moments(
+    operator: OperatorLike,
+    count: int,
+    basis: str = "power",
+    probes: int | None = None,
+    seed: int = 0,
+    bounds: tuple[float, float] | None = None,
+    probe: str = "sphere",
+    tol: float | None = None,
+) -> Moments:
+    """tr φ_k(A)/P for k = 0 … ``count``, with φ_k = xᵏ, the Chebyshev polynomial T_k or the
+    Legendre polynomial P_k.
+
+    ``bounds`` is the interval that is mapped to [−1, 1] first; it must hold the spectrum. Without
+    it the two polynomial bases take it from a short Lanczos run, widen it where the moments show
+    eigenvalues outside, and measure again (``cost`` counts both); powers are those of A itself.
+    Products are made for blocks of probes, each gives two moments by (φ_i z)·(φ_j z), so that
+    ``count`` moments cost ⌈count/2⌉ products a probe. Legendre moments are convex combinations of
+    Chebyshev moments, so nothing is lost on the way.
+
+    ``probe`` is "sphere" (as is "gaussian": each probe is divided by its own zᵀz, which makes the
+    moments those of a positive measure), "rademacher" or "orthogonal": probes on the sphere that
+    are orthogonal to each other, whose variance falls like that of a sample without replacement, to
+    0 for P of them. Errors include the rounding inside a model, as in ``spectrum``. There are
+    ``probes`` of them (50), or as many as bound the standard error of every moment by ``tol``
+    (Lemma 1, spectral thesis), and of powers of A itself by the share ``tol`` of the moment, where
+    A is positive semi-definite (Eq. 2.34).
+    """
+    operator = require_symmetric(operator, "moments")
+    require_count(count, "count", least=1)
+    require_choice(basis, "basis", BASES)
+    require_choice(probe, "probe", tuple(FOURTH_MOMENTS))
+    powers = count if basis == "power" and bounds is None else 0
+    probes = _number_of_probes(operator, probes, probe, tol, powers)
+    if bounds is not None:
+        bounds = require_interval(bounds, "bounds")
+
+    def refuse(value: float | None) -> None:
+        seen = "a Chebyshev moment above 1" if value is None else f"a Ritz value of {value:.6g}"
+        cure = "pass wider bounds, or leave them out"
+        require(own, "bounds", "hold the whole spectrum", f"{bounds} and {seen}", cure)
+
+    own = bounds is None
+    return moments_within(operator, count, basis, probes, seed, bounds, refuse, probe)
+
+
+def moments_within(
+    operator: LinearOperator,
+    count: int,
+    basis: str,
+    probes: int,
+    seed: int,
+    bounds: tuple[float, float] | None,
+    refuse: Callable[[float | None], None],
+    probe: str = "sphere",
+    least: float = -math.inf,
+) -> Moments:
+    """The moments on ``bounds``, or on those that a short Lanczos run finds.
+
+    Where the moments show eigenvalues outside, ``refuse`` is called with a Ritz value that lies
+    there, or with None where only their size shows it. If that raises nothing, the bounds are
+    widened, but not below ``least``, and the moments are measured again, which ``cost`` counts.
+    """
+    unit, used = Normalised(operator), 0
+    plain = basis == "power" and bounds is None  # of A itself
+    if plain:
+        bounds = (-1.0, 1.0)
+    elif bounds is None:
+        (low, high), used = spectral_bounds(unit, seed)
+        bounds = unit.restore(low), unit.restore(high)
+    assert bounds is not None
+    for attempt in range(WIDENINGS + 1):
+        blocks = _starts(operator, probe, probes, seed)
+        readings = _probe_moments(
+            unit, count, basis == "power", blocks, probes, None if plain else bounds
+        )
+        used += probes * ((count + 1) // 2)
+        outside = None if basis == "power" else _outside(readings, operator)
+        if outside is None:
+            break
+        middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+        seen = [end for end in outside if abs(end) > 1]
+        if not seen:
+            refuse(None)
+        for end in seen:
+            refuse(middle + half * end)
+        require(
+            attempt < WIDENINGS,
+            "the operator of moments",
+            "be one symmetric matrix at every product",
+            f"products whose spectrum outgrows {bounds}",
+            "fix its batches and its random numbers",
+        )
+        # a Ritz value lies inside of its eigenvalue: go half as far again, and by a margin that
+        # doubles
+        margin = MARGIN * 2.0**attempt
+        low, high = (
+            math.copysign(margin + 1.5 * abs(end) - 0.5, end) if abs(end) > 1 or not seen else end
+            for end in outside
+        )
+        bounds = max(middle + half * low, least), middle + half * high
+    cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
+    require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
+    if plain:
+        powers, sizes = unit.exponent * np.arange(count + 1), np.abs(readings).max(axis=0)
+        fits = (sizes == 0) | (
+            np.abs(powers + np.log2(np.where(sizes > 0, sizes, 1.0))) <= MOST_EXPONENT
+        )
+        require(
+            bool(fits.all()),
+            "the moments",
+            "fit into float64",
+            f"that of order {np.argmin(fits)} beyond it",
+            cure,
+        )
+        readings = np.ldexp(readings, powers)
+    if basis == "legendre":
+        readings = readings @ legendre_in_chebyshev(count).T
+    covariance = np.zeros((count + 1, count + 1))
+    # else they are a basis, and the moments exact
+    if probe != "orthogonal" or probes < operator.dim:
+        covariance = (
+            torch.cov(torch.as_tensor(readings.T)).numpy().reshape(covariance.shape) / probes
+        )
+    if probe == "orthogonal":
+        covariance *= (operator.dim - probes) / operator.dim
+    values, status = readings.mean(0), Status.CONVERGED
+    model = rounding_of(operator, MANY)
+    if model is not None:
+        errors = _moment_errors(values, model, None if plain else bounds)
+        rules = errors[1] > math.sqrt(float(covariance[1, 1])) and errors[1] > 0
+        covariance = covariance + np.diag(errors**2)
+        status = Status.PRECISION_LIMIT if rules else status
+    stderr = np.sqrt(np.diag(covariance).clip(0.0))
+    return Moments(values, stderr, covariance, basis, bounds, probes, used + unit.repeated, status)
+
+
+def _moment_errors(values: Array, model: Rounding, bounds: tuple[float, float] | None) -> Array:
+    """What the rounding of a model makes of moments (count + 1,): k·ρ on [−1, 1], k·ρ·|μ_{k−1}|
+    for powers of A.
+    """
+    orders, shift = np.arange(len(values)), model.trace / model.dim
+    if bounds is not None:
+        return np.asarray(orders * (2 * shift / (bounds[1] - bounds[0])))
+    before = np.concatenate([[0.0], np.abs(values[:-1])])
+    before[2::2] = np.maximum(
+        before[2::2], np.sqrt(np.abs(values[2::2] * values[:-1:2][: len(values[2::2])]))
+    )
+    return np.asarray(orders * (shift * before + model.relative * np.abs(values)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """Both ends of a spectrum as a short Lanczos run sees them: Ritz values, their residuals,
+    the products spent.
+    """
+
+    low: float
+    high: float
+    low_residual: float
+    high_residual: float
+    cost: int
+    run: Lanczos
+    whole: bool  # the Krylov space came to its end: the spectrum has no values but those of the run
+
+
+def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
+    """The extreme Ritz values of 30 steps of Lanczos, or of as many as a budget of memory holds."""
+    steps = min(BOUNDS_DEPTH, operator.dim)
+    if operator.budget() is not None:
+        vector = basis_bytes(1, operator.dim, working_dtype(operator), "device")
+        steps = max(1, min(steps, int(_beside_work(operator, operator.room(1.0)) // vector) - 1))
+    run = lanczos(operator, random_vector(operator, seed, "bounds"), steps, "bounds")
+    nodes, _, residuals = run.ritz()
+    ends = float(nodes[0]), float(nodes[-1]), float(residuals[0]), float(residuals[-1])
+    return Ends(*ends, run.products, run, whole=len(run.alpha) < steps)
+
+
+def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
+    """An interval that holds the spectrum, and the products it took: a short Lanczos run plus
+    its residuals and 1 %.
+    """
+    ends = spectral_ends(operator, seed)
+    margin = 0.01 * (ends.high - ends.low) or 1e-3 * abs(ends.high) or 1.0
+    left, right = ends.low - ends.low_residual - margin, ends.high + ends.high_residual + margin
+    return (max(left, 0.0) if operator.psd and ends.high > 0 else left, right), ends.cost
+
+
+def lanczos_runs(
+    operator: LinearOperator,
+    depth: int | None,
+    probes: int,
+    seed: int,
+    task: str,
+    basis: str = "auto",
+    first: int = 0,
+) -> list[Lanczos]:
+    """One Lanczos run a probe, from the ``first`` on; their bases, kept at ``basis`` meanwhile,
+    are dropped.
+    """
+    require_symmetric(operator, task)
+    require_count(probes, "probes")
+    steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
+    require_count(steps, "depth", 1, operator.dim, "at this size op.dense() is exact")
+    place = place_for(operator, steps, basis)
+    runs = []
+    for probe in range(probes):
+        done = probe * steps, probes * steps
+        run = lanczos(
+            operator,
+            random_vector(operator, seed, "sphere", first + probe),
+            steps,
+            task,
+            done,
+            place,
+        )
+        runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
+    return runs
+
+
+def place_for(operator: LinearOperator, steps: int, basis: str) -> str:
+    """Where the vectors of ``steps`` steps are kept; an error where they do not fit."""
+    dtype, free, budget = working_dtype(operator), operator.room(1.0), operator.budget()
+    room = _beside_work(operator, free)
+    place = chosen_place(steps + 1, operator.dim, dtype, operator.device, room, basis)
+    needed = basis_bytes(steps + 1, operator.dim, dtype, place)
+    where = (
+        "the free memory"
+        if budget is None
+        else f"what the problem's memory={budget:,} leaves for vectors"
+    )
+    others = ["raise memory"] * (budget is not None) + ["leave basis to 'auto'"] * (basis != "auto")
+    require(
+        needed <= max(room, 0.0),
+        "depth",
+        f"fit into {where}, {free:,.0f} bytes",
+        f"{steps}, which needs {needed + free - room:,.0f} with basis={place!r}",
+        " or ".join(["lower depth", *others]),
+    )
+    return place
+
+
+def _beside_work(operator: LinearOperator, free: float) -> float:
+    """What is left of ``free`` bytes for a basis."""
+    return free - WORKING * operator.dim * working_dtype(operator).itemsize
+
+
+def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None = None) -> Spectrum:
+    """The Gauss rules of several probes as one spectrum; short ones repeat their last node with
+    weight 0.
+    """
+    rules = [run.ritz(depth) for run in runs]
+    width = max(len(nodes) for nodes, _, _ in rules)
+    nodes, weights, residuals = (np.zeros((len(rules), width)) for _ in range(3))
+    for row, (theta, mass, residual) in enumerate(rules):
+        m = len(theta)
+        nodes[row, :m], weights[row, :m], residuals[row, :m] = (
+            theta.numpy(),
+            mass.numpy(),
+            residual.numpy(),
+        )
+        nodes[row, m:], residuals[row, m:] = nodes[row, m - 1], residuals[row, m - 1]
+    weights /= weights.sum(axis=1, keepdims=True)
+    cost = sum(run.products for run in runs)
+    # a bound by the recurrence alone would promise more than the products hold
+    noise = rounding(operator, runs)
+    return Spectrum(
+        nodes, weights, np.hypot(residuals, noise), operator.dim, operator.psd, noise, cost
+    )
+
+
+def restored(spectrum: Spectrum, unit: Normalised) -> Spectrum:
+    """The spectrum of the operator itself from that of the normalised one."""
+    if unit.exponent == 0 == unit.repeated:
+        return spectrum
+    nodes, residuals = (
+        np.ldexp(part, unit.exponent) for part in (spectrum.nodes, spectrum.residuals)
+    )
+    resolution, cost = unit.restore(spectrum.resolution), spectrum.cost + unit.repeated
+    return dataclasses.replace(
+        spectrum, nodes=nodes, residuals=residuals, resolution=resolution, cost=cost
+    )
+
+
+def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
+    """The size below which a Ritz value is rounding: that of the dtype, what the products
+    showed, or of a model.
+    """
+    scale = max(float(torch.cat([run.alpha.abs(), run.beta]).max()) for run in runs)
+    model = rounding_of(operator, MANY)
+    inside = 0.0 if model is None else model.random.error
+    return max(
+        BREAKDOWN * float(torch.finfo(operator.dtype).eps) * scale,
+        inside,
+        *(run.noise for run in runs),
+    )
+
+
+def _with_rounding(spectrum: Spectrum, model: Rounding | None) -> Spectrum:
+    """The spectrum with the rounding of a model: that of a random vector, and that of the
+    leading one in proportion.
+    """
+    if model is None:
+        return spectrum
+    noise = np.maximum(model.random.error, model.relative * np.abs(spectrum.nodes))
+    residuals, resolution = (
+        np.hypot(spectrum.residuals, noise),
+        max(spectrum.resolution, model.random.error),
+    )
+    found = dataclasses.replace(spectrum, residuals=residuals, resolution=resolution)
+    found = dataclasses.replace(
+        found, rounding=model.trace / model.dim, relative_rounding=model.relative
+    )
+    probes = float(spectrum.trace.stderr)
+    rules = float(found.trace.stderr) > math.sqrt(2.0) * probes or model.relative > RULES
+    return dataclasses.replace(found, status=Status.PRECISION_LIMIT) if rules else found
+
+
+def _trace_of(
+    operator: LinearOperator, runs: list[Lanczos], function: Callable[[Array], Array]
+) -> Estimate:
+    """tr f(A), and QUADRATURE when the rule of three quarters of the depth disagrees."""
+
+    def checked(nodes: Array) -> Array:
+        with np.errstate(all="ignore"):
+            readings = np.asarray(function(nodes), dtype=np.float64)
+        fine = readings.shape == nodes.shape and bool(np.isfinite(readings).all())
+        low, high = (
+            math.ldexp(float(end), getattr(operator, "exponent", 0))
+            for end in (nodes.min(), nodes.max())
+        )
+        where = f"be element-wise and finite on [{low:.3g}, {high:.3g}]"
+        require(
+            fine,
+            "function",
+            where,
+            "other values",
+            "shift the operator, or pass a function defined there",
+        )
+        return readings
+
+    shorter = max(1, 3 * max(len(run.alpha) for run in runs) // 4)
+    full = quadrature(operator, runs).expectation(checked, operator.dim)
+    short = quadrature(operator, runs, shorter).expectation(checked, operator.dim)
+    unsettled = abs(float(full) - float(short)) > max(float(full.stderr), 1e-12 * abs(float(full)))
+    found = dataclasses.replace(full, status=Status.QUADRATURE if unsettled else Status.CONVERGED)
+    model = rounding_of(operator, MANY)
+    if model is None:
+        return found
+    joined = _with_rounding(quadrature(operator, runs), model).rounded(function, operator.dim)
+    rules = float(joined.stderr) > math.sqrt(2.0) * float(full.stderr) and not unsettled
+    status = Status.PRECISION_LIMIT if rules else found.status
+    return dataclasses.replace(found, stderr=joined.stderr, dof=joined.dof, status=status)
+
+
+def _number_of_probes(
+    operator: LinearOperator, probes: int | None, probe: str, tol: float | None, powers: int
+) -> int:
+    """As many as asked for, or as the tolerance asks for: of ``powers`` of A itself, of the
+    moments' own size.
+    """
+    if tol is not None:
+        require(
+            probes is None,
+            "tol",
+            "come without probes, whose number it sets",
+            f"{tol!r} and {probes!r} probes",
+        )
+        fine = operator.psd or not powers
+        require(
+            fine,
+            "tol",
+            "come with bounds that map A to [-1, 1]",
+            "power moments of an A that may be indefinite",
+            "pass bounds, or declare A positive semi-definite",
+        )
+        probes = probes_for(
+            tol, operator.dim, probe, _condition(operator, powers) if powers else None
+        )
+    probes = DEFAULT_PROBES if probes is None else probes
+    if probe != "orthogonal":
+        return require_count(probes, "probes", 2, cure="the standard error comes from their spread")
+    probes = min(probes, operator.dim) if tol is not None else probes
+    return require_count(
+        probes, "probes", min(2, operator.dim), operator.dim, "no more can be orthogonal"
+    )
+
+
+def _condition(operator: LinearOperator, power: int) -> float:
+    """The most that the condition number of Aᵖ can be, by what is known of both ends of the
+    spectrum of A.
+    """
+    low, high = operator.known_bounds()
+    return (
+        math.exp(min(power * math.log(high / low), 300.0))
+        if 0 < low and high < math.inf
+        else math.inf
+    )
+
+
+def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Iterator[Tensor]:
+    """The probes in blocks (P, b)."""
+    vector = operator.dim * working_dtype(operator).itemsize
+    # dots are made in float64, by chunks
+    work = MOMENTS + 3 * 8 * min(operator.dim, CHUNK >> 4) / vector
+    held = 4.0 * probes * 8 / working_dtype(operator).itemsize if probe == "orthogonal" else 0.0
+    if held:
+        fits = not crowded(operator, 1, work, held)
+        require(
+            fits,
+            "probes",
+            f"fit into the problem's memory={operator.budget()}",
+            f"{probes} orthogonal ones, made together",
+            "take fewer, or probe='sphere'",
+        )
+    sizes = block_sizes(probes, operator, work, held)
+    if probe == "rademacher":
+        stream = Probes(operator, probe, seed, "moments")
+        yield from (stream.draw(size).to(working_dtype(operator)) for size in sizes)
+        return
+    where = range(probes)
+    if probe == "orthogonal":
+        draws = torch.stack(
+            [random_vector(operator, seed, "sphere", j).double() for j in where], dim=1
+        )
+        yield from torch.linalg.qr(draws).Q.to(working_dtype(operator)).split(sizes, dim=1)
+        return
+    for size, first in zip(sizes, itertools.accumulate([0, *sizes]), strict=False):
+        yield torch.stack(
+            [random_vector(operator, seed, "sphere", j) for j in where[first : first + size]], dim=1
+        )
+
+
+def _probe_moments(
+    operator: Normalised,
+    count: int,
+    power: bool,
+    blocks: Iterator[Tensor],
+    probes: int,
+    bounds: tuple[float, float] | None,
+) -> Array:
+    """zᵀφ_k(B)z/zᵀz (probes, count + 1) for each probe z, B the operator mapped from ``bounds`` to
+    [−1, 1].
+
+    Without bounds B is the normalised operator itself.
+    """
+    products, readings, done = (count + 1) // 2, [], 0
+    for block in blocks:
+        values: list[Tensor] = []
+        for step, pair in enumerate(
+            _paired_moments(operator, block, power, bounds, products), start=1
+        ):
+            values += pair
+            report("moments", done + step * block.shape[1], probes * products)
+        done += products * block.shape[1]
+        start = dot(block, block)
+        readings.append((torch.stack([start, *values[:count]], dim=1) / start[:, None]).cpu())
+    return np.asarray(torch.cat(readings).numpy())
+
+
+def _paired_moments(
+    operator: Normalised,
+    start: Tensor,
+    power: bool,
+    bounds: tuple[float, float] | None,
+    products: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The moments of orders (1, 2), (3, 4), … for a block (P, b), one product a pair.
+
+    With v_i = φ_i(B)z: zᵀB^{i+j}z = v_i·v_j for powers, and zᵀT_{i+j}z = 2 v_i·v_j − zᵀT_{|i−j|}z
+    for Chebyshev.
+    """
+    before, now = start, start
+    zeroth, first = dot(start, start), torch.zeros(0)
+    for step in range(1, products + 1):
+        image = (operator @ now).to(now.dtype)
+        if bounds is not None:
+            low, high = (math.ldexp(end, -operator.exponent) for end in bounds)
+            image = (image - (low + high) / 2 * now) / ((high - low) / 2)
+        before, now = now, image if power or step == 1 else 2 * image - before
+        odd, even = dot(before, now), dot(now, now)
+        first = odd if step == 1 else first
+        odd = odd if power or step == 1 else 2 * odd - first
+        yield odd, even if power else 2 * even - zeroth
+
+
+def _outside(readings: Array, operator: LinearOperator) -> tuple[float, float] | None:
+    """The ends of the spectrum, −1 and 1 at least, where Chebyshev moments (probes, count + 1) show
+    values outside.
+
+    None where they do not. |T_k| ≤ 1 on [−1, 1], so that a larger moment of a probe shows it. So
+    does a Ritz value: the moments hold the Gram matrix of T_0(B)z, T_1(B)z, … and that of B between
+    them. A few eigenvalues a little outside make no moment larger than 1, and yet what is fitted to
+    the moments wrong.
+    """
+    known = np.isfinite(readings).all(axis=0) & (np.abs(np.nan_to_num(readings)).max(axis=0) < HUGE)
+    # before the recurrence ran away
+    finite = readings[:, : len(known) if known.all() else int(np.argmin(known))]
+    rounding = float(torch.finfo(operator.dtype).eps) * len(known)
+    exceeded = not known.all() or float(np.abs(finite).max()) > 1 + 1e3 * len(known) * rounding
+    looked = [finite.mean(axis=0)]
+    if exceeded:
+        looked.append(finite[np.abs(finite).max(axis=1).argmax()])
+    ends = [_ritz_ends(values, math.sqrt(rounding)) for values in looked]
+    low, high = min(-1.0, *(end[0] for end in ends)), max(1.0, *(end[1] for end in ends))
+    slack = max(math.sqrt(rounding), 0.5 * (GROWTH / len(known)) ** 2)
+    return (low, high) if exceeded or low < -1 - slack or high > 1 + slack else None
+
+
+def _ritz_ends(moments: Array, least: float) -> tuple[float, float]:
+    """The least and largest Ritz value of B on the span of T_0(B)z … by the Chebyshev moments of z.
+
+    Directions in it that are shorter than ``least`` of the longest are left out: rounding rules
+    them.
+    """
+    size = len(moments) // 2
+    if size == 0:
+        return -1.0, 1.0
+    row, column = np.indices((size, size))
+
+    def gram(i: NDArray[np.int64], j: NDArray[np.int64]) -> Array:
+        # T_iT_j = (T_{i+j} + T_{|i−j|})/2
+        return np.asarray((moments[i + j] + moments[np.abs(i - j)]) / 2)
+
+    inner, image = gram(row, column), (gram(row, column + 1) + gram(row, np.abs(column - 1))) / 2
+    lengths = np.maximum(np.sqrt(np.diag(inner).clip(0.0)), least)
+    squares, turn = np.linalg.eigh(inner / np.outer(lengths, lengths))
+    kept = turn[:, squares > least * squares[-1]] / np.sqrt(squares[squares > least * squares[-1]])
+    values = np.linalg.eigvalsh(
+        kept.T @ ((image + image.T) / 2 / np.outer(lengths, lengths)) @ kept
+    )
+    return float(values[0]), float(values[-1])

@@ -1,0 +1,495 @@
+"""The trace of an operator: exact where its structure gives it, by random probes otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.precision import default_context
+from lambdahat.estimators._diagonal import dense_diagonal
+from lambdahat.estimators.control import Pilot, plain_pilot, with_control
+from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
+from lambdahat.estimators.exchangeable import ExchangeableTrace
+from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded
+from lambdahat.estimators.sequential import (
+    MINIMUM,
+    SMALL,
+    Goal,
+    Mean,
+    Meter,
+    mean_until,
+    with_rounding,
+)
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.matrix import OperatorLike, as_operator
+from lambdahat.operators.rounding import rounding_of
+from lambdahat.problem.space import Space
+from lambdahat.results import Estimate, Status
+
+METHODS = ("auto", "exact", "hutchinson", "hutch++", "xtrace")
+BLOCKS, MEMORY_SHARE = 6, 0.25
+# vectors that XTrace has for each probe: itself, its direction, that one's product, and a copy
+EXCHANGED = 4.0
+
+
+@default_context()
+def trace(
+    operator: OperatorLike,
+    tol: float = 0.01,
+    method: str = "auto",
+    max_matvecs: int | None = None,
+    probe: str | None = None,
+    seed: int = 0,
+) -> Estimate:
+    """tr A, within ``tol`` relative at 95 % confidence, by as few products as it takes.
+
+    The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm is
+    there for operators whose trace is nearly 0, for which no number of probes would do; for a
+    positive semi-definite A it is never the larger. Where the probes would cost P products or more,
+    the dense diagonal is computed with P. The default ``max_matvecs`` is the smaller of 2P and
+    4000; when it is spent first, the status says so.
+
+    Methods:
+
+    - "exact": the trace that the structure of the operator gives, without products; an error where
+      there is none.
+    - "hutchinson": the mean of zᵀAz (Hutchinson 1990), of variance 2‖A‖²_F for Gaussian probes.
+    - "hutch++": tr(QᵀAQ) plus Hutchinson on the rest, (I − QQᵀ)A(I − QQᵀ), with Q an orthonormal
+      basis of AΩ (Meyer, Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson,
+      Cortinovis & Kressner 2022).
+    - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
+    - "auto": exact where that is known, from sampled targets where a network has many classes, and
+      from random signs where deep smooth activations would take many signals
+      (``operators/residuals.py``). Otherwise, and where those are spent before ``tol`` is reached,
+      Hutchinson until a sketch promises to save more products than it costs, then Hutch++; with the
+      operator's control variate C, tr C + tr(A − C), where a pilot shows that it pays. Probe by
+      probe where blocks of 16 would fill the memory.
+
+    ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
+
+    For a model in less than float64 the error includes the rounding inside the model, measured by
+    two products in each precision on at most 256 samples, which ``cost`` does not count;
+    PRECISION_LIMIT where that rules. An exact trace of such a model has no other error.
+
+    >>> from lambdahat.operators import operator
+    >>> trace(operator([[2.0, 1.0], [1.0, 3.0]]))
+    Estimate(value=5, stderr=0, cost=0, status=CONVERGED, dof=inf)
+    """
+    operator = as_operator(operator)
+    require_positive(tol, "tol")
+    require_choice(method, "method", METHODS)
+    fits = operator.symmetric or method not in ("hutch++", "xtrace")
+    require(fits, "method", "be 'hutchinson' for an operator that is not symmetric", repr(method))
+    probes = Probes(
+        operator, probe or ("sphere" if method == "xtrace" else "rademacher"), seed, "trace"
+    )
+    found, rounding = (
+        _estimate(operator, tol, method, max_matvecs, probes, seed),
+        rounding_of(operator),
+    )
+    if rounding is None:
+        return found
+    return with_rounding(found, rounding.trace, tol * max(abs(float(found)), rounding.size))
+
+
+def _estimate(
+    operator: LinearOperator,
+    tol: float,
+    method: str,
+    max_matvecs: int | None,
+    probes: Probes,
+    seed: int,
+) -> Estimate:
+    """The trace with the error of the probes."""
+    if method == "exact":
+        return _exact(operator)
+    sampled = operator.sampled_trace(tol, seed) if method == "auto" else None
+    if sampled is not None and sampled.status.ok:
+        return sampled
+    if method == "auto" and sampled is None:
+        known = _if_known(operator)
+        if known is not None:
+            return known
+    near = operator.control() if method == "auto" else None
+    meter = Meter("trace", max_matvecs, operator, *([] if near is None else [near]))
+    if operator.dim <= min(SMALL, meter.limit):
+        return _dense(operator, meter)
+    unit = Normalised(operator)
+    found = _ESTIMATORS[method](
+        _Task(unit, None if near is None else Normalised(near, unit), probes, meter, tol)
+    )
+    if not found.reached and operator.dim <= meter.left:
+        return _dense(operator, meter, near)
+    estimate = unit.restored(found.estimate(meter))
+    if sampled is not None and not found.reached and sampled.stderr < estimate.stderr:
+        return replace(sampled, cost=meter.spent)
+    return estimate
+
+
+@default_context()
+def trace_per_layer(
+    operator: OperatorLike, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
+) -> dict[str, Estimate]:
+    """The trace of each layer's diagonal block A_ll, by one set of probes for all.
+
+    For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is taken to ``tol`` relative to the
+    larger of |tr A_ll| and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is that of
+    all together. Rounding inside a model is in the errors as in ``trace``.
+    """
+    operator = as_operator(operator)
+    require_positive(tol, "tol")
+    space = operator.space
+    require(
+        space is not None,
+        "operator",
+        "have named parameters",
+        repr(operator),
+        "call trace for the whole",
+    )
+    assert space is not None
+    found, rounding = (
+        _estimate_layers(operator, space, tol, max_matvecs, seed),
+        rounding_of(operator),
+    )
+    if rounding is None:
+        return found
+    rows, sizes = rounding.row_norms()
+    for layer, names in space.layers().items():
+        where = space.indices(names)
+        error, size = (float(part[where].norm()) for part in (rows, sizes))
+        found[layer] = with_rounding(
+            found[layer], math.sqrt(2.0) * error, tol * max(abs(float(found[layer])), size)
+        )
+    return found
+
+
+def _estimate_layers(
+    operator: LinearOperator, space: Space, tol: float, max_matvecs: int | None, seed: int
+) -> dict[str, Estimate]:
+    """The traces of the layers with the errors of the probes."""
+    where = {
+        layer: space.indices(names).to(operator.device) for layer, names in space.layers().items()
+    }
+    near = operator.control()
+    meter = Meter("trace per layer", max_matvecs, operator, *([] if near is None else [near]))
+    known = operator.known_diagonal()
+    if known is not None:
+        return _summed(known, where, meter)
+    if operator.dim <= min(SMALL, meter.limit):
+        return _summed(dense_diagonal(operator), where, meter)
+    unit, stream = Normalised(operator), Probes(operator, "rademacher", seed, "trace per layer")
+    found = _sampled_layers(
+        unit, None if near is None else Normalised(near, unit), where, stream, meter, tol
+    )
+    if not found.reached and operator.dim <= meter.left:
+        return _summed(dense_diagonal(operator, near), where, meter)
+    status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
+    return {
+        layer: unit.restored(Estimate(float(value), float(stderr), meter.spent, status, found.dof))
+        for layer, value, stderr in zip(where, found.value, found.stderr, strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every method works on."""
+
+    operator: LinearOperator
+    near: LinearOperator | None
+    probes: Probes
+    meter: Meter
+    tol: float
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a pilot's block, its products, a sketch of them and the room to make it are
+        too much at once.
+        """
+        block = MINIMUM * self.operator.dim * self.operator.dtype.itemsize
+        return BLOCKS * block > self.operator.room(MEMORY_SHARE) or _crowded(
+            self.operator, self.near
+        )
+
+    def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
+        """The tolerance, given some products AZ (P, k), of which the mean of ‖Az‖² estimates
+        ‖A‖²_F.
+        """
+        floor = column_dots(images, images).mean().sqrt() if images.shape[1] else torch.zeros(())
+        return Goal(self.tol, torch.tensor([offset], dtype=torch.float64), floor.double()[None])
+
+
+def _exact(operator: LinearOperator) -> Estimate:
+    found = _if_known(operator)
+    if found is None:
+        reason = operator.why_no_trace()
+        got = f"{operator!r}: {reason}" if reason else repr(operator)
+        require(
+            False,
+            "method",
+            "not be 'exact' where the structure does not give the trace in closed form",
+            got,
+            "call trace(operator, method='auto') to estimate it",
+        )
+    assert found is not None
+    return found
+
+
+def _if_known(operator: LinearOperator) -> Estimate | None:
+    trace = operator.known_trace()
+    if trace is None:
+        return None
+    finite = math.isfinite(trace)
+    require(
+        finite,
+        "the operator",
+        "have a finite trace",
+        repr(trace),
+        "look for a NaN loss or parameter",
+    )
+    return Estimate(trace)
+
+
+def _dense(operator: LinearOperator, meter: Meter, near: LinearOperator | None = None) -> Estimate:
+    value = float(dense_diagonal(operator, near).double().sum())
+    return Estimate(value, cost=meter.spent)
+
+
+def _removed(sketch: Sketch, trace: float, gaussian: bool) -> float:
+    """What deflation takes off half the variance of zᵀAz, 2‖AQ‖²_F − ‖QᵀAQ‖²_F for Gaussian probes.
+
+    Rademacher and sphere probes have (tr A)²/P or more off already, of which deflation leaves (tr A
+    − tr QᵀAQ)²/P.
+    """
+    core = sketch.core()
+    free = 0.0 if gaussian else (trace**2 - (trace - float(core.trace())) ** 2) / len(sketch.basis)
+    return (
+        2 * float(sketch.image.square().sum(dtype=torch.float64))
+        - float(core.square().sum())
+        - free
+    )
+
+
+def _quantity(probes: Probes) -> Quantity:
+    """tr(QᵀAQ), and Hutchinson's zᵀAz."""
+    gaussian = probes.kind == "gaussian"
+    return Quantity(
+        lambda sketch: sketch.core().trace(),
+        column_dots,
+        lambda sketch, trace: _removed(sketch, trace, gaussian),
+    )
+
+
+def _streamed(task: _Task) -> Mean:
+    """Hutchinson's samples one probe at a time, where a block of them would fill the memory."""
+    squares: list[Tensor] = []
+
+    def draw(count: int) -> Tensor:
+        samples = []
+        for _ in range(count):
+            probe = task.probes.draw(1)
+            image = task.operator @ probe
+            squares.append(column_dots(image, image))
+            samples.append(column_dots(probe, image))
+            task.meter.tell(task.meter.spent)
+        return torch.cat(samples)[:, None]
+
+    first = draw(min(MINIMUM, task.meter.limit))
+    goal = Goal(
+        task.tol, torch.zeros(1, dtype=torch.float64), torch.cat(squares).mean().sqrt()[None]
+    )
+    return mean_until(draw, first, goal, task.meter)
+
+
+def _hutchinson(task: _Task) -> Mean:
+    if task.crowded:
+        return _streamed(task)
+    pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
+    return _plain(task, pilot, task.goal(pilot.image))
+
+
+def _plain(task: _Task, pilot: Pilot, goal: Goal) -> Mean:
+    """Samples of zᵀBz alone, B the target of the pilot, whose samples are the first."""
+
+    def draw(count: int) -> Tensor:
+        held = 2.0 * pilot.block.shape[1]
+        blocks = (task.probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
+        return torch.cat([column_dots(block, pilot.target @ block) for block in blocks])[:, None]
+
+    return mean_until(
+        draw, column_dots(pilot.block, pilot.image)[:, None], goal, task.meter, pilot.price
+    )
+
+
+def _hutch_plus_plus(task: _Task) -> Mean:
+    if task.meter.limit < 4 or task.crowded:
+        return _hutchinson(task)
+    pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit // 4))
+    goal = task.goal(pilot.image)
+    return deflated_mean(_quantity(task.probes), pilot, task.probes, goal, task.meter, always=True)
+
+
+def _adaptive(task: _Task) -> Mean:
+    if task.crowded:
+        return _streamed(task)
+    pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
+    goal = task.goal(pilot.image)
+    affordable = pilot.block.shape[1] <= task.meter.left
+    if (
+        task.near is not None
+        and affordable
+        and not goal.judge(column_dots(pilot.block, pilot.image)[:, None]).reached
+    ):
+        pilot, goal = _controlled(task, pilot, task.near, goal)
+    if not pilot.target.symmetric:
+        return _plain(task, pilot, goal)
+    return deflated_mean(_quantity(task.probes), pilot, task.probes, goal, task.meter)
+
+
+def _controlled(task: _Task, pilot: Pilot, near: LinearOperator, goal: Goal) -> tuple[Pilot, Goal]:
+    """The pilot and goal for A − C where that pays, tr C being the offset."""
+    known = near.known_trace()
+    if known is None:
+        return pilot, goal
+    pilot = with_control(pilot, near, lambda block, image: float(column_dots(block, image).var()))
+    return pilot, goal if pilot.near is None else goal.beyond(
+        torch.tensor(known, dtype=torch.float64)
+    )
+
+
+def _xtrace(task: _Task) -> Mean:
+    meter = task.meter
+    require_count(meter.limit, "max_matvecs", least=4, cure="method='hutchinson' does with 2")
+    first = min(MINIMUM, meter.limit // 2)
+    fits = not crowded(task.operator, first, SKETCHED)
+    require(
+        fits,
+        "method",
+        f"be 'auto' or 'hutchinson' where the problem's memory={task.operator.budget()} holds no "
+        f"sketch of {first} vectors",
+        "'xtrace'",
+        "raise memory",
+    )
+    state = ExchangeableTrace(task.operator, task.probes)
+    state.extend(first)
+    before: tuple[int, float] | None = None
+    while True:
+        samples, inflation = state.estimates()
+        mean, count = task.goal(state.upper).judge(samples[:, None], inflation), len(samples)
+        missing = 0.0 if mean.reached else 2 * (_forecast(before, count, mean.wanted) - count)
+        meter.tell(meter.spent + missing)
+        more = min(count // 2, meter.left // 2)
+        if crowded(task.operator, more, SKETCHED, EXCHANGED * count):
+            return mean
+        dense_is_cheaper = max(missing / 2, meter.spent + 2 * more) >= meter.dim <= meter.left
+        if mean.reached or more < 1 or dense_is_cheaper:
+            return mean
+        before = count, mean.wanted
+        state.extend(more)
+
+
+def _forecast(before: tuple[int, float] | None, count: int, wanted: float) -> float:
+    """The n at which XTrace reaches its goal, if its error goes on falling as n⁻ᵃ as between the
+    last two looks.
+
+    ``wanted`` is (error/allowed)²·n. Without an earlier look, the next one: the error may fall
+    fast.
+    """
+    if before is None or not math.isfinite(wanted):
+        return 1.5 * count
+    ratio = math.sqrt(wanted / count)
+    earlier = math.sqrt(before[1] / before[0])
+    rate = math.log(earlier / ratio) / math.log(count / before[0])
+    return min(count * math.exp(math.log(ratio) / max(rate, 0.5)), 1e12)
+
+
+_ESTIMATORS: dict[str, Callable[[_Task], Mean]] = {
+    "auto": _adaptive,
+    "hutchinson": _hutchinson,
+    "hutch++": _hutch_plus_plus,
+    "xtrace": _xtrace,
+}
+
+
+def _summed(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dict[str, Estimate]:
+    cost = meter.spent
+    return {
+        layer: Estimate(float(diagonal[index].double().sum()), cost=cost)
+        for layer, index in where.items()
+    }
+
+
+def _crowded(operator: LinearOperator, near: LinearOperator | None) -> bool:
+    """Whether the problem's budget of memory is too small for a pilot and a sketch, with a
+    control variate or not.
+    """
+    if operator.budget() is None or near is None or crowded(operator, MINIMUM, SKETCHED):
+        return crowded(operator, MINIMUM, SKETCHED)
+    return crowded(operator - near, MINIMUM, SKETCHED)
+
+
+def _streamed_layers(
+    operator: LinearOperator,
+    forms: Callable[[Tensor, Tensor], Tensor],
+    probes: Probes,
+    meter: Meter,
+    tol: float,
+) -> Mean:
+    """The same by blocks as small as the budget of memory asks for."""
+    squares: list[Tensor] = []
+
+    def draw(count: int) -> Tensor:
+        samples = []
+        for size in block_sizes(count, operator):
+            block = probes.draw(size)
+            image = operator @ block
+            squares.append(forms(image, image))
+            samples.append(forms(block, image))
+        return torch.cat(samples)
+
+    first = draw(min(MINIMUM, meter.limit))
+    floor = torch.cat(squares).mean(dim=0).sqrt()
+    return mean_until(draw, first, Goal(tol, torch.zeros_like(floor), floor), meter)
+
+
+def _sampled_layers(
+    operator: LinearOperator,
+    near: LinearOperator | None,
+    where: dict[str, Tensor],
+    probes: Probes,
+    meter: Meter,
+    tol: float,
+) -> Mean:
+    def forms(block: Tensor, image: Tensor) -> Tensor:
+        return torch.stack(
+            [column_dots(block[index], image[index]) for index in where.values()], dim=1
+        )
+
+    if _crowded(operator, near):
+        return _streamed_layers(operator, forms, probes, meter, tol)
+    pilot = plain_pilot(operator, probes, min(MINIMUM, meter.limit))
+    floor = forms(pilot.image, pilot.image).mean(dim=0).sqrt()
+    offset = torch.zeros_like(floor)
+    base = None if near is None else near.known_diagonal()
+    if near is not None and base is not None and pilot.block.shape[1] <= meter.left:
+        unit = floor.square().clamp_min(torch.finfo(torch.float64).tiny)
+        pilot = with_control(
+            pilot, near, lambda block, image: float((forms(block, image).var(dim=0) / unit).sum())
+        )
+    if pilot.near is not None and base is not None:
+        offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
+
+    def sample(count: int) -> Tensor:
+        blocks = (
+            probes.draw(size)
+            for size in block_sizes(count, pilot.target, held=2.0 * pilot.block.shape[1])
+        )
+        return torch.cat([forms(block, pilot.target @ block) for block in blocks])
+
+    return mean_until(
+        sample, forms(pilot.block, pilot.image), Goal(tol, offset, floor), meter, pilot.price
+    )

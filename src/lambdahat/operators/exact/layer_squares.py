@@ -1,0 +1,404 @@
+"""Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters, from what entered the layer and the signals
+that come back to it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.func import vmap
+
+from lambdahat.operators.exact.layer_calls import CONVOLUTIONS, Call, full_name
+
+# for the signals of some factors, and again for what is formed of them at a layer, …
+SIGNAL_BYTES = 512 << 20
+FORMED_BYTES = 16 << 20  # … on a CPU no more than a cache should hold
+# numbers that come back for all seeds, up to which a CPU takes one pass for all as well
+FEW_SIGNALS = 1 << 18
+
+Squares = dict[str, Tensor]
+Deltas = Sequence[Tensor] | Tensor  # K signals (B, …), or one tensor (K, B, …)
+
+
+def pulled_squares(
+    tops: Sequence[Tensor | GradientEdge],
+    seeds: Sequence[Tensor],
+    signs: Tensor,
+    calls: dict[str, Call],
+    diagonal: bool,
+    room: int | None = None,
+) -> Squares:
+    """The squares of the layers called, for K seeds (K, B, …) at each of some places above and
+    signs (K, B).
+
+    Summed over each parameter's elements unless ``diagonal``; by the parameter's name. Signals take
+    ``room`` bytes at the most, and what is formed of them as many again; ``SIGNAL_BYTES`` if not
+    given.
+    """
+    squares: Squares = {}
+    edges = [call.left for call in calls.values()]
+    room = SIGNAL_BYTES if room is None else room
+    for start in range(0, len(signs), step := _step(seeds, calls, room)):
+        part = slice(start, start + step)
+        back = _signals(tops, edges, [seed[part] for seed in seeds], calls)
+        for (prefix, call), deltas in zip(calls.items(), back, strict=True):
+            found = {} if deltas is None else _squares(call, deltas, signs[part], diagonal, room)
+            add_squares(squares, {full_name(prefix, key): square for key, square in found.items()})
+    return squares
+
+
+def gradients(call: Call, delta: Tensor) -> Squares:
+    """Σ_i J_iᵀδ_i of a layer's parameters, by name in it, for one signal δ (B, …) from all
+    samples together.
+    """
+    wide = torch.promote_types(call.entered.dtype, torch.float32)
+    layer, a, d = call.layer, call.entered.to(wide), delta.to(wide)
+    if isinstance(layer, nn.Linear):
+        rows = d.flatten(0, -2)
+        return {"weight": rows.T @ a.flatten(0, -2), "bias": rows.sum(dim=0)}
+    others = [0, *range(2, d.ndim)]
+    if not isinstance(layer, CONVOLUTIONS):
+        return {"weight": (d * a).sum(dim=others), "bias": d.sum(dim=others)}
+    seen = patches(layer, a).unflatten(1, (layer.groups, -1))
+    weight = torch.einsum("bgol,bgil->goi", d.flatten(2).unflatten(1, (layer.groups, -1)), seen)
+    return {"weight": weight.reshape(layer.weight.shape), "bias": d.sum(dim=others)}
+
+
+def add_squares(total: Squares, more: Squares) -> None:
+    """Into the total, in place."""
+    for name, square in more.items():
+        total[name] = total[name] + square if name in total else square
+
+
+def _step(seeds: Sequence[Tensor], calls: dict[str, Call], room: int) -> int:
+    """How many factors to send back together, so that their signals stay within the budget.
+
+    At a layer's output and, on the way there, at its input; half as many where one pass makes all
+    of them, which holds those of two layers at a time beside the ones that are kept.
+    """
+    row = (
+        sum(max(call.entered.numel(), call.width) for call in calls.values())
+        * seeds[0].element_size()
+    )
+    most = max(1, min(len(seeds[0]), room // max(1, row)))
+    return max(1, min(most, room // max(1, 2 * row))) if _together(most, seeds, calls) else most
+
+
+def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, Call]) -> bool:
+    """Whether so many factors go back in one pass: where the time is that of starting
+    operations.
+    """
+    few = count * sum(call.width for call in calls.values()) <= FEW_SIGNALS
+    return count > 1 and (seeds[0].is_cuda or few)
+
+
+def _signals(
+    tops: Sequence[Any], edges: list[GradientEdge], seeds: Sequence[Tensor], calls: dict[str, Call]
+) -> Sequence[Deltas | None]:
+    """δ (B, …) at each edge, for each of K seeds above; None at an edge that is not below.
+
+    All seeds go in one pass where the time is that of starting operations, and one by one where it
+    is arithmetic.
+    """
+    if _together(len(seeds[0]), seeds, calls):
+        found = in_one_pass(tops, edges, seeds)
+        if found is not None:
+            return found
+    columns = [
+        torch.autograd.grad(tops, edges, seed, retain_graph=True, allow_unused=True)
+        for seed in zip(*seeds, strict=True)
+    ]
+    return [None if found[0] is None else found for found in zip(*columns, strict=True)]
+
+
+def in_one_pass(
+    tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tensor]
+) -> list[Tensor | None] | None:
+    """What comes back to each input for K seeds (K, …) at the tops, (K, …); None if vmap does not
+    take the graph.
+
+    Not by ``is_grads_batched``, which has no rules for convolutions and pooling and goes through
+    their seeds in turn.
+    """
+    below: list[bool] = []
+
+    def back(*seed: Tensor) -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(tops, inputs, seed, retain_graph=True, allow_unused=True)
+        below[:] = [part is not None for part in found]
+        return tuple(part for part in found if part is not None)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            found = iter(vmap(back)(*seeds))
+    except Exception:
+        # a user's backward or hook may raise anything at a batched tensor; what is the user's own
+        # error, not ours, the pass that goes seed by seed raises again
+        return None
+    return [next(found) if there else None for there in below]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A weight (g·O, I, …) that a sample uses at L positions."""
+
+    shape: tuple[int, ...]
+    groups: int
+    length: int
+
+    @property
+    def outputs(self) -> int:
+        return self.shape[0] // self.groups
+
+    @property
+    def inputs(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def single(self) -> bool:
+        """Whether the gradient is one outer product."""
+        return self.length == self.groups == 1
+
+    @property
+    def by_positions(self) -> bool:
+        """Whether L×L products of positions are fewer numbers, and less arithmetic, than O×I
+        gradients.
+        """
+        return self.length * (self.outputs + self.inputs) <= self.outputs * self.inputs
+
+    def numbers(self, count: int, diagonal: bool) -> int:
+        """What ``count`` factors of one sample take: copies of signals and inputs, and the
+        products of both.
+        """
+        copies = self.groups * self.length * (count * self.outputs + 2 * (self.inputs + 1))
+        if self.single:
+            return copies
+        if self.by_positions and not diagonal:
+            return copies + self.groups * (count + 1) * self.length**2
+        return copies + self.groups * count * self.outputs * (self.inputs + 1)
+
+
+def _shared(call: Call) -> _Shared | None:
+    """None for batch-norm."""
+    layer = call.layer
+    if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
+        return None
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    return _Shared(
+        tuple(layer.weight.shape),
+        groups,
+        call.width // max(1, len(call.entered) * len(layer.weight)),
+    )
+
+
+def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
+    """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B), by as many samples as
+    fit.
+
+    Squares and their sums are taken in single precision at least.
+    """
+    size, shared = len(call.entered), _shared(call)
+    wide = torch.promote_types(call.entered.dtype, torch.float32)
+    numbers = (
+        2 * len(signs) * call.width // max(1, size)
+        if shared is None
+        else shared.numbers(len(signs), diagonal)
+    )
+    room = room if signs.is_cuda else min(room, FORMED_BYTES)
+    rows = max(1, room // max(1, numbers * wide.itemsize))
+    if rows >= size:
+        return _rows_squares(call.layer, call.entered, deltas, signs, shared, diagonal)
+    total: Squares = {}
+    for start in range(0, size, rows):
+        part = slice(start, start + rows)
+        some = deltas[:, part] if isinstance(deltas, Tensor) else [delta[part] for delta in deltas]
+        add_squares(
+            total,
+            _rows_squares(call.layer, call.entered[part], some, signs[:, part], shared, diagonal),
+        )
+    return total
+
+
+def _rows_squares(
+    layer: nn.Module,
+    entered: Tensor,
+    deltas: Deltas,
+    signs: Tensor,
+    shared: _Shared | None,
+    diagonal: bool,
+) -> Squares:
+    """Of some samples together."""
+    wide = torch.promote_types(entered.dtype, torch.float32)
+    entered, signs = entered.to(wide), signs.to(wide)
+    deltas = _mapped(deltas, lambda delta, _: delta.to(wide))
+    if shared is None:
+        stacked = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
+        return _norm_squares(entered, stacked, signs, diagonal)
+    if isinstance(layer, nn.Linear) and shared.single:
+        ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1))
+        return _linear_squares(entered.flatten(1), ds, signs, diagonal)
+    if isinstance(layer, nn.Linear):
+        a = entered.flatten(1, -2).transpose(1, 2)
+        ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2))
+    else:
+        a, ds = (
+            patches(layer, entered),
+            _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2)),
+        )
+    if shared.single:
+        squares = _linear_squares(
+            a.squeeze(2), _mapped(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal
+        )
+    elif shared.by_positions and not diagonal:
+        return _position_squares(a, ds, signs, shared)
+    else:
+        squares = _shared_squares(a, ds, signs, shared, diagonal)
+    return {**squares, "weight": squares["weight"].reshape(shared.shape)} if diagonal else squares
+
+
+def _mapped(deltas: Deltas, change: Callable[[Tensor, int], Tensor]) -> Deltas:
+    """``change(signals, dimension of the batch)`` of all."""
+    return (
+        change(deltas, 1) if isinstance(deltas, Tensor) else [change(delta, 0) for delta in deltas]
+    )
+
+
+def _linear_squares(entered: Tensor, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
+    """One position a sample: (δaᵀ)² = δ²(a²)ᵀ."""
+    if diagonal:
+        if isinstance(deltas, Tensor):
+            return one_position(entered, deltas.square().mul_(signs.unsqueeze(2)).sum(dim=0), True)
+        each = (d.square().mul_(sign.unsqueeze(1)) for d, sign in zip(deltas, signs, strict=True))
+        return one_position(entered, reduce(Tensor.add_, each), True)
+    if isinstance(deltas, Tensor):
+        lengths = torch.linalg.vector_norm(deltas, dim=2)
+    else:
+        lengths = torch.stack([torch.linalg.vector_norm(d, dim=1) for d in deltas])
+    sizes = (lengths.square() * signs).sum(dim=0)
+    return {
+        "weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(),
+        "bias": sizes.sum(),
+    }
+
+
+def one_position(entered: Tensor, curvature: Tensor, diagonal: bool) -> Squares:
+    """Of a linear layer with ∂²ℓ_i/∂z_o² = ``curvature`` (B, O): ∂²ℓ_i/∂W_oj² =
+    a_j²·∂²ℓ_i/∂z_o².
+    """
+    if diagonal:
+        return {"weight": curvature.T @ entered.square(), "bias": curvature.sum(dim=0)}
+    sizes = curvature.sum(dim=1)
+    return {
+        "weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(),
+        "bias": sizes.sum(),
+    }
+
+
+def _shared_squares(
+    entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared, diagonal: bool
+) -> Squares:
+    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B,
+    g·O, L).
+
+    A row of ones beside a gives the bias's gradient in the same product.
+    """
+    count, size, groups = len(deltas), len(entered), shared.groups
+    a = F.pad(entered.reshape(size * groups, -1, shared.length), (0, 0, 0, 1), value=1.0)
+    rows = size * groups, shared.outputs, shared.length
+    if isinstance(deltas, Tensor):
+        d = deltas.reshape(count, *rows).transpose(0, 1)
+    else:
+        d = torch.stack([delta.reshape(rows) for delta in deltas], dim=1)
+    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(
+        size, groups, count, shared.outputs, -1
+    )
+    if diagonal:
+        squares = per_sample.square_().mul_(signs.T[:, None, :, None, None]).sum(dim=(0, 2))
+        return {"weight": squares[..., :-1], "bias": squares[..., -1].flatten()}
+    weight, bias = per_sample[..., :-1], per_sample[..., -1]
+    sizes = torch.linalg.vector_norm(weight, dim=(3, 4)).square().sum(dim=1)
+    offsets = torch.linalg.vector_norm(bias, dim=3).square().sum(dim=1)
+    return {"weight": (sizes * signs.T).sum(), "bias": (offsets * signs.T).sum()}
+
+
+def _position_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared) -> Squares:
+    """Their sums without the gradients: ‖Σ_l δ_l a_lᵀ‖² = Σ_lm (δ_l·δ_m)(a_l·a_m).
+
+    The rounding is that of Σ_lm |δ_l·δ_m||a_l·a_m|, which is larger where positions cancel.
+    """
+    d = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
+    count, size, pairs = len(d), len(entered) * shared.groups, shared.length**2
+    d = d.reshape(count * size, shared.outputs, shared.length)
+    a = entered.reshape(size, shared.inputs, shared.length)
+    ours, theirs = (
+        torch.bmm(d.mT, d).reshape(count, size, pairs),
+        torch.bmm(a.mT, a).reshape(size, pairs),
+    )
+    sizes = torch.einsum("knp,np->kn", ours, theirs).reshape(count, -1, shared.groups).sum(dim=2)
+    offsets = (
+        torch.linalg.vector_norm(d.sum(dim=2), dim=1)
+        .square()
+        .reshape(count, -1, shared.groups)
+        .sum(dim=2)
+    )
+    return {"weight": (sizes * signs).sum(), "bias": (offsets * signs).sum()}
+
+
+def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
+    """Batch-norm with running statistics, z = γ·x̂ + β."""
+    weight, bias = (
+        part.reshape(*delta.shape[:3], -1).sum(dim=3) for part in (delta * scaled, delta)
+    )
+    form = "kbo,kb->o" if diagonal else "kbo,kb->"
+    return {
+        "weight": torch.einsum(form, weight.square(), signs),
+        "bias": torch.einsum(form, bias.square(), signs),
+    }
+
+
+def patches(layer: nn.Module, entered: Tensor) -> Tensor:
+    """What each output position of a convolution sees: (B, C·k, L), channels outermost.
+
+    By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is
+    slower on a CPU.
+    """
+    assert isinstance(layer, CONVOLUTIONS)
+    windows, dims, added = entered, len(layer.kernel_size), borders(layer)
+    if any(added):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        windows = F.pad(entered, added, mode=mode)
+    for axis, (size, step, hole) in enumerate(
+        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
+    ):
+        windows = windows.unfold(axis, hole * (size - 1) + 1, step)[..., ::hole]
+    moved = windows.permute([0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)])
+    return moved.reshape(len(entered), entered.shape[1] * math.prod(layer.kernel_size), -1)
+
+
+def borders(layer: Any) -> list[int]:
+    """What is added to the input before and after, the last dimension first.
+
+    Zeros by the layer's settings as they are now, as torch does, for users change them; others as
+    it was made.
+    """
+    if layer.padding_mode != "zeros":
+        return list(layer._reversed_padding_repeated_twice)
+    if layer.padding == "valid":
+        return [0] * (2 * len(layer.kernel_size))
+    if layer.padding == "same":
+        totals = [
+            hole * (size - 1) for size, hole in zip(layer.kernel_size, layer.dilation, strict=True)
+        ]
+        pairs = [(total // 2, total - total // 2) for total in totals]
+    else:
+        pairs = [(border, border) for border in layer.padding]
+    return [border for pair in reversed(pairs) for border in pair]

@@ -1,0 +1,405 @@
+"""How the loss of a batch is computed from named parameters: by a model and a loss, or by one
+function.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lambdahat._core.check import describe, require
+from lambdahat.problem.batches import Batch, restored, take
+from lambdahat.problem.checkpointing import checkpoints_of, recomputing
+from lambdahat.problem.labels import (
+    IGNORE,
+    KEY,
+    labelled,
+    shifted,
+    shifts_labels,
+    takes_labels,
+    token_labels,
+)
+from lambdahat.problem.losses import Custom, Loss
+
+Parameters = Mapping[str, Tensor]
+TARGET_KEYS = ("labels", "label", "targets", "target")
+# what a decoder reads, where it is not made of the labels
+DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+LOGITS, LOSS = "logits", "loss"  # by which names models give them
+LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cost time and memory
+
+
+class Evaluator:
+    """How a loss is computed from named parameters and a batch: by a model and a loss, or by one
+    function.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        norm: str,
+        constants: Callable[[], dict[str, Tensor]],
+        model_loss: bool,
+    ) -> None:
+        self.model, self.loss, self.norm, self._constants, self.model_loss = (
+            model,
+            loss,
+            norm,
+            constants,
+            model_loss,
+        )
+        # whether the model's labels are those of the next position; None: not yet seen
+        self.shifts: bool | None = None
+        self.feeds = False  # whether the model makes the inputs of its decoder of the labels
+        # whether the model's own loss, a mean over labels, is to be one over sequences
+        self.by_sequence = False
+        # whether the model was seen to run parts by torch.utils.checkpoint
+        self.checkpoints = False
+        self._recomputes: bool | None = None
+        self._copied: frozenset[str] | None = None  # the constants that every pass gets copies of
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What is not in the vector, as it is now: it follows the model until ``with_constants``
+        or ``apart``.
+        """
+        return self._constants()
+
+    def with_constants(self, constants: dict[str, Tensor]) -> Evaluator:
+        """The same with other values of what is not in the vector."""
+        other = copy.copy(self)
+        other._constants = lambda: constants
+        if not constants.keys() <= self.constants.keys():
+            other._copied = None  # the first pass with others is to show whether it writes to them
+        return other
+
+    def with_loss(self, loss: Loss) -> Evaluator:
+        """The same with another loss of the output."""
+        other = copy.copy(self)
+        other.loss = loss
+        return other
+
+    def with_named_loss(self, loss: Loss, count: str | None) -> Evaluator:
+        """The same with a loss of the output in place of the model's own; what it does with
+        labels is asked again.
+        """
+        other = self.with_loss(loss)
+        other.model_loss, other.shifts = False, None
+        return other.counted_in(count)
+
+    def counted_in(self, count: str | None) -> Evaluator:
+        """The same for labels counted in tokens or sequences."""
+        other = copy.copy(self)
+        other.by_sequence = count == "sequences"
+        if not self.model_loss:
+            other.loss = self.loss.counted_in(count)
+        return other
+
+    def asked(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Evaluator:
+        """The same, knowing what the model does with labels where the data have some."""
+        batch = labelled(batches)
+        if batch is None:
+            return self
+        parameters = current()
+
+        def own_loss(data: Mapping[str, Any]) -> Any:
+            return _held(self._run(parameters, (), data), LOSS, None)
+
+        other = copy.copy(self)
+        other.shifts = shifts_labels(own_loss, batch)
+        if not self.model_loss and getattr(
+            getattr(self.model, "config", None), "is_encoder_decoder", False
+        ):
+            other.feeds = takes_labels(own_loss, batch)
+            names = inspect.signature(self.model.forward).parameters
+            own = (
+                other.feeds
+                or DECODER[0] not in names
+                or any(name in batch.data for name in DECODER)
+            )
+            require(
+                own,
+                "data",
+                f'hold {DECODER[0]!r} for an encoder-decoder that computes no loss of "labels"',
+                f"a batch of {', '.join(map(repr, batch.data))}",
+                "add them, the labels moved by one to the right, or use a model with its own loss",
+            )
+        return other
+
+    def apart(self) -> Evaluator:
+        """The same with copies of what training the model would change: buffers, and parameters
+        that need gradients.
+        """
+        trained = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
+        moving = trained | {name for name, _ in self.model.named_buffers()}
+        return self.with_constants(
+            {k: v.clone() if k in moving else v for k, v in self.constants.items()}
+        )
+
+    def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """A batch as positional inputs, keyword inputs and target."""
+        data = batch.data
+        if isinstance(data, Mapping):
+            key = (
+                None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
+            )
+            fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
+            inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
+            if key == KEY and self.shifts:
+                return (), inputs, shifted(data[KEY], getattr(self.loss, "ignored", IGNORE))
+            if self.model_loss:
+                return (), inputs, data
+            return (), inputs, restored(data if key is None else data[key])
+        if isinstance(data, tuple | list):
+            *inputs_, target = data if len(data) > 1 else (*data, None)
+            return tuple(restored(value) for value in inputs_), {}, restored(target)
+        return (data,), {}, data
+
+    def output(self, parameters: Parameters, batch: Batch) -> Any:
+        """What the loss takes of what the model gives for a batch."""
+        args, kwargs, _ = self.split(batch)
+        kept = self._kept(batch)
+        # a mean over no label would be NaN: any label does, for its weight is 0
+        if kept is not None:
+            kwargs = {**kwargs, KEY: torch.where(kept > 0, kwargs[KEY], 0)}
+        return self.read(self._run(parameters, args, kwargs))
+
+    def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What the model gives for its arguments."""
+        with self._lent() as constants:
+            tensors = {**constants, **parameters}
+            with checkpoints_of(self.model, tensors) as met:
+                output = functional_call(self.model, tensors, args, dict(kwargs))
+        self.checkpoints = self.checkpoints or bool(met)
+        return output
+
+    def read(self, output: Any) -> Any:
+        """What the loss takes of a model's output: the logits of an object or a dict that holds
+        them, else all of it.
+
+        A callable of the user's gets a plain mapping whole, and a model's own loss is looked for in
+        all of it.
+        """
+        plain = isinstance(output, Mapping) and not hasattr(output, LOGITS)
+        if self.model_loss or (type(self.loss) is Custom and plain):
+            return output
+        return _held(output, LOGITS, output)
+
+    @contextmanager
+    def _lent(self) -> Iterator[dict[str, Tensor]]:
+        """The constants for one pass, which may write to them: it gets copies, and the user's stay
+        as they are.
+
+        The first pass gets copies of all but large parameters. What it wrote to is copied for every
+        pass, and so are small buffers, for any batch may be the first that has one written. The
+        rest is watched, by version.
+        """
+        constants, first = self.constants, self._copied is None
+        names = self._copied if self._copied is not None else self._first_copied(constants)
+        copies = {name: constants[name].clone() for name in names}
+        own = {name: tensor for name, tensor in constants.items() if name not in copies}
+        before = [_version(tensor) for tensor in own.values()]
+        yield {**constants, **copies}
+        for (name, tensor), version in zip(own.items(), before, strict=True):
+            require(
+                _version(tensor) == version,
+                "the model",
+                "not write to tensors that are held constant",
+                f"a pass that wrote to {name!r}, which is now changed",
+                "put it back, and have forward write to a clone of it, or make it a buffer of at"
+                f" most {LARGE >> 20} MiB, which passes get copies of",
+            )
+        if first:
+            self._copied = self._still_copied(copies, constants)
+
+    def _first_copied(self, constants: dict[str, Tensor]) -> frozenset[str]:
+        """What the first pass gets copies of: buffers, small parameters, and embeddings that
+        passes renormalise.
+        """
+        embeddings = [
+            (name, layer)
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, EMBEDDINGS)
+        ]
+        scaled = {
+            f"{name}.weight" if name else "weight"
+            for name, layer in embeddings
+            if layer.max_norm is not None
+        }
+        always = scaled.union(name for name, _ in self.model.named_buffers())
+        return frozenset(
+            name for name, tensor in constants.items() if name in always or not _is_large(tensor)
+        )
+
+    def _still_copied(
+        self, copies: dict[str, Tensor], constants: dict[str, Tensor]
+    ) -> frozenset[str]:
+        """What all later passes get copies of, after the first one."""
+        buffers = {name for name, _ in self.model.named_buffers()} - _fixed_statistics(self.model)
+        small = {name for name in buffers.intersection(copies) if not _is_large(copies[name])}
+        others = copies.keys() - small
+        # batch-norm does not raise the version of the statistics it writes, and inference mode has
+        # none: values tell
+        return frozenset(small).union(
+            name
+            for name in others
+            if _version(copies[name]) > 0
+            or (
+                (name in buffers or copies[name].is_inference())
+                and not torch.equal(copies[name], constants[name])
+            )
+        )
+
+    def loss_of(self, output: Any, batch: Batch) -> Tensor:
+        """The mean loss of a batch whose output is known."""
+        if self.model_loss:
+            found = _held(output, LOSS, None)
+            require(
+                isinstance(found, Tensor),
+                'the output of a model with loss="model"',
+                "hold its loss",
+                held_by(output),
+                'give "labels" in each batch, return it as "loss", or name a loss',
+                TypeError,
+            )
+            assert isinstance(found, Tensor)
+            kept = self._kept(batch)
+            if kept is None:
+                return found
+            return found * (kept / batch.size if self.by_sequence else (kept > 0)).to(found.dtype)
+        return self.loss.value(restored(output), self.split(batch)[2])
+
+    def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
+        return self.loss_of(self.output(parameters, batch), batch)
+
+    def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
+        """Whether the model checkpoints, and its gradient is the same where those parts are run
+        again.
+
+        It is not where a part uses tensors that are neither its arguments nor in the model. Looked
+        at once, at what ``point`` gives.
+        """
+        if self.checkpoints and self._recomputes is None:
+            self._recomputes = self._same_again(*point())
+        return bool(self._recomputes)
+
+    def _same_again(self, parameters: Parameters, batch: Batch) -> bool:
+        """Whether the gradient of a few samples is the same with what is checkpointed kept and
+        run again.
+        """
+        few = take(batch, slice(2))
+        try:
+            kept = self._gradients(parameters, few, False)
+        except (RuntimeError, ValueError, TypeError, IndexError):  # a model for one batch size only
+            few, kept = batch, self._gradients(parameters, batch, False)
+        try:
+            again = self._gradients(parameters, few, True)
+        except RuntimeError:  # a part that does not run twice
+            return False
+        pairs = zip(kept, again, strict=True)
+        return all(torch.allclose(a, b, 1e-3, 1e-3 * float(a.abs().max())) for a, b in pairs)
+
+    @torch.enable_grad()
+    def _gradients(self, parameters: Parameters, batch: Batch, again: bool) -> tuple[Tensor, ...]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+        with recomputing(again):
+            loss = self(leaves, batch)
+            return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+
+    def terms(self, batch: Batch) -> float:
+        """The weight of a batch before normalisation; for a model's own loss, the labels that it
+        counts.
+        """
+        if not self.model_loss:
+            return self.loss.terms(self.split(batch)[2], batch.size)
+        kept = self._kept(batch)
+        return float(batch.size if kept is None or self.by_sequence else kept)
+
+    def _kept(self, batch: Batch) -> Tensor | None:
+        """How many labels of a batch a model's own loss is the mean over, a tensor (); None
+        where it has none.
+        """
+        labels = token_labels(batch.data) if self.model_loss else None
+        if labels is None:
+            return None
+        return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
+
+
+def _held(output: Any, name: str, default: Any) -> Any:
+    """A part of a model's output by name: under that key of a mapping, or an attribute."""
+    attribute = getattr(output, name, None)
+    if isinstance(output, Mapping) and (name in output or attribute is None):
+        return output.get(name, default)
+    return default if attribute is None else attribute
+
+
+def held_by(output: Any) -> str:
+    """What an output is, for an error: of a mapping its keys."""
+    keys = f" of {', '.join(map(repr, output)) or 'nothing'}" if isinstance(output, Mapping) else ""
+    return f"{type(output).__name__}{keys}" if keys else describe(output)
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > LARGE
+
+
+def _fixed_statistics(model: nn.Module) -> set[str]:
+    """The running statistics of torch's own layers in eval mode, which only read them."""
+    layers = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+    ]
+    fixed = [
+        pair
+        for pair in layers
+        if not pair[1].training and type(pair[1]).__module__.startswith("torch.nn.")
+    ]
+    return {key for name, layer in fixed for key, _ in layer.named_buffers(name, recurse=False)}
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was written to in place; tensors of inference mode do not count, and cannot
+    be outside of it.
+    """
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class OutputEvaluator(Evaluator):
+    """The output as a function of named parameters and a batch's inputs, and a loss of it."""
+
+    def __init__(self, function: Callable[..., Any], loss: Loss) -> None:
+        super().__init__(nn.Module(), loss, "eval", dict, False)
+        self.function = function
+
+    def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.function({**self.constants, **parameters}, *args, **kwargs)
+
+
+class FunctionEvaluator:
+    """The loss as one function of named parameters and, where there is data, a batch."""
+
+    def __init__(self, function: Callable[..., Tensor], with_data: bool) -> None:
+        self.function, self.with_data = function, with_data
+
+    def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
+        values = dict(parameters)
+        return (
+            self.function(values, restored(batch.data)) if self.with_data else self.function(values)
+        )
+
+    def terms(self, batch: Batch) -> float:
+        """The weight of a batch before normalisation."""
+        return float(batch.size)
+
+
+AnyEvaluator = Evaluator | FunctionEvaluator

@@ -1,0 +1,708 @@
+"""Losses as functions of the model's output, with the curvature each has there.
+
+A loss is the mean over the samples of a batch. Its Hessian at the output is what the generalised
+Gauss–Newton matrix, the Fisher and the exact trace of a piecewise-linear network are made of: per
+sample i, M_i = B·∂²L_batch/∂z_i², given as a product ``M u``, as factors Σ_k s_k s_kᵀ = M, and as a
+random factor with E[s sᵀ] = M.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdahat._core.check import require, require_choice
+from lambdahat.problem.labels import IGNORE as IGNORE
+
+
+class Loss(ABC):
+    """A mean loss ``value(output, target)``; ``convex`` in the output, ``likelihood`` when M is the
+    Fisher there.
+
+    ``predictive``: whether it has a distribution of targets, so that there is a Fisher, which need
+    not be M.
+    """
+
+    name: str = "custom"
+    convex: ClassVar[bool] = False
+    likelihood: ClassVar[bool] = False
+    predictive: ClassVar[bool] = False
+
+    @abstractmethod
+    def value(self, output: Any, target: Any) -> Tensor:
+        """The mean loss of the batch, a scalar."""
+
+    def check(self, output: Any, target: Any) -> None:  # noqa: B027
+        """Raise when the output cannot be what this loss takes; called once, at construction."""
+
+    def terms(self, target: Any, size: int) -> float:
+        """How many equal terms the mean is over: the weight of a batch in the whole data set's
+        mean.
+        """
+        return float(size)
+
+    def counted_in(self, count: str | None) -> Loss:
+        """The same as a mean over "tokens", all targets that count, or over "sequences", their
+        sum within each.
+        """
+        require(
+            count is None,
+            "count",
+            "be left out for a loss that is not cross-entropy or the model's own",
+            count,
+            'use "cross_entropy", "nll" or "model"',
+        )
+        return self
+
+    def product(self, output: Any, target: Any) -> Callable[[Tensor], Tensor] | None:
+        """u (B, …) ↦ M u for each sample, where a closed form exists."""
+        return None
+
+    def factors(self, output: Any, target: Any) -> Tensor | None:
+        """S (K, B, …) with Σ_k s_k s_kᵀ = M for each sample, where a closed form exists."""
+        return None
+
+    def factor_count(self, output: Any, target: Any) -> int | None:
+        """K, where such factors exist."""
+        return None
+
+    def each_factor(self, output: Any, target: Any) -> tuple[int, Iterator[Tensor]] | None:
+        """K and the factors s_k (B, …) one by one, where a closed form exists; also where all at
+        once would be many.
+        """
+        factors = self.factors(output, target)
+        return None if factors is None else (len(factors), iter(factors))
+
+    def fisher(self, output: Any, target: Any) -> list[Tensor] | None:
+        """The Fisher at the output where that is diagonal and not M: its diagonal, of the shape
+        of each tensor.
+        """
+        return None
+
+    def random_factor(self, output: Tensor, target: Any, generator: torch.Generator) -> Tensor:
+        """s (B, …) with E[s sᵀ] = M, from a target drawn from the model's own distribution."""
+        raise TypeError(
+            f"the loss {self.name!r} has no predictive distribution to draw from; use a named loss"
+        )
+
+    def random_factors(self, output: Any, target: Any, generator: torch.Generator) -> list[Tensor]:
+        """s with E[s sᵀ] the Fisher at the output, in as many tensors as the output has."""
+        return [self.random_factor(output, target, generator)]
+
+
+class OfClasses(Loss):
+    """A loss of logits whose classes are dimension 1, as in torch, or the last where only that fits
+    the targets.
+
+    ``settled`` decides which for a whole data set. ``torch_order``: where both fit, dimension 1.
+    """
+
+    torch_order = True
+    classes: int | None = None  # the dimension, 1 or −1, once it is decided
+
+    def settled(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
+        """The same with the dimension of the classes decided by the first (output, target) that
+        leaves one choice.
+        """
+        if self.classes is not None:
+            return self
+        other, shape = copy.copy(self), torch.Size()
+        for output, target in pairs:
+            fitting, shape = self._fitting(output, target), output.shape
+            if len(fitting) == 1:
+                other.classes = fitting[0]
+                return other
+        require(
+            self.torch_order,
+            "the model's output",
+            "show which dimension holds the classes",
+            f"logits {tuple(shape)}, where dimension 1 and the last both fit the targets",
+            "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which"
+            " takes them there, or flatten to logits (batch, classes)",
+        )
+        other.classes = 1
+        return other
+
+    def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
+        require(
+            isinstance(output, Tensor) and output.ndim >= 2,
+            "the model's output",
+            "be logits (batch, classes) for cross_entropy",
+            output,
+        )
+        fitting = self._fitting(output, target)
+        require(
+            self.classes is None or self.classes in fitting,
+            "logits",
+            "hold the classes in the same dimension in every batch",
+            f"{tuple(output.shape)} for targets {tuple(target.shape)}",
+        )
+        return output if (self.classes or fitting[0]) == 1 else output.movedim(-1, 1)
+
+    def _fitting(self, output: Tensor, target: Tensor) -> tuple[int, ...]:
+        """The dimensions, 1 or −1, that may hold the classes."""
+        shape, first = tuple(target.shape), (output.shape[0], *output.shape[2:])
+        if target.is_floating_point() or (output.ndim == 2 and shape == first):
+            return (1,)
+        fitting = tuple(
+            dim for dim, fits in ((1, first), (-1, tuple(output.shape[:-1]))) if shape == fits
+        )
+        require(
+            bool(fitting), "targets", f"have shape {first} for logits {tuple(output.shape)}", target
+        )
+        return fitting
+
+
+class CrossEntropy(OfClasses):
+    """Softmax cross-entropy −Σ_c q_c log p_c with p = softmax(z): M = m·(diag(p) − ppᵀ), m = Σ_c
+    q_c.
+
+    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w (all 1 by default) and label
+    smoothing ε, and the mean is Σ over the targets that are not ``ignored``, divided by Σ w_y, as
+    in torch. Probabilities as targets are smoothed and weighted likewise and averaged over all
+    positions. ``by_sequence``: the mean over samples of the sum over each one's positions. Logits
+    in half precision are taken to float32.
+    """
+
+    name, convex, likelihood, predictive = "cross_entropy", True, True, True
+
+    def __init__(
+        self,
+        torch_order: bool = False,
+        weight: Tensor | None = None,
+        ignored: int = IGNORE,
+        smoothing: float = 0.0,
+    ) -> None:
+        self.torch_order, self.by_sequence = torch_order, False
+        self.weight, self.ignored, self.smoothing = (
+            None if weight is None else weight.detach(),
+            ignored,
+            smoothing,
+        )
+
+    def counted_in(self, count: str | None) -> CrossEntropy:
+        unweighted = count is None or self.weight is None
+        require(
+            unweighted,
+            "count",
+            "be left out for a loss with class weights",
+            count,
+            "n·L is no log-likelihood then",
+        )
+        other = copy.copy(self)
+        other.by_sequence = count == "sequences"
+        return other
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        logits = self._classes_first(output, target)
+        weight = None if self.weight is None else self.weight.to(_wide(output))
+        if target.is_floating_point():
+            positions = logits[0, 0].numel() if self.by_sequence else 1
+            wide = _wide(logits)
+            return (
+                F.cross_entropy(wide, target.to(wide), weight, label_smoothing=self.smoothing)
+                * positions
+            )
+        target = target.long()
+        counted = len(target) if self.by_sequence else self._divisor(target, target != self.ignored)
+        # the classes come last: along rows torch is faster than along strides
+        if logits is not output:
+            logits, target = output.flatten(0, -2), target.flatten()
+        total = F.cross_entropy(
+            _wide(logits),
+            target,
+            weight,
+            ignore_index=self.ignored,
+            reduction="sum",
+            label_smoothing=self.smoothing,
+        )
+        if isinstance(counted, Tensor) and counted.is_floating_point():
+            # two numbers without dimensions would be divided in the wider dtype
+            counted = counted.to(total.dtype)
+        return total / counted
+
+    def check(self, output: Any, target: Any) -> None:
+        logits = self._classes_first(output, target)
+        classes = logits.shape[1]
+        fits = self.weight is None or self.weight.shape == (classes,)
+        require(fits, "weight", f"hold one number for each of the {classes} classes", self.weight)
+        if target.is_floating_point():
+            fits = target.shape == logits.shape
+            require(
+                fits,
+                "targets",
+                f"be class indices (int64) or probabilities of shape {tuple(logits.shape)}",
+                f"{target.dtype} of shape {tuple(target.shape)}",
+                "for class indices call .long()",
+            )
+            require(
+                self.ignored < 0,
+                "ignore_index",
+                "be left out for targets that are probabilities",
+                self.ignored,
+            )
+            return
+        whole = target.dtype in (torch.int64, torch.uint8)
+        require(
+            whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()"
+        )
+        low, high = _range(target)
+        if low < 0 or high >= classes:
+            kept = target.long()
+            least, most = _range(kept.masked_fill(kept == self.ignored, 0))
+            require(
+                least >= 0 and most < classes,
+                "targets",
+                f"lie in [0, {classes - 1}] for {classes} classes",
+                f"values in [{low}, {high}]",
+                f"number classes from 0, and mark targets to leave out with {self.ignored}",
+            )
+
+    def terms(self, target: Tensor, size: int) -> float:
+        each = self.by_sequence or target.is_floating_point()
+        return float(size) if each else float(self._mass(target.long()))
+
+    def terms_by_sample(self, target: Tensor) -> Tensor:
+        """What each sample weighs in the mean, (B,): how many of its targets count, or their
+        weights.
+        """
+        if self.by_sequence or target.is_floating_point():
+            return torch.ones(len(target), device=target.device)
+        return self._weights(target.long()).reshape(len(target), -1).sum(dim=1)
+
+    def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
+        """Keeps one tensor of the size of the output: with a vocabulary of 50,000 each is most
+        of the memory.
+        """
+        logits = self._classes_first(output, target)
+        classes = 1 if logits is output else -1
+        p = _wide(output).softmax(dim=classes)
+        scale = self._scale(logits, target).square()
+        scale = scale if logits is output else scale.movedim(1, -1)
+
+        def multiply(u: Tensor) -> Tensor:
+            wide = u.to(p.dtype)
+            return (
+                (wide - (p * wide).sum(dim=classes, keepdim=True)).mul_(p).mul_(scale).to(u.dtype)
+            )
+
+        return multiply
+
+    def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
+        logits = self._classes_first(output, target)
+        return self._rows(logits, target) if logits.ndim == 2 else None
+
+    def factor_count(self, output: Tensor, target: Tensor) -> int | None:
+        logits = self._classes_first(output, target)
+        return logits.shape[1] - 1 if logits.ndim == 2 else None
+
+    def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
+        """Those of one position after the other: a factor of a sequence or an image is 0 at all
+        other positions.
+        """
+        logits = self._classes_first(output, target)
+        if logits.ndim == 2:
+            return logits.shape[1] - 1, iter(self._rows(logits, target))
+        flat, scale = logits.flatten(2), self._scale(logits, target).flatten(2)
+        positions = flat.shape[2]
+
+        def each() -> Iterator[Tensor]:
+            for t in range(positions):
+                for row in self._rows(flat[:, :, t], None, scale[:, :, t]):
+                    spread = torch.zeros_like(flat)
+                    spread[:, :, t] = row
+                    spread = spread.reshape(logits.shape)
+                    yield spread if logits is output else spread.movedim(1, -1)
+
+        return positions * (flat.shape[1] - 1), each()
+
+    def _rows(self, logits: Tensor, target: Tensor | None, scale: Tensor | None = None) -> Tensor:
+        """C − 1 factors s_k = √(m·p_k)·(e_k − w), k > 0, with w = (p + √p₀·e₀)/(1 + √p₀), of logits
+        (B, C).
+
+        diag(√p) − p√pᵀ, whose square is diag(p) − ppᵀ, sends √p to 0: a reflection of √p onto e₀
+        empties its first column, and these are the others.
+        """
+        scale = self._scale(logits, target) if scale is None else scale  # type: ignore[arg-type]
+        p = logits.softmax(dim=1)
+        root = p.sqrt()
+        first = root[:, :1]
+        inner = torch.cat([p[:, :1] + first, p[:, 1:]], dim=1) / (1 + first)
+        # (C − 1, 1, C)
+        ends = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[1:].unsqueeze(1)
+        scaled = root[:, 1:] * scale
+        return (ends - inner) * scaled.T.unsqueeze(2)
+
+    def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
+        logits = self._classes_first(output, target)
+        p = logits.softmax(dim=1)
+        flat = p.movedim(1, -1).reshape(-1, p.shape[1]).double().cpu()
+        drawn = (
+            torch.multinomial(flat, 1, generator=generator)
+            .to(p.device)
+            .reshape(p.movedim(1, -1).shape[:-1])
+        )
+        hot = F.one_hot(drawn, p.shape[1]).movedim(-1, 1).to(p.dtype)
+        residual = (p - hot) * self._scale(logits, target)
+        return residual if logits is output else residual.movedim(1, -1)
+
+    def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
+        """√(m·B/terms) at each position, without B/terms by sequence; shaped to multiply logits
+        (B, C, …).
+        """
+        spread = [1, -1] + [1] * (logits.ndim - 2)
+        weight = None if self.weight is None else self.weight.to(logits.device, torch.float64)
+        # Σ_c w_c/C, the mass that smoothing spreads
+        even = 1.0 if weight is None else float(weight.mean())
+        if target.is_floating_point():
+            own = target if weight is None else target * weight.reshape(spread).to(target)
+            mass = (1 - self.smoothing) * own.sum(dim=1, keepdim=True) + self.smoothing * even
+            positions = 1 if self.by_sequence else logits[0, 0].numel()
+            return mass.sqrt().to(logits.dtype) / math.sqrt(positions)
+        target = target.long()
+        counts = target != self.ignored
+        kept = counts.unsqueeze(1).to(logits.dtype)
+        if weight is not None:
+            own = (1 - self.smoothing) * weight[target.where(counts, 0)] + self.smoothing * even
+            kept = kept * own.sqrt().unsqueeze(1).to(logits.dtype)
+        if self.by_sequence:
+            return kept
+        return kept * (
+            math.sqrt(len(logits)) * self._divisor(target, counts, torch.float64).rsqrt()
+        )
+
+    def _divisor(self, target: Tensor, counts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Σ w_y, and 1 where no target counts, for a mean of 0 and not NaN; a number would wait
+        for the GPU.
+        """
+        if self.weight is None:
+            return counts.sum(dtype=dtype).clamp(min=1)
+        mass = self._mass(target)
+        return torch.where(mass > 0, mass, 1.0)
+
+    def _mass(self, target: Tensor) -> Tensor:
+        """Σ w_y over the targets that count, a tensor ()."""
+        return self._weights(target).sum()
+
+    def _weights(self, target: Tensor) -> Tensor:
+        """w_y of each target that counts, and 0 of the others."""
+        kept = target != self.ignored
+        if self.weight is None:
+            return kept
+        return self.weight.to(target.device).double()[target.where(kept, 0)] * kept
+
+
+def _range(target: Tensor) -> tuple[int, int]:
+    """The smallest and the largest, read at once: every reading waits for the GPU."""
+    low, high = torch.stack(target.aminmax()).tolist() if target.numel() else (0, 0)
+    return low, high
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+class _Elementwise(Loss):
+    """A mean over all elements of the output: M is diagonal."""
+
+    convex, likelihood, predictive = True, True, True
+
+    def check(self, output: Any, target: Any) -> None:
+        same = (
+            isinstance(output, Tensor)
+            and isinstance(target, Tensor)
+            and output.shape == target.shape
+        )
+        require(
+            same,
+            "targets",
+            "have the shape of the model's output (torch would broadcast them)",
+            f"targets {tuple(getattr(target, 'shape', ()))} for outputs"
+            f" {tuple(getattr(output, 'shape', ()))}",
+            "reshape the targets",
+        )
+
+    @abstractmethod
+    def curvature(self, output: Tensor, target: Tensor) -> Tensor:
+        """Second derivative of one element's term at each output."""
+
+    def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
+        weights = self.curvature(output, target) / output[0].numel()
+        return lambda u: weights * u
+
+    def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
+        return diagonal_factors(self.curvature(output, target) / output[0].numel())
+
+    def factor_count(self, output: Tensor, target: Tensor) -> int | None:
+        return output[0].numel()
+
+    def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
+        return output[0].numel(), each_diagonal_factor(
+            self.curvature(output, target) / output[0].numel()
+        )
+
+
+def diagonal_factors(weights: Tensor) -> Tensor:
+    """S (D, B, …) of a diagonal M of weights (B, …)."""
+    width = weights[0].numel()
+    root = weights.sqrt().reshape(len(weights), width)
+    return torch.diag_embed(root).permute(1, 0, 2).reshape(width, *weights.shape)
+
+
+def each_diagonal_factor(weights: Tensor) -> Iterator[Tensor]:
+    """The same one by one, so that a wide output does not take its width squared."""
+    root = weights.sqrt().reshape(len(weights), -1)
+    for k in range(root.shape[1]):
+        factor = torch.zeros_like(root)
+        factor[:, k] = root[:, k]
+        yield factor.reshape(weights.shape)
+
+
+class MeanSquare(_Elementwise):
+    """Mean of (z − y)² over all elements: M = (2/D)·I, the Fisher of a Gaussian of variance D/2."""
+
+    name = "mse"
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        # F.mse_loss breaks under forward-mode differentiation of its gradient
+        return (output - target).square().mean()
+
+    def curvature(self, output: Tensor, target: Tensor) -> Tensor:
+        return torch.full_like(output, 2.0)
+
+    def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
+        return noise * math.sqrt(2.0 / output[0].numel())
+
+
+class BinaryCrossEntropy(_Elementwise):
+    """Mean over all elements of the binary cross-entropy of logits: M = diag(m·p(1 − p))/D, p =
+    σ(z).
+
+    m = w·(v·y + 1 − y), with v the ``pos_weight`` of targets y and w the ``weight``, both 1 by
+    default.
+    """
+
+    name = "bce_with_logits"
+
+    def __init__(self, weight: Tensor | None = None, pos_weight: Tensor | None = None) -> None:
+        self.weight, self.pos_weight = (
+            None if w is None else w.detach() for w in (weight, pos_weight)
+        )
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        weights = [None if w is None else w.to(output) for w in (self.weight, self.pos_weight)]
+        return F.binary_cross_entropy_with_logits(
+            output, target.to(output.dtype), weights[0], pos_weight=weights[1]
+        )
+
+    def check(self, output: Any, target: Any) -> None:
+        super().check(output, target)
+        for name, weight in (("weight", self.weight), ("pos_weight", self.pos_weight)):
+            fits = weight is None or _broadcasts(weight, output)
+            require(
+                fits,
+                name,
+                f"broadcast to the outputs {tuple(output.shape[1:])} of one sample",
+                weight,
+                "a weight for each sample would be another one in every batch",
+            )
+
+    def curvature(self, output: Tensor, target: Tensor) -> Tensor:
+        p = output.sigmoid()
+        return self._mass(target.to(p)) * p * (1 - p)
+
+    def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
+        p = output.sigmoid()
+        uniform = torch.rand(output.shape, generator=generator, dtype=torch.float64).to(p)
+        root = self._mass(target.to(p)).sqrt()
+        return root * (p - (uniform < p).to(p.dtype)) / math.sqrt(output[0].numel())
+
+    def _mass(self, target: Tensor) -> Tensor:
+        """What p(1 − p) is multiplied by at each element."""
+        mass = torch.ones_like(target)
+        if self.pos_weight is not None:
+            mass = self.pos_weight.to(target) * target + (1 - target)
+        return mass if self.weight is None else mass * self.weight.to(target)
+
+
+def _broadcasts(weight: Tensor, output: Tensor) -> bool:
+    """Whether a weight is one for the elements of a sample, the same for every sample."""
+    own = (1,) * (output.ndim - weight.ndim) + tuple(weight.shape)
+    return len(own) == output.ndim and all(
+        have in (1, want) for have, want in zip(own, (1, *output.shape[1:]), strict=True)
+    )
+
+
+class GaussianNLL(Loss):
+    """Gaussian negative log-likelihood of a model that gives mean and variance.
+
+    The output is a pair (mean, variance), as for torch, or one tensor whose last dimension holds
+    means and then log-variances. Not convex in the output, so that M, its Hessian there, is not the
+    Fisher: that is diagonal, 1/v for a mean, 1/(2v²) for a variance and 1/2 for a log-variance,
+    divided by the number D of targets of a sample.
+    """
+
+    name, predictive = "gaussian_nll", True
+
+    def __init__(self, full: bool = False, eps: float = 1e-6) -> None:
+        self.full, self.eps = full, eps
+
+    def value(self, output: Any, target: Tensor) -> Tensor:
+        mean, variance = self._mean_and_variance(output)
+        return F.gaussian_nll_loss(mean, target, variance, full=self.full, eps=self.eps)
+
+    def check(self, output: Any, target: Any) -> None:
+        mean, variance = self._mean_and_variance(output)
+        require(
+            mean.shape == target.shape == variance.shape,
+            "targets",
+            f"have the shape of the means {tuple(mean.shape)} and variances"
+            f" {tuple(variance.shape)}",
+            target,
+            "reshape the targets: torch would broadcast them",
+        )
+
+    def fisher(self, output: Any, target: Any) -> list[Tensor]:
+        mean, variance = self._mean_and_variance(output)
+        used, each = variance.clamp(min=self.eps), mean[0].numel()
+        means = used.reciprocal() / each
+        if isinstance(output, Tensor):
+            return [torch.cat([means, (variance / used).square() / (2 * each)], dim=-1)]
+        return [means, used.square().reciprocal() / (2 * each)]
+
+    def random_factors(self, output: Any, target: Any, generator: torch.Generator) -> list[Tensor]:
+        """The slope at a target μ + √v·ε: −ε/√v for the mean and (1 − ε²)/(2v) for the variance."""
+        mean, variance = self._mean_and_variance(output)
+        used, root = variance.clamp(min=self.eps), math.sqrt(mean[0].numel())
+        noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
+        means, spread = -noise / used.sqrt() / root, (1 - noise.square()) / (2 * used) / root
+        return (
+            [torch.cat([means, spread * variance], dim=-1)]
+            if isinstance(output, Tensor)
+            else [means, spread]
+        )
+
+    def _mean_and_variance(self, output: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(output, Tensor):
+            require(
+                output.ndim > 0 and output.shape[-1] % 2 == 0,
+                "the model's output",
+                "be (mean, variance), or means and log-variances in an even last dimension",
+                output,
+            )
+            mean, log_variance = output.chunk(2, dim=-1)
+            return mean, log_variance.exp()
+        pair = isinstance(output, tuple | list) and len(output) == 2
+        require(
+            pair,
+            "the model's output",
+            "be (mean, variance) for gaussian_nll",
+            output,
+            "return the two as a tuple",
+        )
+        return output[0], output[1]
+
+
+class NegativeLogLikelihood(CrossEntropy):
+    """NLL of a model that ends in log-softmax, taken as cross-entropy at the logits.
+
+    log-softmax leaves log-probabilities as they are, so the loss is the same; and the Gauss–Newton
+    matrix is that of the logits below, where the NLL's own, being linear, is 0.
+    """
+
+    name = "nll"
+
+    def check(self, output: Any, target: Any) -> None:
+        super().check(output, target)
+        logits = self._classes_first(output, target)
+        off = float(logits.detach().logsumexp(dim=1).abs().max())
+        require(
+            off < 1e-2,
+            "the model's output",
+            "be log-probabilities for nll",
+            f"log Σ exp = {off:.3g} away from 0",
+            "use cross_entropy for logits",
+        )
+
+
+class Custom(Loss):
+    """Any callable ``loss(output, target) -> scalar mean``."""
+
+    def __init__(self, function: Callable[[Any, Any], Tensor]) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def value(self, output: Any, target: Any) -> Tensor:
+        return self.function(output, target)
+
+
+NAMED: dict[str, type[Loss]] = {
+    kind.name: kind
+    for kind in (CrossEntropy, MeanSquare, BinaryCrossEntropy, GaussianNLL, NegativeLogLikelihood)
+}
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.mse_loss: nn.MSELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.gaussian_nll_loss: nn.GaussianNLLLoss,
+}
+
+
+def make_loss(loss: Any) -> Loss:
+    """A loss from its name, a torch loss module or function, or a callable; sums are refused by
+    name.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        return NAMED[require_choice(loss, "loss", tuple(NAMED))]()
+    known = f"be one of {', '.join(NAMED)}, a module or a callable"
+    if isinstance(loss, type):
+        require(
+            False,
+            "loss",
+            known,
+            f"the class {loss.__name__}",
+            f"make an instance: {loss.__name__}()",
+            TypeError,
+        )
+    require(callable(loss), "loss", known, loss, "", TypeError)
+    for function, module in _FUNCTIONS.items():
+        if loss is function:  # a callable need not be hashable
+            return make_loss(module())
+        if isinstance(loss, partial) and loss.func is function and not loss.args:
+            return make_loss(module(**loss.keywords))
+    reduction = getattr(loss, "reduction", "mean")
+    require(
+        reduction in ("mean", "batchmean"),
+        "loss",
+        "average over the batch",
+        f"reduction={reduction!r}",
+        'use reduction="mean": every quantity here is of the mean loss',
+    )
+    if _is_torch(loss, nn.CrossEntropyLoss):
+        return CrossEntropy(True, loss.weight, loss.ignore_index, loss.label_smoothing)
+    if _is_torch(loss, nn.NLLLoss):
+        return NegativeLogLikelihood(True, loss.weight, loss.ignore_index)
+    if _is_torch(loss, nn.MSELoss):
+        return MeanSquare()
+    if _is_torch(loss, nn.GaussianNLLLoss):
+        return GaussianNLL(loss.full, loss.eps)
+    if _is_torch(loss, nn.BCEWithLogitsLoss):
+        return BinaryCrossEntropy(loss.weight, loss.pos_weight)
+    return Custom(loss)
+
+
+def _is_torch(loss: Any, module: type[nn.Module]) -> bool:
+    """Whether a loss is torch's own module, or of a class that inherits what it computes."""
+    return isinstance(loss, module) and type(loss).forward is module.forward

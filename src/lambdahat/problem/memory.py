@@ -1,0 +1,234 @@
+"""A budget of memory, M bytes beside model and data: a quarter for what a pass over a batch takes,
+up to a quarter for graphs kept between products, the rest for vectors.
+
+What a pass takes is measured on one, two, four and more samples of the first batch, by counting the
+bytes of all tensors that live at the same time; batches are then cut to as many samples as fit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lambdahat._core.check import describe, require, require_count
+from lambdahat.problem.batches import Batch, Batches, take
+from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, Parameters
+from lambdahat.problem.shares import splits
+
+PASS, GRAPHS = 0.25, 0.25
+M_MMAP_THRESHOLD = -3  # of malloc.h
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
+    **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)},
+}
+
+
+def memory_bytes(memory: Any, least: int = 1) -> int | None:
+    """A budget as a number of bytes; "4GiB" and "500MB" are known.
+
+    >>> memory_bytes("4GiB"), memory_bytes(1000), memory_bytes(None)
+    (4294967296, 1000, None)
+    """
+    if memory is None:
+        return None
+    if not isinstance(memory, str):
+        return require_count(memory, "memory", least)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", memory)
+    known = found is not None and found[2] in _UNITS
+    require(
+        known,
+        "memory",
+        'be a number of bytes or a text such as "4GiB" or "500MB"',
+        describe(memory),
+    )
+    assert found is not None
+    return require_count(int(float(found[1]) * _UNITS[found[2]]), "memory", least)
+
+
+_threshold = 1 << 25  # what glibc raises it to by itself, at most
+
+
+def give_back_blocks(memory: int) -> None:
+    """Have the C library return blocks of a 256th of a budget to the system as soon as they are
+    freed.
+
+    glibc otherwise keeps freed blocks of up to 32 MiB for later. Vectors of many sizes then leave
+    holes that no other fits, and a process takes several times what is in use. This holds for the
+    whole process, and costs some time.
+    """
+    global _threshold
+    wanted = max(memory // 256, 1 << 17)
+    if wanted < _threshold and sys.platform.startswith("linux"):
+        with suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, wanted)
+            _threshold = wanted
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors made inside it that live at the same time: ``peak``, at
+    most.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._total = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        # held weakly, so that their addresses are not used again
+        self._outside: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, False)
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, True)
+        return out
+
+    def _note(self, tensor: Tensor, made: bool) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+            return
+        key = storage._cdata
+        if key in self._live or key in self._outside:
+            return
+        if not made:
+            self._outside[key] = StorageWeakRef(storage)
+            return
+        self._live[key] = StorageWeakRef(storage), storage.nbytes()
+        self._total += storage.nbytes()
+        if self._total > self.peak:
+            self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+            self._total = sum(size for _, size in self._live.values())
+            self.peak = max(self.peak, self._total)
+
+
+def pass_bytes(
+    loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch
+) -> int:
+    """The bytes that a Hessian–vector product of a batch takes at most, by reverse mode twice;
+    where the model cannot be differentiated twice, a gradient.
+    """
+    parameters = list(leaves.values())
+    with LiveBytes() as seen, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        grads = torch.autograd.grad(
+            loss(leaves, batch), parameters, create_graph=True, allow_unused=True
+        )
+        live = [grad for grad in grads if grad is not None and grad.requires_grad]
+        with suppress(RuntimeError):  # an operation that can be differentiated only once
+            zeros = [torch.zeros_like(grad) for grad in live]
+            torch.autograd.grad(live, parameters, zeros, retain_graph=True, allow_unused=True)
+    return int(seen.peak)
+
+
+def recomputed_bytes(
+    loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch
+) -> int:
+    """The same by dual numbers through a gradient that runs the model's checkpointed parts
+    again.
+    """
+    with (
+        LiveBytes() as seen,
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        recomputing(),
+        forward_ad.dual_level(),
+    ):
+        # a view's tangent is its base's size
+        points = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+        duals = {
+            name: forward_ad.make_dual(p, torch.zeros_like(p)).requires_grad_()
+            for name, p in points.items()
+        }
+        torch.autograd.grad(loss(duals, batch), list(duals.values()), allow_unused=True)
+    return int(seen.peak)
+
+
+def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> int:
+    """What a product of a batch takes at most, in the way that ``operators`` makes it."""
+    size = pass_bytes(evaluate, leaves, batch)
+    if isinstance(evaluate, Evaluator) and evaluate.recomputes(lambda: (leaves, batch)):
+        with suppress(RuntimeError, NotImplementedError):  # an operation without forward mode
+            return min(size, recomputed_bytes(evaluate, leaves, batch))
+    return size
+
+
+@torch.enable_grad()
+def fitted(
+    batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters
+) -> Batches:
+    """The batches, cut where a pass over one would take more than a quarter of ``memory`` and
+    the loss allows it.
+    """
+    if batches.device.type == "cpu":
+        give_back_blocks(memory)
+    allowed, largest = PASS * memory, max(batches.sizes)
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    first = next(batch for batch in batches if batch.size == largest)
+    few = [take(first, torch.arange(min(n, largest), device=batches.device)) for n in (1, 2)]
+    if not splits(evaluate, norm, parameters, few[1]):
+        needed = _product_bytes(evaluate, leaves, first)
+        require(
+            needed <= allowed,
+            "memory",
+            f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of {largest} may"
+            " take a quarter",
+            f"{memory:,}",
+            "give smaller batches",
+        )
+        return batches
+    one = _product_bytes(evaluate, leaves, few[0])
+    require(
+        one <= allowed,
+        "memory",
+        f"be at least {one / PASS:,.0f} bytes, of which a pass over one sample may take a quarter",
+        f"{memory:,}",
+        "raise it, or choose fewer parameters",
+    )
+
+    def product_bytes(rows: int) -> float:
+        return _product_bytes(
+            evaluate, leaves, take(first, torch.arange(rows, device=batches.device))
+        )
+
+    rows = rows_within(product_bytes, largest, allowed, one)
+    return batches if rows >= largest else batches.cut(rows)
+
+
+def rows_within(bytes_of: Callable[[int], float], most: int, allowed: float, one: float) -> int:
+    """The most rows, up to ``most``, that take no more than ``allowed`` bytes, of which one row
+    takes ``one``.
+
+    What a pass takes at most is convex in its rows, the largest of many lines: few rows hardly show
+    beside what parameters take. So a line through two points is too low beyond them, and never too
+    low between them. Rows are doubled while that line fits, and measured each time.
+    """
+    rows, size, slope = 1, one, 0.0
+    while rows < most:
+        room = most if slope <= 0 else rows + int((allowed - size) // slope)
+        following = min(2 * rows, most, max(room, rows + 1))
+        found = bytes_of(following)
+        slope = (found - size) / (following - rows)
+        if found > allowed:
+            return rows + int((allowed - size) // slope)
+        if following == room:
+            return following
+        rows, size = following, found
+    return rows

@@ -1,0 +1,813 @@
+"""``Problem``: the mean loss over a data set as a function of the flat parameter vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.rng import generator
+from lambdahat._core.storage import digest, digest_tensors
+from lambdahat.problem.batches import (
+    Batch,
+    Batches,
+    chosen_indices,
+    is_columns,
+    make_batches,
+    rng_untouched,
+)
+from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.checks import checked
+from lambdahat.problem.distributed import Ranks
+from lambdahat.problem.evaluators import (
+    AnyEvaluator,
+    Evaluator,
+    FunctionEvaluator,
+    OutputEvaluator,
+    Parameters,
+)
+from lambdahat.problem.labels import COUNTS
+from lambdahat.problem.losses import Custom, Loss, make_loss
+from lambdahat.problem.memory import fitted, memory_bytes
+from lambdahat.problem.network import (
+    BATCH_NORMS,
+    accumulating,
+    device_of,
+    named_tensors,
+    private_copy,
+    select_parameters,
+    structure,
+)
+from lambdahat.problem.sharded_tensors import Gathered, whole
+from lambdahat.problem.shares import Share, behaviour, first_look, joined, splits
+from lambdahat.problem.space import Pattern, Space
+
+# what a model's own loss may be, of its logits and labels
+OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")
+FEW_ROWS = 64  # batches of no more are not worth cutting
+DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
+BUFFERS = "buffers and constants"
+BROADCAST = (
+    "give all ranks those of rank 0 by torch.distributed.broadcast(buffer, 0) for all of"
+    ' model.buffers(), as a pass of DistributedDataParallel in eval mode does; norm="train" reads'
+    " no running statistics"
+)
+
+
+class Problem:
+    """The loss L(θ) = (1/n) Σ_i ℓ_i(θ) of a model over a data set, at the model's parameters.
+
+    ``loss`` is a name ("cross_entropy", "mse", "bce_with_logits", "gaussian_nll", "nll"), a torch
+    loss, a callable ``loss(output, target)`` that averages over the batch, or "model" for models
+    that compute their own (``output.loss`` or ``output["loss"]``, as transformers do). ``data`` is
+    a Dataset, a DataLoader, tensors (x, y), or a list of batches; a batch is (x, y) or a dict of
+    the model's keyword arguments with the target under "labels". ``parameters`` selects by glob;
+    parameters that need no gradient are constants. ``norm`` sets the normalisation layers: "eval"
+    uses running statistics, "train" the statistics of each fixed batch, "frozen" running statistics
+    with the layers' own parameters held constant. Dropout is off.
+
+    For labels of several positions, −100 left out, the loss is the mean over positions and n counts
+    samples. ``count`` "tokens" makes n the positions too; "sequences" makes the loss the mean over
+    samples of their sums, so that n·L is the negative log-likelihood either way. A model that moves
+    its own "labels" by one has them moved for any loss.
+
+    ``memory``, in bytes or as "4GiB", is what operators, estimators and chains of this problem may
+    take beside the model and the data: batches are cut, graphs dropped and chains run one by one to
+    stay within it.
+
+    ``ranks`` are the processes that share the work: "auto" all ranks of ``torch.distributed`` where
+    it is initialised, a process group, or None for this one alone. Every rank gives the same model
+    and the whole data.
+
+    The model is never changed. Parameters and buffers are shared with it, so ``vector`` and the
+    statistics follow later training, also with ``dtype`` or ``device``; operators copy them when
+    they are made.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | Loss | Callable[[Any, Any], Tensor],
+        data: Any,
+        *,
+        parameters: Pattern | None = None,
+        batch_size: int | None = None,
+        norm: str = "eval",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        count: str | None = None,
+        memory: int | str | None = None,
+        ranks: Any = "auto",
+    ) -> None:
+        require(
+            isinstance(model, nn.Module),
+            "model",
+            "be a torch.nn.Module",
+            model,
+            "for a bare function use Problem.from_function",
+            TypeError,
+        )
+        require_choice(norm, "norm", ("eval", "train", "frozen"))
+        if count is not None:
+            require_choice(count, "count", COUNTS)
+        self.ranks = Ranks.of(ranks)
+        # the user's own, which training runs and changes
+        self.source: nn.Module | dict[str, Tensor] = model
+        model = private_copy(model, norm)
+        chosen = select_parameters(model, parameters, norm)
+        self.device = device_of(named_tensors(model), device)
+        _require_float(dtype)
+        self._cast = dtype
+        constants = {
+            name: tensor for name, tensor in named_tensors(model).items() if name not in chosen
+        }
+        self._held = Gathered(constants)
+        own_loss = loss == "model"
+        evaluate = Evaluator(
+            model,
+            make_loss("cross_entropy" if own_loss else loss),
+            norm,
+            partial(_held, self._held, self.device, dtype),
+            own_loss,
+        )
+        self._parameters: dict[str, Tensor] = chosen
+        self._theta: Tensor | None = None
+        self.norm, self.count, self.memory = norm, count, memory_bytes(memory)
+        self.batches = self._batched(data, batch_size)
+        self._evaluate: AnyEvaluator = evaluate.counted_in(count)
+        self._finish()
+
+    @classmethod
+    def from_function(
+        cls,
+        loss_fn: Callable[..., Any],
+        params: Mapping[str, Tensor],
+        data: Any = None,
+        *,
+        loss: str | Loss | Callable[[Any, Any], Tensor] | None = None,
+        num_samples: int | None = None,
+        batch_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        memory: int | str | None = None,
+        ranks: Any = "auto",
+    ) -> Self:
+        """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there
+        is no data.
+
+        With ``loss``, a loss as for a model, the function gives the output and the loss is one of
+        that: ``loss(output_fn(params, *inputs), target)`` for batches (*inputs, target), or keyword
+        arguments from dicts. Such a problem has a Gauss–Newton matrix and Fishers too.
+
+        Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it
+        matters only where n does, as in the learning coefficient.
+        """
+        require(callable(loss_fn), "loss_fn", "be callable", loss_fn, "", TypeError)
+        named_loss = loss is None or not isinstance(loss, str) or loss != "model"
+        require(
+            named_loss,
+            "loss",
+            "be a loss of the function's output",
+            '"model"',
+            "leave it out for one function",
+        )
+        require(
+            loss is None or data is not None,
+            "data",
+            "be given with loss, whose targets are in them",
+            "None",
+        )
+        named = (
+            isinstance(params, Mapping)
+            and len(params) > 0
+            and all(isinstance(p, Tensor) for p in params.values())
+        )
+        require(named, "params", "be a non-empty dict of name to tensor", params, "", TypeError)
+        for name, tensor in params.items():
+            require(
+                tensor.is_floating_point(),
+                f"params[{name!r}]",
+                "be floating point",
+                str(tensor.dtype),
+            )
+        _require_float(dtype)
+        self = cls.__new__(cls)
+        self.ranks = Ranks.of(ranks)
+        self.source = dict(params)
+        self.device = device_of(params, device)
+        self._cast = dtype
+        self._parameters, self._held = (
+            {name: tensor.detach() for name, tensor in params.items()},
+            Gathered({}),
+        )
+        self._theta = None
+        self.norm, self.count, self.memory = "eval", None, memory_bytes(memory)
+        self._evaluate = (
+            FunctionEvaluator(loss_fn, data is not None)
+            if loss is None
+            else OutputEvaluator(loss_fn, make_loss(loss))
+        )
+        if data is None:
+            count = 1 if num_samples is None else require_count(num_samples, "num_samples")
+            self.batches = Batches(partial(_blank, count), self.device, None)
+        else:
+            require(
+                num_samples is None, "num_samples", "be left out when data is given", num_samples
+            )
+            self.batches = self._batched(data, batch_size)
+        self._finish()
+        return self
+
+    def _finish(self) -> None:
+        require(
+            not torch.is_inference_mode_enabled(),
+            "a problem",
+            "be made outside torch.inference_mode()",
+            "inference mode, which forbids gradients",
+            "torch.no_grad() is fine",
+        )
+        self.space = Space.of(self._parameters)
+        with rng_untouched():
+            if isinstance(self._evaluate, Evaluator) and self._evaluate.shifts is None:
+                self._evaluate = self._evaluate.asked(lambda: self.named(self.vector), self.batches)
+            if self.memory is not None:
+                self.batches = fitted(
+                    self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector)
+                )
+            self._evaluate = checked(
+                self._evaluate, self.named(self.vector), self.batches, self.dtype
+            )
+        terms = [self._evaluate.terms(batch) for batch in self.batches]
+        require(
+            sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets"
+        )
+        self.weights = [term / sum(terms) for term in terms]
+        self._total = sum(terms)
+        # the n of n·L and of nβ
+        self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """This rank's share of the data, once all ranks agree on the whole."""
+        cut = False
+        if self.ranks.size > 1:
+            point = self.named(self.vector), self.batches.first()
+            with rng_untouched():
+                cut = splits(self._evaluate, self.norm, *point)
+                seen = first_look(self._evaluate, *point)
+            _ = self.recomputes  # found out here, where all ranks are together
+            self.ranks = joined(
+                self.ranks,
+                self.batches,
+                {
+                    "n": self.num_samples,
+                    "P": self.num_parameters,
+                    "parameters": f"{self.space}",
+                    "dtype": f"{self.dtype}",
+                    "norm": self.norm,
+                    "batches": f"{self.batches.sizes}",
+                    "loss": f"{type(self.loss_function)}, {cut=}",
+                    "count": f"{self.count}",
+                    "weights": torch.tensor(self.weights, dtype=torch.float64),
+                },
+            )
+            self.agree("the problem", seen)
+        self.share = Share(self.ranks, self.batches, self.weights, cut, self._evaluate.terms)
+
+    @property
+    def num_parameters(self) -> int:
+        """P, the length of the flat vector."""
+        return self.space.size
+
+    @property
+    def num_samples(self) -> int:
+        """n, the number of samples."""
+        return self.batches.num_samples
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the loss is one over data, not a function of the parameters alone."""
+        return isinstance(self._evaluate, Evaluator) or self._evaluate.with_data
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the flat vector: the widest of the parameters'."""
+        kinds = {tensor.dtype for tensor in self._parameters.values()}
+        return (
+            reduce(torch.promote_types, kinds, torch.bfloat16) if self._cast is None else self._cast
+        )
+
+    @property
+    def vector(self) -> Tensor:
+        """The current flat parameters (P,), a copy."""
+        if self._theta is not None:
+            return self._theta.clone()
+        self._held.refresh()
+        place = self.device, self.dtype
+        return self.space.flatten(
+            {k: whole(v).detach().to(*place) for k, v in self._parameters.items()}
+        )
+
+    @property
+    def loss_function(self) -> Loss | None:
+        """The loss at the model's output, or None when the problem is one function."""
+        evaluate = self._evaluate
+        return (
+            evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
+        )
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The private copy of the model that is evaluated (its parameters are shared with the
+        user's), or None.
+        """
+        own = isinstance(self._evaluate, Evaluator) and not isinstance(
+            self._evaluate, OutputEvaluator
+        )
+        return self._evaluate.model if own else None  # type: ignore[union-attr]
+
+    def at(self, theta: Tensor | Parameters) -> Problem:
+        """The same problem at other parameters: a flat vector, or tensors by name (the rest as they
+        are).
+
+        By name also what is held constant can be given: buffers, and parameters that are not in the
+        vector. Nothing in it follows later training, not the batch-norm statistics either.
+        """
+        vector = self.vector if isinstance(theta, Mapping) else self._checked(theta)
+        other = copy.copy(self)
+        other._held = Gathered({})
+        held: dict[str, Tensor] = {}
+        if isinstance(self._evaluate, Evaluator):
+            other._evaluate, held = self._evaluate.apart(), self._evaluate.constants
+        if isinstance(theta, Mapping):
+            current = self.space.unflatten(vector)
+            unknown = sorted(set(theta) - set(current) - set(held))
+            require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
+            for name, tensor in theta.items():
+                shape = (current.get(name) if name in current else held[name]).shape  # type: ignore[union-attr]
+                require(isinstance(tensor, Tensor), name, "be a tensor", tensor, "", TypeError)
+                require(tensor.shape == shape, name, f"have shape {tuple(shape)}", tensor)
+            fixed = _placed({k: v for k, v in theta.items() if k in held}, self.device, self._cast)
+            if fixed and isinstance(other._evaluate, Evaluator):
+                other._evaluate = other._evaluate.with_constants(
+                    {**other._evaluate.constants, **fixed}
+                )
+            moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
+            vector = other._checked(self.space.flatten({**current, **moved}))
+        other._theta = vector.clone()
+        return other
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the model computes in less than float64."""
+        kinds = (
+            {tensor.dtype for tensor in self._parameters.values()}
+            if self._cast is None
+            else {self._cast}
+        )
+        return kinds != {torch.float64}
+
+    def in_double(self, halved: bool = False) -> Problem:
+        """The same parameters, constants and data, as they are now, computed with in float64.
+
+        ``halved`` cuts batches in two where samples do not share statistics, so that a pass takes
+        the same memory.
+        """
+        other = self.fixed()
+        other._cast, other._theta = torch.float64, self.vector.double()
+        if isinstance(other._evaluate, Evaluator):
+            held = _placed(other._evaluate.constants, self.device, torch.float64)
+            other._evaluate = other._evaluate.with_constants(held)
+        rows = max(1, max(self.batches.sizes) // 2)
+        source = (
+            self.batches.cut(rows)
+            if halved and self.norm != "train" and rows > FEW_ROWS
+            else self.batches
+        )
+        other.batches = Batches(
+            lambda: (batch.data for batch in source), self.device, torch.float64
+        )
+        other._finish()
+        return other
+
+    def fixed(self) -> Problem:
+        """The same at the parameters it has now: nothing in it follows later training."""
+        return self.at(self.vector) if self._theta is None else copy.copy(self)
+
+    @property
+    def held_names(self) -> tuple[str, ...]:
+        """The buffers and parameters of the model that are not in the vector, by name."""
+        return tuple(self._evaluate.constants) if isinstance(self._evaluate, Evaluator) else ()
+
+    def restrict(self, parameters: Pattern) -> Problem:
+        """The same loss as a function of some of the parameters, the rest held constant."""
+        keep = self.space.select(parameters)
+        other = copy.copy(self)
+        current = self.named(self.vector)
+        rest = {name: tensor for name, tensor in current.items() if name not in keep}
+        if isinstance(self._evaluate, Evaluator):
+            other._evaluate = self._evaluate.with_constants({**self._evaluate.constants, **rest})
+        else:
+            function, with_data = self._evaluate.function, self._evaluate.with_data
+            other._evaluate = FunctionEvaluator(
+                lambda params, *batch: function({**rest, **params}, *batch), with_data
+            )
+        other._parameters = {name: self._parameters[name] for name in keep}
+        other.space = self.space.subspace(keep)
+        other._theta = None if self._theta is None else other.space.flatten(current)
+        return other
+
+    def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
+        """The same problem on ``count`` samples drawn without replacement; norm="train" needs
+        ``batch_size``.
+        """
+        require_count(count, "count", 1, self.num_samples)
+        return self.subset(
+            torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count],
+            batch_size,
+        )
+
+    def subset(self, indices: Tensor | Sequence[int], batch_size: int | None = None) -> Problem:
+        """The same problem on the samples at ``indices`` (numbers, or a mask over all), in the
+        data's order.
+        """
+        _require_batch_size(self.norm, batch_size)
+        return self.on(self.batches.subset(chosen_indices(indices, self.num_samples), batch_size))
+
+    def on(self, data: Any, batch_size: int | None = None) -> Problem:
+        """The same model, loss and parameters on other data, such as a held-out set."""
+        other = copy.copy(self)
+        other.batches = data if isinstance(data, Batches) else self._batched(data, batch_size)
+        other._finish()
+        return other
+
+    def refresh_statistics(self) -> Problem:
+        """The same problem with batch-norm running statistics recomputed over the data, batch by
+        batch averaged.
+
+        The user's model keeps its own statistics.
+        """
+        require(self.model is not None, "the problem", "have a model", "one made by from_function")
+        assert isinstance(self._evaluate, Evaluator)
+        inner = self._evaluate
+        layers = {
+            name: layer
+            for name, layer in inner.model.named_modules()
+            if isinstance(layer, BATCH_NORMS)
+        }
+        fresh = {}
+        for name, layer in layers.items():
+            for buffer, _ in layer.named_buffers(prefix=name, recurse=False):
+                start = torch.ones_like if buffer.endswith("var") else torch.zeros_like
+                fresh[buffer] = start(inner.constants[buffer])
+        others = {
+            name: inner.constants[name].clone()
+            for name, _ in inner.model.named_buffers()
+            if name not in fresh
+        }
+        tensors = {**inner.constants, **others, **fresh, **self.named(self.vector)}
+        with accumulating(layers.values()), torch.no_grad():
+            for batch in self.batches:
+                args, kwargs, _ = inner.split(batch)
+                functional_call(inner.model, tensors, args, kwargs)  # writes to ``fresh``
+        other = copy.copy(self)
+        other._evaluate = inner.with_constants({**inner.constants, **fresh})
+        return other
+
+    def named(self, theta: Tensor) -> dict[str, Tensor]:
+        """A flat vector (P,), or several (k, P), as named tensors, each in its parameter's own
+        dtype.
+        """
+        views = self.space.unflatten(theta)
+        return {
+            name: view.to(self._cast or self._parameters[name].dtype)
+            for name, view in views.items()
+        }
+
+    def batch_loss(self, parameters: Parameters, batch: Batch) -> Tensor:
+        """The mean loss of one batch at named parameters."""
+        return self._evaluate(parameters, batch)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether passes that are differentiated once run parts again that the model
+        checkpoints, to save memory.
+        """
+        run = self._evaluate
+        return isinstance(run, Evaluator) and run.recomputes(
+            lambda: (self.named(self.vector), self.batches.first())
+        )
+
+    def output(self, parameters: Parameters, batch: Batch) -> Any:
+        """The model's output for one batch at named parameters."""
+        return self._with_model("output").output(parameters, batch)
+
+    def output_loss(self, output: Any, batch: Batch) -> Tensor:
+        """The mean loss of one batch as a function of the model's output."""
+        return self._with_model("output_loss").loss_of(output, batch)
+
+    def target(self, batch: Batch) -> Any:
+        """The target in a batch."""
+        return self._with_model("target").split(batch)[2]
+
+    def with_output(self, what: str) -> Problem:
+        """The same problem as one of the model's output and a loss of that, for ``what``, which
+        needs both.
+
+        A model's own loss is taken apart where it is a named loss of its logits and labels, as that
+        of causal language models is: where it has the same value and gradient on the first batch.
+        Else this raises, and names the cure.
+        """
+        if self.loss_function is None and isinstance(self._evaluate, Evaluator):
+            for name in OWN_LOSSES:
+                try:
+                    other = copy.copy(self)
+                    other._evaluate = self._evaluate.with_named_loss(make_loss(name), self.count)
+                    other._finish()
+                except (
+                    ValueError,
+                    TypeError,
+                    RuntimeError,
+                    LookupError,
+                    AttributeError,
+                ):  # logits or labels of another form
+                    continue
+                if self._is_same_loss(other):
+                    return other
+        self._with_model(what)
+        return self
+
+    @torch.enable_grad()
+    def _is_same_loss(self, other: Problem) -> bool:
+        """Whether another problem of the same parameters and batches has the loss and gradient
+        of the first batch.
+        """
+        batch, values, slopes = self.batches.first(), [], []
+        for problem in (self, other):
+            leaves = {
+                name: tensor.detach().requires_grad_()
+                for name, tensor in self.named(self.vector).items()
+            }
+            loss = problem.batch_loss(leaves, batch)
+            slopes.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+            values.append(float(loss.detach()))
+        close = min(10 * torch.finfo(self.dtype).eps ** 0.7, 1e-2)
+        gaps = [torch.linalg.vector_norm(a - b) for a, b in zip(*slopes, strict=True)]
+        sizes = [torch.linalg.vector_norm(slope) for slope in slopes[0]]
+        gap, size = (
+            float(torch.stack([part.double() for part in parts]).norm()) for parts in (gaps, sizes)
+        )
+        same = abs(values[0] - values[1]) <= close * abs(values[0]) and gap <= close * size
+        return same and bool(np.allclose(self.weights, other.weights, rtol=1e-9))
+
+    def loss(self, theta: Tensor | None = None) -> float:
+        """L(θ), summed in float64 over batches."""
+        vector = self._checked(theta)
+        parameters = self.named(vector)
+        with torch.no_grad():
+            parts = [
+                weight * self.batch_loss(parameters, batch).double().reshape(())
+                for weight, batch in self.share
+            ]
+            total = (
+                torch.stack(parts).sum()
+                if parts
+                else torch.zeros((), dtype=torch.float64, device=self.device)
+            )
+        return float(self.ranks.sum(total, "the loss", vector))
+
+    @torch.enable_grad()
+    def gradient(self, theta: Tensor | None = None) -> Tensor:
+        """∇L(θ), (P,), in the dtype of ``vector``."""
+        vector = self._checked(theta)
+        total = torch.zeros(
+            self.num_parameters,
+            dtype=torch.promote_types(vector.dtype, torch.float32),
+            device=self.device,
+        )
+        for weight, batch in self.share:
+            leaves = {
+                name: tensor.detach().requires_grad_()
+                for name, tensor in self.named(vector).items()
+            }
+            with recomputing(self.recomputes):
+                loss = self.batch_loss(leaves, batch)
+            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
+        found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
+        # elsewhere a run may have diverged
+        finite = theta is not None or bool(found.isfinite().all())
+        if not finite:
+            self._require_finite(vector)
+        require(
+            finite,
+            "the gradient",
+            "be finite",
+            "NaN or infinity in it",
+            "look for a square root, a norm or a quotient at 0 in the model and the loss",
+        )
+        return found
+
+    def sample_share(self, batch: Batch) -> float:
+        """What the samples of a batch, or of a part of one, weigh in the mean over all data, on
+        average of 1.
+        """
+        whole = (
+            0 <= batch.index < len(self.weights) and batch.size == self.batches.sizes[batch.index]
+        )
+        part = self.weights[batch.index] if whole else self._evaluate.terms(batch) / self._total
+        return part * self.num_samples / batch.size
+
+    def weighted(self) -> Iterator[tuple[float, Batch]]:
+        """All batches with their share of the whole mean; those of this rank are in ``share``."""
+        return zip(self.weights, self.batches, strict=True)
+
+    def alone(self) -> Problem:
+        """The same problem for this process alone: nothing is shared out, and no other rank need
+        take part.
+        """
+        other = copy.copy(self)
+        other.ranks = Ranks(None)
+        other.share = Share(other.ranks, self.batches, self.weights, False, self._evaluate.terms)
+        return other
+
+    def agree(self, what: str, besides: Mapping[str, object] | None = None) -> None:
+        """Raise where ranks differ in the parameters, in constants such as batch-norm
+        statistics, or ``besides``.
+        """
+        if self.ranks.size > 1:
+            facts = {
+                "the parameters": self.vector,
+                BUFFERS: self._read_constants(),
+                **(besides or {}),
+            }
+            self.ranks.agree(what, facts, self.device, {BUFFERS: BROADCAST})
+
+    def _read_constants(self) -> list[Tensor]:
+        """The constants that a pass reads: the statistics of layers that take each batch's own
+        are not.
+        """
+        if not isinstance(self._evaluate, Evaluator):
+            return []
+        layers = self._evaluate.model.named_modules() if self.norm == "train" else ()
+        norms = [(name, layer) for name, layer in layers if isinstance(layer, BATCH_NORMS)]
+        unread = {
+            key for name, layer in norms for key, _ in layer.named_buffers(name, recurse=False)
+        }
+        return [tensor for name, tensor in self._evaluate.constants.items() if name not in unread]
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this problem from others: digests of all that its loss is made of, and how it
+        behaves.
+
+        Every byte of the data counts, which takes a pass over them; so do the parameters, the
+        buffers and other constants, the layers and the code of the model, the loss and its
+        settings. "behaviour" is the loss of the first sample and its gradient near the parameters:
+        it shows what no digest sees, such as a closure. ``shares.behaves_alike`` compares it up to
+        rounding; all else is equal or the problem is another one.
+        """
+        evaluate, theta = self._evaluate, self.vector
+        loss = evaluate.loss if isinstance(evaluate, Evaluator) else None
+        known = isinstance(evaluate, Evaluator) and not (
+            isinstance(loss, Custom) or evaluate.model_loss
+        )
+        # whether the loss may depend on how data are cut into batches
+        meet = self.norm == "train" or not known
+        with rng_untouched():
+            seen = behaviour(evaluate, self.named(theta), self.batches.first(), meet)
+        model = self.model or getattr(evaluate, "function", None)
+        return {
+            "theta": digest_tensors({"theta": theta}),
+            "data": self.batches.digest(cut=meet) if self.has_data else "none",
+            "constants": digest_tensors(
+                {f"{i}": tensor for i, tensor in enumerate(self._read_constants())}
+            ),
+            "model": digest(f"{self.space} {structure(model)}".encode())[:32],
+            "loss function": digest(structure(loss).encode())[:32],
+            "num_terms": self.num_terms,
+            "behaviour": list(seen),
+        }
+
+    def __repr__(self) -> str:
+        unit = f" {self.count}" if self.count else ""
+        held = {self._cast or tensor.dtype for tensor in self._parameters.values()}
+        kinds, kind = sorted(str(dtype)[6:] for dtype in held), str(self.dtype)[6:]
+        kind = kind if kinds == [kind] else f"{kind} vector of {' and '.join(kinds)} parameters"
+        return f"Problem(P={self.num_parameters}, n={self.num_terms}{unit}, {kind}, {self.device})"
+
+    def _batched(self, data: Any, batch_size: int | None) -> Batches:
+        if not _brings_batches(data):
+            _require_batch_size(self.norm, batch_size)
+        default = DEFAULT_BATCH.get(self.device.type, 1024)
+        return make_batches(data, batch_size, default, self.device, self._cast)
+
+    def _checked(self, theta: Tensor | None) -> Tensor:
+        if theta is None:
+            return self.vector
+        fits = isinstance(theta, Tensor) and theta.shape == (self.num_parameters,)
+        require(fits, "theta", f"be a tensor of shape ({self.num_parameters},)", theta)
+        require(
+            not theta.is_meta,
+            "theta",
+            "hold numbers",
+            "a tensor on the meta device, which has a shape alone",
+        )
+        self._require_finite(theta)
+        self._held.refresh()
+        return theta.detach().to(self.device, self.dtype)
+
+    def _require_finite(self, theta: Tensor) -> None:
+        if float((0 * theta).sum()) == 0.0:  # as isfinite would say, in fewer operations
+            return
+        wrong = [
+            name
+            for name, part in self.space.unflatten(theta).items()
+            if not bool(part.isfinite().all())
+        ]
+        require(
+            False,
+            "theta",
+            "be finite",
+            f"NaN or infinity in {', '.join(map(repr, wrong[:3]))}",
+            "load a checkpoint from before training diverged",
+        )
+
+    def _with_model(self, what: str) -> Evaluator:
+        function = isinstance(self._evaluate, FunctionEvaluator)
+        known = isinstance(self._evaluate, Evaluator) and not self._evaluate.model_loss
+        require(
+            known,
+            "the problem",
+            f"be made of a model and a loss of its output for {what}",
+            "one made by from_function" if function else 'one with loss="model"',
+            (
+                "give from_function the output function and loss= apart"
+                if function
+                else (
+                    'name the loss of the output, such as loss="cross_entropy" with "labels" in the'
+                    " batches"
+                )
+            ),
+            TypeError,
+        )
+        assert isinstance(self._evaluate, Evaluator)
+        return self._evaluate
+
+
+def _blank(count: int) -> list[Tensor]:
+    """The batches of a loss without data: samples of nothing."""
+    return [torch.zeros(count, 0)]
+
+
+def _placed(
+    tensors: Parameters, device: torch.device, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """The tensors on a device, real ones in ``dtype``; no method, for the evaluator would then
+    hold its problem.
+    """
+    return {
+        name: whole(t).detach().to(device, dtype if t.is_floating_point() else None)
+        for name, t in tensors.items()
+    }
+
+
+def _held(
+    constants: Gathered, device: torch.device, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    return _placed(constants(), device, dtype)
+
+
+def _require_float(dtype: Any) -> None:
+    known = dtype is None or dtype in (torch.float32, torch.float64, torch.bfloat16)
+    require(known, "dtype", "be torch.float32, torch.float64 or torch.bfloat16", repr(dtype))
+
+
+def _brings_batches(data: Any) -> bool:
+    own = isinstance(data, torch.utils.data.DataLoader | Batches)
+    return own or (isinstance(data, list | tuple) and not is_columns(data))
+
+
+def _require_batch_size(norm: str, batch_size: int | None) -> None:
+    given = norm != "train" or batch_size is not None
+    require(
+        given, "batch_size", 'be given with norm="train"', "None", "batch statistics depend on it"
+    )
+
+
+def require_problem(problem: Any) -> None:
+    """Raise unless it is a problem; a model is one call away from one."""
+    require(
+        isinstance(problem, Problem),
+        "problem",
+        "be a lambdahat.Problem",
+        problem,
+        "make one with lh.Problem(model, loss, data)",
+        TypeError,
+    )
