@@ -20,7 +20,7 @@ import torch
 
 from lambdahat.bench.plans import Plan
 from lambdahat.estimators import spectrum
-from lambdahat.krylov.basis import Basis
+from lambdahat.krylov.lanczos import Basis
 from lambdahat.operators.curvature import ggn, hessian
 
 

@@ -41,7 +41,7 @@ from lambdahat.estimators import (
 from lambdahat.krylov import inverse
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
-from lambdahat.operators.kernels import kernel_matrix
+from lambdahat.operators.kernel_matrix import kernel_matrix
 from lambdahat.operators.kronecker import KFAC, ekfac, kfac
 from lambdahat.operators.matrix import identity, operator
 from lambdahat.problem import Problem

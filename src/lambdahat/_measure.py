@@ -38,7 +38,7 @@ from lambdahat.estimators import (
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem, require_problem
-from lambdahat.problem.shares import behaves_alike
+from lambdahat.problem.distributed import behaves_alike
 from lambdahat.results import Eigenpairs, Result
 from lambdahat.results.measurement import Measurement
 from lambdahat.singular.coefficient import llc

@@ -24,11 +24,20 @@ from lambdahat._core.rng import generator
 from lambdahat.estimators.sequential import MINIMUM, Goal
 from lambdahat.krylov.restart import value_errors
 from lambdahat.problem.batches import Batch, make_batches, take
-from lambdahat.problem.distributed import Ranks, Rounded
+from lambdahat.problem.distributed import (
+    SAME_GRADIENT,
+    SAME_LOSS,
+    Ranks,
+    Rounded,
+    coarsest,
+    is_sharded,
+    joined,
+    moved,
+    reshard,
+    rounding,
+)
 from lambdahat.problem.evaluators import Evaluator
 from lambdahat.problem.losses import Loss, make_loss
-from lambdahat.problem.sharded_tensors import coarsest, is_sharded, reshard
-from lambdahat.problem.shares import SAME_GRADIENT, SAME_LOSS, joined, moved, rounding
 from lambdahat.results import Eigenpairs, Estimate, Status
 from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.estimand import inverse_temperature

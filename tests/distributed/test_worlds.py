@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat.problem.distributed import HEADER, Ranks, _unlike, readings, told
-from lambdahat.problem.shares import pieces
+from lambdahat.problem.distributed import HEADER, Ranks, _unlike, pieces, readings, told
 from tests.distributed.world import OPERATORS, PROBLEMS, classifier, data, measured
 
 HERE = Path(__file__).parent

@@ -13,15 +13,15 @@ import torch
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from lambdahat._core.rng import generator
-from lambdahat.estimators import factorisations, logdet
-from lambdahat.estimators.gauss_limits import limit_of, rule_of
+from lambdahat.estimators import _logdet, logdet
+from lambdahat.estimators._spectrum import limit_of, rule_of
 from lambdahat.estimators.preconditioning import Preconditioned, deflated, outliers, preconditioned
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.maxent import fit
 from lambdahat.operators import identity, operator
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn
-from lambdahat.operators.kernels import kernel_matrix
+from lambdahat.operators.kernel_matrix import kernel_matrix
 from lambdahat.results import Status
 from tests.cases import Products, classifier, with_eigenvalues
 
@@ -238,7 +238,7 @@ def test_one_step_is_not_settled():
 
 def test_factors_that_would_not_fit_are_refused(monkeypatch):
     """A 3-D Laplacian fills in; a line does not."""
-    monkeypatch.setattr(factorisations, "free_memory", lambda device: 2**21)
+    monkeypatch.setattr(_logdet, "free_memory", lambda device: 2**21)
     with pytest.raises(
         ValueError, match=r"method must fit into the free memory.*'exact', which may need .*\"slq\""
     ):
@@ -251,7 +251,7 @@ def test_the_envelope_holds_the_factor():
     dense = np.linalg.cholesky(
         matrix.toarray()[np.ix_(*[reverse_cuthill_mckee(matrix, symmetric_mode=True)] * 2)]
     )
-    assert np.count_nonzero(np.abs(dense) > 1e-14) <= factorisations._envelope(matrix.tocsc())
+    assert np.count_nonzero(np.abs(dense) > 1e-14) <= _logdet._envelope(matrix.tocsc())
 
 
 def test_gauss_and_radau_rules_hold_each_probe():

@@ -7,7 +7,7 @@ import torch
 
 from lambdahat._core.progress import progress
 from lambdahat.estimators import trace, trace_per_layer
-from lambdahat.estimators.exchangeable import ExchangeableTrace
+from lambdahat.estimators._trace import ExchangeableTrace
 from lambdahat.estimators.probes import Probes
 from lambdahat.estimators.sequential import Goal, standard_error
 from lambdahat.operators import operator

@@ -8,7 +8,7 @@ import torch
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet
 from lambdahat.operators import operator
-from lambdahat.operators.kernels import kernel_matrix
+from lambdahat.operators.kernel_matrix import kernel_matrix
 from tests.cases import with_eigenvalues
 
 pytestmark = [

@@ -11,7 +11,7 @@ from torch import nn
 import lambdahat as lh
 from lambdahat import optim
 from lambdahat.krylov import Krylov, lanczos, random_vector
-from lambdahat.krylov.recorded_steps import RecordedSteps
+from lambdahat.krylov.lanczos import RecordedSteps
 from lambdahat.problem import Problem
 from lambdahat.training import fit
 from lambdahat.training.feeding import Feed

@@ -9,7 +9,7 @@ import torch
 import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.krylov import basis_bytes, chosen_place, lanczos
-from lambdahat.krylov.basis import Basis
+from lambdahat.krylov.lanczos import Basis
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem.memory import LiveBytes
 

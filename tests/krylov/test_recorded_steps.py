@@ -8,7 +8,7 @@ import torch
 import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.krylov import Krylov, Wanted, lanczos, random_vector
-from lambdahat.krylov.recorded_steps import RecordedSteps
+from lambdahat.krylov.lanczos import RecordedSteps
 from lambdahat.krylov.restart import thick_restart_lanczos
 from lambdahat.operators.base import LinearOperator
 

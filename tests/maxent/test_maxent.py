@@ -16,8 +16,7 @@ from scipy import stats
 
 from lambdahat import maxent
 from lambdahat.estimators import moments, spectrum
-from lambdahat.maxent.bases import chebyshev_table, legendre_in_chebyshev
-from lambdahat.maxent.dense import least_squares, product
+from lambdahat.maxent.bases import chebyshev_table, least_squares, legendre_in_chebyshev, product
 from lambdahat.operators import operator
 from lambdahat.report.figures import plot
 from lambdahat.results import Density, Result, Status

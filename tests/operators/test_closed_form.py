@@ -17,9 +17,8 @@ from lambdahat.estimators import trace
 from lambdahat.operators import fisher, ggn, gradient_covariance, hessian
 from lambdahat.operators.exact import closed_form, layer_squares
 from lambdahat.operators.exact.closed_form import diagonal_of, sampled_trace, trace_of
-from lambdahat.operators.exact.few_samples import few_of
-from lambdahat.operators.exact.layer_calls import Call
-from lambdahat.operators.exact.output_factors import exact_factors, samples_separate
+from lambdahat.operators.exact.layer_squares import Call
+from lambdahat.operators.exact.validity import exact_factors, few_of, samples_separate
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.problem import Problem
 from lambdahat.results import Status

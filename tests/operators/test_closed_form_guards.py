@@ -10,9 +10,9 @@ import lambdahat as lh
 from lambdahat.estimators import trace
 from lambdahat.operators import curvature, ggn, hessian
 from lambdahat.operators.exact import closed_form, residual_checks
-from lambdahat.operators.exact.few_samples import few_of
-from lambdahat.operators.exact.layer_calls import recorded
-from lambdahat.operators.exact.probed_layers import Layers
+from lambdahat.operators.exact.layer_squares import recorded
+from lambdahat.operators.exact.residual_checks import Layers
+from lambdahat.operators.exact.validity import few_of
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.problem import Problem
 from tests.operators.test_closed_form import agree, flat, problem_of

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lambdahat.operators import hessian
-from lambdahat.operators.exact.few_samples import few_of
-from lambdahat.operators.exact.piecewise import Form, form_of
+from lambdahat.operators.exact.validity import Form, few_of, form_of
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.problem import Problem
 from tests.oracles import dense_ggn, dense_hessian

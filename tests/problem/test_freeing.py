@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import lambdahat as lh
-from lambdahat._core.capture import side_stream
+from lambdahat._core.device import side_stream
 from lambdahat._core.rng import generator
-from lambdahat.operators.products import Products
+from lambdahat.operators.curvature import Products
 from lambdahat.sampling import mala, sgld
 from lambdahat.sampling.gradients import Together
 from lambdahat.sampling.runners import Runner

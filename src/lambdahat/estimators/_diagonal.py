@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_count, require_positive
-from lambdahat._core.precision import default_context
-from lambdahat.estimators.control import plain_pilot, with_control
+from lambdahat._core.device import default_context
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
-from lambdahat.estimators.sequential import MINIMUM, NORMAL_QUANTILE, SMALL, Meter, with_rounding
+from lambdahat.estimators.sequential import (
+    MINIMUM,
+    NORMAL_QUANTILE,
+    SMALL,
+    Meter,
+    plain_pilot,
+    with_control,
+    with_rounding,
+)
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.operators.rounding import rounding_of

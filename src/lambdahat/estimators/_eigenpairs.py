@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
-from lambdahat._core.precision import default_context
+from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.krylov import (
     ROUNDING,
@@ -21,7 +21,7 @@ from lambdahat.krylov import (
     thick_restart_lanczos,
     working_dtype,
 )
-from lambdahat.krylov.power import HELD
+from lambdahat.krylov.restart import HELD
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike
 from lambdahat.operators.rounding import errors_of

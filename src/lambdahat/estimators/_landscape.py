@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
-from lambdahat._core.precision import default_context
+from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.operators import hessian

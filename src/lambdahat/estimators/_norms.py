@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import require_positive
-from lambdahat._core.precision import default_context, full_precision
-from lambdahat.estimators.control import plain_pilot
-from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
+from lambdahat._core.device import default_context, full_precision
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded, unit_blocks
-from lambdahat.estimators.sequential import MINIMUM, Goal, Meter, mean_until, with_rounding
+from lambdahat.estimators.sequential import (
+    MINIMUM,
+    SKETCHED,
+    Goal,
+    Meter,
+    Quantity,
+    Sketch,
+    deflated_mean,
+    mean_until,
+    plain_pilot,
+    with_rounding,
+)
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.operators.rounding import rounding_of

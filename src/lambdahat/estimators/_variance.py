@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from lambdahat._core.check import require, require_count
-from lambdahat._core.precision import default_context
+from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem, require_problem

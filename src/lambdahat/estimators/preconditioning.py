@@ -12,7 +12,7 @@ from lambdahat._core.check import require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat.krylov import Lanczos, working_dtype
 from lambdahat.operators.base import LinearOperator, Scaled, Sum, multiple_of_identity
-from lambdahat.operators.kernels import KernelMatrix
+from lambdahat.operators.kernel_matrix import KernelMatrix
 from lambdahat.operators.matrix import FromTorchOperator, Matrix
 
 KINDS = ("auto", "none", "jacobi", "cholesky")

@@ -2,12 +2,13 @@
 gradients.
 """
 
-from lambdahat.krylov.basis import basis_bytes, chosen_place
 from lambdahat.krylov.conjugate import Inverse, Solution, conjugate_gradients, inverse
 from lambdahat.krylov.lanczos import (
     BREAKDOWN,
     Krylov,
     Lanczos,
+    basis_bytes,
+    chosen_place,
     dot,
     lanczos,
     random_vector,
@@ -15,12 +16,12 @@ from lambdahat.krylov.lanczos import (
     require_symmetric,
     working_dtype,
 )
-from lambdahat.krylov.power import simultaneous_power_iteration
 from lambdahat.krylov.restart import (
     ROUNDING,
     RitzPairs,
     Wanted,
     misses,
+    simultaneous_power_iteration,
     thick_restart_lanczos,
     value_errors,
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_count, require_positive
-from lambdahat._core.precision import default_context
+from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
 from lambdahat.krylov.lanczos import dot, require_finite, require_symmetric, working_dtype
 from lambdahat.operators.base import LinearOperator

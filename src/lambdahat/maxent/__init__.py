@@ -2,8 +2,7 @@
 chapters 2, 3).
 """
 
-from lambdahat.maxent.classical import fit_classical
-from lambdahat.maxent.densities import Density, MaxentDensity
-from lambdahat.maxent.fitting import fit
+from lambdahat.maxent._fit import fit, fit_classical
+from lambdahat.maxent.density import Density, MaxentDensity
 
 __all__ = ["Density", "MaxentDensity", "fit", "fit_classical"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import describe, require
-from lambdahat._core.precision import default_context
+from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
 from lambdahat.problem.batches import free_memory
 from lambdahat.problem.memory import PASS

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count
-from lambdahat._core.precision import default_context
+from lambdahat._core.device import default_context
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.exact.output_factors import require_kind
+from lambdahat.operators.exact.validity import require_kind
 from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.memory import PASS

@@ -25,7 +25,7 @@ from lambdahat._core.check import require
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.operators.exact.layer_squares import borders
-from lambdahat.operators.exact.output_factors import positive_factors
+from lambdahat.operators.exact.validity import positive_factors
 from lambdahat.operators.linearise import empirical_residuals
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, as_tree, rows_of, take

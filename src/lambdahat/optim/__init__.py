@@ -24,7 +24,7 @@ from lambdahat.optim.regularizers import (
 )
 from lambdahat.optim.schedules import make_schedule
 from lambdahat.optim.spectral_sgd import SpectralSGD
-from lambdahat.problem.derivatives import true_second_derivatives
+from lambdahat.problem.network import true_second_derivatives
 
 __all__ = [
     "ASGD",

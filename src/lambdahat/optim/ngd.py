@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._core.capture import Replay
 from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.device import Replay
 from lambdahat.optim.descent import require_fraction, require_nonnegative
 from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
 from lambdahat.optim.online_fisher import OnlineFisher, Smoothing

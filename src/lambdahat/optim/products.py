@@ -12,7 +12,7 @@ from torch import Tensor
 from lambdahat._core.check import require
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
-from lambdahat.problem.derivatives import require_true_second_derivative
+from lambdahat.problem.network import require_true_second_derivative
 
 Product = Callable[[list[Tensor]], list[Tensor]]
 

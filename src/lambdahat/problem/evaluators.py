@@ -17,16 +17,17 @@ from torch.func import functional_call
 from lambdahat._core.check import describe, require
 from lambdahat.problem.batches import Batch, restored, take
 from lambdahat.problem.checkpointing import checkpoints_of, recomputing
-from lambdahat.problem.labels import (
+from lambdahat.problem.losses import (
     IGNORE,
     KEY,
+    Custom,
+    Loss,
     labelled,
     shifted,
     shifts_labels,
     takes_labels,
     token_labels,
 )
-from lambdahat.problem.losses import Custom, Loss
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")

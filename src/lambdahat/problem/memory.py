@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from lambdahat._core.check import describe, require, require_count
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.distributed import splits
 from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, Parameters
-from lambdahat.problem.shares import splits
 
 PASS, GRAPHS = 0.25, 0.25
 M_MMAP_THRESHOLD = -3  # of malloc.h

@@ -25,7 +25,16 @@ from lambdahat.problem.batches import (
 )
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.checks import checked
-from lambdahat.problem.distributed import Ranks
+from lambdahat.problem.distributed import (
+    Gathered,
+    Ranks,
+    Share,
+    behaviour,
+    first_look,
+    joined,
+    splits,
+    whole,
+)
 from lambdahat.problem.evaluators import (
     AnyEvaluator,
     Evaluator,
@@ -33,8 +42,7 @@ from lambdahat.problem.evaluators import (
     OutputEvaluator,
     Parameters,
 )
-from lambdahat.problem.labels import COUNTS
-from lambdahat.problem.losses import Custom, Loss, make_loss
+from lambdahat.problem.losses import COUNTS, Custom, Loss, make_loss
 from lambdahat.problem.memory import fitted, memory_bytes
 from lambdahat.problem.network import (
     BATCH_NORMS,
@@ -45,8 +53,6 @@ from lambdahat.problem.network import (
     select_parameters,
     structure,
 )
-from lambdahat.problem.sharded_tensors import Gathered, whole
-from lambdahat.problem.shares import Share, behaviour, first_look, joined, splits
 from lambdahat.problem.space import Pattern, Space
 
 # what a model's own loss may be, of its logits and labels

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lambdahat._core.capture import beside, side_stream
+from lambdahat._core.device import beside, side_stream
 from lambdahat.operators.linearise import repeated
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel

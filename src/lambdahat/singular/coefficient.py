@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._core.check import require
-from lambdahat._core.precision import default_context
+from lambdahat._core.device import default_context
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling.automatic import Drawn, drawn

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat._core.capture import Replay, beside, side_stream
+from lambdahat._core.device import Replay, beside, side_stream
 from lambdahat.operators.linearise import saved_bytes
 from lambdahat.problem.batches import Batch
 from lambdahat.problem.evaluators import Evaluator

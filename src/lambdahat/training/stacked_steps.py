@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_map
 
-from lambdahat._core.capture import Replay
 from lambdahat._core.check import require
+from lambdahat._core.device import Replay
 from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
 from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem

@@ -17,7 +17,7 @@ from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.products import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
-from lambdahat.problem.derivatives import true_second_derivatives
+from lambdahat.problem.network import true_second_derivatives
 from lambdahat.training.feeding import Feed
 from lambdahat.training.recorded_gradients import RecordedGradients
 from lambdahat.training.subjects import Subject

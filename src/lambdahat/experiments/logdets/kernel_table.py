@@ -21,7 +21,7 @@ from lambdahat.experiments.kit.claims import Claim, Reading, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.kernels import kernel_matrix
+from lambdahat.operators.kernel_matrix import kernel_matrix
 from lambdahat.results import Array, Moments
 from lambdahat.results.charts import Chart, Series
 

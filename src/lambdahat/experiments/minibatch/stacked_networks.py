@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
-from lambdahat._core.capture import Replay
 from lambdahat._core.check import require, require_choice
+from lambdahat._core.device import Replay
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 

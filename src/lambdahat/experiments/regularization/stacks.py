@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from lambdahat._core.capture import Replay, side_stream
+from lambdahat._core.device import Replay, side_stream
 from lambdahat.optim.products import BatchProduct, Product
 from lambdahat.optim.regularizers import READINGS, Rule
 

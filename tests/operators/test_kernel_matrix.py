@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lambdahat._core.rng import generator
-from lambdahat.operators.kernels import kernel_matrix
+from lambdahat.operators.kernel_matrix import kernel_matrix
 from tests.operators.contract import OperatorContract
 
 POINTS = torch.randn(40, 3, generator=generator(0, "kernels"), dtype=torch.float64)

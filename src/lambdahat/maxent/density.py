@@ -11,9 +11,15 @@ from numpy.typing import ArrayLike
 
 from lambdahat._core.check import require, require_choice, require_count
 from lambdahat._core.storage import Result, Status
-from lambdahat.maxent.bases import BASES, Array, polynomials, to_unit
-from lambdahat.maxent.dense import least_squares, product
-from lambdahat.maxent.grids import running_mass
+from lambdahat.maxent.bases import (
+    BASES,
+    Array,
+    least_squares,
+    polynomials,
+    product,
+    running_mass,
+    to_unit,
+)
 
 TINY = 1e-300
 

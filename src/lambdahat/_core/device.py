@@ -1,12 +1,49 @@
-"""Work on a GPU recorded in CUDA graphs: many small launches as one."""
+"""Where and how tensors are computed: full float32 for our own linear algebra, and CUDA graphs that
+replay many small launches as one.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Matrix products inside run without TF32: three digits would be lost outside every error bar.
+
+    >>> with full_precision():
+    ...     torch.backends.cuda.matmul.allow_tf32
+    False
+    """
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+@contextmanager
+def default_context() -> Iterator[None]:
+    """Leave ``torch.autocast`` and ``torch.inference_mode`` inside: an operator is one matrix in
+    every context.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), default_context():
+    ...     (torch.eye(2) @ torch.eye(2)).dtype
+    torch.float32
+    """
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        yield
+
 
 _sides = threading.local()
 
