@@ -75,7 +75,7 @@ SAMPLING = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class MeasureSettings:
     """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum,
     ``top`` eigenpairs.
 
@@ -114,10 +114,10 @@ class Settings:
         return {name: value for name, value in self.sampling.items() if name != "nbeta"}
 
 
-Quantity = Callable[[Problem, LinearOperator, Settings], Any]
+Quantity = Callable[[Problem, LinearOperator, MeasureSettings], Any]
 
 
-def _swept(problem: Problem, settings: Settings) -> Sweep:
+def _swept(problem: Problem, settings: MeasureSettings) -> Sweep:
     """The grid around what SGLD finds; chains, draws and burn-in are those of its points, too."""
     given = settings.sampling
     grid = {name: given[name] for name in ("chains", "draws", "burn_in") if name in given}
@@ -199,7 +199,7 @@ def measure(
     """
     require_problem(problem)
     names = quantity_names(what)
-    settings = Settings(curvature, depth, probes, top, seed, dict(sampling or {}))
+    settings = MeasureSettings(curvature, depth, probes, top, seed, dict(sampling or {}))
     about = description(problem, settings)
     store = None
     if folder is not None:
@@ -240,7 +240,7 @@ def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(require_choice(name, "what", QUANTITIES) for name in names)
 
 
-def description(problem: Problem, settings: Settings) -> dict[str, Any]:
+def description(problem: Problem, settings: MeasureSettings) -> dict[str, Any]:
     """What was measured, with which settings and versions."""
     loss = problem.loss_function
     own = sys.modules["lambdahat"].__version__  # importing the package here would be a circle

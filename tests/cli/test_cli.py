@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import lambdahat
-from lambdahat._measure import Settings
+from lambdahat._measure import MeasureSettings
 from lambdahat.cli.app import app
 from lambdahat.cli.forecast import forecast
 from lambdahat.experiments.kit.store import Store
@@ -355,7 +355,7 @@ def test_the_trace_of_many_classes_is_forecast_in_rounds():
     problem = lambdahat.Problem(
         lambdahat.models.mlp([4, 200]), "cross_entropy", (torch.randn(8, 4), torch.arange(8))
     )
-    _, (row,) = forecast(problem, ["trace"], Settings(curvature="ggn"))
+    _, (row,) = forecast(problem, ["trace"], MeasureSettings(curvature="ggn"))
     assert (row.fewest, row.most) == (MIN_ROUNDS, MAX_ROUNDS)
 
 

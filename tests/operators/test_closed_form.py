@@ -17,7 +17,7 @@ from lambdahat.estimators import trace
 from lambdahat.operators import fisher, ggn, gradient_covariance, hessian
 from lambdahat.operators.exact import closed_form, layer_squares
 from lambdahat.operators.exact.closed_form import diagonal_of, sampled_trace, trace_of
-from lambdahat.operators.exact.layer_squares import Call
+from lambdahat.operators.exact.layer_squares import LayerCall
 from lambdahat.operators.exact.validity import exact_factors, few_of, samples_separate
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.problem import Problem
@@ -649,7 +649,7 @@ def test_gradients_of_a_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
     z = layer(x)
     delta = torch.randn_like(z)
     entered = x / math.sqrt(1 + layer.eps) if isinstance(layer, nn.BatchNorm2d) else x
-    call = Call(layer, entered, get_gradient_edge(z), z.numel(), None, None)
+    call = LayerCall(layer, entered, get_gradient_edge(z), z.numel(), None, None)
     found = layer_squares.gradients(call, delta)
     for (name, _), slope in zip(
         layer.named_parameters(), torch.autograd.grad(z, layer.parameters(), delta), strict=True

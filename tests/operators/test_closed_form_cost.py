@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lambdahat.estimators import trace
 from lambdahat.operators import ggn, hessian
 from lambdahat.operators.exact.layer_squares import in_one_pass
-from lambdahat.operators.rounding import Comparison
+from lambdahat.operators.rounding import PrecisionComparison
 from lambdahat.problem import Problem
 
 
@@ -25,7 +25,7 @@ def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost of the closed form alone: the comparison with float64 is counted in
     ``test_rounding``.
     """
-    monkeypatch.setattr(Comparison, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(PrecisionComparison, "of", classmethod(lambda *_: None))
 
 
 KINDS = {"hessian": hessian, "ggn": ggn}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lambdahat as lh
 from lambdahat.operators.exact import layer_squares
-from lambdahat.operators.rounding import Comparison
+from lambdahat.operators.rounding import PrecisionComparison
 from lambdahat.problem.memory import LiveBytes
 from tests.operators.test_closed_form import MODELS as SMALL
 from tests.operators.test_closed_form import agree, flat, problem_of
@@ -27,7 +27,7 @@ def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost of the closed form alone: the comparison with float64 is counted in
     ``test_rounding``.
     """
-    monkeypatch.setattr(Comparison, "of", classmethod(lambda *_: None))
+    monkeypatch.setattr(PrecisionComparison, "of", classmethod(lambda *_: None))
 
 
 MEBI = 2**20

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lambdahat.operators import hessian
-from lambdahat.operators.exact.validity import Form, few_of, form_of
+from lambdahat.operators.exact.validity import ModelForm, few_of, form_of
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.problem import Problem
 from tests.oracles import dense_ggn, dense_hessian
 
 
-def form(problem: Problem) -> Form:
+def form(problem: Problem) -> ModelForm:
     return form_of(few_of(problem, leaves_of(problem, problem.vector)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lambdahat._measure import CURVATURES, Settings
+from lambdahat._measure import CURVATURES, MeasureSettings
 from lambdahat.estimators import (
     DEFAULT_DEPTH,
     basis_capacity,
@@ -88,13 +88,13 @@ class Forecast:
         )
 
 
-Plan = Callable[[LinearOperator, Settings], tuple[int, int, int]]
+Plan = Callable[[LinearOperator, MeasureSettings], tuple[int, int, int]]
 """(operator, settings) -> the fewest and the most products, and how many vectors are held at
 once.
 """
 
 
-def _sampled(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _sampled(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     """A pilot at least, and then until the tolerance or the default limit."""
     return (
         min(MINIMUM, operator.dim),
@@ -103,14 +103,14 @@ def _sampled(operator: LinearOperator, settings: Settings) -> tuple[int, int, in
     )
 
 
-def _closed_form(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _closed_form(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     """None where the structure gives the answer, as that of a perceptron's Hessian does."""
     if isinstance(operator, Hessian | GaussNewton) and operator.closed_diagonal:
         return 0, 0, 2
     return 0, *_sampled(operator, settings)[1:]
 
 
-def _trace(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _trace(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     """Rounds of random signals, each about a product, where the closed form takes too many; else
     the closed form.
     """
@@ -120,7 +120,7 @@ def _trace(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]
 
 
 def _pairs(count: int | None = None) -> Plan:
-    def plan(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+    def plan(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
         pairs = min(count or settings.top, operator.dim)
         if is_small(operator, pairs):
             return operator.dim, operator.dim, operator.dim
@@ -129,12 +129,12 @@ def _pairs(count: int | None = None) -> Plan:
     return plan
 
 
-def _lanczos(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _lanczos(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     depth = min(settings.depth, operator.dim)
     return depth * settings.probes, depth * settings.probes, depth + 1
 
 
-def _variance(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _variance(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     """Passes over the data: two of gradients, and each probe's Hessian and Gauss–Newton
     products.
     """
@@ -144,13 +144,13 @@ def _variance(operator: LinearOperator, settings: Settings) -> tuple[int, int, i
     return passes, passes, COPIES * samples_at_once(operator.problem)
 
 
-def _sharpness(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _sharpness(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     """One eigenpair, and the gradients of the ascent."""
     fewest, most, vectors = _pairs(1)(operator, settings)
     return fewest, most + 50, vectors
 
 
-def _by_weight(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _by_weight(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     """Two traces of each weight."""
     weights = (
         1 if operator.space is None else sum(len(shape) > 1 for shape in operator.space.shapes)
@@ -159,7 +159,7 @@ def _by_weight(operator: LinearOperator, settings: Settings) -> tuple[int, int, 
     return 0, 2 * weights * most, vectors
 
 
-def _eigenvalues(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+def _eigenvalues(operator: LinearOperator, settings: MeasureSettings) -> tuple[int, int, int]:
     """All of them where P is small, else a quadrature, and a Krylov space of the gradient."""
     if operator.dim <= DEFAULT_PROBES * DEFAULT_DEPTH:
         return operator.dim, operator.dim, operator.dim
@@ -214,7 +214,7 @@ def one_product(operator: LinearOperator, seed: int = 0) -> OneProduct:
 
 
 def forecast(
-    problem: Problem, what: Sequence[str], settings: Settings
+    problem: Problem, what: Sequence[str], settings: MeasureSettings
 ) -> tuple[OneProduct, list[Forecast]]:
     """One product of the operator, and what each quantity would take at that price."""
     operator = CURVATURES[settings.curvature](problem)
@@ -234,7 +234,7 @@ def forecast(
     return first, rows
 
 
-def chains_forecast(problem: Problem, name: str, settings: Settings) -> Forecast:
+def chains_forecast(problem: Problem, name: str, settings: MeasureSettings) -> Forecast:
     """The gradients of ``llc`` and its kin, each on a batch, or on all data where that is cheap
     or asked for.
     """

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lambdahat._core.progress import progress
-from lambdahat._measure import Settings, measure, quantity_names
+from lambdahat._measure import MeasureSettings, measure, quantity_names
 from lambdahat.cli.exits import OK, code_of, foreign_output, require_writable, say
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast
@@ -35,7 +35,7 @@ def run_measure(
     factory: str,
     choices: Choices,
     what: Sequence[str],
-    settings: Settings,
+    settings: MeasureSettings,
     out: Path | None,
     vectors: bool,
     as_json: bool,
@@ -122,7 +122,9 @@ def write_figures(measurement: Measurement, folder: Path) -> None:
             save_figure(plot(result), folder / f"{name}.png")
 
 
-def _predict(problem: Problem, names: Sequence[str], settings: Settings, as_json: bool) -> int:
+def _predict(
+    problem: Problem, names: Sequence[str], settings: MeasureSettings, as_json: bool
+) -> int:
     with foreign_output():
         first, rows = forecast(problem, names, settings)
     if rank():

@@ -170,7 +170,7 @@ def measure(
     """Measure a model: trace, norms, eigenpairs, spectrum, learning coefficient and more, each
     with its error.
     """
-    from lambdahat._measure import Settings
+    from lambdahat._measure import MeasureSettings
     from lambdahat.cli.loading import Choices
     from lambdahat.cli.measurements import run_measure
 
@@ -196,7 +196,7 @@ def measure(
             "max_gradients": max_gradients,
         }
         sampling = {name: value for name, value in given.items() if value is not None}
-        settings = Settings(curvature.value, depth, probes, top, seed, sampling)
+        settings = MeasureSettings(curvature.value, depth, probes, top, seed, sampling)
         names = [name.strip() for name in what.split(",") if name.strip()]
         code = run_measure(factory, choices, names, settings, out, vectors, as_json, dry_run, quiet)
     raise typer.Exit(code)

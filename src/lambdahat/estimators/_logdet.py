@@ -24,7 +24,7 @@ from lambdahat._core.check import (
 from lambdahat._core.device import default_context
 from lambdahat.estimators._spectrum import (
     DEFAULT_DEPTH,
-    Limit,
+    GaussLimit,
     bounded_away,
     lanczos_runs,
     limit_of,
@@ -734,7 +734,7 @@ def _moved(series: Array, first: tuple[float, float], second: tuple[float, float
     return np.asarray(table.T @ readings / (table**2).sum(axis=0))
 
 
-def _limit(density: MaxentDensity, count: int, ends: _Ends) -> Limit:
+def _limit(density: MaxentDensity, count: int, ends: _Ends) -> GaussLimit:
     """Where the Gauss rules go that all measures with the moments of ``density`` share."""
     low = (
         ends.interval[0]

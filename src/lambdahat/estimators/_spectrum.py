@@ -41,7 +41,7 @@ SMALL = 0.05
 
 
 @dataclass(frozen=True)
-class Limit:
+class GaussLimit:
     """Where the Gauss rules of log go as the depth grows: the last rule, the best guess, and
     what holds the limit.
     """
@@ -56,7 +56,7 @@ class Limit:
         return max(guess - self.low, self.high - guess, 0.0)
 
 
-def limit_of(runs: list[Lanczos], low: float, sure: bool) -> Limit:
+def limit_of(runs: list[Lanczos], low: float, sure: bool) -> GaussLimit:
     """The limit of the mean Gauss rule of log over the runs, per eigenvalue.
 
     The rules fall with the depth, and the Gauss–Radau rule with a node at a lower bound ``low`` > 0
@@ -81,7 +81,7 @@ def limit_of(runs: list[Lanczos], low: float, sure: bool) -> Limit:
     )
     before, last = half - most, most - gauss
     if gap == 0 or (depth >= 4 and abs(last) <= 1e-12 * max(1.0, abs(gauss))):
-        return Limit(gauss, gauss, gauss - abs(last) * (gap > 0), gauss)
+        return GaussLimit(gauss, gauss, gauss - abs(last) * (gap > 0), gauss)
     geometric, doubled = _beyond(before, last), _beyond(quarter - half, half - gauss)
     if (
         last <= SMALL
@@ -90,11 +90,11 @@ def limit_of(runs: list[Lanczos], low: float, sure: bool) -> Limit:
         and (sure or all(bounded_away(run) for run in runs))
     ):
         reach = min(gap, max(2 * geometric, doubled, likely))
-        return Limit(gauss, gauss - min(geometric, reach / 2), gauss - reach, gauss)
+        return GaussLimit(gauss, gauss - min(geometric, reach / 2), gauss - reach, gauss)
     if sure:
-        return Limit(gauss, gauss - min(geometric, gap / 2), gauss - gap, gauss)
+        return GaussLimit(gauss, gauss - min(geometric, gap / 2), gauss - gap, gauss)
     reach = min(gap, 2 * max(geometric, doubled, likely))
-    return Limit(gauss, gauss - min(doubled, 2 * likely, reach / 2), gauss - reach, gauss)
+    return GaussLimit(gauss, gauss - min(doubled, 2 * likely, reach / 2), gauss - reach, gauss)
 
 
 def bounded_away(run: Lanczos) -> bool:

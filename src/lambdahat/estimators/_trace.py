@@ -20,7 +20,7 @@ from lambdahat.estimators.sequential import (
     Goal,
     Mean,
     Meter,
-    Pilot,
+    ProbePilot,
     Quantity,
     Sketch,
     deflated_mean,
@@ -147,11 +147,10 @@ def trace(
       Cortinovis & Kressner 2022).
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
     - "auto": exact where that is known, from sampled targets where a network has many classes, and
-      from random signs where deep smooth activations would take many signals
-      (``operators/exact/closed_form.py``). Otherwise, and where those are spent before ``tol`` is reached,
-      Hutchinson until a sketch promises to save more products than it costs, then Hutch++; with the
-      operator's control variate C, tr C + tr(A − C), where a pilot shows that it pays. Probe by
-      probe where blocks of 16 would fill the memory.
+      from random signs where deep smooth activations would take many signals. Otherwise, and where
+      those are spent before ``tol`` is reached, Hutchinson until a sketch promises to save more
+      products than it costs, then Hutch++; with the operator's control variate C, tr C + tr(A − C),
+      where a pilot shows that it pays. Probe by probe where blocks of 16 would fill the memory.
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
@@ -395,7 +394,7 @@ def _hutchinson(task: _Task) -> Mean:
     return _plain(task, pilot, task.goal(pilot.image))
 
 
-def _plain(task: _Task, pilot: Pilot, goal: Goal) -> Mean:
+def _plain(task: _Task, pilot: ProbePilot, goal: Goal) -> Mean:
     """Samples of zᵀBz alone, B the target of the pilot, whose samples are the first."""
 
     def draw(count: int) -> Tensor:
@@ -433,7 +432,9 @@ def _adaptive(task: _Task) -> Mean:
     return deflated_mean(_quantity(task.probes), pilot, task.probes, goal, task.meter)
 
 
-def _controlled(task: _Task, pilot: Pilot, near: LinearOperator, goal: Goal) -> tuple[Pilot, Goal]:
+def _controlled(
+    task: _Task, pilot: ProbePilot, near: LinearOperator, goal: Goal
+) -> tuple[ProbePilot, Goal]:
     """The pilot and goal for A − C where that pays, tr C being the offset."""
     known = near.known_trace()
     if known is None:

@@ -185,7 +185,7 @@ Spread = Callable[[Tensor, Tensor], float]
 
 
 @dataclass(frozen=True)
-class Pilot:
+class ProbePilot:
     """Probes Z (P, k) and their products with ``target``: the operator A, or A − C with the control
     variate C.
 
@@ -203,13 +203,13 @@ class Pilot:
         return 1 if self.near is None else 2
 
 
-def plain_pilot(operator: LinearOperator, probes: Probes, count: int) -> Pilot:
+def plain_pilot(operator: LinearOperator, probes: Probes, count: int) -> ProbePilot:
     """``count`` products with the operator itself."""
     block = probes.draw(count)
-    return Pilot(operator, None, block, operator @ block)
+    return ProbePilot(operator, None, block, operator @ block)
 
 
-def with_control(pilot: Pilot, near: LinearOperator, spread: Spread) -> Pilot:
+def with_control(pilot: ProbePilot, near: LinearOperator, spread: Spread) -> ProbePilot:
     """The same probes with A − C, if that is cheaper: a product costs two, so it must halve the
     variance.
 
@@ -226,7 +226,7 @@ def with_control(pilot: Pilot, near: LinearOperator, spread: Spread) -> Pilot:
     difference = torch.cat([difference, rest], dim=1)
     if 2 * spread(pilot.block, difference) >= spread(pilot.block, pilot.image):
         return pilot
-    return Pilot(pilot.target - near, near, pilot.block, difference)
+    return ProbePilot(pilot.target - near, near, pilot.block, difference)
 
 
 SKETCHED = 4.0  # vectors for each column of a block and of a sketch of it, beside a product
@@ -307,7 +307,12 @@ class Quantity:
 
 
 def deflated_mean(
-    quantity: Quantity, pilot: Pilot, probes: Probes, goal: Goal, meter: Meter, always: bool = False
+    quantity: Quantity,
+    pilot: ProbePilot,
+    probes: Probes,
+    goal: Goal,
+    meter: Meter,
+    always: bool = False,
 ) -> Mean:
     """The quantity, by samples alone where those are few, and otherwise by as large a sketch as
     pays.

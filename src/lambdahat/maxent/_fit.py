@@ -87,7 +87,7 @@ EXACT = 1e-10
 
 
 @dataclass(frozen=True)
-class Solution:
+class DualSolution:
     """``coefficients`` α_1 … α_m, log Z over x in [−1, 1], the ``penalty`` taken (0: none) and
     Newton steps made.
     """
@@ -121,7 +121,7 @@ def hessian_factor(grid: Grid, mass: Array, penalty: float) -> Array:
 
 def solve(
     grid: Grid, target: Array, tol: float, enough: Array, penalty: float | None = None
-) -> Solution:
+) -> DualSolution:
     """α with |μ_k − ⟨T_k⟩| ≤ ``tol`` for ``target`` μ_1 … μ_m, where that can be had.
 
     Plain Newton is tried first. Where it does not arrive, because the density is nearly a set of
@@ -134,12 +134,14 @@ def solve(
     if not penalty:
         best, steps = _settle(grid, target, np.zeros(grid.count), 0.0, np.full(grid.count, tol))
         if best is not None:
-            return Solution(*best, 0.0, steps)
+            return DualSolution(*best, 0.0, steps)
         grid.place(edges)
     return _path(grid, target, enough, penalty or None, steps)
 
 
-def _path(grid: Grid, target: Array, enough: Array, wanted: float | None, steps: int) -> Solution:
+def _path(
+    grid: Grid, target: Array, enough: Array, wanted: float | None, steps: int
+) -> DualSolution:
     """The end of the path of penalties: the one ``wanted``, or the first at which the mismatch
     is ``enough``.
     """
@@ -156,12 +158,12 @@ def _path(grid: Grid, target: Array, enough: Array, wanted: float | None, steps:
         if best is None:
             break
         start, edges = best[0], grid.edges
-        reached = Solution(*best, penalty, steps)
+        reached = DualSolution(*best, penalty, steps)
         if penalty <= last or (wanted is None and bool((penalty * np.abs(start) <= enough).all())):
             break
         penalty = max(penalty / 10, last)
     grid.place(edges)
-    return reached or Solution(start, masses(grid, start)[1], penalty, steps)
+    return reached or DualSolution(start, masses(grid, start)[1], penalty, steps)
 
 
 def _settle(
@@ -369,7 +371,7 @@ def _normalised(log_prior: Callable[[Array], Array]) -> Callable[[Array], Array]
 
 def density_of(
     grid: Grid,
-    solution: Solution,
+    solution: DualSolution,
     values: Array,
     covariance: Array,
     bounds: tuple[float, float],
@@ -455,7 +457,7 @@ def fit_classical(
     alpha: Array = -chebyshev.poly2cheb(np.pad(in_x, (0, count + 1 - len(in_x)))).astype(np.float64)
     _, log_z = masses(grid, alpha[1:])
     return density_of(
-        grid, Solution(alpha[1:], log_z, 0.0, steps), values, covariance, bounds, False, tol
+        grid, DualSolution(alpha[1:], log_z, 0.0, steps), values, covariance, bounds, False, tol
     )
 
 

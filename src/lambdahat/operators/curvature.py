@@ -41,7 +41,7 @@ from lambdahat.operators.exact.residual_checks import verified
 from lambdahat.operators.exact.validity import (
     Factors,
     Few,
-    Form,
+    ModelForm,
     exact_factors,
     few_of,
     form_of,
@@ -543,7 +543,7 @@ class Hessian(Curvature):
         return Hessian(problem, *self._options)
 
     @cached_property
-    def form(self) -> Form:
+    def form(self) -> ModelForm:
         """What is in the way of a closed form of the diagonal, and how many signals smooth
         activations take for it.
         """
@@ -555,7 +555,7 @@ class Hessian(Curvature):
             near.forget()
         # without one there is nothing to guard
         if form.refused or not form.bends or not near.trace_by:
-            return Form(form.curved, form.refused)
+            return ModelForm(form.curved, form.refused)
         few.mixed(twice=True)  # before what does with less
         return verified(form, few, near.trusted)
 
@@ -623,7 +623,7 @@ class Hessian(Curvature):
         )
         if not flat:
             refused = refused or "an output that another rank saw is curved"
-        self.form = Form(curved or refused, refused, columns=columns)
+        self.form = ModelForm(curved or refused, refused, columns=columns)
         return bool(refused)
 
     def _rounds_of_all(self, tol: float, seed: int) -> Estimate | None:

@@ -40,7 +40,7 @@ MOST_PASSES = 1 << 14
 
 
 @dataclass(frozen=True)
-class Layer:
+class FactoredLayer:
     """A linear or convolution layer in Kronecker form; ``indices`` (g, m, n) place its block in
     the flat vector.
     """
@@ -104,28 +104,28 @@ def patches(x: Tensor, module: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Call:
+class FactoredCall:
     """One application of a layer in a forward pass."""
 
-    layer: Layer
+    layer: FactoredLayer
     x: Tensor
     y: Tensor
 
 
 @contextmanager
-def recording(layers: Sequence[Layer]) -> Iterator[list[Call]]:
+def recording(layers: Sequence[FactoredLayer]) -> Iterator[list[FactoredCall]]:
     """Every call of the layers inside the block, in order; no hook outlives it."""
-    calls: list[Call] = []
+    calls: list[FactoredCall] = []
     handles: list[Any] = []
 
-    def watch(layer: Layer) -> Any:
+    def watch(layer: FactoredLayer) -> Any:
         def hook(
             _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
         ) -> Tensor:
             x = args[0] if args else kwargs["input"]
             if x.ndim < layer.least_dimensions:
                 return output  # without a batch there are no rows: the layer then fails the probe
-            calls.append(Call(layer, x.detach(), output))
+            calls.append(FactoredCall(layer, x.detach(), output))
             return output.clone()  # an activation in place must not touch what was recorded
 
         return hook
@@ -221,7 +221,7 @@ class Pass:
     batch: Batch
     vectors: Iterator[Tensor]
     output: Tensor
-    calls: list[Call]
+    calls: list[FactoredCall]
 
     def gradients(self, vector: Tensor) -> tuple[Tensor, ...]:
         """The gradients of Σ_i s_iᵀ zᵢ at the outputs of all calls, for a vector s."""
@@ -233,7 +233,9 @@ class Pass:
         )
 
 
-def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str) -> Iterator[Pass]:
+def passes(
+    problem: Problem, layers: Sequence[FactoredLayer], fisher: Fisher, task: str
+) -> Iterator[Pass]:
     """The forward pass of each batch with the calls of ``layers`` recorded."""
     values, rng = problem.named(problem.vector), fisher.stream()
     total = len(problem.batches)
@@ -247,7 +249,7 @@ def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str)
         report(task, done + 1, total)
 
 
-def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
+def find_layers(problem: Problem) -> tuple[list[FactoredLayer], dict[str, str]]:
     """The layers in Kronecker form, and for every other parameter the reason why it is not in one.
 
     A layer qualifies when its parameters' gradient is Σ_r g_r a_rᵀ over its recorded calls and each
@@ -280,7 +282,7 @@ def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
     return [layer for layer in candidates if layer.name not in unfit], reasons
 
 
-def _layer(problem: Problem, name: str, module: Any, tied: set[str]) -> Layer | None:
+def _layer(problem: Problem, name: str, module: Any, tied: set[str]) -> FactoredLayer | None:
     slices = problem.space.slices
     own = {kind: f"{name}.{kind}" if name else kind for kind in ("weight", "bias")}
     kept = {kind: full for kind, full in own.items() if full in slices and full not in tied}
@@ -290,10 +292,10 @@ def _layer(problem: Problem, name: str, module: Any, tied: set[str]) -> Layer | 
     where = [torch.arange(slices[full].start, slices[full].stop) for full in kept.values()]
     outputs = module.out_features if isinstance(module, nn.Linear) else module.out_channels
     indices = torch.cat([part.reshape(groups, outputs // groups, -1) for part in where], dim=-1)
-    return Layer(name, module, tuple(kept.values()), indices.to(problem.device))
+    return FactoredLayer(name, module, tuple(kept.values()), indices.to(problem.device))
 
 
-def _probe(problem: Problem, layers: Sequence[Layer]) -> dict[str, str]:
+def _probe(problem: Problem, layers: Sequence[FactoredLayer]) -> dict[str, str]:
     """The layers without Kronecker form on the first batch, each with the reason."""
     batch = problem.batches.first()
     leaves = {
@@ -330,7 +332,7 @@ def _probe(problem: Problem, layers: Sequence[Layer]) -> dict[str, str]:
     return unfit
 
 
-def _implied(calls: Sequence[tuple[Call, Tensor]]) -> Tensor:
+def _implied(calls: Sequence[tuple[FactoredCall, Tensor]]) -> Tensor:
     """Σ_r g_r a_rᵀ over all calls of one layer, (g, m, n)."""
     total = torch.zeros((), device=calls[0][1].device)
     for call, grad in calls:
@@ -342,7 +344,7 @@ def _implied(calls: Sequence[tuple[Call, Tensor]]) -> Tensor:
 
 def moments(
     problem: Problem,
-    layers: Sequence[Layer],
+    layers: Sequence[FactoredLayer],
     loose: Sequence[str],
     fisher: Fisher,
     sharing: str,
@@ -399,7 +401,7 @@ def moments(
 
 
 def _input_rows(
-    calls: Sequence[Call], reduced: bool, scale: float, dtype: torch.dtype
+    calls: Sequence[FactoredCall], reduced: bool, scale: float, dtype: torch.dtype
 ) -> Iterator[Tensor]:
     """The inputs a_r of all calls, (rows, g, n) at a time; or their mean over the positions of each
     sample.
@@ -420,7 +422,7 @@ def _input_rows(
 
 
 def _gradient_rows(
-    layer: Layer, grads: Sequence[Tensor], reduced: bool, dtype: torch.dtype
+    layer: FactoredLayer, grads: Sequence[Tensor], reduced: bool, dtype: torch.dtype
 ) -> list[Tensor]:
     """The output gradients g_r of all calls, (rows, g, m) each; or their sum over the positions
     of each sample.
@@ -445,7 +447,9 @@ def _add_squares(
         diagonals[name].add_(square, alpha=step.weight / step.batch.size)
 
 
-def _require_samples_first(calls: Sequence[Call], batch: Batch, what: str, cure: str) -> None:
+def _require_samples_first(
+    calls: Sequence[FactoredCall], batch: Batch, what: str, cure: str
+) -> None:
     for call in calls:
         first = call.x.shape[0] == call.y.shape[0] == batch.size
         require(
@@ -464,7 +468,7 @@ def _gram(rows: Tensor) -> Tensor:
 
 def second_moments(
     problem: Problem,
-    layers: Sequence[Layer],
+    layers: Sequence[FactoredLayer],
     bases: dict[str, tuple[Tensor, Tensor]],
     fisher: Fisher,
 ) -> dict[str, Tensor]:
@@ -497,7 +501,9 @@ def second_moments(
     return totals
 
 
-def _by_layer(calls: Sequence[Call], items: Sequence[Any] | None = None) -> dict[str, list[Any]]:
+def _by_layer(
+    calls: Sequence[FactoredCall], items: Sequence[Any] | None = None
+) -> dict[str, list[Any]]:
     """The calls, or what belongs to each, by the name of their layer."""
     out: dict[str, list[Any]] = {}
     for call, item in zip(calls, calls if items is None else items, strict=True):
@@ -505,19 +511,19 @@ def _by_layer(calls: Sequence[Call], items: Sequence[Any] | None = None) -> dict
     return out
 
 
-def _is_flat(calls: Sequence[Call]) -> bool:
+def _is_flat(calls: Sequence[FactoredCall]) -> bool:
     """Whether a layer is applied once, at one position."""
     return len(calls) == 1 and calls[0].layer.outputs(calls[0].y).shape[1] == 1
 
 
-def _input_squares(call: Call, right: Tensor) -> Tensor:
+def _input_squares(call: FactoredCall, right: Tensor) -> Tensor:
     """(U_Aᵀ a)² of each sample, (b, g, n), for a layer at one position."""
     a = call.layer.inputs(call.x, call.y.detach())[:, 0].to(right)
     return torch.einsum("bgi,gij->bgj", a, right).square()
 
 
 def _projected_squares(
-    calls: Sequence[Call], grads: Sequence[Tensor], right: Tensor, left: Tensor
+    calls: Sequence[FactoredCall], grads: Sequence[Tensor], right: Tensor, left: Tensor
 ) -> Tensor:
     """Σ_i (U_Gᵀ D_i U_A)² over the samples of a batch, for all calls of one layer."""
     layer, size = calls[0].layer, min(call.layer.chunk(call.y) for call in calls)

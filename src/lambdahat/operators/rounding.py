@@ -38,7 +38,7 @@ MEMORY_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Reading:
+class RoundedProduct:
     """What the error E of an operator A does to a unit vector x: ``error`` ‖Ex‖, ``form``
     |xᵀEx|, ``size`` ‖Ax‖.
     """
@@ -47,9 +47,9 @@ class Reading:
     form: float
     size: float
 
-    def scaled(self, factor: float) -> Reading:
+    def scaled(self, factor: float) -> RoundedProduct:
         """That of a multiple of the operator."""
-        return Reading(factor * self.error, factor * self.form, factor * self.size)
+        return RoundedProduct(factor * self.error, factor * self.form, factor * self.size)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Rounding:
     """
 
     dim: int
-    random: Reading
-    leading: Reading
+    random: RoundedProduct
+    leading: RoundedProduct
     rows: tuple[float, ...]
     row_sizes: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -126,7 +126,7 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
     known = [count for count in kept if count >= samples]
     if known:
         return kept[known[0]]
-    comparison = Comparison.of(operator, samples)
+    comparison = PrecisionComparison.of(operator, samples)
     kept[samples] = None if comparison is None else _measure(operator, comparison)
     return kept[samples]
 
@@ -135,11 +135,11 @@ def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
     """E·v (P,) for a vector that is given, in float64, from at most 4,096 samples; None as in
     ``rounding_of``.
     """
-    comparison = Comparison.of(operator, MANY)
+    comparison = PrecisionComparison.of(operator, MANY)
     return None if comparison is None else comparison.multiply(vector[:, None])[1][:, 0]
 
 
-def _measure(operator: LinearOperator, comparison: Comparison) -> Rounding | None:
+def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Rounding | None:
     draw = torch.randn(operator.dim, 1, generator=generator(0, "rounding"), dtype=torch.float32)
     z = (draw / torch.linalg.vector_norm(draw)).to(operator.device)
     image, error = comparison.multiply(z)
@@ -158,7 +158,7 @@ def _measure(operator: LinearOperator, comparison: Comparison) -> Rounding | Non
     )
     rows = _filled(rows, sizes, lengths, torch.finfo(operator.dtype).eps)
     random, leading = (
-        Reading(float(e.norm()), float((x.double() * e).sum().abs()), float(y.norm()))
+        RoundedProduct(float(e.norm()), float((x.double() * e).sum().abs()), float(y.norm()))
         for x, y, e in ((z, image, error), (v, image_v, error_v))
     )
     finite = all(map(math.isfinite, (random.error, random.size, leading.error, leading.size)))
@@ -198,7 +198,7 @@ class _Twins:
     copies: float
 
 
-class Comparison:
+class PrecisionComparison:
     """Products of an operator in its own precision and with its models in float64 in their
     place.
     """
@@ -208,7 +208,7 @@ class Comparison:
         self._twins = [(model, _twins_of(model, samples)) for model in models]
 
     @classmethod
-    def of(cls, operator: LinearOperator, samples: int) -> Comparison | None:
+    def of(cls, operator: LinearOperator, samples: int) -> PrecisionComparison | None:
         """None for an operator without models in reduced precision, or without the memory for a
         comparison.
         """

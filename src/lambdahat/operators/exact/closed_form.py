@@ -1,15 +1,11 @@
 """Traces and diagonals of Gauss–Newton matrices and Hessians in closed form, layer by layer.
 
-Traces and diagonals of Gauss–Newton matrices in closed form, layer by layer.
-
 With M_i = Σ_k c_ik s_ik s_ikᵀ at the output, tr (1/n) Σ_i J_iᵀM_iJ_i = (1/n) Σ_ik c_ik ‖J_iᵀ
 s_ik‖², and J_iᵀ s_ik is the gradient of s_ikᵀ z_i: for a linear layer the outer product of the
 signal δ that comes back and the input a that came in, so that its squared norm is ‖δ‖²‖a‖² and no
 per-sample gradient is formed. Convolutions and batch-norm in eval mode have forms alike; any other
 parameter goes through per-sample gradients. All of it holds where samples do not mix, in the model
 and in the loss; where they do, there are no factors.
-
-What smooth activations add to the diagonal of the Hessian, beside the Gauss–Newton matrix's.
 
 Where a network is linear, piecewise linear or a product in everything but activations a = φ(z) of
 single elements, ∂²ℓ/∂θ_j² has besides the Gauss–Newton term Σ_k Σ_i r_ki (∂z_ki/∂θ_j)², with r_k =
@@ -40,8 +36,8 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.operators.exact import layer_squares
 from lambdahat.operators.exact.layer_squares import (
-    Call,
     Calls,
+    LayerCall,
     Squares,
     add_squares,
     full_name,
@@ -85,7 +81,7 @@ class Part:
     batch: Batch
     share: float
     output: Tensor
-    once: dict[str, Call]
+    once: dict[str, LayerCall]
     layered: set[str]
     room: int | None = None
 
@@ -320,7 +316,7 @@ def _close(pairs: dict[str, tuple[Tensor, Tensor]], allowed: float) -> set[str]:
 
 def used_once(
     leaves: dict[str, Tensor], batch: Batch, output: Tensor, calls: Calls, wanted: set[str] | None
-) -> tuple[dict[str, Call], set[str]]:
+) -> tuple[dict[str, LayerCall], set[str]]:
     """The uses of layers with the batch first that are their only ones, and the parameters that
     enter by them alone.
     """
@@ -336,7 +332,7 @@ def used_once(
     }
 
 
-def _holding(once: dict[str, Call], fit: set[str]) -> dict[str, Call]:
+def _holding(once: dict[str, LayerCall], fit: set[str]) -> dict[str, LayerCall]:
     """The uses of the layers that some parameters belong to."""
     owners = {owner(name) for name in fit}
     return {prefix: call for prefix, call in once.items() if prefix in owners}
@@ -345,7 +341,7 @@ def _holding(once: dict[str, Call], fit: set[str]) -> dict[str, Call]:
 def _layered_squares(
     batch: Batch,
     output: Tensor,
-    once: dict[str, Call],
+    once: dict[str, LayerCall],
     fit: set[str],
     factors: Factors,
     diagonal: bool,
@@ -573,7 +569,10 @@ def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
 
 @torch.no_grad()
 def _descend(
-    edge: GradientEdge, residual: Tensor, lefts: dict[tuple[Any, int], str], once: dict[str, Call]
+    edge: GradientEdge,
+    residual: Tensor,
+    lefts: dict[tuple[Any, int], str],
+    once: dict[str, LayerCall],
 ) -> tuple[dict[str, Tensor], Any]:
     """The diagonal of Jᵀdiag(r)J at the layers that it is enough for, and the node below which it
     is not.
@@ -623,7 +622,7 @@ def _through(node: Any, q: Tensor) -> tuple[tuple[Any, int], Tensor] | None:
     return (place, q * found.square()) if found.shape == q.shape else None
 
 
-def _near_squares(bends: Sequence[Bend], once: dict[str, Call], diagonal: bool) -> Squares:
+def _near_squares(bends: Sequence[Bend], once: dict[str, LayerCall], diagonal: bool) -> Squares:
     """From the diagonals at the layers' outputs, of all activations together."""
     total: dict[str, Tensor] = {}
     for bend in bends:

@@ -29,7 +29,7 @@ KNOWN = (nn.Linear, *CONVOLUTIONS, *BATCH_NORMS)
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One use of a layer in the forward pass: what entered (normalised, for batch-norm) and the
     edge it left by.
 
@@ -53,7 +53,7 @@ class Call:
         return len(self.entered) if self.entered.ndim > own else 0
 
 
-Calls = dict[str, list[Call]]
+Calls = dict[str, list[LayerCall]]
 
 
 def recorded(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Calls]:
@@ -121,7 +121,7 @@ def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[Calls]:
             handle.remove()
 
 
-def _call(layer: nn.Module, given: Tensor, left: Tensor) -> Call:
+def _call(layer: nn.Module, given: Tensor, left: Tensor) -> LayerCall:
     """Edges, not tensors: a later in-place operation changes what a tensor is."""
     entered, slope = given.detach(), None
     if isinstance(layer, nn.Linear):
@@ -129,7 +129,7 @@ def _call(layer: nn.Module, given: Tensor, left: Tensor) -> Call:
     if isinstance(layer, BATCH_NORMS):
         entered, slope = _standardised(layer, entered)
     came = get_gradient_edge(given) if given.requires_grad else None
-    return Call(layer, entered, get_gradient_edge(left), left.numel(), came, slope)
+    return LayerCall(layer, entered, get_gradient_edge(left), left.numel(), came, slope)
 
 
 def _standardised(layer: nn.Module, entered: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ def pulled_squares(
     tops: Sequence[Tensor | GradientEdge],
     seeds: Sequence[Tensor],
     signs: Tensor,
-    calls: dict[str, Call],
+    calls: dict[str, LayerCall],
     diagonal: bool,
     room: int | None = None,
 ) -> Squares:
@@ -185,7 +185,7 @@ def pulled_squares(
     return squares
 
 
-def gradients(call: Call, delta: Tensor) -> Squares:
+def gradients(call: LayerCall, delta: Tensor) -> Squares:
     """Σ_i J_iᵀδ_i of a layer's parameters, by name in it, for one signal δ (B, …) from all
     samples together.
     """
@@ -208,7 +208,7 @@ def add_squares(total: Squares, more: Squares) -> None:
         total[name] = total[name] + square if name in total else square
 
 
-def _step(seeds: Sequence[Tensor], calls: dict[str, Call], room: int) -> int:
+def _step(seeds: Sequence[Tensor], calls: dict[str, LayerCall], room: int) -> int:
     """How many factors to send back together, so that their signals stay within the budget.
 
     At a layer's output and, on the way there, at its input; half as many where one pass makes all
@@ -222,7 +222,7 @@ def _step(seeds: Sequence[Tensor], calls: dict[str, Call], room: int) -> int:
     return max(1, min(most, room // max(1, 2 * row))) if _together(most, seeds, calls) else most
 
 
-def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, Call]) -> bool:
+def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, LayerCall]) -> bool:
     """Whether so many factors go back in one pass: where the time is that of starting
     operations.
     """
@@ -231,7 +231,10 @@ def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, Call]) -> bo
 
 
 def _signals(
-    tops: Sequence[Any], edges: list[GradientEdge], seeds: Sequence[Tensor], calls: dict[str, Call]
+    tops: Sequence[Any],
+    edges: list[GradientEdge],
+    seeds: Sequence[Tensor],
+    calls: dict[str, LayerCall],
 ) -> Sequence[Deltas | None]:
     """δ (B, …) at each edge, for each of K seeds above; None at an edge that is not below.
 
@@ -316,7 +319,7 @@ class _Shared:
         return copies + self.groups * count * self.outputs * (self.inputs + 1)
 
 
-def _shared(call: Call) -> _Shared | None:
+def _shared(call: LayerCall) -> _Shared | None:
     """None for batch-norm."""
     layer = call.layer
     if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
@@ -329,7 +332,7 @@ def _shared(call: Call) -> _Shared | None:
     )
 
 
-def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
+def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
     """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B), by as many samples as
     fit.
 

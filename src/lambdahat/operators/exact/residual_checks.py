@@ -1,24 +1,18 @@
 """Checks of the closed form for smooth activations against double backward, on a few samples.
 
-Does what smooth activations are said to add to the Hessian's diagonal agree with double
-backward?
+``validity`` and ``closed_form`` read the form of a model off its graph, which does not show
+everything, hooks on tensors for one. Numbers do: they are compared here before a closed form is
+used.
 
-``piecewise`` and ``residuals`` read the form of a model off its graph, which does not show
-everything: hooks on tensors for one. Numbers do. Here they are compared on a few samples, before
-any closed form is used.
-
-Which layers a check of second derivatives looks at, and which of them at once, in passes that
-depth does not add to.
-
-What a graph hides, a hook on a tensor, is felt by every layer below it, from the output down the
-less the further. So of many layers some are followed to the output: those with no layer below,
-which feel all, and others at equal distances. Besides, every stretch of the graph from a layer to
-the next is looked at by itself, at the cost of one pass.
+What a graph hides is felt by every layer below it, the less the further it is from the output. So
+of many layers some are followed to the output: those with no layer below, which feel all, and
+others at equal distances. Besides, every stretch of the graph from a layer to the next is looked at
+by itself, at the cost of one pass. The number of passes does not grow with depth.
 
 A direction of several layers at once has the second derivatives ∂²/∂θ_ℓ∂θ_m besides. Activations
 account for these too unless ℓ and m are multiplied somewhere, as a layer's weight is by what the
-layers below gave. Layers that are nowhere multiplied, such as those of parallel branches, go
-together.
+layers below gave. Layers that are nowhere multiplied, such as those of parallel branches, are
+checked together.
 """
 
 from __future__ import annotations
@@ -44,13 +38,13 @@ from lambdahat.operators.exact.closed_form import (
     second_slope,
     used_once,
 )
-from lambdahat.operators.exact.layer_squares import Call, Squares, owner
+from lambdahat.operators.exact.layer_squares import LayerCall, Squares, owner
 from lambdahat.operators.exact.validity import (
     FACTORS,
     SMOOTH,
     Few,
-    Form,
-    Mixed,
+    MixedOutputs,
+    ModelForm,
     random_like,
     tolerance,
 )
@@ -81,7 +75,9 @@ class Layers:
     them.
     """
 
-    def __init__(self, output: Tensor, leaves: dict[str, Tensor], once: dict[str, Call]) -> None:
+    def __init__(
+        self, output: Tensor, leaves: dict[str, Tensor], once: dict[str, LayerCall]
+    ) -> None:
         self._once, self._nodes = once, list(_upwards(output.grad_fn))
         self._smooth = [node for node in self._nodes if kind_of(node) in SMOOTH]
         self.names = list(dict.fromkeys(map(owner, leaves)))
@@ -207,7 +203,7 @@ ROUNDING = 4
 
 
 @torch.enable_grad()
-def verified(form: Form, few: Few, trusted: Trusted) -> Form:
+def verified(form: ModelForm, few: Few, trusted: Trusted) -> ModelForm:
     """The form of a model with smooth activations, once its residuals agree with double backward on
     a few samples.
 
@@ -233,12 +229,12 @@ def verified(form: Form, few: Few, trusted: Trusted) -> Form:
         refused = residuals.refused or _disagreement(
             part, mixed, leaves, squares, bends, 10 * tolerance(problem)
         )
-    return Form(form.curved, refused, columns=residuals.columns)
+    return ModelForm(form.curved, refused, columns=residuals.columns)
 
 
 def _disagreement(
     part: Part,
-    mixed: Mixed,
+    mixed: MixedOutputs,
     leaves: dict[str, Tensor],
     squares: Squares,
     bends: Sequence[Bend],

@@ -1,24 +1,20 @@
-"""When the closed forms hold: the loss has factors at the output, and the output is piecewise linear
-in every weight.
+"""When the closed forms hold: which losses have factors at the output, and which outputs are
+piecewise linear in every weight.
 
-Factors of the loss's curvature at the output: per sample i, M_i = Σ_k c_ik s_ik s_ikᵀ with c =
-±1.
+Factors of the loss's curvature at the output are, per sample i, M_i = Σ_k c_ik s_ik s_ikᵀ with
+c = ±1. They exist where every sample has an output of its own, the same alone as among others, and
+the loss is a mean over samples: a model that normalises by its batch, or a root of a mean square,
+has none.
 
-There are such where every sample has an output of its own, the same alone as among others, and the
-loss is a mean over samples: a model that normalises by its batch or a root of a mean square has
-none.
-
-Is the model's output piecewise linear in every single weight, up to activations that act
-elementwise?
-
-Without such activations ∂²z/∂θ_i² = 0 for each i, and the Hessian of the loss has the diagonal,
-hence the trace, of its Gauss–Newton matrix; what smooth ones add is in ``closed_form.py``. The answer
-is read off the autograd graph of a forward pass, so that functional calls and tied weights are seen
-as well as modules: every node must be linear or piecewise linear or one function of each element,
-and a product of two differentiable tensors must not meet the same parameter on both sides. What a
-graph may hide, such as hooks on tensors, is caught by a number: the second derivative of a random
-mix of the outputs along a random direction of each parameter must be 0, or with smooth activations
-what these give (``residual_checks.py``).
+If the model's output is piecewise linear in every single weight, ∂²z/∂θ_i² = 0 for each i, and the
+Hessian of the loss has the diagonal, hence the trace, of its Gauss–Newton matrix; what smooth
+elementwise activations add is in ``closed_form.py``. The answer is read off the autograd graph of a
+forward pass, so that functional calls and tied weights are seen as well as modules: every node must
+be linear or piecewise linear or one function of each element, and a product of two differentiable
+tensors must not meet the same parameter on both sides. What a graph may hide, such as hooks on
+tensors, is caught by a number: the second derivative of a random mix of the outputs along a random
+direction of each parameter must be 0, or with smooth activations what these give
+(``residual_checks.py``).
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ SEVERAL = 4
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixedOutputs:
     """For a random mix u of the outputs z, ∂(uᵀz)/∂ of the parameters, and of what layers that are
     used once give.
 
@@ -80,9 +76,9 @@ class Few:
     output: Any = None
     calls: Calls = field(default_factory=dict)
     failed: str = ""
-    _mixed: Mixed | None = None
+    _mixed: MixedOutputs | None = None
 
-    def mixed(self, twice: bool = False) -> Mixed:
+    def mixed(self, twice: bool = False) -> MixedOutputs:
         """Slopes of one mix for all guards, kept; ``twice``: with a graph, where all operations
         have second slopes.
         """
@@ -98,7 +94,7 @@ class Few:
                 self._mixed = self._pulled(mix, False)
         return self._mixed
 
-    def _pulled(self, mix: Tensor, twice: bool) -> Mixed:
+    def _pulled(self, mix: Tensor, twice: bool) -> MixedOutputs:
         edges = {prefix: found[0].left for prefix, found in self.calls.items() if len(found) == 1}
         inputs: list[Any] = [*edges.values(), *self.leaves.values()]
         with twice_differentiable():
@@ -109,7 +105,7 @@ class Few:
             {name: slope for name, slope in zip(names, part, strict=True) if slope is not None}
             for names, part in ((edges, found[: len(edges)]), (self.leaves, found[len(edges) :]))
         )
-        return Mixed(mix, slopes, signals, twice)
+        return MixedOutputs(mix, slopes, signals, twice)
 
 
 def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
@@ -517,7 +513,7 @@ FACTORS: dict[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True)
-class Form:
+class ModelForm:
     """What is in the way of a closed form: ``curved``, why the output may not be piecewise linear
     in single weights.
 
@@ -533,7 +529,7 @@ class Form:
 
 
 @torch.enable_grad()
-def form_of(few: Few) -> Form:
+def form_of(few: Few) -> ModelForm:
     """The form of the model on a few samples; ``form_of_graph`` is for the graphs of others: a
     model may branch.
     """
@@ -555,11 +551,11 @@ def form_of(few: Few) -> Form:
 
 def form_of_graph(
     problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor
-) -> Form:
+) -> ModelForm:
     """What is known from the graph of this output alone."""
     root = output.grad_fn
     if root is None:
-        return Form("", "")
+        return ModelForm("", "")
     if normalised(problem, batch, output) is not None:
         root = root.next_functions[0][
             0
@@ -567,9 +563,9 @@ def form_of_graph(
     return _walk(root, {id(leaf): name for name, leaf in leaves.items()})
 
 
-def refused_form(reason: str) -> Form:
+def refused_form(reason: str) -> ModelForm:
     """No closed form, and why."""
-    return Form(reason, reason)
+    return ModelForm(reason, reason)
 
 
 def _unfixed_statistics(problem: Problem) -> str:
@@ -579,7 +575,7 @@ def _unfixed_statistics(problem: Problem) -> str:
     return ""
 
 
-def _walk(root: Any, names: dict[int, str]) -> Form:
+def _walk(root: Any, names: dict[int, str]) -> ModelForm:
     """Depth first over the graph, collecting for each node the parameters below it."""
     below: dict[Any, frozenset[str]] = {None: frozenset()}
     stack: list[tuple[Any, bool]] = [(root, False)]
@@ -612,7 +608,7 @@ def _walk(root: Any, names: dict[int, str]) -> Form:
             return refused_form(reason)
     if bends and parts:  # which write was the smooth one cannot be told
         return refused_form("beside smooth activations it writes in place into part of a tensor")
-    return Form(curved, "", tuple(bends))
+    return ModelForm(curved, "", tuple(bends))
 
 
 def _objection(node: Any, kind: str, sets: list[frozenset[str]]) -> str:
