@@ -26,7 +26,7 @@ from scipy.sparse.linalg import eigsh
 from timing import _cell
 
 from lambdahat import graphs
-from lambdahat.experiments.graph_spectra.subjects import mixed, planted
+from lambdahat.experiments.graph_spectra.graph_subjects import mixed, planted
 from lambdahat.graphs.block_moments import SINGLE_NODES, components, probed_moments
 from lambdahat.graphs.walks import walk_partition
 

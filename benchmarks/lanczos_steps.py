@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from minibatch_pieces import BatchEigenvaluesResult
 
-from lambdahat.experiments.minibatch.eigen_subjects import SCALES
+from lambdahat.experiments.minibatch.batch_points import SCALES
 from lambdahat.results import Array, Spectrum
 
 

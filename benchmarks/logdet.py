@@ -19,7 +19,7 @@ import scipy.sparse
 from timing import arguments, report, setting
 
 import lambdahat as lh
-from lambdahat.experiments.logdets.matrices import laplacian
+from lambdahat.experiments.logdets.logdet_moments import laplacian
 
 BCSSTK16 = Path(__file__).parents[2] / "shared" / "data" / "matrices" / "bcsstk16_full.npz"
 EXACT_BCSSTK16 = 96826.2928

@@ -20,16 +20,26 @@ from lambdahat._core.storage import Result
 from lambdahat.data.splits import Split
 from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Verdict, judge
-from lambdahat.experiments.minibatch import damping, lanczos, rates
-from lambdahat.experiments.minibatch.eigen_measuring import measure_point
-from lambdahat.experiments.minibatch.eigen_rows import rows_of
-from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, training_stops
-from lambdahat.experiments.minibatch.frontiers import Frontier
-from lambdahat.experiments.minibatch.points import CurvaturePoint
-from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
-from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of
-from lambdahat.experiments.minibatch.rate_subjects import prepared
-from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.experiments.minibatch import lanczos_opt, largest_rates, least_damping
+from lambdahat.experiments.minibatch.batch_points import (
+    SCALES,
+    CurvaturePoint,
+    load_split,
+    measure_point,
+    rows_of,
+    training_stops,
+)
+from lambdahat.experiments.minibatch.stability_edges import (
+    Frontier,
+    RateRule,
+    ScalingRuns,
+    edge_rows,
+    prepared,
+    rule_at,
+    rule_rows,
+    scaling_rows,
+    start_of,
+)
 from lambdahat.experiments.published import find
 
 
@@ -98,7 +108,7 @@ class LanczosResult(Piece):
             name: torch.cat([values.flatten(2), self.descent[name].unsqueeze(2)], 2)
             for name, values in self.measures.items()
         }
-        return lanczos.rows_of(self.dampings, self.steps, flat)
+        return lanczos_opt.rows_of(self.dampings, self.steps, flat)
 
 
 @dataclass(frozen=True)
@@ -127,16 +137,19 @@ def run_stable_rates(
     sets by name.
     """
     edges, rules, scaling = [], [], []
-    for subject in (subject for subject in rates.SCALES[scale] if subject.network in networks):
+    for subject in (
+        subject for subject in largest_rates.SCALES[scale] if subject.network in networks
+    ):
         ground = prepared(subject, splits, seed, device)
         edges += [
-            rates.stable_rates(ground, optimizer, seed, criterion)
-            for optimizer, criterion in rates.SEARCHES
+            largest_rates.stable_rates(ground, optimizer, seed, criterion)
+            for optimizer, criterion in largest_rates.SEARCHES
         ]
-        rules += [rates.rule_of(ground, point, seed) for point in rates.POINTS]
+        rules += [largest_rates.rule_of(ground, point, seed) for point in largest_rates.POINTS]
         if subject.epochs:
             scaling += [
-                rates.scaled_runs(ground, optimizer, seed) for optimizer in rates.SCALED_OPTIMIZERS
+                largest_rates.scaled_runs(ground, optimizer, seed)
+                for optimizer in largest_rates.SCALED_OPTIMIZERS
             ]
     return with_verdicts(
         StableRatesResult("stable-rates", tuple(edges), tuple(rules), tuple(scaling), (), (), seed)
@@ -146,12 +159,15 @@ def run_stable_rates(
 def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str) -> DampingResult:
     """The least dampings of a scale's networks and the runs that follow."""
     edges, rules, scaling = [], [], []
-    for subject in damping.SCALES[scale]:
+    for subject in least_damping.SCALES[scale]:
         ground = prepared(subject, splits, seed, device)
-        edges += [damping.LEAST[optimizer](ground, seed) for optimizer in damping.OPTIMIZERS]
+        edges += [
+            least_damping.LEAST[optimizer](ground, seed) for optimizer in least_damping.OPTIMIZERS
+        ]
         rules.append(rule_at(ground, start_of(ground), "at the start", seed))
         scaling += [
-            damping.scaled_runs(ground, optimizer, seed) for optimizer in damping.OPTIMIZERS
+            least_damping.scaled_runs(ground, optimizer, seed)
+            for optimizer in least_damping.OPTIMIZERS
         ]
     return with_verdicts(
         DampingResult("damping", tuple(edges), tuple(rules), tuple(scaling), (), (), seed)
@@ -160,14 +176,22 @@ def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str)
 
 def run_lanczos_opt(scale: str, seed: int, split: Split | None, device: str) -> LanczosResult:
     """The grid of dampings δ and factors η, and gradient descent; all seeds together."""
-    setting = lanczos.SCALES[scale]
-    steps, found = lanczos.trained(setting, seed, split, device)
-    grid = (len(setting.dampings), len(lanczos.ETAS))
+    setting = lanczos_opt.SCALES[scale]
+    steps, found = lanczos_opt.trained(setting, seed, split, device)
+    grid = (len(setting.dampings), len(lanczos_opt.ETAS))
     measures = {name: values[..., :-1].unflatten(2, grid) for name, values in found.items()}
     descent = {name: values[..., -1] for name, values in found.items()}
     return with_verdicts(
         LanczosResult(
-            "lanczos-opt", setting.dampings, lanczos.ETAS, steps, measures, descent, (), (), seed
+            "lanczos-opt",
+            setting.dampings,
+            lanczos_opt.ETAS,
+            steps,
+            measures,
+            descent,
+            (),
+            (),
+            seed,
         )
     )
 

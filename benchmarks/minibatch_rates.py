@@ -33,7 +33,7 @@ from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import Table
-from lambdahat.experiments.minibatch.rates import SCALES
+from lambdahat.experiments.minibatch.largest_rates import SCALES
 from lambdahat.experiments.published import find
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"

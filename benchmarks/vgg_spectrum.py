@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from minibatch_pieces import BatchEigenvaluesResult
 
-from lambdahat.experiments.minibatch.points import CurvaturePoint
+from lambdahat.experiments.minibatch.batch_points import CurvaturePoint
 
 NETWORK = "VGG-16"
 DIGITS = 7

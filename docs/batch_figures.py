@@ -19,9 +19,13 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from lambdahat.experiments import Store
 from lambdahat.experiments.kit.claims import mean_of
-from lambdahat.experiments.minibatch.eigen_claims import near_claimed
-from lambdahat.experiments.minibatch.eigen_rows import Point
-from lambdahat.experiments.minibatch.evolution_rows import OPTIMIZERS, Courses, courses_of
+from lambdahat.experiments.minibatch.batch_eigenvalues import near_claimed
+from lambdahat.experiments.minibatch.batch_points import TrainingPoint
+from lambdahat.experiments.minibatch.eigenvalues_through_training import (
+    OPTIMIZERS,
+    Courses,
+    courses_of,
+)
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -173,7 +177,7 @@ def draw_course(axes: Any, courses: Courses) -> None:
     _stops(axes, courses)
 
 
-def _told(point: Point, model: str) -> float:
+def _told(point: TrainingPoint, model: str) -> float:
     return near_claimed(point).told(model, "largest").value
 
 
@@ -214,7 +218,7 @@ def _stops(axes: Any, courses: Courses) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def over_seeds(courses: Courses, value: Callable[[Point], float]) -> list[float]:
+def over_seeds(courses: Courses, value: Callable[[TrainingPoint], float]) -> list[float]:
     """The mean over seeds at every stop."""
     return [
         mean_of([value(point) for point in courses.at(epoch)]).value for epoch in courses.epochs

@@ -17,12 +17,15 @@ from torch import Tensor
 
 from lambdahat.experiments import Rows, Store, find
 from lambdahat.experiments.kit.claims import mean_of
-from lambdahat.experiments.minibatch import lanczos_experiment
-from lambdahat.experiments.minibatch.damping_claims import RATE, expected_damping
-from lambdahat.experiments.minibatch.frontiers import Frontier
-from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
-from lambdahat.experiments.minibatch.rate_rules import RateRule
-from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.experiments.minibatch.least_damping import RATE, expected_damping
+from lambdahat.experiments.minibatch.stability_edges import (
+    Frontier,
+    RateRule,
+    ScalingRuns,
+    frontiers_of,
+    rules_of,
+    scaling_of,
+)
 from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.style import (
     AMBER,
@@ -284,7 +287,7 @@ def lanczos_opt() -> Any:
     training loss.
     """
     rows, figure = rows_of("lanczos-opt"), new_figure(9.4, 8.2)
-    maps = [chart for chart in lanczos_experiment.EXPERIMENT.charts(rows) if chart.heat is not None]
+    maps = [chart for chart in find("lanczos-opt").charts(rows) if chart.heat is not None]
     for place, chart in enumerate(maps, start=1):
         draw(replace(chart, x_label="", y_label=""), figure.add_subplot(2, 2, place))
     way, fit = (tidy(figure.add_subplot(2, 2, place)) for place in (3, 4))

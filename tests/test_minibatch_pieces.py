@@ -11,7 +11,7 @@ import torch
 
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.store import Store
-from lambdahat.experiments.minibatch import eigen_experiment, lanczos
+from lambdahat.experiments.minibatch import batch_eigenvalues, lanczos_opt
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
 from tests.documents import DOCS, ROOT
@@ -38,7 +38,7 @@ def test_a_saved_piece_has_the_rows_of_the_cells(script, tmp_path):
     found.save(tmp_path / "found")
     loaded = pieces.Piece.load(tmp_path / "found")
     assert type(loaded).__name__ == "LanczosResult"
-    assert loaded.rows() == lanczos.rows_at(lanczos.SCALES["smoke"], 0)
+    assert loaded.rows() == lanczos_opt.rows_at(lanczos_opt.SCALES["smoke"], 0)
     assert loaded.verdicts == found.verdicts != ()
 
 
@@ -95,7 +95,7 @@ def test_what_was_measured_elsewhere_becomes_cells(script, tmp_path):
     found = pieces.concluded(kept[-1:])
     assert script("minibatch_store").keep(found, tmp_path, "smoke", "a file") == 1
     rows = Store(tmp_path, "batch-eigenvalues", "smoke").rows()
-    grid = eigen_experiment.EXPERIMENT.grid("smoke")
-    assert_same_rows(rows, eigen_experiment.EXPERIMENT.run(grid[0], "cpu"), rel=1e-4)
+    grid = batch_eigenvalues.EXPERIMENT.grid("smoke")
+    assert_same_rows(rows, batch_eigenvalues.EXPERIMENT.run(grid[0], "cpu"), rel=1e-4)
     text = script("minibatch_eigenvalues").markdown(Rows(rows))
     assert "softmax: mean ± sd over batches" in text

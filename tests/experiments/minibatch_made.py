@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat.experiments.minibatch.points import BatchCell, CurvaturePoint
+from lambdahat.experiments.minibatch.batch_points import BatchCell, CurvaturePoint
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.predictions import BatchPrediction, PredictedOutlier

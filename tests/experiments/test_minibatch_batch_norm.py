@@ -9,19 +9,21 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lambdahat._core.rng import generator
-from lambdahat.experiments.averaging.networks import network
+from lambdahat.experiments.averaging.averaged_training import network
 from lambdahat.experiments.kit.cells import Rows, key_of
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.experiments.kit.experiment import SCALES
 from lambdahat.experiments.kit.training import images
-from lambdahat.experiments.minibatch.batch_norm_claims import (
+from lambdahat.experiments.minibatch.batch_norm_rates import (
+    EXPERIMENT,
     claims,
     largest_rates,
     links_of,
+    run,
     setups_of,
     slopes_of,
+    trajectory,
 )
-from lambdahat.experiments.minibatch.batch_norm_experiment import EXPERIMENT, run, trajectory
 from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import assert_same_rows, whole
 

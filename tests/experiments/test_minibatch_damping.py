@@ -10,33 +10,36 @@ from torch.nn.functional import cross_entropy
 
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
-from lambdahat.experiments.minibatch.damping import (
+from lambdahat.experiments.minibatch.least_damping import (
+    EXPERIMENT,
     OPTIMIZERS,
     SCALES,
     _kfac_trained,
+    claims_of,
+    expected_damping,
     least_epsilon,
     least_kfac_damping,
     scaled_runs,
 )
-from lambdahat.experiments.minibatch.damping_claims import claims_of, expected_damping
-from lambdahat.experiments.minibatch.damping_experiment import EXPERIMENT
-from lambdahat.experiments.minibatch.frontiers import Frontier, Section
-from lambdahat.experiments.minibatch.rate_rows import (
+from lambdahat.experiments.minibatch.stability_edges import (
+    EdgeSubject,
+    Frontier,
+    RateRule,
+    SearchSection,
     edge_rows,
     frontiers_of,
+    prepared,
     rule_rows,
     rules_of,
     scaling_of,
     scaling_rows,
 )
-from lambdahat.experiments.minibatch.rate_rules import RateRule
-from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
 from lambdahat.randommatrix import predict
 from lambdahat.report.matplotlib_charts import draw
 from lambdahat.results import Eigenpairs, Estimate
 from tests.experiments.minibatch_made import assert_same_rows, whole
 
-TINY = Subject("tiny", "mlp", "digits", 128, (128,), 10, 2, 1, 128, {"widths": (4,)})
+TINY = EdgeSubject("tiny", "mlp", "digits", 128, (128,), 10, 2, 1, 128, {"widths": (4,)})
 SIZES = (16, 64, 256, 1024)
 
 
@@ -64,7 +67,7 @@ def trained_by_adam(ground, epsilon):
 
 def test_adam_s_least_epsilon_is_an_edge(ground):
     """With all data in every batch: just above it torch's Adam trains, just below it does not."""
-    section = Section(1e-3, 1e3, points=12)
+    section = SearchSection(1e-3, 1e3, points=12)
     edge = float(least_epsilon(ground, 0, section).edges[0, 0])
     first = cross_entropy(ground.models[0](ground.train[0]), ground.train[1]).item()
     assert trained_by_adam(ground, edge * section.resolution) < 0.9 * first
@@ -72,7 +75,7 @@ def test_adam_s_least_epsilon_is_an_edge(ground):
 
 
 def test_kfac_s_least_damping_is_an_edge(ground):
-    section = Section(1e-2, 1e6, points=6, rounds=3)
+    section = SearchSection(1e-2, 1e6, points=6, rounds=3)
     edge = float(least_kfac_damping(ground, 0, section).edges[0, 0])
     x, y = ground.train
     first = cross_entropy(ground.models[0](x), y).item()

@@ -15,11 +15,22 @@ import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import VERDICTS, judge
-from lambdahat.experiments.minibatch.eigen_claims import AT_ONE, claims, excess_slope, share_within
-from lambdahat.experiments.minibatch.eigen_experiment import EXPERIMENT, subject_of
-from lambdahat.experiments.minibatch.eigen_measuring import batch_extremes
-from lambdahat.experiments.minibatch.eigen_rows import points_of, rows_of
-from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, training_stops
+from lambdahat.experiments.minibatch.batch_eigenvalues import (
+    AT_ONE,
+    EXPERIMENT,
+    claims,
+    excess_slope,
+    share_within,
+    subject_of,
+)
+from lambdahat.experiments.minibatch.batch_points import (
+    SCALES,
+    batch_extremes,
+    load_split,
+    points_of,
+    rows_of,
+    training_stops,
+)
 from lambdahat.randommatrix import effective_batch
 from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import N, cell, point, whole

@@ -14,11 +14,16 @@ import torch
 import lambdahat as lh
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
-from lambdahat.experiments.minibatch.eigen_experiment import subject_through
-from lambdahat.experiments.minibatch.eigen_subjects import load_split, sgd, training_stops
-from lambdahat.experiments.minibatch.evolution_claims import claims
-from lambdahat.experiments.minibatch.evolution_experiment import EXPERIMENT, SCALES, kfac
-from lambdahat.experiments.minibatch.evolution_rows import courses_of, rows_of
+from lambdahat.experiments.minibatch.batch_eigenvalues import subject_through
+from lambdahat.experiments.minibatch.batch_points import load_split, sgd, training_stops
+from lambdahat.experiments.minibatch.eigenvalues_through_training import (
+    EXPERIMENT,
+    SCALES,
+    claims,
+    courses_of,
+    kfac,
+    rows_of,
+)
 from lambdahat.optim import KFAC
 from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import assert_same_rows, cell, point, whole

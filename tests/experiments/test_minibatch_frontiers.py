@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lambdahat._core.storage import Result
-from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
+from lambdahat.experiments.minibatch.stability_edges import Frontier, SearchSection, largest_passing
 
 SIZES = tuple(2**power for power in range(11))
 
@@ -19,7 +19,7 @@ def frontier(edges):
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_an_edge_is_found_to_the_resolution(rounds):
-    section = Section(1e-4, 10.0, points=6, rounds=rounds)
+    section = SearchSection(1e-4, 10.0, points=6, rounds=rounds)
     edges = torch.tensor([3.3e-3, 0.2, 4.0], dtype=torch.float64)
     found = largest_passing(lambda values: values < edges[:, None], section, 3)
     assert bool(((found / edges).log().abs() <= math.log(section.resolution)).all())
@@ -28,13 +28,13 @@ def test_an_edge_is_found_to_the_resolution(rounds):
 
 def test_values_that_fail_below_the_edge_do_not_count():
     """At tiny rates nothing is learnt in the given time."""
-    section = Section(1e-4, 10.0, points=6, rounds=3)
+    section = SearchSection(1e-4, 10.0, points=6, rounds=3)
     found = largest_passing(lambda values: (values > 0.05) & (values < 0.7), section, 1)
     assert float(found) == pytest.approx(0.7, rel=section.resolution - 1)
 
 
 def test_no_edge_is_said_not_guessed():
-    section = Section(0.1, 1.0, points=3, rounds=2)
+    section = SearchSection(0.1, 1.0, points=3, rounds=2)
     wanted = torch.tensor([[False], [True], [True]])
     found = largest_passing(
         lambda values: wanted & (values < torch.tensor([[9.0], [9.0], [0.5]])), section, 3
@@ -91,7 +91,7 @@ def test_seeds_without_an_edge_are_left_out_and_counted():
 
 def test_why_there_is_no_edge_is_told_apart():
     """Of a search for the largest rate, and of one for the least damping, which searches 1/δ."""
-    section = Section(0.1, 1.0, points=3, rounds=2)
+    section = SearchSection(0.1, 1.0, points=3, rounds=2)
     none, every = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool)
     rows = [
         largest_passing(lambda values, wanted=wanted: wanted, section, 2)

@@ -10,10 +10,12 @@ from lambdahat._core.rng import generator
 from lambdahat.data import Split, digits_split
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
-from lambdahat.experiments.minibatch import lanczos as module
-from lambdahat.experiments.minibatch.lanczos_experiment import EXPERIMENT, Config, cells
-from lambdahat.experiments.minibatch.stacked_softmax import (
+from lambdahat.experiments.minibatch import lanczos_opt as module
+from lambdahat.experiments.minibatch.lanczos_opt import (
+    EXPERIMENT,
+    LanczosScale,
     Softmax,
+    cells,
     krylov,
     newton_directions,
     start_vectors,
@@ -242,7 +244,7 @@ def test_the_slope_over_dampings_is_in_percent_per_tenfold():
 
 
 def test_cells_of_seeds_together_are_the_whole_run(found):
-    (cell,) = cells(Config(module.SCALES["smoke"], together=2))
+    (cell,) = cells(LanczosScale(module.SCALES["smoke"], together=2))
     assert EXPERIMENT.run(cell, "cpu") == list(found)
     alone = EXPERIMENT.grid("smoke")
     assert [(one["group"], one["seeds"]) for one in alone] == [(0, 1), (1, 1)]

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lambdahat._core.rng import generator
-from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings, _batches
+from lambdahat.experiments.minibatch.stability_edges import Cells, StackedSettings, _batches
 from lambdahat.models import lenet5, mlp
 
 RATES = torch.tensor([[0.01, 0.1, 0.4], [0.02, 0.2, 0.8]])
@@ -30,7 +30,7 @@ def networks():
 def test_a_cell_trains_as_it_would_alone(optimizer):
     (x, y), steps, size = problem(), 13, 8  # more than one epoch
     epsilon = torch.tensor([[1e-8, 0.1, 1.0], [1e-8, 0.2, 3.0]])
-    cells = Cells(networks(), (x, y), Settings(optimizer, RATES, epsilon))
+    cells = Cells(networks(), (x, y), StackedSettings(optimizer, RATES, epsilon))
     cells.train(size, steps, seed=3, task="test")
     batches = list(_batches(2, len(x), size, steps, 3, x.device))
     assert len(batches) == steps
@@ -63,7 +63,7 @@ def test_a_cell_trains_as_it_would_alone(optimizer):
 def test_convolutions_stack_too():
     x, y = torch.randn(12, 1, 28, 28, generator=generator(0, "x")), torch.arange(12) % 10
     models = [lenet5(seed=seed) for seed in range(2)]
-    cells = Cells(models, (x, y), Settings("sgd", torch.full((2, 2), 0.1)))
+    cells = Cells(models, (x, y), StackedSettings("sgd", torch.full((2, 2), 0.1)))
     cells.train(4, 1, seed=0, task="test")
     (rows,) = _batches(2, 12, 4, 1, 0, x.device)
     by = torch.optim.SGD(models[1].parameters(), 0.1)
@@ -87,11 +87,11 @@ def test_epochs_use_every_sample_once():
 def test_one_cell_that_diverges_leaves_the_others_alone():
     x, y = problem()
     rates = torch.tensor([[0.1, 1e308], [0.1, 0.1]], dtype=torch.float64)
-    cells = Cells(networks(), (x, y), Settings("sgd", rates))
+    cells = Cells(networks(), (x, y), StackedSettings("sgd", rates))
     cells.train(8, 10, seed=0, task="test")
     loss, wrong = cells.judged((x, y))
     assert loss.isfinite().tolist() == wrong.isfinite().tolist() == [[True, False], [True, True]]
-    alone = Cells(networks(), (x, y), Settings("sgd", rates[:, :1]))
+    alone = Cells(networks(), (x, y), StackedSettings("sgd", rates[:, :1]))
     alone.train(8, 10, seed=0, task="test")
     torch.testing.assert_close(loss[:, 0], alone.judged((x, y))[0][:, 0], rtol=1e-6, atol=1e-7)
 
@@ -112,7 +112,7 @@ def test_misuse_is_named(change, message):
         cells = Cells(
             networks()[: change.get("models")],
             problem(),
-            Settings(change.get("optimizer", "sgd"), RATES),
+            StackedSettings(change.get("optimizer", "sgd"), RATES),
         )
         cells.train(change.get("batch_size", 4), 1, seed=0, task="test")
 

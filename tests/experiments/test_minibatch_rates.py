@@ -10,28 +10,42 @@ import torch
 
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
-from lambdahat.experiments.minibatch.frontiers import Frontier, Section
-from lambdahat.experiments.minibatch.rate_claims import claims_of, errors_of, far_from
-from lambdahat.experiments.minibatch.rate_experiment import EXPERIMENT
-from lambdahat.experiments.minibatch.rate_rows import (
+from lambdahat.experiments.minibatch.largest_rates import (
+    EXPERIMENT,
+    SCALES,
+    claims_of,
+    errors_of,
+    far_from,
+    rule_of,
+    scaled_runs,
+    stable_rates,
+)
+from lambdahat.experiments.minibatch.stability_edges import (
+    Cells,
+    EdgeSubject,
+    Frontier,
+    RateRule,
+    ScalingRuns,
+    SearchSection,
+    StackedSettings,
     edge_rows,
     frontiers_of,
+    prepared,
+    rule_at,
     rule_rows,
     rules_of,
     scaling_of,
     scaling_rows,
+    scaling_runs,
+    start_of,
+    trained_from,
 )
-from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of, trained_from
-from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
-from lambdahat.experiments.minibatch.rates import SCALES, rule_of, scaled_runs, stable_rates
-from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, scaling_runs
-from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
 from lambdahat.operators import hessian
 from lambdahat.randommatrix import largest_stable_rate
 from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import assert_same_rows, whole
 
-TINY = Subject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})
+TINY = EdgeSubject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})
 SAMPLES = 10**9
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -48,8 +62,8 @@ def found(smoke):
 
 def test_the_edge_is_that_of_the_library_s_bisection():
     """With all data in every batch nothing is left to chance: one start, one order, one edge."""
-    section = Section(1e-2, 1e3, points=12)
-    ground = prepared(Subject("linear", "softmax", "digits", 128, (128,), 20, 2), {}, 0, "cpu")
+    section = SearchSection(1e-2, 1e3, points=12)
+    ground = prepared(EdgeSubject("linear", "softmax", "digits", 128, (128,), 20, 2), {}, 0, "cpu")
     edges = stable_rates(ground, "sgd", 0, section=section).edges
     whole = largest_stable_rate(start_of(ground), "sgd", steps=20, start=2.0, factor=0.9, tol=0.02)
     assert float(edges[0, 0]) == pytest.approx(float(whole), rel=section.resolution - 1 + 0.02)
@@ -100,7 +114,7 @@ def test_measured_rules_are_eigenvalues_of_batches(ground):
 
 def test_a_trained_point_is_that_of_the_cells(ground):
     moved = trained_from(ground, 0.5, 0)
-    cells = Cells(ground.models[:1], ground.train, Settings("sgd", torch.tensor([[0.5]])))
+    cells = Cells(ground.models[:1], ground.train, StackedSettings("sgd", torch.tensor([[0.5]])))
     cells.train(32, TINY.steps, 0, "test")
     assert moved.loss() == pytest.approx(float(cells.judged(ground.train)[0]), rel=1e-5)
     assert moved.loss() < start_of(ground).loss()

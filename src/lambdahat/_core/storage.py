@@ -51,10 +51,8 @@ RATIO = (
 # its module
 LATER = {
     "bench.records": "BenchResult BenchRow",
-    "experiments.minibatch.frontiers": "Frontier",
-    "experiments.minibatch.points": "BatchCell CurvaturePoint",
-    "experiments.minibatch.rate_rules": "RateRule",
-    "experiments.minibatch.scaling_runs": "ScalingRuns",
+    "experiments.minibatch.batch_points": "BatchCell CurvaturePoint",
+    "experiments.minibatch.stability_edges": "Frontier RateRule ScalingRuns",
     "experiments.kit.claims": "Table Verdict",
     "graphs.cluster_counts": "Clusters Gap",
     "graphs.divergences": "Similarity",

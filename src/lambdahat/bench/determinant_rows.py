@@ -24,7 +24,7 @@ from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run
 from lambdahat.estimators import logdet
-from lambdahat.experiments.logdets.matrices import laplacian
+from lambdahat.experiments.logdets.logdet_moments import laplacian
 from lambdahat.operators.matrix import operator
 
 SHIFT = 0.05

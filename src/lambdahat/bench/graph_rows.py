@@ -17,7 +17,7 @@ from lambdahat.bench.limits import Limit
 from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run
-from lambdahat.experiments.graph_spectra.subjects import planted
+from lambdahat.experiments.graph_spectra.graph_subjects import planted
 from lambdahat.graphs.block_moments import COLUMNS, components, probed_moments
 from lambdahat.graphs.cluster_counts import clusters
 from lambdahat.graphs.sources import graph

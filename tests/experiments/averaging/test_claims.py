@@ -18,9 +18,8 @@ from lambdahat.experiments.averaging import (
     gadam_imagenet,
     gadam_language,
 )
-from lambdahat.experiments.averaging.preconditions import unready
-from lambdahat.experiments.averaging.runs import against_best, tuned_start
-from lambdahat.experiments.averaging.starts import STARTS, plans, start_claims
+from lambdahat.experiments.averaging.averaged_training import against_best, tuned_start, unready
+from lambdahat.experiments.averaging.averaging_schedules import STARTS, plans, start_claims
 from lambdahat.experiments.kit.cells import Rows, key_of
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, OPEN, UNTESTED, judge
 from lambdahat.experiments.kit.experiment import SCALES

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lambdahat.experiments.averaging import gadam_imagenet
-from lambdahat.experiments.averaging.pictures import picture_task
+from lambdahat.experiments.averaging.gadam_imagenet import picture_task
 from lambdahat.experiments.kit.cells import Rows
 from tests.data.test_imagenet import write_small
 
@@ -39,7 +39,7 @@ def config(**changes):
         "more_seeds": 1,
         **changes,
     }
-    return gadam_imagenet.Config(**settings)
+    return gadam_imagenet.ImagenetScale(**settings)
 
 
 def test_imagenet_at_32_pixels_is_read_standardised_and_trained_on(tmp_path):

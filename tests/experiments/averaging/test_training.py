@@ -9,6 +9,23 @@ import pytest
 import torch
 
 from lambdahat.experiments.averaging import gadam_image, gadam_language
+from lambdahat.experiments.averaging.averaged_training import (
+    AveragePlan,
+    Averages,
+    averages,
+    change,
+    decades,
+    gap,
+    image_task,
+    judged,
+    make_optimizer,
+    network,
+    parameters_of,
+    recipe,
+    schedule_of,
+    small_vgg,
+    train,
+)
 from lambdahat.experiments.averaging.averaging_ensembles import ensemble_accuracy, moved
 from lambdahat.experiments.averaging.gadam_language import (
     MADE,
@@ -16,10 +33,6 @@ from lambdahat.experiments.averaging.gadam_language import (
     made_text,
     perplexity,
 )
-from lambdahat.experiments.averaging.networks import network, parameters_of, small_vgg
-from lambdahat.experiments.averaging.plans import Averages, Plan
-from lambdahat.experiments.averaging.recipes import averages, make_optimizer, recipe, schedule_of
-from lambdahat.experiments.averaging.runs import change, decades, gap, image_task, judged, train
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.optim import SWA, Averaged, Gadam, GadamX, Lookahead, PadamW
 from lambdahat.problem import Problem
@@ -100,9 +113,9 @@ def test_an_unknown_optimiser_or_network_is_refused():
     with pytest.raises(ValueError, match="network must be one of"):
         network("VGG-5×2", (1, 8, 8), 10, 0)
     with pytest.raises(ValueError, match="plan must have averaged an iterate"):
-        Averages([Plan(3, 1)]).model(Plan(3, 1), small_vgg(2), ())
+        Averages([AveragePlan(3, 1)]).model(AveragePlan(3, 1), small_vgg(2), ())
     with pytest.raises(ValueError, match="every must be an integer of at least 1"):
-        Averages([Plan(0, 0)])
+        Averages([AveragePlan(0, 0)])
 
 
 def test_the_small_network_has_its_parameters_with_and_without_batch_norm():
@@ -118,22 +131,22 @@ def test_the_small_network_has_its_parameters_with_and_without_batch_norm():
 
 def test_one_run_has_the_average_that_gadam_keeps_itself():
     cell = cell_of("Gadam")
-    kept = Averages([Plan(2 * 4, 4), Plan(0, 1)])
+    kept = Averages([AveragePlan(2 * 4, 4), AveragePlan(0, 1)])
     task = image_task(cell, "cpu")
     trained = train(cell, task, [kept])
-    assert kept.counts == {Plan(8, 4): 3, Plan(0, 1): 16}
-    same = kept.model(Plan(8, 4), task.model, task.training(cell["batch"]))
+    assert kept.counts == {AveragePlan(8, 4): 3, AveragePlan(0, 1): 16}
+    same = kept.model(AveragePlan(8, 4), task.model, task.training(cell["batch"]))
     for ours, theirs in zip(
         same.state_dict().values(), trained.solution.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(ours, theirs)
-    other = kept.model(Plan(0, 1), task.model, ())
+    other = kept.model(AveragePlan(0, 1), task.model, ())
     assert not torch.allclose(next(other.parameters()), next(same.parameters()))
 
 
 def test_a_plan_that_begins_at_the_last_step_is_the_iterate():
     cell = cell_of("SGD", 0.1)
-    last = Plan(16, 1)
+    last = AveragePlan(16, 1)
     kept, task = Averages([last]), image_task(cell, "cpu")
     train(cell, task, [kept])
     model = kept.model(last, task.model, ())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.experiments.curvature import densities, theorems
-from lambdahat.experiments.curvature.matrices import (
+from lambdahat.experiments.curvature import lanczos_densities, lanczos_theorems
+from lambdahat.experiments.curvature.lanczos_theorems import (
     KNOWN,
     LAWS,
     WIGNER,
@@ -53,7 +53,7 @@ def test_errors_are_those_of_the_dense_krylov_space():
     vector.
     """
     cell = {"part": "convergence", "ratio": 1.1, "size": 40, "seed": 5}
-    rows = {(row["method"], row["depth"]): row for row in theorems.run(cell, "cpu")}
+    rows = {(row["method"], row["depth"]): row for row in lanczos_theorems.run(cell, "cpu")}
     values = torch.cat(
         [torch.linspace(0, 1, 39, dtype=torch.float64), torch.tensor([1.1], dtype=torch.float64)]
     )
@@ -68,14 +68,14 @@ def test_errors_are_those_of_the_dense_krylov_space():
 
 
 def test_a_shift_learns_nothing_new_to_rounding():
-    row = theorems.run({"part": "shift", "size": 80, "steps": 15, "seed": 2}, "cpu")[0]
+    row = lanczos_theorems.run({"part": "shift", "size": 80, "steps": 15, "seed": 2}, "cpu")[0]
     assert row["gap"] < 1e-12
     assert row["weight gap"] < 1e-12
     assert row["offset"] > 0
 
 
 def test_the_condition_of_theorem_8_does_not_make_its_trace_negative():
-    row = theorems.run(
+    row = lanczos_theorems.run(
         {"part": "top", "spectrum": "one large", "size": 100, "steps": 9, "seed": 0}, "cpu"
     )[0]
     assert row["condition"]
@@ -85,14 +85,14 @@ def test_the_condition_of_theorem_8_does_not_make_its_trace_negative():
 
 def theorem_rows(right):
     """Rows as they would be if the thesis were right everywhere, or wrong."""
-    rows = [{"part": "table", **row} for row in theorems.run({"part": "table"}, "cpu")]
+    rows = [{"part": "table", **row} for row in lanczos_theorems.run({"part": "table"}, "cpu")]
     for row in rows:
         row["R of Theorem 5"] = row["R printed"] if right else 2 * row["R printed"]
         if not right:
             grows = row["ratio"] == 1.5  # a wider gap helps less, and less the longer
             row |= {"L": 2.0 * row["depth"], "R": 1.0 if grows else 1.5}
     for seed in range(SEEDS):
-        for ratio in theorems.PRINTED:
+        for ratio in lanczos_theorems.PRINTED:
             base = {
                 "part": "convergence",
                 "ratio": ratio,
@@ -123,14 +123,14 @@ def theorem_rows(right):
                 "below": (0.3 if right else -0.3) + jitter(seed),
                 "low end": (0.01 if right else 0.3) + jitter(seed),
             }
-            for name in theorems.SPECTRA
+            for name in lanczos_theorems.SPECTRA
         ]
     return rows
 
 
 @pytest.mark.parametrize(("right", "expected"), BOTH)
 def test_claims_on_lanczos_follow_from_rows(right, expected):
-    found = verdicts_of(theorems, theorem_rows(right))
+    found = verdicts_of(lanczos_theorems, theorem_rows(right))
     assert len(found) == 19
     assert set(found.values()) == {expected}
 
@@ -142,7 +142,7 @@ def test_theorem_8_is_not_asked_of_a_spectrum_that_does_not_meet_its_condition()
     ]
     found = {
         claim: verdict
-        for claim, verdict in verdicts_of(theorems, rows).items()
+        for claim, verdict in verdicts_of(lanczos_theorems, rows).items()
         if verdict == UNTESTED
     }
     assert len(found) == 2
@@ -153,8 +153,8 @@ def test_a_spectrum_has_no_distance_to_itself_and_c_to_itself_moved_by_c():
     exact = np.linspace(-1, 3, 50)
     weights = np.full(50, 1 / 50)
     same, moved = (
-        densities._compared(exact, exact, weights),
-        densities._compared(exact, exact + 0.2, weights),
+        lanczos_densities._compared(exact, exact, weights),
+        lanczos_densities._compared(exact, exact + 0.2, weights),
     )
     assert same["distance"] == pytest.approx(0, abs=1e-12)
     assert same["support"] == 0
@@ -164,7 +164,9 @@ def test_a_spectrum_has_no_distance_to_itself_and_c_to_itself_moved_by_c():
 
 def test_mass_at_zero_and_outliers_are_counted():
     exact = np.concatenate([np.zeros(50), np.full(48, 1.0), [20.0, 30.0]])
-    row = densities._compared(exact, np.array([0.0, 1.0, 30.1]), np.array([0.5, 0.48, 0.02]))
+    row = lanczos_densities._compared(
+        exact, np.array([0.0, 1.0, 30.1]), np.array([0.5, 0.48, 0.02])
+    )
     assert row["at zero"] == 0.5
     assert (row["outliers"], row["found"]) == (2, 1)
 
@@ -214,12 +216,16 @@ def density_rows(right):
 
 @pytest.mark.parametrize(("right", "expected"), BOTH)
 def test_claims_on_densities_follow_from_rows(right, expected):
-    found = verdicts_of(densities, density_rows(right))
+    found = verdicts_of(lanczos_densities, density_rows(right))
     assert len(found) == 4 * 3 + 5 + 7
     assert {claim for claim, verdict in found.items() if verdict != expected} == set()
 
 
 def test_printed_terms_are_ours():
-    for row in theorems.run({"part": "table"}, "cpu"):
-        assert math.log10(row["L"] / row["L printed"]) == pytest.approx(0, abs=theorems.DIGITS)
-        assert math.log10(row["R"] / row["R printed"]) == pytest.approx(0, abs=theorems.DIGITS)
+    for row in lanczos_theorems.run({"part": "table"}, "cpu"):
+        assert math.log10(row["L"] / row["L printed"]) == pytest.approx(
+            0, abs=lanczos_theorems.DIGITS
+        )
+        assert math.log10(row["R"] / row["R printed"]) == pytest.approx(
+            0, abs=lanczos_theorems.DIGITS
+        )

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lambdahat.experiments.curvature import bulk_outliers, suite, suite_claims
+from lambdahat.experiments.curvature import bulk_outliers, curvature_suite
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.training import curvature_problem, images, network
 from lambdahat.krylov import lanczos, random_vector
@@ -38,7 +38,7 @@ def test_ritz_vectors_are_eigenvectors_once_the_space_is_whole():
     op = operator(matrix)
     steps = lanczos(op, random_vector(op, 0, "test"), 4)
     for place, value in enumerate((-1.0, 0.1, 0.5, 3.0)):
-        vector = suite.ritz_vector(steps, place)
+        vector = curvature_suite.ritz_vector(steps, place)
         torch.testing.assert_close(matrix @ vector, value * vector, atol=1e-9, rtol=0)
         assert float(vector.norm()) == pytest.approx(1)
 
@@ -51,7 +51,7 @@ def test_the_diagonal_is_that_of_the_dense_matrix(problem):
         ),
         dim=problem.num_parameters,
     )
-    row = suite._diagonal_row(problem, shape, seed=4)
+    row = curvature_suite._diagonal_row(problem, shape, seed=4)
     dense = fisher(problem, kind="monte_carlo", seed=4).dense().diagonal()
     assert row["largest"] == pytest.approx(float(dense.max()), rel=1e-4)
     assert row["beyond"] == int((dense > row["edge"]).sum())
@@ -66,7 +66,7 @@ def test_negative_mass_is_counted_with_and_without_its_heaviest_node():
         ),
         dim=100,
     )
-    row = suite._shape_row(shape)
+    row = curvature_suite._shape_row(shape)
     assert row["negative"] == pytest.approx(0.35)
     assert row["negative rest"] == pytest.approx(0.05)
     assert (row["largest"], row["smallest"]) == (4.0, -2.0)
@@ -76,7 +76,7 @@ def test_a_line_along_an_eigenvector_begins_as_its_parabola(problem):
     op = hessian(problem)
     steps = lanczos(op, random_vector(op, 0, "test"), 20)
     found = images(CELL, "cpu")
-    rows = {row["direction"]: row for row in suite._lines(problem, found, steps)}
+    rows = {row["direction"]: row for row in curvature_suite._lines(problem, found, steps)}
     sharp = rows["largest"]
     middle = len(sharp["offsets"]) // 2
     assert sharp["offsets"][middle] == 0
@@ -90,7 +90,7 @@ def test_a_line_along_an_eigenvector_begins_as_its_parabola(problem):
 
 def test_excess_is_the_ratio_of_mean_changes():
     row = {"offsets": [-1, 0, 1], "train": [3.0, 1.0, 3.0], "test": [6.0, 2.0, 6.0]}
-    assert suite_claims.excess(row) == pytest.approx(math.log10(2))
+    assert curvature_suite.excess(row) == pytest.approx(math.log10(2))
 
 
 def suite_rows(right):
@@ -125,7 +125,7 @@ def suite_rows(right):
                 "eigenvalues beyond": 9,
             }
         )
-        for direction in suite_claims.DIRECTIONS:
+        for direction in curvature_suite.DIRECTIONS:
             sharp, flat = (1.0 + noise, 5.0) if right else (9.0 + noise, 1.0)
             rise = sharp if direction == "largest" else flat
             rows.append(
@@ -143,7 +143,7 @@ def suite_rows(right):
 
 @pytest.mark.parametrize(("right", "expected"), BOTH)
 def test_claims_on_the_suite_follow_from_rows(right, expected):
-    found = verdicts_of(suite_claims, suite_rows(right))
+    found = verdicts_of(curvature_suite, suite_rows(right))
     assert len(found) == 10
     assert {claim for claim, verdict in found.items() if verdict != expected} == set()
 

@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from lambdahat.experiments.curvature import (
-    adaptive,
-    adaptive_claims,
-    decoupled_claims,
+    adaptive_batch_norm,
+    adaptive_damping,
     direction_rates,
     second_order,
     spectral_rates,
-    trained,
 )
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED
@@ -51,11 +49,11 @@ CELL = {
 def test_every_optimiser_learns(name, rate, damping):
     cell = {**CELL, "optimizer": name, "rate": rate, "damping": damping}
     found = images(cell, "cpu")
-    run = trained.train(network(cell["network"], found, 0), found, cell)
-    rows = trained.epoch_rows(run, found.classes)
+    run = second_order.train(network(cell["network"], found, 0), found, cell)
+    rows = second_order.epoch_rows(run, found.classes)
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert run.last["loss"] < 0.98 * run.epochs[0]["loss"]
-    end = trained.end_row(run, rows, 4, 10)
+    end = second_order.end_row(run, rows, 4, 10)
     assert not end["diverged"]
     assert (
         end["error"]
@@ -68,26 +66,26 @@ def test_every_optimiser_learns(name, rate, damping):
 def test_a_run_that_diverges_has_the_error_of_guessing():
     cell = {**CELL, "optimizer": "SGD", "rate": 1e25}
     found = images(cell, "cpu")
-    run = trained.train(network(cell["network"], found, 0), found, cell)
-    end = trained.end_row(run, trained.epoch_rows(run, 10), 4, 10)
+    run = second_order.train(network(cell["network"], found, 0), found, cell)
+    end = second_order.end_row(run, second_order.epoch_rows(run, 10), 4, 10)
     assert end["diverged"]
     assert end["error"] == pytest.approx(90)
-    assert trained.end_row(None, [], 4, 10)["training error"] == pytest.approx(90)
+    assert second_order.end_row(None, [], 4, 10)["training error"] == pytest.approx(90)
 
 
 def test_thinned_rows_keep_both_ends():
     rows = [{"epoch": epoch} for epoch in range(1, 101)]
-    kept = [row["epoch"] for row in trained.thinned(rows, 10)]
+    kept = [row["epoch"] for row in second_order.thinned(rows, 10)]
     assert kept == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
-    assert trained.thinned(rows[:4]) == rows[:4]
-    assert trained.thinned([]) == []
+    assert second_order.thinned(rows[:4]) == rows[:4]
+    assert second_order.thinned([]) == []
 
 
 def test_other_errors_are_not_taken_for_divergence():
     cell = {**CELL, "optimizer": "Lanczos", "rate": 0.1, "damping": 0.5, "pairs": 10**6}
     found = images(cell, "cpu")
     with pytest.raises(ValueError, match="pairs must lie in"):
-        trained.train(network(cell["network"], found, 0), found, cell)
+        second_order.train(network(cell["network"], found, 0), found, cell)
 
 
 def test_sharpness_is_the_dense_hessians():
@@ -96,10 +94,10 @@ def test_sharpness_is_the_dense_hessians():
     exact = torch.linalg.eigvalsh(hessian(curvature_problem(model, found, CELL)).dense().double())[
         -1
     ]
-    assert trained.sharpness(model, found, CELL) == pytest.approx(float(exact), rel=1e-2)
+    assert second_order.sharpness(model, found, CELL) == pytest.approx(float(exact), rel=1e-2)
     with torch.no_grad():
         model[-1].weight.fill_(math.nan)
-    assert math.isnan(trained.sharpness(model, found, CELL))
+    assert math.isnan(second_order.sharpness(model, found, CELL))
 
 
 def second_order_rows(right):
@@ -147,7 +145,7 @@ def test_claims_on_second_order_follow_from_rows(right, expected):
 
 
 def test_the_rates_in_use_are_kept_and_averages_begin_late():
-    config = spectral_rates.Config("digits", 100, 60, 9, 1, "MLP-6", side=4, batch=50)
+    config = spectral_rates.SpectralScale("digits", 100, 60, 9, 1, "MLP-6", side=4, batch=50)
     cells = {cell["method"]: cell for cell in spectral_rates.cells(config)}
     rows = spectral_rates.run(cells["SSGDMN"], "cpu")
     assert [row["average error"] is None for row in rows] == [True] * 7 + [False] * 2
@@ -190,9 +188,9 @@ def test_claims_on_spectral_rates_follow_from_rows(right, expected):
 def adaptive_rows(right):
     """The printed λ₁ and accuracies, or the same with every order turned round."""
     rows = []
-    for one, seed in product(adaptive.PLAIN, range(SEEDS)):
+    for one, seed in product(adaptive_damping.PLAIN, range(SEEDS)):
         key = (one.optimizer, one.rate, one.damping)
-        value, accuracy = adaptive_claims.PRINTED.get(
+        value, accuracy = adaptive_damping.PRINTED.get(
             key, (9.0, 60.0 if one.optimizer == "Adam" else 66.0 if right else 64.0)
         )
         rows.append(
@@ -212,7 +210,7 @@ def adaptive_rows(right):
 
 @pytest.mark.parametrize(("right", "expected"), BOTH)
 def test_claims_on_damping_follow_from_rows(right, expected):
-    found = verdicts_of(adaptive_claims, adaptive_rows(right))
+    found = verdicts_of(adaptive_damping, adaptive_rows(right))
     assert len(found) == 12
     assert {claim: verdict for claim, verdict in found.items() if verdict != expected} == {}
 
@@ -225,17 +223,17 @@ def test_settings_that_fit_every_training_image_are_not_compared_in_training_err
     errors always are.
     """
     rows = [{**row, "training error": 0.0} for row in adaptive_rows(True)]
-    found = verdicts_of(adaptive_claims, rows)
+    found = verdicts_of(adaptive_damping, rows)
     assert {claim for claim, verdict in found.items() if verdict == UNTESTED} == {
         claim for claim in found if SHARPNESS in claim or "training error" in claim
     }
     assert [
         verdict for claim, verdict in found.items() if "validation error rises by" in claim
     ] == [HOLDS, HOLDS]
-    next(row for row in rows if row["damping"] == adaptive_claims.DEFAULT[2])["training error"] = (
+    next(row for row in rows if row["damping"] == adaptive_damping.DEFAULT[2])["training error"] = (
         0.1
     )
-    again = verdicts_of(adaptive_claims, rows)
+    again = verdicts_of(adaptive_damping, rows)
     assert [again[claim] for claim in again if SHARPNESS in claim] == [HOLDS, *[UNTESTED] * 3]
 
 
@@ -247,12 +245,12 @@ def test_to_match_sgd_is_to_err_on_less_than_a_quarter_of_a_point_more(excess, e
     for row in rows:
         if (
             row["optimizer"] == "SGD"
-            or (row["optimizer"], row["rate"], row["damping"]) in adaptive_claims.LARGE
+            or (row["optimizer"], row["rate"], row["damping"]) in adaptive_damping.LARGE
         ):
             row["error"] = 30 + jitter(row["seed"]) + (0 if row["optimizer"] == "SGD" else excess)
     (found,) = [
         verdict
-        for claim, verdict in verdicts_of(adaptive_claims, rows).items()
+        for claim, verdict in verdicts_of(adaptive_damping, rows).items()
         if "matches or beats" in claim
     ]
     assert found == expected
@@ -260,13 +258,13 @@ def test_to_match_sgd_is_to_err_on_less_than_a_quarter_of_a_point_more(excess, e
 
 def test_a_change_below_a_tenth_of_the_printed_one_is_none():
     """62.18 to 56.04 % is printed: 0.3 points do not count, 0.7 do."""
-    least = adaptive_claims.LOWERED[-1]
+    least = adaptive_damping.LOWERED[-1]
     for rise, expected in ((0.3, FAILS), (0.7, HOLDS)):
         rows = adaptive_rows(True)
         for row in rows:
             if (row["optimizer"], row["rate"], row["damping"]) == least:
                 row["error"] = 100 - 62.18 + rise + jitter(row["seed"])
-        found = verdicts_of(adaptive_claims, rows)
+        found = verdicts_of(adaptive_damping, rows)
         (claim,) = [
             claim
             for claim in found
@@ -287,21 +285,21 @@ def decoupled_rows(right):
             "training error": 1.0 + (one.damping > 1e-8) * (0 if right else 9) + jitter(seed),
             "error": 10 - (5 if right else -5) * (one.damping > 1e-8) + jitter(seed * 2),
         }
-        for one in adaptive.DECOUPLED
+        for one in adaptive_batch_norm.DECOUPLED
         for seed in range(SEEDS)
     ]
 
 
 @pytest.mark.parametrize(("right", "expected"), BOTH)
 def test_claims_with_batch_norm_follow_from_rows(right, expected):
-    found = verdicts_of(decoupled_claims, decoupled_rows(right))
+    found = verdicts_of(adaptive_batch_norm, decoupled_rows(right))
     assert len(found) == 6
     assert {claim: verdict for claim, verdict in found.items() if verdict != expected} == {}
 
 
 def test_training_errors_of_nothing_are_not_compared_with_batch_norm_either():
     found = verdicts_of(
-        decoupled_claims, [{**row, "training error": 0.0} for row in decoupled_rows(True)]
+        adaptive_batch_norm, [{**row, "training error": 0.0} for row in decoupled_rows(True)]
     )
     assert {claim for claim, verdict in found.items() if verdict == UNTESTED} == {
         claim for claim in found if "training error" in claim
@@ -316,7 +314,7 @@ def test_the_rate_chosen_after_the_results_is_our_own_comparison():
 
 
 def test_rates_of_known_optimisers():
-    config = direction_rates.Config(
+    config = direction_rates.DirectionScale(
         "digits", 80, 100, 1, 1, "MLP-4", samples=80, pairs=10, side=4, batch=40
     )
     rows = Rows(direction_rates.run(direction_rates.cells(config)[0], "cpu"))

@@ -11,14 +11,14 @@ from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat.estimators import spectrum
 from lambdahat.experiments.graph_spectra import (
-    clusters,
     communities,
+    graph_clusters,
+    graph_models,
+    graph_subjects,
     likeness,
-    models,
     random_spectra,
-    subjects,
 )
-from lambdahat.experiments.graph_spectra.counting import (
+from lambdahat.experiments.graph_spectra.graph_subjects import (
     EGS,
     FIRST,
     LANCZOS,
@@ -55,7 +55,7 @@ def components(one):
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_planted_clusters_without_links_are_the_components(count):
-    one = subjects.planted(count, 0.0, seed=1)
+    one = graph_subjects.planted(count, 0.0, seed=1)
     assert components(one) == count
     assert 20 * count <= len(one) <= 40 * count
     sizes = np.bincount(one.components)
@@ -64,7 +64,7 @@ def test_planted_clusters_without_links_are_the_components(count):
 
 
 def test_a_mixed_graph_has_its_nodes_and_as_many_small_eigenvalues_as_clusters():
-    one = subjects.mixed(400, 5, 60, 100, seed=0)
+    one = graph_subjects.mixed(400, 5, 60, 100, seed=0)
     assert len(one) == 400
     values = eigenvalues(one)
     assert np.diff(values)[:20].argmax() == 4
@@ -72,43 +72,43 @@ def test_a_mixed_graph_has_its_nodes_and_as_many_small_eigenvalues_as_clusters()
 
 def test_three_parts_of_a_road_network_are_its_largest_component():
     whole = graph(nx.disjoint_union(nx.grid_2d_graph(6, 7), nx.path_graph(5)))
-    parts = [subjects.largest_component(whole, "roads", part) for part in range(3)]
+    parts = [graph_subjects.largest_component(whole, "roads", part) for part in range(3)]
     assert sum(len(part) for part, _ in parts) == 42
     assert [words for _, words in parts] == ["roads, part 1", "roads, part 2", "roads, part 3"]
     assert components(parts[0][0]) == 1
 
 
 def test_a_real_graph_is_its_file_the_nearest_one_or_a_made_one(folder):
-    one, words = subjects.real_graph("DBLP")
+    one, words = graph_subjects.real_graph("DBLP")
     assert words == "made collaboration graph"
     assert len(one) > 1000
     (folder / "ca-CondMat.txt").write_text("0 1\n1 2\n4 5\n")
-    one, words = subjects.real_graph("DBLP")
+    one, words = graph_subjects.real_graph("DBLP")
     assert (len(one), words) == (3, "largest component of ca-CondMat")
     (folder / "com-dblp.ungraph.txt").write_text("0 1\n1 2\n2 3\n")
-    one, words = subjects.real_graph("DBLP")
+    one, words = graph_subjects.real_graph("DBLP")
     assert (len(one), words) == (4, "com-dblp.ungraph")
-    assert subjects.real_graph("DBLP", nodes=100)[1] == "made collaboration graph"
+    assert graph_subjects.real_graph("DBLP", nodes=100)[1] == "made collaboration graph"
 
 
 def test_a_road_network_of_its_own_is_taken_whole(folder):
     text = "".join(f"{i} {i + 1}\n" for i in range(29))
     (folder / "luxembourg_osm.txt").write_text(text)
-    assert subjects.real_graph("roadNet-PA")[1] == "luxembourg_osm, part 2"
+    assert graph_subjects.real_graph("roadNet-PA")[1] == "luxembourg_osm, part 2"
     (folder / "roadNet-PA.txt").write_text(text)
-    one, words = subjects.real_graph("roadNet-PA")
+    one, words = graph_subjects.real_graph("roadNet-PA")
     assert (len(one), words) == (30, "roadNet-PA")
 
 
-@pytest.mark.parametrize("name", subjects.SUBJECTS)
+@pytest.mark.parametrize("name", graph_subjects.SUBJECTS)
 def test_every_stand_in_is_a_graph_that_depends_on_its_name_alone(name, folder):
-    one, again = subjects.real_graph(name, 150)[0], subjects.real_graph(name, 150)[0]
+    one, again = graph_subjects.real_graph(name, 150)[0], graph_subjects.real_graph(name, 150)[0]
     assert (one.adjacency != again.adjacency).nnz == 0
     assert 100 < len(one) <= 160
 
 
 def test_the_made_e_mail_graph_has_twenty_components():
-    assert components(subjects.real_graph("Email", 150)[0]) == 20
+    assert components(graph_subjects.real_graph("Email", 150)[0]) == 20
 
 
 def test_counts_of_a_spectrum_with_one_gap():
@@ -134,7 +134,7 @@ def test_fewer_moments_are_the_first_ones():
 
 
 def test_a_spectrum_of_fewer_steps_is_that_of_a_shorter_run():
-    one = subjects.planted(4, 0.2, seed=0)
+    one = graph_subjects.planted(4, 0.2, seed=0)
     deep, shallow = lanczos_spectra(one, [12, 6], 3, 0)
     np.testing.assert_allclose(
         shallow.nodes, spectrum(one.normalized_laplacian(), 6, 3, 0).nodes, atol=1e-10
@@ -240,7 +240,7 @@ def settling_rows(last, data):
 
 def test_a_count_that_settles_is_told_from_one_that_does_not():
     def verdicts(last):
-        rows = settling_rows(last, lambda name: subjects.SUBJECTS[name].files[0])
+        rows = settling_rows(last, lambda name: graph_subjects.SUBJECTS[name].files[0])
         return {v.claim.partition(":")[0]: v.verdict for v in judge(communities.claims(rows))}
 
     assert verdicts(101.0) == {"DBLP": HOLDS, "Amazon": HOLDS, "YouTube": FAILS}
@@ -265,7 +265,7 @@ def test_a_named_graph_is_not_judged_on_another(last):
 
 def type_rows(youtube):
     """Divergences of two large graphs from the three models, the third nearest."""
-    data = {models.LARGE_BA: "drawn", models.YOUTUBE: youtube}
+    data = {graph_models.LARGE_BA: "drawn", graph_models.YOUTUBE: youtube}
     return Rows(
         {
             "kind": "type",
@@ -273,19 +273,19 @@ def type_rows(youtube):
             "data": data[graph],
             "model": model,
             "seed": seed,
-            "divergence": (1.0 if model == models.BA else 5.0)
-            * (1 + 0.01 * seed * (model == models.BA)),
+            "divergence": (1.0 if model == graph_models.BA else 5.0)
+            * (1 + 0.01 * seed * (model == graph_models.BA)),
         }
         for graph in data
-        for model in models.PRINTED
+        for model in graph_models.PRINTED
         for seed in range(4)
     )
 
 
 def test_the_model_nearest_to_youtube_is_judged_on_youtube_alone():
-    found = judge(models.claims(type_rows("com-youtube.ungraph")))
+    found = judge(graph_models.claims(type_rows("com-youtube.ungraph")))
     assert [(v.verdict, v.own) for v in found] == [(HOLDS, False)] * 4
-    found = judge(models.claims(type_rows("another")))
+    found = judge(graph_models.claims(type_rows("another")))
     assert [(v.verdict, v.own) for v in found] == [(HOLDS, False)] * 2 + [(UNTESTED, False)] * 2 + [
         (HOLDS, True)
     ] * 2
@@ -296,7 +296,7 @@ def planted_rows(errors):
     return Rows(
         {
             "kind": "planted",
-            "links": clusters.LINKS,
+            "links": graph_clusters.LINKS,
             "clusters": count,
             "seed": seed,
             "method": method,
@@ -310,9 +310,9 @@ def planted_rows(errors):
 
 
 def test_errors_as_in_table_3_2_hold():
-    printed = {method: clusters.PRINTED[method].__getitem__ for method in (EGS, LANCZOS)}
+    printed = {method: graph_clusters.PRINTED[method].__getitem__ for method in (EGS, LANCZOS)}
     verdicts = judge(
-        clusters._table_claims(
+        graph_clusters._table_claims(
             planted_rows({**printed, FIRST: printed[EGS], OURS: lambda count: 1e-5})
         )
     )
@@ -323,20 +323,22 @@ def test_errors_as_in_table_3_2_hold():
         LANCZOS: printed[EGS],
         OURS: lambda count: 0.1,
     }
-    assert {v.verdict for v in judge(clusters._table_claims(planted_rows(swapped)))} == {FAILS}
+    assert {v.verdict for v in judge(graph_clusters._table_claims(planted_rows(swapped)))} == {
+        FAILS
+    }
 
 
 def test_errors_over_sizes_count_seeds():
     """Slopes of seeds: the same errors but for a factor, so that all are alike, and n is 4, not
     16.
     """
-    printed = {method: clusters.PRINTED[method].__getitem__ for method in (EGS, LANCZOS)}
-    made = clusters._table_claims(planted_rows({**printed, OURS: lambda count: 1e-5}))
+    printed = {method: graph_clusters.PRINTED[method].__getitem__ for method in (EGS, LANCZOS)}
+    made = graph_clusters._table_claims(planted_rows({**printed, OURS: lambda count: 1e-5}))
     falls = next(
         claim for claim in made if claim.sentence == "the error of EGS falls as graphs grow"
     )
     assert falls.reading.count == 4
-    assert falls.reading.value == pytest.approx(clusters._printed_slope(EGS))
+    assert falls.reading.value == pytest.approx(graph_clusters._printed_slope(EGS))
     assert [claim.own for claim in made] == [False, True, True] * 4 + [False, False]
 
 
@@ -361,7 +363,8 @@ def curve_rows(name, truth, data):
 
 def test_a_mixed_graph_is_named_by_the_size_that_was_run():
     tenth, whole = (
-        clusters._curve_claims(curve_rows("mixed 305", truth, "made"))[0] for truth in (30, 305)
+        graph_clusters._curve_claims(curve_rows("mixed 305", truth, "made"))[0]
+        for truth in (30, 305)
     )
     assert tenth.sentence.startswith(
         "30 mixed clusters, 5,000 nodes (305 in the thesis): EGS errs less"
@@ -372,7 +375,7 @@ def test_a_mixed_graph_is_named_by_the_size_that_was_run():
 
 def test_a_real_graph_is_one_graph_however_often_it_is_counted():
     ours, other = (
-        clusters._curve_claims(curve_rows("NetScience", 396, data))[0]
+        graph_clusters._curve_claims(curve_rows("NetScience", 396, data))[0]
         for data in ("netscience", "made")
     )
     assert (ours.unit, ours.unmet) == (" decades over estimates of this graph", "")
@@ -390,14 +393,21 @@ def test_email_s_eigenvalues_are_counted_below_each_seed_s_own_minimum():
     }
     curve = {"kind": "curve", "graph": "Email", "method": FIRST, "moments": 100, "found": 19.0}
     counted = [{**curve, "seed": seed, "cut": cut} for seed, cut in enumerate((0.1, 0.3))]
-    below, area = clusters._email_claims(Rows([near, *counted]))
+    below, area = graph_clusters._email_claims(Rows([near, *counted]))
     assert (below.reading.value, below.reading.count) == (20.5, 2)
     assert (area.reading.value, area.reading.count) == (19.0, 2)
 
 
 def test_a_fitted_parameter_is_compared_with_the_true_one():
-    (row,) = models.run(
-        {"kind": "parameter", "model": models.ER, "size": 40, "moments": 6, "draws": 2, "seed": 0},
+    (row,) = graph_models.run(
+        {
+            "kind": "parameter",
+            "model": graph_models.ER,
+            "size": 40,
+            "moments": 6,
+            "draws": 2,
+            "seed": 0,
+        },
         "cpu",
     )
     assert row["truth"] == 0.6

@@ -14,7 +14,7 @@ from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.experiments.kit.store import outside_file
-from lambdahat.experiments.logdets import kernel_table, matrices, moment_curves
+from lambdahat.experiments.logdets import logdet_kernels, logdet_moments
 
 
 @pytest.fixture
@@ -22,19 +22,19 @@ def no_files(monkeypatch, tmp_path):
     """Folders of data that are there and empty."""
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "named"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(matrices, "STAND_IN", (9, 10))
+    monkeypatch.setattr(logdet_moments, "STAND_IN", (9, 10))
     return tmp_path / "named"
 
 
 @pytest.mark.parametrize(("sides", "shift"), [((5,), 0.0), ((3, 4), 0.1), ((2, 3, 4), 0.05)])
 def test_eigenvalues_of_a_grid_are_those_of_the_matrix(sides, shift):
-    matrix, values = matrices.laplacian(sides, shift)
+    matrix, values = logdet_moments.laplacian(sides, shift)
     np.testing.assert_allclose(np.sort(values), np.linalg.eigvalsh(matrix.toarray()), atol=1e-12)
 
 
 def test_without_a_file_a_made_matrix_stands_for_bcsstk16_and_says_so(no_files):
     for scaled in (False, True):
-        found = matrices.stiffness(scaled)
+        found = logdet_moments.stiffness(scaled)
         dense = found.operator.dense()
         assert "no file" in found.data
         assert found.log_determinant == pytest.approx(
@@ -52,7 +52,7 @@ def test_the_file_of_bcsstk16_is_taken_where_it_is(no_files):
         no_files / "matrices" / "bcsstk16_full.npz",
         scipy.sparse.csr_array(np.diag([1.0, 2.0, 5.0])),
     )
-    found = matrices.stiffness(scaled=False)
+    found = logdet_moments.stiffness(scaled=False)
     assert found.data == "bcsstk16"
     assert found.log_determinant == pytest.approx(math.log(10.0))
 
@@ -72,7 +72,7 @@ def test_the_named_folder_comes_before_the_cache(no_files, tmp_path):
 
 def test_the_length_scale_is_the_one_of_the_condition_number():
     points = 0.2 * torch.randn(60, 6, generator=generator(0, "points"), dtype=torch.float64)
-    kernel, values, length = kernel_table.matched(points, 1e4)
+    kernel, values, length = logdet_kernels.matched(points, 1e4)
     assert float(values[-1] / values[0]) == pytest.approx(1e4, rel=0.021)
     apart = torch.cdist(points, points) ** 2
     expected = (-apart / (2 * length**2)).exp() + 1e-8 * torch.eye(60, dtype=torch.float64)
@@ -84,13 +84,13 @@ def test_masses_on_a_grid_are_those_of_an_exponential_density():
     exact = np.exp(-3.0 * places + 2.0 * places**2)
     exact /= exact.sum()
     moments = exact @ chebvander(2 * places - 1, 6)
-    np.testing.assert_allclose(kernel_table.grid_masses(moments, places), exact, rtol=1e-5)
+    np.testing.assert_allclose(logdet_kernels.grid_masses(moments, places), exact, rtol=1e-5)
 
 
 def test_every_method_comes_near_where_the_matrix_is_well_conditioned():
     cell = {"size": 60, "rank": 30, "moments": 16, "probes": 60, "condition": 30.0, "seed": 0}
-    rows = {row["method"]: row for row in kernel_table.run(cell, "cpu")}
-    assert set(rows) == set(kernel_table.METHODS)
+    rows = {row["method"]: row for row in logdet_kernels.run(cell, "cpu")}
+    assert set(rows) == set(logdet_kernels.METHODS)
     assert max(row["error"] for row in rows.values()) < 0.2
 
 
@@ -107,20 +107,20 @@ def kernel_rows(errors):
             "error": errors.get(method, 1e-3) * (1 + 0.01 * seed),
             "held": True,
         }
-        for condition in kernel_table.CONDITIONS
+        for condition in logdet_kernels.CONDITIONS
         for seed in range(4)
-        for method in kernel_table.METHODS
+        for method in logdet_kernels.METHODS
     )
 
 
 def test_orderings_of_the_kernel_table_follow_the_rows():
     as_printed_last = {
-        kernel_table.MEME: 0.01,
-        kernel_table.CHEBYSHEV: 0.5,
-        kernel_table.LANCZOS: 0.1,
+        logdet_kernels.MEME: 0.01,
+        logdet_kernels.CHEBYSHEV: 0.5,
+        logdet_kernels.LANCZOS: 0.1,
     }
     verdicts = {
-        v.claim: v.verdict for v in judge(kernel_table.claims(kernel_rows(as_printed_last)))
+        v.claim: v.verdict for v in judge(logdet_kernels.claims(kernel_rows(as_printed_last)))
     }
     assert (
         verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"] == HOLDS
@@ -130,11 +130,11 @@ def test_orderings_of_the_kernel_table_follow_the_rows():
         verdicts["MEMe errs more than Chebyshev at κ = 1.1e+03, by 0.35 decades or more"] == FAILS
     )
     swapped = {
-        kernel_table.MEME: 0.5,
-        kernel_table.CHEBYSHEV: 0.01,
-        kernel_table.OURS["maxent"]: 0.1,
+        logdet_kernels.MEME: 0.5,
+        logdet_kernels.CHEBYSHEV: 0.01,
+        logdet_kernels.OURS["maxent"]: 0.1,
     }
-    verdicts = {v.claim: v.verdict for v in judge(kernel_table.claims(kernel_rows(swapped)))}
+    verdicts = {v.claim: v.verdict for v in judge(logdet_kernels.claims(kernel_rows(swapped)))}
     assert (
         verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"] == FAILS
     )
@@ -148,8 +148,8 @@ def test_orderings_of_the_kernel_table_follow_the_rows():
 
 def test_an_order_by_far_less_than_printed_does_not_hold():
     """0.55 against 0.6: 0.04 decades, where Table 2.1 has 1.48."""
-    near = {kernel_table.MEME: 0.55, kernel_table.CHEBYSHEV: 0.6, kernel_table.LANCZOS: 0.6}
-    verdicts = {v.claim: v for v in judge(kernel_table.claims(kernel_rows(near)))}
+    near = {logdet_kernels.MEME: 0.55, logdet_kernels.CHEBYSHEV: 0.6, logdet_kernels.LANCZOS: 0.6}
+    verdicts = {v.claim: v for v in judge(logdet_kernels.claims(kernel_rows(near)))}
     found = verdicts["MEMe errs less than Chebyshev at κ = 4.2e+10, by 0.74 decades or more"]
     assert (found.verdict, found.published) == (FAILS, "0.0177 against 0.5358")
     ours = [v.claim for v in verdicts.values() if v.own]
@@ -160,13 +160,13 @@ def test_an_order_by_far_less_than_printed_does_not_hold():
 
 def test_exact_moments_of_a_cell_are_those_of_its_eigenvalues():
     cell = {"matrix": "grid", "sides": [3, 4], "sweeps": 5, "probes": 0, "seed": 0}
-    found = moment_curves.known(cell)
-    values, stderr = moment_curves._moments(found, (0.0, 8.0), cell)
+    found = logdet_moments.known(cell)
+    values, stderr = logdet_moments._moments(found, (0.0, 8.0), cell)
     assert not stderr.any()
     assert values[1] == pytest.approx(float((found.eigenvalues() / 4 - 1).mean()))
-    rows = moment_curves.run(cell, "cpu")
-    assert {row["by"] for row in rows} == {moment_curves.CLASSICAL, moment_curves.MEME}
-    last = [row for row in rows if row["by"] == moment_curves.MEME][-1]
+    rows = logdet_moments.run(cell, "cpu")
+    assert {row["by"] for row in rows} == {logdet_moments.CLASSICAL, logdet_moments.MEME}
+    last = [row for row in rows if row["by"] == logdet_moments.MEME][-1]
     assert last["error"] < 0.01
 
 
@@ -186,29 +186,29 @@ def curve_rows(entropy, error):
         }
         for probes, seeds in ((50, 4), (0, 1))
         for seed in range(seeds)
-        for by in (moment_curves.CLASSICAL, moment_curves.MEME)
-        for count in moment_curves.COUNTS
+        for by in (logdet_moments.CLASSICAL, logdet_moments.MEME)
+        for count in logdet_moments.COUNTS
     )
 
 
 def test_curves_as_in_the_thesis_hold_and_reversed_fail():
     rising, falling = (lambda m: 1 + 0.03 * m), (lambda m: 1 - 0.032 * m)
-    thesis = {moment_curves.CLASSICAL: rising, moment_curves.MEME: falling}
-    other = {moment_curves.CLASSICAL: falling, moment_curves.MEME: rising}
+    thesis = {logdet_moments.CLASSICAL: rising, logdet_moments.MEME: falling}
+    other = {logdet_moments.CLASSICAL: falling, logdet_moments.MEME: rising}
     assert verdicts(thesis, thesis) == {HOLDS, UNTESTED}
     assert verdicts(other, other) == {FAILS, UNTESTED}
 
 
 def verdicts(entropy, error):
-    return {v.verdict for v in judge(moment_curves.claims(curve_rows(entropy, error)))}
+    return {v.verdict for v in judge(logdet_moments.claims(curve_rows(entropy, error)))}
 
 
 def test_an_error_that_hardly_moves_neither_rises_nor_falls():
     """By 1 % over all moments, known to rounding; what is said of the Ecology matrix is not
     judged on another.
     """
-    flat = {by: (lambda m: 1 + 3e-4 * m) for by in (moment_curves.CLASSICAL, moment_curves.MEME)}
-    found = judge(moment_curves.claims(curve_rows(flat, flat)))
+    flat = {by: (lambda m: 1 + 3e-4 * m) for by in (logdet_moments.CLASSICAL, logdet_moments.MEME)}
+    found = judge(logdet_moments.claims(curve_rows(flat, flat)))
     moved = {v.claim.partition(":")[0]: v.verdict for v in found if "by 0.1 decades" in v.claim}
     assert set(moved.values()) == {FAILS, UNTESTED}
     assert moved["Ecology"] == UNTESTED

@@ -7,16 +7,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lambdahat.experiments.averaging.preconditions import unlearnt, unready
-from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
-from lambdahat.experiments.averaging.runs import (
+from lambdahat.experiments.averaging.averaged_training import (
+    FULL,
     change,
     decades,
     gap,
     image_task,
     pairs,
+    recipe,
+    shared_settings,
     size_of,
     train,
+    unlearnt,
+    unready,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
@@ -31,7 +34,7 @@ LOW = 0.05  # of the first rate, where the others average at a half
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class AdamScale(Scale):
     """One scale: a network with batch norm and the same without, Adam's rate, and weight decays.
 
     ``coupled`` is added to the gradients of SGD and Adam, ``decoupled`` and ``partial`` shrink the
@@ -49,7 +52,7 @@ class Config(Scale):
     rate: float = 0.1
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: AdamScale) -> list[Cell]:
     """Optimisers that average, and AdamW with a schedule, on the network with batch norm; the
     last two also without.
     """
@@ -374,9 +377,9 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§7.4, Figures 7.1, 7.2, 7.5 and 7.6",
     {
-        "smoke": Config("digits", 96, 64, 4, 2, "VGG-4×4", 3e-3, batch=32),
-        "cpu": Config("cifar10", 2000, 4000, 30, 6, "VGG-4×16", 1e-3, side=8, batch=64),
-        "paper": Config(
+        "smoke": AdamScale("digits", 96, 64, 4, 2, "VGG-4×4", 3e-3, batch=32),
+        "cpu": AdamScale("cifar10", 2000, 4000, 30, 6, "VGG-4×16", 1e-3, side=8, batch=64),
+        "paper": AdamScale(
             "cifar10", 10_000, 10_000, 30, 3, "VGG-16", 5e-4, augmented=True, precision="bfloat16"
         ),
     },

@@ -12,10 +12,14 @@ import numpy as np
 import torch
 
 from lambdahat._core.rng import derived_seed, generator
+from lambdahat.experiments.averaging.averaged_training import (
+    image_task,
+    recipe,
+    size_of,
+    train,
+    unready,
+)
 from lambdahat.experiments.averaging.gadam_image import tuned
-from lambdahat.experiments.averaging.preconditions import unready
-from lambdahat.experiments.averaging.recipes import recipe
-from lambdahat.experiments.averaging.runs import image_task, size_of, train
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, errors, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, correlation, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
@@ -43,7 +47,7 @@ PRINTED = {
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class DimensionScale(Scale):
     """One scale: ``widths`` of a small network with batch norm, and ``dimensions`` of the
     quadratic.
     """
@@ -54,7 +58,7 @@ class Config(Scale):
     augmented: bool = False
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: DimensionScale) -> list[Cell]:
     """Width × optimiser × seed, and dimension × seed."""
     base = settings_of(config, "widths", "dimensions", "seeds")
     networks = [
@@ -343,8 +347,8 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§7.8.2, Theorem 18, Figure 7.8d",
     {
-        "smoke": Config("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
-        "cpu": Config(
+        "smoke": DimensionScale("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
+        "cpu": DimensionScale(
             "cifar10",
             2000,
             4000,
@@ -355,7 +359,7 @@ EXPERIMENT = Experiment(
             side=8,
             batch=64,
         ),
-        "paper": Config(
+        "paper": DimensionScale(
             "cifar10",
             5_000,
             10_000,

@@ -11,16 +11,19 @@ import torch
 from torch import nn
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.averaging.preconditions import unlearnt, unready
-from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
-from lambdahat.experiments.averaging.runs import (
+from lambdahat.experiments.averaging.averaged_training import (
+    FULL,
     change,
     gap,
     image_task,
     judged,
     pairs,
+    recipe,
+    shared_settings,
     size_of,
     train,
+    unlearnt,
+    unready,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
@@ -41,7 +44,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class EnsembleScale(Scale):
     """One scale; an ensemble has so many ``members``."""
 
     network: str
@@ -53,7 +56,7 @@ class Config(Scale):
     precision: str = FULL
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: EnsembleScale) -> list[Cell]:
     """Weight decay × seed; a cell trains one network with averages and the members of an
     ensemble.
     """
@@ -250,11 +253,13 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§7.5.4, Figure 7.3",
     {
-        "smoke": Config("digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3), members=2, batch=32),
-        "cpu": Config(
+        "smoke": EnsembleScale(
+            "digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3), members=2, batch=32
+        ),
+        "cpu": EnsembleScale(
             "cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64
         ),
-        "paper": Config(
+        "paper": EnsembleScale(
             "cifar10",
             5_000,
             10_000,

@@ -4,16 +4,406 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
-from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
-from lambdahat.experiments.averaging.runs import mean
-from lambdahat.experiments.averaging.schedule_claims import AHEAD, claims
-from lambdahat.experiments.averaging.starts import REFERENCE, STARTS, run_with_averages
+from lambdahat.experiments.averaging.averaged_training import (
+    BASES,
+    FULL,
+    AveragedTask,
+    AveragePlan,
+    Averages,
+    against_best,
+    gap,
+    image_task,
+    judged,
+    mean,
+    recipe,
+    saturated,
+    shared_settings,
+    size_of,
+    train,
+    tuned_start,
+    unlearnt,
+    unready,
+    unsettled,
+)
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds
-from lambdahat.experiments.kit.claims import Table
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.results.charts import Chart, Series
+
+STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run
+REFERENCE = 0.5
+SENSIBLE = (0.25, 0.5, 0.75)
+FLAT, SCHEDULED = ", flat", ", linear"
+
+
+def run_with_averages(cell: Cell, device: str, frequencies: Sequence[int] = ()) -> list[Row]:
+    """Rows of epochs and of the end; of a run named "…, flat" one more for each average."""
+    task = image_task(cell, device)
+    steps = math.ceil(task.problem.num_samples / cell["batch"])
+    chosen = plans(cell["epochs"], steps, frequencies) if cell["run"].endswith(FLAT) else {}
+    averages = Averages(list(chosen.values()))
+    trained = train(cell, task, [averages] if chosen else [])
+    rows = [*trained.rows, {**trained.end, **size_of(task), "early": early(trained.rows)}]
+    return rows + averaged_rows(averages, chosen, task, cell)
+
+
+def plans(
+    epochs: int, steps: int, frequencies: Sequence[int] = ()
+) -> dict[tuple[float, int], AveragePlan]:
+    """By start (a share of the run) and frequency: all starts once per epoch, and all frequencies
+    from the half on.
+
+    A frequency is in steps between averaged iterates, 0 for an epoch.
+    """
+    wanted = [(start, 0) for start in STARTS] + [(REFERENCE, every) for every in frequencies]
+    return {
+        (start, every): AveragePlan(
+            min(max(1, round(start * epochs)), epochs) * steps if start else 0, every or steps
+        )
+        for start, every in dict.fromkeys(wanted)
+    }
+
+
+def averaged_rows(
+    averages: Averages, chosen: dict[tuple[float, int], AveragePlan], task: AveragedTask, cell: Cell
+) -> list[Row]:
+    """The accuracy of each average at the end of the run."""
+    rows = []
+    for (start, every), plan in chosen.items():
+        if averages.counts[plan] == 0:  # a run that diverged
+            continue
+        model = averages.model(plan, task.model, task.training(cell["batch"]))
+        rows.append(
+            {
+                "kind": "average",
+                "start": start,
+                "frequency": every,
+                "averages": averages.counts[plan],
+                "accuracy": judged(model, task.held_out),
+            }
+        )
+    return rows
+
+
+def early(rows: list[Row]) -> float:
+    """Mean accuracy of the iterates over the first third of the epochs: how fast a run
+    converges.
+    """
+    first = rows[: max(1, len(rows) // 3)]
+    return float(sum(row["iterate accuracy"] for row in first) / len(first))
+
+
+def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> list[Claim]:
+    """Gadam or GadamX on one network: each sensible start beats the base with its schedule, and
+    tuning gains.
+
+    ``rows`` are all rows of the network; ``tuned_from`` is what the thesis prints of the best start
+    and of its own.
+    """
+    base = BASES[name]
+    flat, ends = rows.where(run=base + FLAT), rows.where(kind="end")
+    made, epochs = flat.where(kind="average", frequency=0), flat.where(kind="epoch")
+    scheduled = ends.where(run=base + SCHEDULED)
+    learnt = unlearnt(flat.where(kind="end"), scheduled)
+    tuned = paired_difference(
+        tuned_start(made, "accuracy"), made.where(start=REFERENCE).paired("accuracy")
+    )
+    return [
+        *(
+            Claim(
+                f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%}"
+                " of the run",
+                "§7.8.4, Figure 7.11",
+                "for any reasonable T_avg",
+                gap(made.where(start=share), scheduled, "accuracy"),
+                unit=" points",
+                unmet=learnt or unsettled(begun_at(epochs, share, base)),
+            )
+            for share in SENSIBLE
+        ),
+        Claim(
+            f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against"
+            f" {REFERENCE:.0%} of the run)",
+            "§7.8.4, Table 7.6",
+            tuned_from,
+            tuned,
+            unit=" points",
+            unmet=learnt,
+        ),
+    ]
+
+
+def begun_at(epochs: Rows, share: float, base: str) -> Rows:
+    """The iterates of a run at a flat rate where averages begin at a share of it, and at its
+    end.
+    """
+    last = max(epochs.values("epoch"), default=0)
+    first = min(max(1, round(share * last)), last)
+    before = epochs.where(epoch=first).paired("iterate accuracy")
+    after = epochs.where(epoch=last).paired("iterate accuracy")
+    named = {"run": f"{base} at a flat rate", "averaged": True}
+    return Rows(
+        {**named, "seed": seed, "before": before[seed], "iterate accuracy": after[seed]}
+        for seed in after
+    )
+
+
+SMALL_CHANGE = 1.0  # points within which two runs count as alike
+NO_GAP = 10.0  # points of training over held-out accuracy that count as none
+GADAM_AHEAD = "Gadam + LH"
+# the runs of Figure 7.12
+AHEAD = ("SGD, linear", "SGD + LH", "AdamW, linear", "AdamW + LH", "Gadam", GADAM_AHEAD)
+PRINTED_TUNED = "76.11 to 75.73 (VGG-16)"
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """Starts, frequencies, generalisation gaps, Lookahead and the automatic start."""
+    ends, epochs = rows.where(kind="end"), rows.where(kind="epoch")
+    of = {name: ends.where(run=name) for name in ends.distinct("run")}
+    return (
+        start_claims("Gadam", rows, PRINTED_TUNED)
+        + _frequency_claims(
+            of, rows.where(kind="average", run="AdamW, flat"), epochs.where(run="AdamW, flat")
+        )
+        + _schedule_claims(of)
+        + _lookahead_claims(of, epochs)
+        + _automatic_claims(of)
+    )
+
+
+def _frequency_claims(of: dict[str, Rows], made: Rows, flat: Rows) -> list[Claim]:
+    """How often to average: Figure 7.13."""
+    half = unlearnt(of["AdamW, flat"], of["AdamW, linear"]) or unsettled(
+        begun_at(flat, REFERENCE, "AdamW")
+    )
+    often, seldom = (
+        made.where(start=REFERENCE, frequency=1),
+        made.where(start=REFERENCE, frequency=0),
+    )
+    return [
+        Claim(
+            "averaging every step or once per epoch makes little difference",
+            "§7.8.6, Figure 7.13b",
+            "very insensitive",
+            gap(seldom, often, "accuracy"),
+            "within",
+            0.0,
+            SMALL_CHANGE,
+            " points",
+            half,
+        ),
+        Claim(
+            "averaging once per epoch is above averaging every step",
+            "§7.8.6, Figure 7.13b",
+            "slightly better",
+            gap(seldom, often, "accuracy"),
+            unit=" points",
+            unmet=half,
+        ),
+    ]
+
+
+def _schedule_claims(of: dict[str, Rows]) -> list[Claim]:
+    """Flat rates against schedules: Figure 7.4, and what §7.4.1 says of AdamW."""
+    flat, step = of["SGD, flat"], of["SGD, step"]
+    gap_now = (
+        over_seeds(flat, "training accuracy").value - over_seeds(flat, "iterate accuracy").value
+    )
+    wide = (
+        f"the gap at a flat rate is {gap_now:.0f} points already, where the thesis has none"
+        if gap_now > NO_GAP
+        else ""
+    )
+    return [
+        Claim(
+            "the gap between training and held-out accuracy is wider after step decay than at a"
+            " flat rate",
+            "§7.5.5, Figure 7.4",
+            "ΔE₂ > ΔE₁",
+            generalization(step, flat),
+            unit=" points",
+            unmet=unlearnt(flat, step) or wide,
+        ),
+        Claim(
+            "step decay is above a flat rate",
+            "§7.5.5, Figure 7.4",
+            "it is",
+            gap(step, flat, "accuracy"),
+            unit=" points",
+            unmet=unready(flat, step),
+        ),
+        Claim(
+            "AdamW at a flat rate is below scheduled AdamW",
+            "§7.4.1",
+            "by more than 5 points, not drawn",
+            gap(of["AdamW, flat"], of["AdamW, linear"], "accuracy"),
+            "below",
+            unit=" points",
+            unmet=unready(of["AdamW, flat"], of["AdamW, linear"]),
+        ),
+    ]
+
+
+def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
+    """Lookahead alone and before averages: Figure 7.12."""
+    where, both = "§7.8.5, Figure 7.12", GADAM_AHEAD
+    others = {name: of[name] for name in AHEAD if name != "Gadam"}
+    rival, ahead = against_best(others, both)
+    runner, faster = against_best({**others, "Gadam": of["Gadam"]}, both, "early")
+    rough = [fluctuation(epochs.where(run=name)) for name in ("AdamW + LH", "AdamW, linear")]
+    return [
+        *lookahead_pairs(of, where),
+        Claim(
+            "Lookahead makes AdamW converge faster (accuracy over the first third)",
+            where,
+            "clearly",
+            gap(of["AdamW + LH"], of["AdamW, linear"], "early"),
+            unit=" points",
+            unmet=unlearnt(of["AdamW + LH"], of["AdamW, linear"]),
+        ),
+        Claim(
+            "Lookahead makes AdamW fluctuate less from epoch to epoch",
+            where,
+            "it reduces fluctuations",
+            paired_difference(*rough),
+            "below",
+            unit=" points",
+            unmet=unlearnt(of["AdamW + LH"]),
+        ),
+        Claim(
+            f"{both} is within {SMALL_CHANGE:g} point of Gadam",
+            where,
+            "only marginally worse (VGG-16)",
+            gap(of[both], of["Gadam"], "accuracy"),
+            "within",
+            0.0,
+            SMALL_CHANGE,
+            " points",
+            unready(of[both], of["Gadam"]),
+        ),
+        Claim(
+            f"{both} is above all others but Gadam (here above {rival}, the best of them)",
+            where,
+            "still stronger than all others (VGG-16)",
+            ahead,
+            unit=" points",
+            unmet=unready(of[both], of[rival]),
+        ),
+        Claim(
+            f"{both} converges fastest (accuracy over the first third, here against {runner})",
+            where,
+            "at the fastest speed in all the optimisers tested (VGG-16)",
+            faster,
+            unit=" points",
+            unmet=unlearnt(of[both], of[runner]),
+        ),
+    ]
+
+
+def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[Claim]:
+    """What §7.8.5 says of both networks: Lookahead helps SGD, and helps AdamW less than averages
+    do.
+    """
+    said = (
+        (
+            "SGD + LH",
+            "SGD, linear",
+            "SGD + Lookahead is above SGD",
+            "by a rather significant margin",
+        ),
+        (
+            "Gadam",
+            "AdamW + LH",
+            "Gadam is above AdamW + Lookahead",
+            "more significant and more consistent",
+        ),
+    )
+    return [
+        Claim(
+            prefix + sentence,
+            source,
+            words,
+            gap(of[upper], of[lower], "accuracy"),
+            unit=" points",
+            unmet=unready(of[upper], of[lower]),
+        )
+        for upper, lower, sentence, words in said
+    ]
+
+
+def fluctuation(epochs: Rows) -> dict[Any, float]:
+    """The mean change of the iterates' accuracy from one epoch to the next, up or down, for each
+    seed.
+    """
+    out = {}
+    for seed in epochs.distinct("seed"):
+        values = [
+            row["iterate accuracy"]
+            for row in sorted(epochs.where(seed=seed), key=lambda row: row["epoch"])
+        ]
+        changes = [abs(after - before) for before, after in pairwise(values)]
+        if changes:
+            out[seed] = sum(changes) / len(changes)
+    return out
+
+
+def _automatic_claims(of: dict[str, Rows]) -> list[Claim]:
+    """Averages that begin by themselves: Table 7.7."""
+    parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
+    # that they may begin too soon is part of what is tested
+    unmet = unlearnt(*parts) or saturated(*parts)
+    return [
+        Claim(
+            "GadamAuto is above SWA-Auto",
+            "Table 7.7",
+            "75.39 and 73.93",
+            gap(of["Gadam-Auto"], of["SWA-Auto"], "accuracy"),
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            "the automatic start costs SGD more than it costs Gadam",
+            "§7.8.7",
+            "0.64 and 0.34 points",
+            losses(of),
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            "SWA-Auto is below scheduled SGD",
+            "§7.8.7, Tables 7.2 and 7.7",
+            "73.93 and 74.15",
+            gap(of["SWA-Auto"], of["SGD, linear"], "accuracy"),
+            "below",
+            unit=" points",
+            unmet=unmet,
+        ),
+    ]
+
+
+def generalization(upper: Rows, lower: Rows) -> Reading:
+    """The difference of training less held-out accuracy."""
+    gaps = []
+    for part in (upper, lower):
+        training, held_out = part.paired("training accuracy"), part.paired("iterate accuracy")
+        gaps.append({seed: training[seed] - held_out[seed] for seed in training})
+    return paired_difference(*gaps)
+
+
+def losses(of: dict[str, Rows]) -> Reading:
+    """(SWA − SWA-Auto) − (Gadam − GadamAuto), seed by seed."""
+    found = []
+    for tuned, automatic in (("SWA", "SWA-Auto"), ("Gadam", "Gadam-Auto")):
+        upper, lower = of[tuned].paired("accuracy"), of[automatic].paired("accuracy")
+        found.append({seed: upper[seed] - lower[seed] for seed in upper if seed in lower})
+    return paired_difference(*found)
+
 
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
 # Tables 7.2, 7.6 and 7.7: test accuracy of VGG-16 on CIFAR-100
@@ -29,7 +419,7 @@ PRINTED_BEST = 76.11
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class ScheduleScale(Scale):
     """One scale; ``adam_rate`` is AdamW's and Gadam's, ``patience`` that of the automatic ones
     in epochs.
     """
@@ -45,7 +435,7 @@ class Config(Scale):
     decoupled: float = 0.25
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: ScheduleScale) -> list[Cell]:
     """Run × seed; a run at a constant rate also has all averages of ``STARTS`` and
     ``FREQUENCIES``.
     """
@@ -223,11 +613,11 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§7.4.1, 7.5.5 and 7.8.4–7.8.7, Tables 7.6 and 7.7, Figures 7.4 and 7.11–7.13",
     {
-        "smoke": Config("digits", 96, 64, 4, 2, "VGG-4×4-BN", 3e-3, patience=1, batch=32),
-        "cpu": Config(
+        "smoke": ScheduleScale("digits", 96, 64, 4, 2, "VGG-4×4-BN", 3e-3, patience=1, batch=32),
+        "cpu": ScheduleScale(
             "cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3, patience=3, side=8, batch=64
         ),
-        "paper": Config(
+        "paper": ScheduleScale(
             "cifar10",
             8_000,
             10_000,

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lambdahat.experiments.averaging.gadam_image import tuned
-from lambdahat.experiments.averaging.networks import family
-from lambdahat.experiments.averaging.preconditions import saturated, unlearnt, unready
-from lambdahat.experiments.averaging.recipes import BASES, FULL, recipe, shared_settings
-from lambdahat.experiments.averaging.runs import gap, mean, tuned_start
-from lambdahat.experiments.averaging.schedule_claims import (
-    AHEAD,
-    GADAM_AHEAD,
-    SMALL_CHANGE,
-    lookahead_pairs,
+from lambdahat.experiments.averaging.averaged_training import (
+    BASES,
+    FULL,
+    family,
+    gap,
+    mean,
+    recipe,
+    saturated,
+    shared_settings,
+    tuned_start,
+    unlearnt,
+    unready,
 )
-from lambdahat.experiments.averaging.starts import (
+from lambdahat.experiments.averaging.averaging_schedules import (
+    AHEAD,
     FLAT,
+    GADAM_AHEAD,
     REFERENCE,
     SCHEDULED,
+    SMALL_CHANGE,
     STARTS,
+    lookahead_pairs,
     run_with_averages,
     start_claims,
 )
+from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
@@ -46,7 +53,7 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class StartScale(Scale):
     """One scale: networks, each with the side its images are pooled to; ``quick`` takes the
     rates of small networks.
     """
@@ -58,7 +65,7 @@ class Config(Scale):
     quick: bool = False
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: StartScale) -> list[Cell]:
     """Network × run × seed; a run at a constant rate has the averages of all ``STARTS``."""
     base = shared_settings(config, "networks", "quick", "seeds")
     return [
@@ -69,7 +76,7 @@ def cells(config: Config) -> list[Cell]:
     ]
 
 
-def recipes(network: str, config: Config) -> dict[str, Cell]:
+def recipes(network: str, config: StartScale) -> dict[str, Cell]:
     """Both base optimisers at a constant rate and with their schedule; on one network those of
     Figure 7.12b too.
     """
@@ -269,10 +276,10 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§7.8.4 and 7.8.5, Table 7.6, Figures 7.11 and 7.12b",
     {
-        "smoke": Config(
+        "smoke": StartScale(
             "digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"), batch=32, quick=True
         ),
-        "cpu": Config(
+        "cpu": StartScale(
             "cifar10",
             2000,
             3000,
@@ -283,7 +290,7 @@ EXPERIMENT = Experiment(
             batch=64,
             quick=True,
         ),
-        "paper": Config(
+        "paper": StartScale(
             "cifar10",
             10_000,
             10_000,

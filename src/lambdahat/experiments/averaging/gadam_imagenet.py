@@ -6,12 +6,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from lambdahat.experiments.averaging.networks import family
-from lambdahat.experiments.averaging.pictures import picture_task
-from lambdahat.experiments.averaging.preconditions import unready
-from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
-from lambdahat.experiments.averaging.runs import against_best, gap, judged, mean, size_of, train
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import require
+from lambdahat._core.rng import generator
+from lambdahat.data.imagenet import ImageFolder
+from lambdahat.data.loading import load
+from lambdahat.experiments.averaging.averaged_training import (
+    FULL,
+    AveragedTask,
+    against_best,
+    family,
+    gap,
+    image_task,
+    judged,
+    mean,
+    recipe,
+    shared_settings,
+    size_of,
+    train,
+    unready,
+)
+from lambdahat.experiments.averaging.averaged_training import network as make_network
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import (
     MISSING,
@@ -23,7 +43,67 @@ from lambdahat.experiments.kit.claims import (
     mean_of,
 )
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart
+
+SIDE = 224
+
+
+def picture_task(cell: Cell, device: str) -> AveragedTask:
+    """A cell's network on ImageNet, or on a data set in its place.
+
+    "imagenet32" takes ``training`` images in the seed's order and ``held_out`` of the validation
+    part from the files in ``folder``, or where data are usually found. "imagenet" reads the
+    pictures in ``folder``/train and ``folder``/val, in one folder per class, at ``side`` ×
+    ``side``.
+    """
+    if cell["data"] not in ("imagenet32", "imagenet"):
+        return image_task(cell, device)
+    training, held_out, shape, classes = (
+        _small(cell, device) if cell["data"] == "imagenet32" else _large(cell)
+    )
+    model = make_network(cell["network"], shape, classes, cell["seed"]).to(device)
+    problem = Problem(model, "cross_entropy", training)
+    return AveragedTask(model, problem, problem.on(held_out).batches)
+
+
+def _small(cell: Cell, device: str) -> tuple[Any, Any, tuple[int, ...], int]:
+    split = load("imagenet32", cell["folder"] or None, verify=False, normalization="raw")
+    (x, y), (x_held, y_held) = split
+    count, held_out = min(cell["training"], len(x)), min(cell["held_out"], len(x_held))
+    chosen = torch.randperm(len(x), generator=generator(cell["seed"], "split"))[:count]
+    pixels = x[chosen].to(device).float()
+    deviation, mean = torch.std_mean(pixels, (0, 2, 3), keepdim=True)
+
+    def ready(images: Tensor) -> Tensor:
+        return (images.to(device).float() - mean) / deviation
+
+    training = ((pixels - mean) / deviation, y[chosen].to(device))
+    return (
+        training,
+        (ready(x_held[:held_out]), y_held[:held_out].to(device)),
+        split.shape,
+        split.classes,
+    )
+
+
+def _large(cell: Cell) -> tuple[Any, Any, tuple[int, ...], int]:
+    require(
+        bool(cell["folder"]), "folder", "name the folder above train and val", repr(cell["folder"])
+    )
+    side = cell["side"] or SIDE
+    training, held_out = (
+        ImageFolder(Path(cell["folder"]) / part, side) for part in ("train", "val")
+    )
+    same = training.classes == held_out.classes
+    require(
+        same,
+        "folder",
+        "have the same classes in train and val",
+        f"{len(training.classes)} and {len(held_out.classes)}",
+    )
+    return training, held_out, (3, side, side), len(training.classes)
+
 
 FIRST = 2 / 3  # of the epochs: Figure 7.18 shows the averages of the last 30 of 90
 # Optimiser, rate, weight decay and schedule of each run (§7.10, and §7.7.1 where it is silent)
@@ -97,7 +177,7 @@ PLACED = IN_TABLE[3:] + IN_TABLE[:1]  # judged on the stand-in too, as claims of
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class ImagenetScale(Scale):
     """One scale; ``folder`` is where ImageNet is, "" for where data are usually found.
 
     The runs of ``MORE`` have so many ``more_seeds``.
@@ -112,8 +192,10 @@ class Config(Scale):
 
 
 # What the thesis ran: pass one of these in place of a scale where the data are there
-IMAGENET_32 = Config("imagenet32", 1_281_167, 50_000, 50, 3, ("WideResNet-28×10",), augmented=True)
-IMAGENET = Config(
+IMAGENET_32 = ImagenetScale(
+    "imagenet32", 1_281_167, 50_000, 50, 3, ("WideResNet-28×10",), augmented=True
+)
+IMAGENET = ImagenetScale(
     "imagenet",
     1_281_167,
     50_000,
@@ -127,7 +209,7 @@ IMAGENET = Config(
 )
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: ImagenetScale) -> list[Cell]:
     """Network × run × seed; networks after the first have the runs of Table 7.4 alone."""
     base = shared_settings(config, "networks", "seeds", "more_seeds")
     first = max(1, round(FIRST * config.epochs))
@@ -408,11 +490,11 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§7.8.2 and 7.10, Table 7.4, Figures 7.7, 7.18 and 7.19",
     {
-        "smoke": Config("digits", 96, 64, 6, 2, ("VGG-4×4-BN",), batch=32, more_seeds=1),
-        "cpu": Config(
+        "smoke": ImagenetScale("digits", 96, 64, 6, 2, ("VGG-4×4-BN",), batch=32, more_seeds=1),
+        "cpu": ImagenetScale(
             "cifar10", 2000, 4000, 30, 5, ("VGG-4×16-BN",), side=8, batch=64, more_seeds=2
         ),
-        "paper": Config(
+        "paper": ImagenetScale(
             "cifar10",
             5_000,
             5_000,

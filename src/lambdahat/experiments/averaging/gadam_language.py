@@ -14,9 +14,17 @@ from lambdahat._core.check import require
 from lambdahat._core.rng import generator
 from lambdahat.data.loading import load_text
 from lambdahat.data.texts import windows
-from lambdahat.experiments.averaging.plans import Averages, Plan
-from lambdahat.experiments.averaging.recipes import BASES, recipe
-from lambdahat.experiments.averaging.runs import Task, gap, size_of, train, tuned_start
+from lambdahat.experiments.averaging.averaged_training import (
+    BASES,
+    AveragedTask,
+    AveragePlan,
+    Averages,
+    gap,
+    recipe,
+    size_of,
+    train,
+    tuned_start,
+)
 from lambdahat.experiments.kit.cells import (
     Cell,
     Row,
@@ -55,7 +63,7 @@ PRINTED = {
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class LanguageScale(Scale):
     """One scale: characters to train on and to judge by, and the LSTM."""
 
     embedding: int
@@ -68,7 +76,7 @@ class Config(Scale):
     padam_rate: float = 1.0
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: LanguageScale) -> list[Cell]:
     """Optimiser × seed."""
     base = settings_of(config, "seeds", "sgd_rate", "adam_rate", "padam_rate")
     base |= {"clip": CLIP, "power": POWER, "momentum": 0.0}
@@ -127,18 +135,18 @@ def run(cell: Cell, device: str) -> list[Row]:
     return rows
 
 
-def plans(epochs: int, steps: int) -> dict[tuple[float, int], Plan]:
+def plans(epochs: int, steps: int) -> dict[tuple[float, int], AveragePlan]:
     """By start (a share of the run) and frequency: all starts every step, and all frequencies
     from the half on.
     """
     wanted = [(start, 1) for start in STARTS] + [(START, every) for every in FREQUENCIES]
     return {
-        (start, every): Plan(max(1, round(start * epochs)) * steps, every)
+        (start, every): AveragePlan(max(1, round(start * epochs)) * steps, every)
         for start, every in dict.fromkeys(wanted)
     }
 
 
-def language_task(cell: Cell, device: str) -> tuple[Task, Problem]:
+def language_task(cell: Cell, device: str) -> tuple[AveragedTask, Problem]:
     """An LSTM on stretches of a text, with the validation part held out; and the test part."""
     parts, vocabulary = text_parts(cell)
     model = lstm(
@@ -154,7 +162,7 @@ def language_task(cell: Cell, device: str) -> tuple[Task, Problem]:
         tuple(part.to(device) for part in windows(tokens, cell["length"])) for tokens in parts
     ]
     problem = Problem(model, "cross_entropy", stretches[0])
-    return Task(model, problem, problem.on(stretches[1]).batches), problem.on(stretches[2])
+    return AveragedTask(model, problem, problem.on(stretches[1]).batches), problem.on(stretches[2])
 
 
 def text_parts(cell: Cell) -> tuple[list[Tensor], int]:
@@ -420,8 +428,8 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§7.8.3–7.8.6, Tables 7.5 and 7.6, Figures 7.10, 7.11a and 7.13a",
     {
-        "smoke": Config("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
-        "cpu": Config(
+        "smoke": LanguageScale("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
+        "cpu": LanguageScale(
             "tiny-shakespeare",
             40_000,
             10_000,
@@ -435,7 +443,7 @@ EXPERIMENT = Experiment(
             dropout=0.1,
             adam_rate=1e-2,
         ),
-        "paper": Config(
+        "paper": LanguageScale(
             "tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3, batch=20, dropout=0.2
         ),
     },

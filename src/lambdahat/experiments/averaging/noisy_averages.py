@@ -32,7 +32,7 @@ SAME = 0.1
 
 
 @dataclass(frozen=True)
-class Config:
+class NoisyScale:
     """Quadratics of ``size`` curvatures, drawn log-uniformly from [0.1, 1]; ``replicas`` of each
     are simulated.
     """
@@ -43,7 +43,7 @@ class Config:
     steps: tuple[int, ...] = STEPS
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: NoisyScale) -> list[Cell]:
     """A cell for each quadratic."""
     return [
         {**settings_of(config, "seeds", "steps"), "steps": list(config.steps), "seed": seed}
@@ -283,7 +283,11 @@ EXPERIMENT = Experiment(
     "Averages, moving averages and last iterates on a noisy quadratic",
     SPECTRAL,
     "§§7.5 and 7.5.2, Theorem 19",
-    {"smoke": Config(2, 50, 5, (10, 30, 100)), "cpu": Config(5, 200), "paper": Config(20, 500)},
+    {
+        "smoke": NoisyScale(2, 50, 5, (10, 30, 100)),
+        "cpu": NoisyScale(5, 200),
+        "paper": NoisyScale(20, 500),
+    },
     cells,
     run,
     claims,

@@ -42,7 +42,7 @@ THEIRS = "VGG-16, CIFAR-100"
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class BulkScale(Scale):
     """One scale: spiked matrices of ``size``, then networks; ``samples`` images on either side
     for the Hessian.
     """
@@ -58,7 +58,7 @@ class Config(Scale):
     precision: str = "float32"
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: BulkScale) -> list[Cell]:
     """Matrices, then networks, seed by seed."""
     base = settings_of(config, "size", "matrices", "seeds")
     matrix = {"part": "matrix", "size": config.size, "depth": config.depth}
@@ -348,7 +348,7 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§6.2, Figure 6.1",
     {
-        "smoke": Config(
+        "smoke": BulkScale(
             "digits",
             400,
             300,
@@ -361,10 +361,10 @@ EXPERIMENT = Experiment(
             matrices=4,
             batch=32,
         ),
-        "cpu": Config(
+        "cpu": BulkScale(
             "mnist", 4000, 2000, 6, 5, "LeNet-5", samples=1000, depth=60, size=1000, matrices=20
         ),
-        "paper": Config(
+        "paper": BulkScale(
             "cifar10",
             45_000,
             5_000,

@@ -45,7 +45,7 @@ CLOSE = 0.1  # decades
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class DirectionScale(Scale):
     """One scale: a network trained by Adam, then looked at over ``samples`` of its images."""
 
     network: str
@@ -54,7 +54,7 @@ class Config(Scale):
     side: int = 0
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: DirectionScale) -> list[Cell]:
     """Seed by seed."""
     base = settings_of(config, "seeds")
     return [{**base, "seed": seed} for seed in range(config.seeds)]
@@ -270,9 +270,13 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§6.3 and 6.6",
     {
-        "smoke": Config("digits", 300, 100, 3, 3, "MLP-12", samples=200, pairs=20, batch=50),
-        "cpu": Config("mnist", 3000, 100, 10, 8, "MLP-100", samples=1000, pairs=40, side=14),
-        "paper": Config("cifar10", 45_000, 100, 10, 3, "VGG-16", samples=2000, pairs=40),
+        "smoke": DirectionScale(
+            "digits", 300, 100, 3, 3, "MLP-12", samples=200, pairs=20, batch=50
+        ),
+        "cpu": DirectionScale(
+            "mnist", 3000, 100, 10, 8, "MLP-100", samples=1000, pairs=40, side=14
+        ),
+        "paper": DirectionScale("cifar10", 45_000, 100, 10, 3, "VGG-16", samples=2000, pairs=40),
     },
     cells,
     run,

@@ -24,14 +24,14 @@ NEAR, APART, EDGE = 0.01, 0.02, 0.05
 
 
 @dataclass(frozen=True)
-class Config:
+class NoiseScale:
     """Matrices P × P of these ``sizes``."""
 
     seeds: int
     sizes: tuple[int, ...] = (50, 100, 200, 400)
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: NoiseScale) -> list[Cell]:
     """Kind of noise × size × seed."""
     return [
         {"noise": kind, "size": size, "seed": seed}
@@ -212,9 +212,9 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§5.2, Theorem 13",
     {
-        "smoke": Config(2, (30, 60, 120)),
-        "cpu": Config(10),
-        "paper": Config(20, (50, 100, 200, 400, 800)),
+        "smoke": NoiseScale(2, (30, 60, 120)),
+        "cpu": NoiseScale(10),
+        "paper": NoiseScale(20, (50, 100, 200, 400, 800)),
     },
     cells,
     run,

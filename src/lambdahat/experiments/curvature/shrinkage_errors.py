@@ -29,7 +29,7 @@ ESTIMATORS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class ShrinkScale:
     """Covariances of ``size`` × ``size`` from as many samples times 1/q."""
 
     seeds: int
@@ -37,7 +37,7 @@ class Config:
     ratios: tuple[float, ...] = (0.25, 1.0)
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: ShrinkScale) -> list[Cell]:
     """Spectrum × q × seed."""
     return [
         {"spectrum": name, "ratio": ratio, "size": config.size, "seed": seed}
@@ -226,7 +226,7 @@ EXPERIMENT = Experiment(
     "Damping as linear shrinkage, and what it does to errors of the curvature",
     SPECTRAL,
     "§6.3.2, Eq. 6.5",
-    {"smoke": Config(2, 40), "cpu": Config(5), "paper": Config(20, 400)},
+    {"smoke": ShrinkScale(2, 40), "cpu": ShrinkScale(5), "paper": ShrinkScale(20, 400)},
     cells,
     run,
     claims,

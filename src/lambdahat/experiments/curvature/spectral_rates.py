@@ -41,7 +41,7 @@ WELL = 2.0  # points of validation error
 
 
 @dataclass(frozen=True)
-class Config(Scale):
+class SpectralScale(Scale):
     """One scale; ``rate`` is the baseline's."""
 
     network: str
@@ -51,7 +51,7 @@ class Config(Scale):
     precision: str = "float32"
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: SpectralScale) -> list[Cell]:
     """Method × seed."""
     base = settings_of(config, "seeds")
     return [
@@ -61,7 +61,7 @@ def cells(config: Config) -> list[Cell]:
     ]
 
 
-class Rates:
+class SpectralRates:
     """A tracker of the rate and the momentum in use."""
 
     name, unit, every = "rates", "epoch", 1
@@ -91,7 +91,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         batch_size=cell["batch"],
         schedule=schedule,
         validation=found.held_out,
-        trackers=[Rates()],
+        trackers=[SpectralRates()],
         seed=cell["seed"],
         augment=augment if cell["augmented"] else None,
         precision=cell["precision"],
@@ -237,9 +237,11 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§4.3.2, Figure 4.2a",
     {
-        "smoke": Config("digits", 150, 200, 9, 2, "MLP-16", batch=50),
-        "cpu": Config("mnist", 1000, 2000, 36, 5, "WideResNet-10×1", side=8, batch=64),
-        "paper": Config("cifar10", 45_000, 5_000, 36, 3, "PreResNet-110", augmented=True, rate=0.1),
+        "smoke": SpectralScale("digits", 150, 200, 9, 2, "MLP-16", batch=50),
+        "cpu": SpectralScale("mnist", 1000, 2000, 36, 5, "WideResNet-10×1", side=8, batch=64),
+        "paper": SpectralScale(
+            "cifar10", 45_000, 5_000, 36, 3, "PreResNet-110", augmented=True, rate=0.1
+        ),
     },
     cells,
     run,

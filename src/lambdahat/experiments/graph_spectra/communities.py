@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat.experiments.graph_spectra.counting import (
+from lambdahat.experiments.graph_spectra.graph_subjects import (
     EGS,
     FIRST,
     first_count,
@@ -15,8 +15,9 @@ from lambdahat.experiments.graph_spectra.counting import (
     gap_count,
     lanczos_spectra,
     plain_moments,
+    real_graph,
+    stand_in,
 )
-from lambdahat.experiments.graph_spectra.subjects import real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve
 from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
@@ -41,7 +42,7 @@ UNIT = " over estimates of this graph"
 
 
 @dataclass(frozen=True)
-class Config:
+class CommunityScale:
     """Seeds and probes; ``nodes`` of made graphs, 0 for the real ones."""
 
     seeds: int
@@ -50,7 +51,7 @@ class Config:
     nodes: int = 0
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: CommunityScale) -> list[Cell]:
     """Graph × seed of the probes."""
     base = {"orders": list(config.moments), "probes": config.probes, "nodes": config.nodes}
     return [
@@ -225,7 +226,11 @@ EXPERIMENT = Experiment(
     "Numbers of clusters in large real graphs",
     SPECTRAL,
     "§3.7.1.3, Table 3.3, Figure 3.7",
-    {"smoke": Config(2, (12, 18, 24), 10, 150), "cpu": Config(5), "paper": Config(10)},
+    {
+        "smoke": CommunityScale(2, (12, 18, 24), 10, 150),
+        "cpu": CommunityScale(5),
+        "paper": CommunityScale(10),
+    },
     cells,
     run,
     claims,

@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Config:
+class EdgeScale:
     """Two clusters of ``nodes`` each: regular ones of each degree, and random ones of mean
     degree 8.
     """
@@ -34,7 +34,7 @@ class Config:
     degrees: tuple[int, ...] = (4, 8, 16, 32, 64)
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: EdgeScale) -> list[Cell]:
     """Kind of clusters × seed, and two single edges, of which there is nothing to draw."""
     kinds = [(REGULAR, degree) for degree in config.degrees] + [(ER, 8), (BA, 8)]
     pair = {"graph": PAIR, "degree": 1, "nodes": 2, "seed": 0}
@@ -243,7 +243,7 @@ EXPERIMENT = Experiment(
     "What one more edge between two clusters does to the eigenvalues",
     SPECTRAL,
     "§3.7, Theorem 3, Corollary 3.1",
-    {"smoke": Config(2, 20, (4, 8)), "cpu": Config(5), "paper": Config(20, 200)},
+    {"smoke": EdgeScale(2, 20, (4, 8)), "cpu": EdgeScale(5), "paper": EdgeScale(20, 200)},
     cells,
     run,
     claims,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat.experiments.graph_spectra.subjects import SUBJECTS, real_graph, stand_in
+from lambdahat.experiments.graph_spectra.graph_subjects import SUBJECTS, real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
@@ -29,7 +29,7 @@ UNIT = " decades over estimates of these graphs"
 
 
 @dataclass(frozen=True)
-class Config:
+class LikenessScale:
     """Moments, seeds of the probes, and the ``nodes`` of made graphs; 0 for the real ones."""
 
     seeds: int
@@ -37,7 +37,7 @@ class Config:
     nodes: int = 0
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: LikenessScale) -> list[Cell]:
     """A cell for each seed: the spectra of all graphs share one penalty."""
     return [
         {"moments": config.moments, "nodes": config.nodes, "seed": seed}
@@ -228,7 +228,7 @@ EXPERIMENT = Experiment(
     "Graphs of one kind have like spectra",
     SPECTRAL,
     "§3.6.3, Figure 3.4",
-    {"smoke": Config(2, 16, 150), "cpu": Config(5), "paper": Config(10)},
+    {"smoke": LikenessScale(2, 16, 150), "cpu": LikenessScale(5), "paper": LikenessScale(10)},
     cells,
     run,
     claims,

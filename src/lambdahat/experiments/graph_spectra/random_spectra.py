@@ -12,7 +12,7 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.graph_spectra.counting import first_moments
+from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
@@ -35,7 +35,7 @@ HISTOGRAM_ROW, KERNEL_ROW = 0, -1  # in place of a number of moments
 
 
 @dataclass(frozen=True)
-class Config:
+class SpectraScale:
     """Nodes and seeds of the random graphs; ``moments`` of their spectra and of the
     semicircle's.
     """
@@ -47,7 +47,7 @@ class Config:
     probes: int = 100
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: SpectraScale) -> list[Cell]:
     """The semicircle; and random graph × seed, of which the first is drawn."""
     base = {"nodes": config.nodes, "probes": config.probes, "orders": list(config.moments)}
     graphs = [
@@ -325,9 +325,9 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§3.5, Figures 3.1–3.3",
     {
-        "smoke": Config(120, 2, (3, 12, 24), (3, 5, 10), probes=20),
-        "cpu": Config(5000, 5),
-        "paper": Config(5000, 10),
+        "smoke": SpectraScale(120, 2, (3, 12, 24), (3, 5, 10), probes=20),
+        "cpu": SpectraScale(5000, 5),
+        "paper": SpectraScale(5000, 10),
     },
     cells,
     run,

@@ -1,0 +1,533 @@
+"""What must be so of a run before a claim about it can be judged: rules on its rows that do not
+look at the outcome.
+
+Each gives the reason why a claim cannot be tested here, or "". The thresholds were set after the
+first runs at the scale ``cpu``; none depends on which side a comparison came out on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat.data.augmentation import augment
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds, settings_of
+from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
+from lambdahat.experiments.kit.training import NETWORKS as LARGE
+from lambdahat.experiments.kit.training import Watch, images
+from lambdahat.models import preresnet, resnet50, wide_resnet
+from lambdahat.models.initial import he, initialize
+from lambdahat.optim.averaged_descent import SWA, Averaged
+from lambdahat.optim.averaging import refresh_batch_norm
+from lambdahat.optim.gadam import Gadam, GadamX
+from lambdahat.optim.lookahead import Lookahead
+from lambdahat.optim.padam import Padam, PadamW
+from lambdahat.optim.schedules import make_schedule
+from lambdahat.problem import Problem
+from lambdahat.problem.batches import Batches
+from lambdahat.training import fit
+from lambdahat.training.stepping import joint_norm
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    **LARGE,
+    "PreResNet-20": partial(preresnet, 20),
+    "ResNet-50": resnet50,
+    "WideResNet-16×4": partial(wide_resnet, 16, 4),
+}
+SMALL = re.compile(r"VGG-4×(\d+)(-BN)?")
+
+
+def small_vgg(
+    width: int = 16, batch_norm: bool = True, channels: int = 3, classes: int = 10, seed: int = 0
+) -> nn.Sequential:
+    """Three 3 × 3 convolutions of w, 2w and 4w filters, pooled between, a mean over places and a
+    linear layer.
+
+    For images of at least 4 × 4, where VGG-16 needs 32 × 32.
+
+    >>> tuple(small_vgg(4)(torch.zeros(2, 3, 8, 8)).shape)
+    (2, 10)
+    """
+    require_count(width, "width")
+    layers: list[nn.Module] = []
+    # the layers' own initialisation would draw from the global generator
+    with torch.device("meta"):
+        inputs = channels
+        for outputs in (width, 2 * width, 4 * width):
+            norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+            inputs = outputs
+        model = nn.Sequential(
+            *layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)
+        )
+    initialize(model, seed, f"small_vgg{width}", he)
+    return model
+
+
+def network(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """A network of ``NETWORKS``, or ``small_vgg`` by its width: "VGG-4×16", "VGG-4×16-BN"."""
+    small = SMALL.fullmatch(name)
+    require(len(shape) == 3, "shape", "be (channels, height, width)", repr(shape))
+    if small is not None:
+        return small_vgg(int(small[1]), small[2] is not None, shape[0], classes, seed)
+    make = NETWORKS[require_choice(name, "network", NETWORKS, 'or "VGG-4×16-BN" of any width')]
+    return make(channels=shape[0], classes=classes, seed=seed)
+
+
+def family(name: str) -> str:
+    """The first word of a network's name: "VGG" of "VGG-16-BN"."""
+    return name.split("-")[0]
+
+
+def parameters_of(model: nn.Module) -> int:
+    """P."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class AveragePlan(NamedTuple):
+    """Average the iterates after steps ``start``, ``start + every``, …"""
+
+    start: int
+    every: int
+
+    def due(self, step: int) -> bool:
+        """Whether the iterate after so many steps is one of them."""
+        return step >= max(self.start, 1) and (step - self.start) % self.every == 0
+
+
+class Averages:
+    """A tracker for ``fit`` that keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) for each plan, as ``Gadam``
+    keeps its own.
+    """
+
+    name, unit, every = "averages", "step", 1
+
+    def __init__(self, plans: Sequence[AveragePlan]) -> None:
+        for plan in plans:
+            require_count(plan.start, "start", least=0)
+            require_count(plan.every, "every")
+        self.plans = list(dict.fromkeys(plans))
+        self.counts = dict.fromkeys(self.plans, 0)
+        self._means: dict[AveragePlan, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> dict[str, float]:
+        """Add the iterate to the averages whose turn it is; nothing goes into the run's rows."""
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        for plan in self.plans:
+            if not plan.due(step):
+                continue
+            if self.counts[plan] == 0:
+                self._means[plan] = [p.detach().clone() for p in params]
+            else:
+                torch._foreach_lerp_(self._means[plan], params, 1 / (self.counts[plan] + 1))
+            self.counts[plan] += 1
+        return {}
+
+    def model(self, plan: AveragePlan, like: nn.Module, batches: Iterable[Any]) -> nn.Module:
+        """A copy of the network with the average of a plan, its batch norm renewed from
+        ``batches``.
+        """
+        require(
+            self.counts.get(plan, 0) > 0,
+            "plan",
+            "have averaged an iterate",
+            plan,
+            "train for longer",
+        )
+        twin = copy.deepcopy(like)
+        with torch.no_grad():
+            for parameter, mean in zip(twin.parameters(), self._means[plan], strict=True):
+                parameter.copy_(mean)
+            refresh_batch_norm(twin, batches)
+        return twin
+
+
+MOMENTUM = 0.9
+AVERAGED_FROM = 161 / 300  # of the epochs
+LOOKAHEAD, AUTO = "+LH", "-Auto"
+BASES = {
+    "SWA": "SGD",
+    "ASGD": "SGD",
+    "Adam-IA": "Adam",
+    "Padam-IA": "Padam",
+    "Gadam": "AdamW",
+    "GadamX": "PadamW",
+}
+FULL = "float32"
+FINAL = {"linear": 0.01, "averaging": 0.5}  # last rate over first, as in the thesis's code
+
+
+def averages(name: str) -> bool:
+    """Whether the optimiser of a name ends with the average of its iterates."""
+    return name.removesuffix(LOOKAHEAD).removesuffix(AUTO) in BASES
+
+
+def shared_settings(config: Any, *varied: str) -> Cell:
+    """The fields that all cells share; ``precision`` only where it is another than float32, as
+    stored cells have it.
+    """
+    base = settings_of(config, *varied)
+    return {name: value for name, value in base.items() if (name, value) != ("precision", FULL)}
+
+
+def recipe(
+    optimizer: str,
+    rate: float,
+    decay: float,
+    epochs: int,
+    schedule: str = "",
+    first: int | None = None,
+    every: int = 0,
+) -> Cell:
+    """The part of a cell that says how to train.
+
+    ``schedule`` is by default the thesis's: a straight line down to a hundredth (Eq. 12, flatness
+    paper), or with averages to a half, constant from then on (Eq. 13). Averages begin after epoch
+    ``first``, by default the share 161/300, and take an iterate every ``every`` steps, once per
+    epoch where that is 0.
+    """
+    named = schedule or ("averaging" if averages(optimizer) else "linear")
+    start = max(1, round(AVERAGED_FROM * epochs)) if first is None else first
+    return {
+        "optimizer": optimizer,
+        "rate": rate,
+        "decay": decay,
+        "epochs": epochs,
+        "schedule": named,
+        "first": start,
+        "every": every,
+    }
+
+
+def make_optimizer(cell: Cell, parameters: Iterable[Tensor], steps: int) -> Optimizer:
+    """The optimiser of a cell; an epoch has so many ``steps``. "+LH" wraps Lookahead around it.
+
+    "-Auto" waits for ``patience`` epochs without a better validation loss before it averages, and
+    as long again before it stops (§7.8.7). Of ``eps`` and ``power`` (p of Padam) a cell may have
+    its own.
+    """
+    name: str = cell["optimizer"]
+    if name.endswith(LOOKAHEAD):
+        base = make_optimizer(
+            {**cell, "optimizer": name.removesuffix(LOOKAHEAD)}, parameters, steps
+        )
+        return Lookahead(base, centralize=cell.get("centralize", False))
+    plain = name.removesuffix(AUTO)
+    makers = {"SGD": _sgd, "Adam": _adam, "AdamW": _adam, "Padam": _padam, "PadamW": _padam}
+    base_name = BASES.get(plain, plain)
+    require_choice(base_name, "optimizer", makers)
+    when: dict[str, Any] = {"average_every": cell["every"] or steps}
+    when |= (
+        {"patience": cell["patience"]}
+        if name.endswith(AUTO)
+        else {"average_start": cell["first"] * steps}
+    )
+    if plain in ("Gadam", "GadamX"):
+        make = Gadam if plain == "Gadam" else GadamX
+        return make(
+            parameters, cell["rate"], eps=cell.get("eps", 1e-8), weight_decay=cell["decay"], **when
+        )
+    if plain == "SWA":
+        return SWA(parameters, cell["rate"], MOMENTUM, cell["decay"], **when)
+    made = makers[base_name](base_name, cell, parameters)
+    return Averaged(made, **when) if plain in BASES else made
+
+
+def _sgd(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
+    momentum = cell.get("momentum", MOMENTUM)
+    return torch.optim.SGD(parameters, cell["rate"], momentum, weight_decay=cell["decay"])
+
+
+def _adam(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
+    make = torch.optim.AdamW if name == "AdamW" else torch.optim.Adam
+    return make(parameters, cell["rate"], eps=cell.get("eps", 1e-8), weight_decay=cell["decay"])
+
+
+def _padam(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
+    make = PadamW if name == "PadamW" else Padam
+    return make(parameters, cell["rate"], weight_decay=cell["decay"], p=cell.get("power", 0.125))
+
+
+def schedule_of(cell: Cell, optimizer: Optimizer) -> LRScheduler:
+    """The cell's schedule of the rate, once per epoch; ``ratio`` and ``milestones`` where it has
+    its own.
+    """
+    name = cell["schedule"]
+    settings: dict[str, Any] = {}
+    if name in FINAL:
+        settings["ratio"] = cell.get("ratio", FINAL[name])
+    if name == "averaging":
+        settings["averaging_start"] = cell["first"]
+    if name == "step" and "milestones" in cell:
+        settings["milestones"] = tuple(cell["milestones"])
+    return make_schedule(name, optimizer, cell["epochs"], **settings)
+
+
+REFRESHED = 10_000  # samples for the batch-norm statistics of an average (§7.3.1)
+JUDGED = 1024  # samples at once: a batch of all would fill a GPU that several processes share
+
+
+@dataclass(frozen=True)
+class AveragedTask:
+    """A network with the loss on its training data, and batches that are held out."""
+
+    model: nn.Module
+    problem: Problem
+    held_out: Batches
+
+    def training(self, size: int) -> Iterator[Any]:
+        """Inputs of the first training samples, for the statistics of batch norm."""
+        batches, left = self.problem.batches, REFRESHED
+        for batch in batches:
+            for part in batch.data[0].split(size):
+                if left > 0 and len(part) > 1:
+                    left -= len(part)
+                    yield part
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run: a row for each epoch, and the network that the optimiser hands back: its average,
+    where it keeps one.
+    """
+
+    rows: list[Row]
+    solution: nn.Module
+    optimizer: Optimizer
+
+    @property
+    def end(self) -> Row:
+        """The last epoch's row as one of the end, with the iterate's accuracy where averaging
+        began ("before").
+        """
+        last = {**self.rows[-1], "kind": "end", "stopped": self.rows[-1]["epoch"]}
+        begun = [row for row in self.rows if row["averaged"]]
+        before = begun[0] if begun else self.rows[-1]
+        return {**last, "begun": before["epoch"], "before": before["iterate accuracy"]}
+
+
+def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTask:
+    """A cell's network on a part of its data set, which follows the cell's seed; ``start`` is
+    that of the weights.
+    """
+    found = images(cell, device)
+    model = network(
+        cell["network"], found.shape, found.classes, cell["seed"] if start is None else start
+    ).to(device)
+    if device.startswith("cuda"):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what tensor cores read
+    problem = Problem(model, "cross_entropy", found.training, batch_size=JUDGED)
+    return AveragedTask(model, problem, problem.on(found.held_out, JUDGED).batches)
+
+
+def train(cell: Cell, task: AveragedTask, trackers: Sequence[Any] = ()) -> Trained:
+    """Train a task's network in place as the cell says."""
+    model, batch = task.model, cell["batch"]
+    optimizer = make_optimizer(
+        cell, model.parameters(), math.ceil(task.problem.num_samples / batch)
+    )
+    watch = Watch(lambda: {"average norm": _average_norm(optimizer)}, 1)
+    run = fit(
+        task.problem,
+        optimizer,
+        cell["epochs"],
+        batch_size=batch,
+        schedule=schedule_of(cell, optimizer),
+        validation=task.held_out,
+        augment=augment if cell.get("augmented") else None,
+        clip=cell.get("clip"),
+        trackers=[watch, *trackers],
+        precision=cell.get("precision", FULL),
+        seed=cell["seed"],
+    )
+    rows = [_epoch(row, seen) for row, seen in zip(run.epochs, [*watch.rows, {}], strict=False)]
+    solution = model
+    if getattr(optimizer, "averaging", False):
+        with torch.no_grad():
+            solution = optimizer.averaged_model(model, task.training(batch))  # type: ignore[attr-defined]
+    return Trained(rows, solution, optimizer)
+
+
+def _average_norm(optimizer: Any) -> float | None:
+    return (
+        float(joint_norm(optimizer.averaged_parameters))
+        if getattr(optimizer, "averaging", False)
+        else None
+    )
+
+
+def _epoch(row: Any, seen: Row) -> Row:
+    """An epoch in our words; "accuracy" and "loss" are the average's from when there is one."""
+    averaged = "average_validation_loss" in row
+    kind = "average_validation" if averaged else "validation"
+    norm, rate = row["norm"], row["learning_rate"]
+    mean_norm = seen.get("average norm") if averaged else None
+    return {
+        "kind": "epoch",
+        "epoch": row["epoch"],
+        "averaged": averaged,
+        "rate now": rate,
+        "training loss": row["loss"],
+        "training accuracy": 100 * row["accuracy"],
+        "iterate accuracy": 100 * row.get("validation_accuracy", math.nan),
+        "iterate loss": row.get("validation_loss", math.nan),
+        "accuracy": 100 * row.get(f"{kind}_accuracy", math.nan),
+        "loss": row.get(f"{kind}_loss", math.nan),
+        "norm": norm,
+        "max norm": row["max_norm"],
+        "effective rate": rate / norm**2,
+        "average norm": mean_norm,
+        "solution norm": mean_norm if averaged else norm,
+    }
+
+
+@torch.no_grad()
+def judged(model: nn.Module, batches: Batches, top: int = 1) -> float:
+    """The share of held-out samples, in per cent, whose label is among the ``top`` largest
+    logits.
+    """
+    was, hits, count = model.training, 0, 0
+    model.eval()
+    for batch in batches:
+        x, y = batch.data
+        logits = model(x)
+        best = logits.topk(min(top, logits.shape[-1]), dim=-1).indices
+        hits += int((best == y.unsqueeze(-1)).sum())
+        count += y.numel()
+    model.train(was)
+    return 100 * hits / count
+
+
+def size_of(task: AveragedTask) -> Row:
+    """P, for tables."""
+    return {"parameters": parameters_of(task.model)}
+
+
+def pairs(rows: Rows, name: str) -> dict[tuple[Any, Any], float]:
+    """A column for each network and seed, its mean over what else differs: claims "in all cases"
+    are read over both.
+    """
+    groups: dict[tuple[Any, Any], list[float]] = {}
+    for row in rows:
+        if row.get(name) is not None:
+            groups.setdefault((row.get("network"), row["seed"]), []).append(float(row[name]))
+    return {key: sum(found) / len(found) for key, found in groups.items()}
+
+
+def gap(upper: Rows, lower: Rows, name: str) -> Reading:
+    """The difference of two settings, network by network and seed by seed."""
+    return paired_difference(pairs(upper, name), pairs(lower, name))
+
+
+def mean(rows: Rows, name: str) -> Reading:
+    """The mean of a column over networks and seeds."""
+    return mean_of(list(pairs(rows, name).values()))
+
+
+def change(rows: Rows, after: str, before: str) -> Reading:
+    """One column less another of the same rows, over networks and seeds."""
+    return paired_difference(pairs(rows, after), pairs(rows, before))
+
+
+def decades(upper: Rows, lower: Rows, name: str) -> Reading:
+    """log₁₀ of the ratio of two settings, network by network and seed by seed; what has no
+    logarithm is left out.
+    """
+    logs = [
+        {
+            key: math.log10(value) if value > 0 else math.nan
+            for key, value in pairs(part, name).items()
+        }
+        for part in (upper, lower)
+    ]
+    return paired_difference(*logs)
+
+
+def against_best(of: dict[str, Rows], name: str, column: str = "accuracy") -> tuple[str, Reading]:
+    """The best of the others by its mean, and how far ``name`` is above it."""
+    others = {other: mean(part, column).value for other, part in of.items() if other != name}
+    rival = max(others, key=others.__getitem__)
+    return rival, gap(of[name], of[rival], column)
+
+
+def tuned_start(averages: Rows, name: str, lowest: bool = False) -> dict[Any, float]:
+    """A column at the start of averaging that is best over the other seeds: no seed chooses for
+    itself.
+    """
+    seeds, best = averages.distinct("seed"), min if lowest else max
+    out: dict[Any, float] = {}
+    for seed in seeds:
+        others = averages.where(seed=[other for other in seeds if other != seed])
+        means = others.paired(name, by="start")
+        if means:
+            chosen = averages.where(seed=seed, start=best(means, key=means.__getitem__))
+            out |= chosen.paired(name)
+    return out
+
+
+CHANCE = {"imagenet32": 0.1, "imagenet": 0.1}  # per cent; the other sets have ten classes
+TEN_CLASSES = 10.0
+LEARNT = 2.0  # times chance
+SATURATED = 99.5  # per cent held out, beyond which nothing is left to gain
+SETTLED = 1.0  # points that the iterates may still gain while they are averaged
+
+
+def unready(*parts: Rows) -> str:
+    """Why runs cannot be compared by their accuracy; each part has the ends of one setting."""
+    return unlearnt(*parts) or saturated(*parts) or unsettled(*parts)
+
+
+def unlearnt(*parts: Rows) -> str:
+    """A run whose held-out accuracy is less than twice that of a guess."""
+    for part in parts:
+        accuracy = over_seeds(part, "accuracy").value
+        chance = CHANCE.get(part[0].get("data", ""), TEN_CLASSES) if len(part) else TEN_CLASSES
+        if accuracy < LEARNT * chance:
+            return (
+                f"{name_of(part)} learnt nothing, {accuracy:.1f} % held out where a guess has"
+                f" {chance:g} %"
+            )
+    return ""
+
+
+def saturated(*parts: Rows) -> str:
+    """All runs at the top: no order is left among them."""
+    values = [over_seeds(part, "accuracy").value for part in parts]
+    if values and all(value >= SATURATED for value in values):
+        return f"all have at least {SATURATED:g} % held out"
+    return ""
+
+
+def unsettled(*parts: Rows) -> str:
+    """Averages that began while the iterates still improved, where the thesis lets them begin once
+    "the validation statistics stop improving and iterates oscillate around the minimum" (§7.5.6).
+    """
+    for part in parts:
+        kept = part.where(averaged=True)
+        rise = paired_difference(kept.paired("iterate accuracy"), kept.paired("before")).value
+        if rise > SETTLED:
+            return (
+                f"averages of {name_of(part)} begin too soon, its iterates gain {rise:.1f} points"
+                " more"
+            )
+    return ""
+
+
+def name_of(part: Rows) -> str:
+    """The setting of a part, by whichever column tells it."""
+    row = part[0] if len(part) else {}
+    return str(row.get("run") or row.get("name") or row.get("optimizer") or "the run")

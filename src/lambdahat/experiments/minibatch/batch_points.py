@@ -1,0 +1,650 @@
+"""The mini-batch experiment as flat rows, and a view of them: a point of training, and the batches
+of one size there.
+
+A row with ``part`` "batch" has what one batch shows, and the first of each size what each model
+predicts of them all; one with "point" what the full data show at an epoch, and the Ritz values
+behind the bulks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
+from lambdahat._core.storage import Result
+from lambdahat.data.loading import load
+from lambdahat.data.splits import Split
+from lambdahat.estimators import eigenpairs, spectrum, variance
+from lambdahat.experiments.kit.cells import Row, Rows
+from lambdahat.experiments.kit.claims import Reading, mean_of
+from lambdahat.krylov import lanczos, random_vector
+from lambdahat.models.registry import make_model
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.curvature import ggn, hessian
+from lambdahat.problem import Problem
+from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
+from lambdahat.randommatrix.bulk import BulkFit, continuous_region, fit_bulk
+from lambdahat.randommatrix.directions import DirectionalVariance, directional_variance
+from lambdahat.randommatrix.predictions import BatchPrediction, predict
+from lambdahat.randommatrix.spikes import effective_batch
+from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
+from lambdahat.training.loop import fit
+
+MODELS = ("additive", "multiplicative", "directional")
+ENDS = ("largest", "smallest")
+CLAIMED_SIZE = 128  # the batch of Figures 5.2, 5.4 and 5.6
+ROUNDING = 1e-3
+
+
+@dataclass(frozen=True)
+class BatchCell(Result):
+    """The batches of one size: what their own curvature shows, and what each model predicts of
+    it.
+    """
+
+    measured: BatchEigenvalues
+    predictions: Mapping[str, BatchPrediction] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return self.measured.batch_size
+
+    @property
+    def effective(self) -> float:
+        """b = B/(1 − B/N)."""
+        return effective_batch(self.batch_size, self.measured.population)
+
+    def values(self, what: str) -> Array:
+        """The "largest" or "smallest" eigenvalue or the "overlaps" |φ̂₁ᵀφ₁|² of every batch,
+        (n,).
+        """
+        found: Array = getattr(self.measured, what)[:, 0]
+        return found
+
+    def mean(self, what: str) -> Estimate:
+        """Its mean over the batches, with the standard error."""
+        return self.measured.mean(what)
+
+    def deviation(self, what: str) -> float:
+        """Its standard deviation between batches."""
+        return self.measured.spread(what)
+
+    def predicted(self, model: str, what: str) -> Estimate:
+        """What a model predicts; the error is that of its measured ingredients."""
+        told = self.predictions[model]
+        return {"largest": told.largest, "smallest": told.smallest, "overlaps": told.overlaps[0]}[
+            what
+        ]
+
+    def spread(self, model: str, end: str) -> float:
+        """The standard deviation of one batch about the prediction: between batches, and of the
+        prediction itself.
+        """
+        told = self.predictions[model]
+        error = float(self.predicted(model, end).stderr)
+        return math.hypot(told.spread if end == "largest" else told.smallest_spread, _known(error))
+
+
+@dataclass(frozen=True)
+class CurvaturePoint(Result):
+    """One network after one epoch, through one operator: "hessian" or "ggn".
+
+    ``pairs`` are the full data's largest eigenvalues, descending, with the Hessian's smallest after
+    them; their vectors are dropped. ``variance`` is σ² per element, ``along`` the noise along the
+    eigenvectors. ``spectrum`` is the full data's, ``batch_spectra`` those of some batches of
+    ``batch_size`` samples.
+    """
+
+    network: str
+    epoch: int
+    operator: str
+    samples: int
+    loss: float
+    variance: Estimate
+    along: DirectionalVariance
+    pairs: Eigenpairs
+    cells: tuple[BatchCell, ...]
+    batch_size: int
+    spectrum: Spectrum
+    batch_spectra: tuple[Spectrum, ...]
+
+    @property
+    def parameters(self) -> int:
+        """P."""
+        return self.spectrum.dim
+
+    @property
+    def largest(self) -> float:
+        """λ₁ of the full data."""
+        return float(self.pairs.values[0])
+
+    @property
+    def smallest(self) -> float:
+        """λ_P of the full data; the GGN has more parameters than rank."""
+        return float(self.pairs.values[-1]) if self.operator == "hessian" else 0.0
+
+    @property
+    def anisotropy(self) -> float:
+        """τ²/(Pσ²), the noise along φ₁ over what it would be were noise alike in all directions."""
+        along = float(torch.as_tensor(self.along.tau2.value)[0])
+        return along / (self.parameters * float(self.variance))
+
+    @property
+    def indefinite(self) -> bool:
+        """Whether the full data has eigenvalues below 0 by more than rounding."""
+        return self.smallest < -ROUNDING * self.largest
+
+    @cached_property
+    def bulk(self) -> BulkFit:
+        """The bulk of the full data's spectrum, and its outliers."""
+        return fit_bulk(self.spectrum)
+
+    @property
+    def width(self) -> float:
+        """How wide the continuous region of the full data's spectrum is."""
+        low, high = continuous_region(self.spectrum)
+        return high - low
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models with predictions."""
+        return tuple(self.cells[0].predictions)
+
+    def predicted(self) -> CurvaturePoint:
+        """The same with the predictions of every model, and without the samples' own figures, by
+        far the most of it.
+        """
+        sources: dict[str, tuple[Spectrum | Eigenpairs, Estimate | DirectionalVariance]] = {
+            "additive": (self.pairs, self.variance),
+            "multiplicative": (self.spectrum, self.variance),
+            "directional": (self.pairs, self.along),
+        }
+        cells = []
+        for cell in self.cells:
+            told = {
+                model: _leading(predict(shown, noise, cell.batch_size, self.samples, model))
+                for model, (shown, noise) in sources.items()
+            }
+            cells.append(BatchCell(cell.measured, told))
+        return replace(
+            self,
+            cells=tuple(cells),
+            along=replace(self.along, elements=self.along.elements[:0].clone()),
+        )
+
+
+def _leading(told: BatchPrediction) -> BatchPrediction:
+    """A prediction with the first of its outliers only, which is all that is compared here."""
+    return replace(told, outliers=told.outliers[:1])
+
+
+def _known(error: float) -> float:
+    return error if math.isfinite(error) else 0.0
+
+
+MOMENTUM = 0.9
+TRAINING_BATCH = 128
+SIDE = 28  # of the images that LeNet-5 takes
+SIZES = tuple(2**power for power in range(4, 13))  # 16 … 4,096
+
+
+@dataclass(frozen=True)
+class PointEffort:
+    """What measuring one point may cost.
+
+    ``pairs`` of the full data's largest eigenpairs, to ``tol``; ``batches`` batches of each size by
+    ``steps`` products each; spectra by ``depth`` products; variances from ``probes`` vectors and
+    the eigenvectors, on ``samples`` samples (None: all).
+    """
+
+    pairs: int = 10
+    tol: float = 1e-4
+    batches: int = 10
+    steps: int = 40
+    depth: int = 100
+    probes: int = 8
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class BatchSubject:
+    """A network on a data set: how it is trained, the ``epochs`` after which it is measured, and
+    the batch sizes.
+
+    ``samples`` of the training images are the full data (None: all); ``chunk`` of them are
+    evaluated at a time.
+    """
+
+    network: str
+    model: str
+    data: str
+    epochs: tuple[int, ...]
+    rate: float
+    samples: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    batch_sizes: tuple[int, ...] = SIZES
+    effort: PointEffort = field(default_factory=PointEffort)
+    operators: tuple[str, ...] = ("hessian", "ggn")
+    chunk: int | None = None
+
+
+Device = torch.device | str
+
+
+def sgd(model: nn.Module, rate: float) -> Optimizer:
+    """SGD with momentum 0.9, no decay."""
+    return torch.optim.SGD(model.parameters(), rate, momentum=MOMENTUM)
+
+
+def training_stops(
+    subject: BatchSubject,
+    split: Split,
+    seed: int,
+    device: Device,
+    make: Callable[[nn.Module, float], Optimizer] = sgd,
+) -> Iterator[tuple[int, Problem]]:
+    """The network's problem after each of ``subject.epochs``, by the optimiser of ``make`` on
+    batches of 128.
+    """
+    start, data = derived_seed(seed, subject.network), _full_data(subject, split, seed, device)
+    model = make_model(
+        subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options
+    ).to(device)
+    problem = Problem(model, "cross_entropy", data, batch_size=subject.chunk)
+    optimizer = make(model, subject.rate)
+    done = 0
+    for epoch in subject.epochs:
+        if epoch > done:
+            fit(
+                problem,
+                optimizer,
+                epoch - done,
+                batch_size=TRAINING_BATCH,
+                seed=derived_seed(seed, "training", epoch),
+            )
+        done = epoch
+        yield epoch, problem.at(problem.vector)
+
+
+def _full_data(
+    subject: BatchSubject, split: Split, seed: int, device: Device
+) -> tuple[Tensor, Tensor]:
+    x, y = split.train
+    if subject.samples is not None and subject.samples < len(x):
+        chosen = torch.randperm(len(x), generator=generator(seed, "full data"))[: subject.samples]
+        x, y = x[chosen], y[chosen]
+    return cut(x, subject.model).to(device), y.to(device)
+
+
+def cut(x: Tensor, model: str) -> Tensor:
+    """The middle of images (n, C, H, W) that are larger than what LeNet-5 takes; of other
+    networks' all.
+    """
+    if model != "lenet5" or x.shape[-1] == SIDE:
+        return x
+    edge = (x.shape[-1] - SIDE) // 2
+    return x[..., edge : edge + SIDE, edge : edge + SIDE]
+
+
+def load_split(name: str) -> Split:
+    """A data set of the catalogue, images with mean 0 and deviation 1 per channel."""
+    if name == "digits":
+        return load(name)
+    # CIFAR-10 in another order passes too
+    return load(name, verify=name != "cifar10", normalization="standard")
+
+
+QUICK = PointEffort(pairs=3, batches=3, steps=20, depth=20, probes=2, samples=64)
+CPU = PointEffort(steps=30, probes=4, samples=1024)
+CONVOLUTIONS = PointEffort(pairs=5, tol=1e-3, steps=20, depth=40, probes=4, samples=512)
+PAPER = PointEffort(steps=25, probes=4, samples=2048)
+LARGE = PointEffort(pairs=4, tol=1e-2, steps=10, depth=24, probes=4, samples=128)
+ONE = ("hessian",)  # of a linear model the GGN is the Hessian
+FEW = (16, 64, 128, 512, 4096)
+
+SCALES: dict[str, tuple[BatchSubject, ...]] = {
+    "smoke": (
+        BatchSubject("softmax", "softmax", "digits", (5,), 0.1, 400, {}, (16, 128), QUICK, ONE),
+        BatchSubject("MLP", "mlp", "digits", (0, 5), 0.1, 400, {"widths": (6,)}, (16, 128), QUICK),
+    ),
+    "cpu": (
+        BatchSubject(
+            "softmax", "softmax", "mnist", (0, 1, 20), 0.02, 10_000, effort=CPU, operators=ONE
+        ),
+        BatchSubject(
+            "MLP", "mlp", "mnist", (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU
+        ),
+        BatchSubject(
+            "LeNet-5",
+            "lenet5",
+            "mnist",
+            (0, 10),
+            0.02,
+            4000,
+            {},
+            (16, 64, 128, 256, 1024),
+            CONVOLUTIONS,
+        ),
+    ),
+    "paper": (
+        BatchSubject("softmax", "softmax", "mnist", (0, 1, 30), 0.02, effort=PAPER, operators=ONE),
+        BatchSubject(
+            "MLP", "mlp", "mnist", (0, 1, 30), 0.02, None, {"widths": (128,)}, effort=PAPER
+        ),
+        BatchSubject("LeNet-5", "lenet5", "mnist", (0, 1, 30), 0.02, 20_000, effort=PAPER),
+        BatchSubject(
+            "LeNet-5, CIFAR-10", "lenet5", "cifar10", (0, 1, 30), 0.02, 20_000, effort=PAPER
+        ),
+        BatchSubject(
+            "VGG-16",
+            "vgg16",
+            "cifar10",
+            (0, 5, 30),
+            0.01,
+            10_000,
+            {"dropout": 0.0},
+            FEW,
+            LARGE,
+            chunk=2000,
+        ),
+    ),
+}
+
+
+OPERATORS = {"hessian": hessian, "ggn": ggn}
+SPECTRA = 4  # batches whose whole spectrum is seen
+
+
+def measure_point(
+    subject: BatchSubject, epoch: int, problem: Problem, seed: int, spectra: int = SPECTRA
+) -> Iterator[CurvaturePoint]:
+    """A network at one epoch through Hessian and GGN, without predictions; the whole spectrum of
+    so many batches.
+    """
+    effort, stream = subject.effort, derived_seed(seed, subject.network, epoch)
+    samples = None if effort.samples is None else min(effort.samples, problem.num_samples)
+    elements = variance(problem, effort.probes, stream, samples)
+    size = min(CLAIMED_SIZE, problem.num_samples)
+    batches = [problem.subsample(size, derived_seed(stream, "spectra", i)) for i in range(spectra)]
+    for name in subject.operators:
+        operator = OPERATORS[name]
+        element = elements.hessian_variance if name == "hessian" else elements.ggn_variance
+        assert element is not None
+        pairs = _pairs(operator(problem), effort, name == "hessian", stream)
+        whole, *parts = (
+            spectrum(operator(each), effort.depth, seed=stream) for each in (problem, *batches)
+        )
+        along = directional_variance(problem, pairs, name, effort.probes, samples, stream)
+        cells = tuple(
+            BatchCell(
+                batch_extremes(
+                    problem, name, size, effort.batches, effort.steps, pairs.vectors[:, 0], stream
+                )
+            )
+            for size in subject.batch_sizes
+        )
+        yield CurvaturePoint(
+            subject.network,
+            epoch,
+            name,
+            problem.num_samples,
+            problem.loss(),
+            element,
+            along,
+            _without_vectors(pairs),
+            cells,
+            size,
+            whole,
+            tuple(parts),
+        )
+
+
+def batch_extremes(
+    problem: Problem, operator: str, size: int, batches: int, steps: int, vector: Tensor, seed: int
+) -> BatchEigenvalues:
+    """Largest and smallest eigenvalue of each of several random batches, and the overlap with the
+    full data's φ₁.
+
+    By ``steps`` of Lanczos, whatever the residual: a loose tolerance may be met by the second
+    eigenvalue before the start has grown towards the first, and a fixed number costs what was
+    planned.
+    """
+    found = []
+    for i in range(batches):
+        chosen = torch.randperm(problem.num_samples, generator=generator(seed, "batch", size, i))[
+            :size
+        ]
+        part = problem.subset(chosen, min(size, max(problem.batches.sizes)))
+        found.append(_extremes(OPERATORS[operator](part), steps, vector, seed))
+        report(f"{operator}, batches of {size}", i + 1, batches)
+    columns = np.array(found).T[:, :, None]
+    return BatchEigenvalues(
+        size,
+        problem.num_samples,
+        problem.num_parameters,
+        operator,
+        columns[0],
+        columns[1],
+        columns[2],
+        batches * steps,
+    )
+
+
+def _extremes(
+    operator: LinearOperator, steps: int, vector: Tensor, seed: int
+) -> tuple[float, float, float]:
+    """λ'₁, λ'_P and |φ̂₁ᵀφ₁|², φ̂₁ = Qs the leading Ritz vector."""
+    run = lanczos(operator, random_vector(operator, seed, "batch start"), min(steps, operator.dim))
+    matrix = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
+    values, weights = torch.linalg.eigh(matrix)
+    shadow = (run.basis.T @ vector.to(run.basis)).double().cpu()
+    return float(values[-1]), float(values[0]), min(float(weights[:, -1] @ shadow) ** 2, 1.0)
+
+
+def _pairs(
+    operator: LinearOperator, effort: PointEffort, indefinite: bool, seed: int
+) -> Eigenpairs:
+    """The full data's largest eigenpairs, descending, and the smallest of an indefinite operator
+    after them.
+
+    Both ends are searched to the same number of pairs: a lone smallest one would end the search too
+    early.
+    """
+    found = eigenpairs(
+        operator, effort.pairs, "both" if indefinite else "largest", effort.tol, seed=seed
+    )
+    kept = [*range(effort.pairs), len(found) - 1] if indefinite else list(range(effort.pairs))
+    return Eigenpairs(
+        found.values[kept],
+        found.vectors[:, kept],
+        found.residuals[kept],
+        found.converged[kept],
+        found.cost,
+        found.status,
+    )
+
+
+def _without_vectors(pairs: Eigenpairs) -> Eigenpairs:
+    """The same for a file: the vectors of a large network are gigabytes, and nothing further
+    needs them.
+    """
+    return Eigenpairs(
+        pairs.values,
+        pairs.vectors[:, :0].cpu(),
+        pairs.residuals,
+        pairs.converged,
+        pairs.cost,
+        pairs.status,
+    )
+
+
+SEEN = (*ENDS, "overlaps")
+
+
+def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
+    """A row for every point, and one for every batch there."""
+    return [row for point in points for row in (_point_row(point), *batch_rows(point))]
+
+
+def _point_row(point: CurvaturePoint) -> Row:
+    edges = (point.bulk.lower, point.bulk.upper)
+    return {
+        **where(point),
+        "part": "point",
+        "population": point.samples,
+        "parameters": point.parameters,
+        "loss": point.loss,
+        "variance": float(point.variance),
+        "variance error": float(point.variance.stderr),
+        "anisotropy": point.anisotropy,
+        "full largest": point.largest,
+        "full smallest": point.smallest,
+        "indefinite": point.indefinite,
+        "width": point.width,
+        "width size": point.batch_size,
+        "batch widths": [high - low for low, high in map(continuous_region, point.batch_spectra)],
+        "bulk": [float(edge) for edge in edges],
+        "bulk errors": [float(edge.stderr) for edge in edges],
+        "outliers": [float(value) for value in point.bulk.outliers],
+        **_ritz(point.spectrum, ""),
+        **_ritz(point.batch_spectra[0], "batch "),
+    }
+
+
+def where(point: CurvaturePoint) -> Row:
+    """Which point of training a row is of."""
+    return {"network": point.network, "epoch": point.epoch, "operator": point.operator}
+
+
+def _ritz(spectrum: Spectrum, name: str) -> Row:
+    """Ritz values and weights to four digits: a figure shows no more."""
+    return {
+        f"{name}nodes": [float(f"{node:.4g}") for node in spectrum.nodes[0]],
+        f"{name}weights": [float(f"{weight:.4g}") for weight in spectrum.weights[0]],
+    }
+
+
+def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
+    """What each batch shows, and with the first of each size what each model predicts."""
+    for cell in point.cells:
+        told = _told(cell)
+        for batch in range(len(cell.measured)):
+            seen = {what: float(cell.values(what)[batch]) for what in SEEN}
+            more = told if batch == 0 else {}
+            yield {
+                **where(point),
+                "part": "batch",
+                "batch_size": cell.batch_size,
+                "batch": batch,
+                **seen,
+                **more,
+            }
+
+
+def _told(cell: BatchCell) -> Row:
+    """What each model predicts, with the error of the prediction and the spread of one batch
+    about it.
+    """
+    found: Row = {}
+    for model in cell.predictions:
+        for what in SEEN:
+            told = cell.predicted(model, what)
+            found |= {f"{model} {what}": float(told), f"{model} {what} error": float(told.stderr)}
+        found |= {f"{model} {end} spread": cell.spread(model, end) for end in ENDS}
+    return found
+
+
+@dataclass(frozen=True)
+class SizeBatches:
+    """The batches of one size at one point."""
+
+    size: int
+    population: int
+    rows: Rows
+
+    @property
+    def effective(self) -> float:
+        """b = B/(1 − B/N)."""
+        return effective_batch(self.size, self.population)
+
+    def values(self, what: str) -> Array:
+        """The "largest", "smallest" or "overlaps" of every batch, (n,)."""
+        return np.asarray(self.rows.values(what), dtype=np.float64)
+
+    def mean(self, what: str) -> Reading:
+        """Its mean over the batches."""
+        return mean_of(self.values(what).tolist())
+
+    def deviation(self, what: str) -> float:
+        """Its standard deviation between batches."""
+        return float(self.values(what).std(ddof=1))
+
+    def told(self, model: str, what: str) -> Reading:
+        """What a model predicts; an error that is not known counts as none."""
+        error = self.rows[0][f"{model} {what} error"]
+        return Reading(self.rows[0][f"{model} {what}"], error if math.isfinite(error) else 0.0)
+
+    def spread(self, model: str, end: str) -> float:
+        """The standard deviation of one batch about the prediction."""
+        return float(self.rows[0][f"{model} {end} spread"])
+
+
+@dataclass(frozen=True)
+class TrainingPoint:
+    """One network after one epoch through one operator; ``row`` has what the full data show."""
+
+    row: Row
+    batches: tuple[SizeBatches, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.row[name]
+
+    @property
+    def name(self) -> str:
+        """Network and operator."""
+        return f"{self['network']}, {'GGN' if self['operator'] == 'ggn' else 'Hessian'}"
+
+    @cached_property
+    def models(self) -> list[str]:
+        """The models with predictions."""
+        return [model for model in MODELS if f"{model} largest" in self.batches[0].rows[0]]
+
+
+def points_of(rows: Rows) -> list[TrainingPoint]:
+    """The points whose rows are whole, in order of the epochs."""
+    batches: dict[tuple[str, int, str], dict[int, list[Row]]] = {}
+    for row in rows.where(part="batch"):
+        batches.setdefault(_key(row), {}).setdefault(row["batch_size"], []).append(row)
+    found = []
+    for row in rows.where(part="point"):
+        sizes = sorted(batches[_key(row)].items())
+        found.append(
+            TrainingPoint(
+                row, tuple(SizeBatches(size, row["population"], Rows(part)) for size, part in sizes)
+            )
+        )
+    return sorted(found, key=lambda point: int(point["epoch"]))
+
+
+def groups_of(rows: Rows) -> list[list[TrainingPoint]]:
+    """The points of each network and operator, by epoch."""
+    points = points_of(rows)
+    keys = dict.fromkeys((row["network"], row["operator"]) for row in rows.where(part="point"))
+    return [
+        [point for point in points if (point["network"], point["operator"]) == key] for key in keys
+    ]
+
+
+def _key(row: Row) -> tuple[str, int, str]:
+    return row["network"], row["epoch"], row["operator"]
