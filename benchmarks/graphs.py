@@ -27,8 +27,7 @@ from timing import _cell
 
 from lambdahat import graphs
 from lambdahat.experiments.graph_spectra.graph_subjects import mixed, planted
-from lambdahat.graphs.block_moments import SINGLE_NODES, components, probed_moments
-from lambdahat.graphs.walks import walk_partition
+from lambdahat.graphs.spectra import SINGLE_NODES, components, probed_moments, walk_partition
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "graphs"
 

@@ -14,7 +14,7 @@ from lambdahat.bench.graph_rows import torus, torus_moments
 from lambdahat.bench.limits import passes
 from lambdahat.bench.problems import LOSS, Case, load
 from lambdahat.graphs import graph
-from lambdahat.graphs.block_moments import eigenvalues, exact_moments
+from lambdahat.graphs.spectra import eigenvalues, exact_moments
 from lambdahat.models import mlp
 
 

@@ -10,16 +10,16 @@ import pytest
 import scipy.sparse
 import torch
 
-from lambdahat.graphs import block_moments, graph, walks
-from lambdahat.graphs.block_moments import (
+from lambdahat.graphs import graph, spectra
+from lambdahat.graphs.spectra import (
     Partition,
     components,
     eigenvalues,
     exact_moments,
     probed_moments,
+    walk_partition,
 )
 from lambdahat.graphs.structure import csr_tensor
-from lambdahat.graphs.walks import walk_partition
 from tests.graphs.made import cliques, planted
 
 
@@ -103,7 +103,7 @@ def test_a_walk_compares_the_ends_of_some_edges_at_a_time(monkeypatch):
     """The places of all ends of 400,000 edges at once would be 77 MB."""
     one, few = graph(nx.gnm_random_graph(4000, 200_000, seed=0)), planted(12, outside=0.5)
     whole = walk_partition(few, 0).labels
-    monkeypatch.setattr(walks, "EDGES", 4096)
+    monkeypatch.setattr(spectra, "EDGES", 4096)
     assert np.array_equal(walk_partition(few, 0).labels, whole)
     tracemalloc.start()
     walk_partition(one, 0)
@@ -115,7 +115,7 @@ def test_a_walk_compares_the_ends_of_some_edges_at_a_time(monkeypatch):
 def test_single_precision_is_as_good_as_double(monkeypatch):
     one = planted(8)
     double = probed_moments(one, 60, 16, 0, components(one))
-    monkeypatch.setattr(block_moments, "SINGLE_NODES", 1)
+    monkeypatch.setattr(spectra, "SINGLE_NODES", 1)
     single = probed_moments(one, 60, 16, 0, components(one))
     assert single.values.dtype == np.float64
     assert float(np.abs(single.values - double.values).max()) < 6 * float(double.stderr.max())
@@ -130,7 +130,7 @@ def test_the_recurrence_itself_in_single_precision():
     rows = {}
     for dtype, kind in ((torch.float64, np.float64), (torch.float32, np.float32)):
         matrix = csr_tensor(one.normalized(kind), dtype)
-        found = block_moments._paired(matrix, start.to(dtype, copy=True), 100)
+        found = spectra._paired(matrix, start.to(dtype, copy=True), 100)
         rows[dtype] = found / found[:, :1]
     off = (rows[torch.float32] - rows[torch.float64]).abs()
     assert float(off.max()) < 2e-5
@@ -145,7 +145,7 @@ def test_long_sums_in_single_precision():
     matrix = csr_tensor(
         scipy.sparse.eye_array(len(start), format="csr", dtype=np.float32), torch.float32
     )
-    found = block_moments._paired(matrix, start, 5)
+    found = spectra._paired(matrix, start, 5)
     assert found.shape == (3, 6)
     assert found.dtype == torch.float64
     assert float((found / exact[:, None] - 1).abs().max()) < 1e-6
@@ -154,7 +154,7 @@ def test_long_sums_in_single_precision():
 def test_the_width_of_a_block_changes_no_draw(monkeypatch):
     one = planted(8)
     wide = probed_moments(one, 40, 40, 3, components(one))
-    monkeypatch.setattr(block_moments, "ELEMENTS", 1)
+    monkeypatch.setattr(spectra, "ELEMENTS", 1)
     narrow = probed_moments(one, 40, 40, 3, components(one))
     assert np.allclose(wide.values, narrow.values, atol=1e-13)
     assert np.allclose(wide.stderr, narrow.stderr, atol=1e-13)
@@ -163,7 +163,7 @@ def test_the_width_of_a_block_changes_no_draw(monkeypatch):
 def test_progress_is_reported(monkeypatch):
     from lambdahat import progress
 
-    monkeypatch.setattr(block_moments, "ELEMENTS", 1)
+    monkeypatch.setattr(spectra, "ELEMENTS", 1)
     seen = []
     with progress(lambda *report: seen.append(report)):
         probed_moments(cliques([5, 5]), 4, 20, 0, components(cliques([5, 5])))

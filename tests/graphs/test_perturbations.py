@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lambdahat.graphs import edge_perturbation, graph
-from lambdahat.graphs.block_moments import eigenvalues
+from lambdahat.graphs.spectra import eigenvalues
 
 
 def moved(made, edge):

@@ -18,9 +18,9 @@ from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run
 from lambdahat.experiments.graph_spectra.graph_subjects import planted
-from lambdahat.graphs.block_moments import COLUMNS, components, probed_moments
 from lambdahat.graphs.cluster_counts import clusters
-from lambdahat.graphs.sources import graph
+from lambdahat.graphs.read import graph
+from lambdahat.graphs.spectra import COLUMNS, components, probed_moments
 from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.results import Array
 

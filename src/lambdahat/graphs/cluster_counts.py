@@ -12,25 +12,57 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.cluster.vq import kmeans2
+from scipy.special import ndtr
 
-from lambdahat._core.check import describe, require, require_count
-from lambdahat._core.rng import generator
+from lambdahat._core.check import describe, require, require_count, require_positive
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Result, Status
-from lambdahat.estimators import eigenpairs
-from lambdahat.graphs.block_moments import (
+from lambdahat.estimators import eigenpairs, spectrum
+from lambdahat.graphs.spectra import (
     BOUNDS,
     EXACT_NODES,
+    GraphSpectrum,
     components,
     degrees_of_freedom,
     eigenvalues,
     exact_moments,
+    graph_moments,
+    require_graph,
+    walk_partition,
 )
-from lambdahat.graphs.labelling import cluster_labels
-from lambdahat.graphs.spectra import GraphSpectrum, graph_moments, require_graph
 from lambdahat.graphs.structure import Graph, csr_tensor
-from lambdahat.graphs.walks import walk_partition
 from lambdahat.maxent import MaxentDensity, fit
-from lambdahat.results import Array, Estimate, Moments
+from lambdahat.operators.matrix import Matrix
+from lambdahat.results import Array, Estimate, Moments, Spectrum
+
+STARTS = 5
+
+
+def cluster_labels(graph: Graph, count: int, seed: int = 0) -> NDArray[np.int64]:
+    """The cluster 0 … ``count`` − 1 of each node, (n,), by normalised spectral clustering (Ng,
+    Jordan and Weiss 2001).
+
+    The rows of the ``count`` eigenvectors of L_norm with the smallest eigenvalues, made unit
+    vectors, are grouped by k-means, the best of five starts. Where there are as many clusters as
+    components, these are the clusters.
+    """
+    require_count(count, "count", 1, len(graph))
+    if count == int(graph.components.max()) + 1:
+        return graph.components.astype(np.int64)
+    adjacency = Matrix(csr_tensor(graph.normalized(), torch.float64), symmetric=True, psd=False)
+    vectors = eigenpairs(adjacency, count, "largest", seed=seed).vectors.numpy()
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = vectors / np.where(lengths > 0, lengths, 1.0)
+    best, least = np.zeros(len(graph), dtype=np.int64), np.inf
+    for start in range(STARTS):
+        rng = np.random.default_rng(derived_seed(seed, "k-means", start))
+        centres, labels = kmeans2(rows, count, minit="++", rng=rng, missing="warn")
+        spread = float(((rows - centres[labels]) ** 2).sum())
+        if spread < least:
+            best, least = labels.astype(np.int64), spread
+    return best
+
 
 TOLERANCE = 1e-5
 POINTS = 40  # of the grid in arccos(1 − λ), for each of its cells π/moments
@@ -480,3 +512,48 @@ def _fewer(moments: Moments) -> tuple[MaxentDensity, Moments]:
         covariance=moments.covariance[:kept, :kept],
     )
     return fit(part, tol=TOLERANCE), part
+
+
+GRID = 2000
+WIDTH = 0.02
+
+
+def smoothed_lanczos_clusters(
+    graph: Graph, depth: int = 80, probes: int = 100, width: float = WIDTH, seed: int = 0
+) -> Estimate:
+    """The number of clusters by Algorithm 5 on a spectrum by Lanczos, each Ritz value a Gaussian of
+    ``width``.
+
+    λ* is the first minimum of the smoothed density, and the count all of its mass below, what the
+    kernel spread to negative λ included. One product a step and probe. The error bar is that of the
+    probes.
+    """
+    require_graph(graph)
+    require_count(depth, "depth", 2, len(graph))
+    require_positive(width, "width")
+    return smoothed_count(spectrum(graph.normalized_laplacian(), depth, probes, seed), width)
+
+
+def smoothed_count(found: Spectrum, width: float = WIDTH) -> Estimate:
+    """How many eigenvalues a spectrum has below the first minimum of its smoothed density."""
+    cut = _first_minimum(found, width)
+    if cut is None:
+        return Estimate(math.nan, math.nan, found.cost, Status.NO_GAP)
+    return found.expectation(lambda nodes: ndtr((cut - nodes) / width), found.dim)
+
+
+def _first_minimum(found: Spectrum, width: float) -> float | None:
+    places = np.linspace(0.0, 2.0, GRID)
+    density = smoothed(found, places, width)
+    lowest = np.flatnonzero((density[1:-1] < density[:-2]) & (density[1:-1] <= density[2:])) + 1
+    return float(places[lowest[0]]) if len(lowest) else None
+
+
+def smoothed(found: Spectrum, places: Array, width: float) -> Array:
+    """The density Σ_i w_i k(λ − λ_i) at ``places`` (Eq. 3.6), averaged over the probes."""
+    nodes, weights = found.nodes.ravel(), found.weights.ravel() / len(found.nodes)
+    total = np.zeros(len(places))
+    for part in np.array_split(np.arange(len(nodes)), max(1, len(nodes) // 1000)):
+        apart = (places[:, None] - nodes[part]) / width
+        total += np.exp(-0.5 * apart**2) @ weights[part]
+    return total / (width * math.sqrt(2 * math.pi))

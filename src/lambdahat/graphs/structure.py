@@ -1,8 +1,9 @@
-"""``Graph``: one undirected graph as a symmetric CSR matrix, and its matrices as operators."""
+"""``Graph``: an undirected graph as a symmetric CSR matrix, and how edges become one."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,11 +15,327 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from lambdahat._core.check import require
+from lambdahat._core.check import require, require_choice
 from lambdahat._core.rng import generator
-from lambdahat.graphs.edges import require_weights
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.matrix import Matrix
+
+Chunk = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
+
+LOOPS = ("drop", "keep")
+DUPLICATES = ("max", "sum", "mean", "refuse")
+DIRECTED = ("max", "sum", "mean", "mutual", "refuse")
+BLOCK = 1 << 13  # edges handled at once: what is kept of them on the way is small beside the graph
+# edges kept in one array: many small ones leave memory in pieces too small for the graph's arrays
+JOINED = 1 << 18
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How edges become an undirected graph.
+
+    ``weighted=False`` gives every edge the weight 1. ``loops`` are dropped or kept. ``duplicates``
+    says what the weight of an edge is that is listed several times in one direction, ``directed``
+    what it is where the two directions differ, an edge listed in one direction only having weight 0
+    in the other: "mutual" is the smaller of the two, "max", "mean" and "sum" what they say, and
+    "refuse" an error.
+    """
+
+    weighted: bool = True
+    loops: str = "drop"
+    duplicates: str = "max"
+    directed: str = "max"
+
+    def __post_init__(self) -> None:
+        require_choice(self.loops, "loops", LOOPS)
+        require_choice(self.duplicates, "duplicates", DUPLICATES)
+        require_choice(self.directed, "directed", DIRECTED)
+
+
+def adjacency_of(
+    chunks: Iterable[Chunk], rules: Rules, num_nodes: int | None = None, directed: bool = True
+) -> Any:
+    """The adjacency and the numbers of nodes (None where they are 0 … n − 1).
+
+    With ``num_nodes`` the nodes are 0 … num_nodes − 1, and all are there; without, those that a
+    chunk names. ``directed=False`` says that every edge stands for both directions already.
+    """
+    kept, weighted = _collect(chunks, rules)
+    names, count = _numbered(kept) if num_nodes is None else (None, num_nodes)
+    require(
+        count > 1,
+        "the graph",
+        "have at least two nodes",
+        "an empty one" if count == 0 else "a single node",
+    )
+    alike = rules.duplicates == rules.directed and rules.directed in ("max", "sum")
+    if alike or not directed:  # the order of merging does not matter: both directions at once
+        heavy = weighted or rules.duplicates == "sum"
+        return merged(
+            _placed(kept, count, rules.loops, heavy, both=True), rules.duplicates, heavy
+        ), names
+    one_way = merged(_placed(kept, count, rules.loops, True, both=False), rules.duplicates, True)
+    return both_ways(one_way, rules.directed), names
+
+
+def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
+    """Checked chunks of few rows, with 32-bit node numbers where they fit; and whether a weight
+    is other than 1.
+    """
+    kept: list[Chunk] = []
+    recent: list[Chunk] = []
+    weighted = False
+    for u, v, w in chunks:
+        if rules.weighted:
+            require_weights(w)
+        elif w is not None:
+            u, v, w = u[w != 0], v[w != 0], None  # an entry of 0 is no edge
+        weighted = weighted or (w is not None and bool((w != 1).any()))
+        recent.append((_narrow(u), _narrow(v), None if w is None else _light(w)))
+        if len(recent) > 1 and sum(len(part) for part, _, _ in recent) >= JOINED:
+            recent = [_joined(recent)]
+        if len(recent[0][0]) >= JOINED:
+            kept += _cut(recent.pop(0))
+    return kept + [block for chunk in recent for block in _cut(chunk)], weighted
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    first, second, weights = zip(*chunks, strict=True)
+    return (
+        np.concatenate(first),
+        np.concatenate(second),
+        None if weights[0] is None else np.concatenate(weights),
+    )
+
+
+def _cut(chunk: Chunk) -> list[Chunk]:
+    """Views of few rows each."""
+    u, v, w = chunk
+    parts = [slice(first, first + BLOCK) for first in range(0, len(u), BLOCK)]
+    return [(u[part], v[part], None if w is None else w[part]) for part in parts]
+
+
+def require_weights(weights: NDArray[Any] | None) -> None:
+    """Refuse weights that are NaN, infinite or negative."""
+    if weights is None or not len(weights):
+        return
+    bad = weights[~np.isfinite(weights)]
+    require(
+        not len(bad),
+        "the weights",
+        "be finite",
+        f"{bad[:1]}".strip("[]"),
+        "pass weighted=False to leave them out",
+    )
+    least = weights.min()
+    require(
+        bool(least >= 0),
+        "the weights",
+        "be at least 0",
+        f"{least:g}",
+        "take absolute values first, or pass weighted=False",
+    )
+
+
+def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
+    low, high = (int(nodes.min()), int(nodes.max())) if len(nodes) else (0, 0)
+    return nodes.astype(np.int32, copy=False) if -(2**31) <= low and high < 2**31 else nodes
+
+
+def _light(weights: NDArray[Any]) -> NDArray[Any]:
+    """The weights in float32 where that is exact, as for counts: kept so until they are written
+    into the graph.
+    """
+    with np.errstate(over="ignore"):
+        single = weights.astype(np.float32)
+    return single if bool((single == weights).all()) else weights
+
+
+def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
+    """Give the nodes numbers 0 … n − 1, in place; those they had, sorted, where these are
+    others, and n.
+    """
+    ends = [part for u, v, _ in chunks for part in (u, v)]
+    if not ends:
+        return None, 0
+    low, high = min(int(part.min()) for part in ends), max(int(part.max()) for part in ends)
+    # a table of all numbers is no larger than the edges
+    if low >= 0 and high < sum(len(part) for part in ends):
+        seen = np.zeros(high + 1, dtype=bool)
+        for part in ends:
+            seen[part] = True
+        names = np.flatnonzero(seen)
+        if len(names) == high + 1:
+            return None, len(names)
+        table = np.cumsum(seen, dtype=np.int32)
+        table -= 1
+        _map(chunks, lambda nodes: table[nodes])
+        return names, len(names)
+    names = np.unique(np.concatenate([np.unique(part) for part in ends]))
+    _map(chunks, lambda nodes: np.searchsorted(names, nodes).astype(np.int32))
+    return names, len(names)
+
+
+def _map(chunks: list[Chunk], number: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    """Replace the nodes chunk by chunk, in their own arrays: new ones would leave holes of their
+    size in memory.
+    """
+    for i, (u, v, w) in enumerate(chunks):
+        chunks[i] = _into(u, number(u)), _into(v, number(v)), w
+
+
+def _into(array: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype != values.dtype:
+        return values
+    array[:] = values
+    return array
+
+
+def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool) -> Any:
+    """A CSR matrix with duplicates: every edge, or it in ``both`` directions, written chunk by
+    chunk into its arrays.
+
+    The chunks are used up on the way. Weights are float64 where they are ``heavy``, and ones in
+    float32 otherwise.
+    """
+    degrees = _row_lengths(chunks, count, loops, both)
+    indptr = np.zeros(count + 1, dtype=degrees.dtype)
+    np.cumsum(degrees, out=indptr[1:])
+    free, total = np.subtract(indptr[1:], degrees, out=degrees), int(indptr[-1])
+    indices, data = np.empty(total, dtype=np.int32), np.empty(total) if heavy else None
+    while chunks:
+        _place_chunk(_without(chunks.pop(), loops), free, indices, data, both)
+    indptr = indptr.astype(np.int32, copy=False) if total < 2**31 else indptr
+    values = np.ones(total, dtype=np.float32) if data is None else data
+    return scipy.sparse.csr_array((values, indices, indptr), shape=(count, count))
+
+
+def _row_lengths(chunks: list[Chunk], count: int, loops: str, both: bool) -> NDArray[Any]:
+    kind: Any = np.int32 if 2 * sum(len(u) for u, _, _ in chunks) < 2**31 else np.int64
+    lengths = np.zeros(count, dtype=kind)
+    for chunk in chunks:
+        u, v, _ = _without(chunk, loops)
+        np.add.at(lengths, u, kind(1))  # a plain 1 would be int64, and cast one by one
+        if both:
+            np.add.at(lengths, v[u != v], kind(1))
+    return lengths
+
+
+def _without(chunk: Chunk, loops: str) -> Chunk:
+    """The chunk without edges of weight 0, and without loops where they are dropped."""
+    u, v, w = chunk
+    kept = np.ones(len(u), dtype=bool) if w is None else w != 0
+    kept &= (u != v) | (loops == "keep")
+    return chunk if kept.all() else (u[kept], v[kept], None if w is None else w[kept])
+
+
+def _place_chunk(chunk: Chunk, free: NDArray[Any], indices: Any, data: Any, both: bool) -> None:
+    u, v, w = chunk
+    _place(u, v, w, free, indices, data)
+    if both:
+        apart = u != v
+        _place(v[apart], u[apart], None if w is None else w[apart], free, indices, data)
+
+
+def _place(
+    rows: Any, columns: Any, weights: Any, free: NDArray[Any], indices: Any, data: Any
+) -> None:
+    """Write a chunk behind what its rows hold so far; ``free`` is where each row goes on."""
+    if not len(rows):
+        return
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
+    first = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]]))
+    lengths = np.diff(np.append(first, len(rows)))
+    places = np.arange(len(rows)) - np.repeat(first, lengths) + free[rows]
+    indices[places] = columns[order]
+    if data is not None:
+        data[places] = 1.0 if weights is None else weights[order]
+    free[rows[first]] += lengths
+
+
+def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
+    """The matrix with equal entries made one, in its own arrays: their sum, mean or maximum, or
+    an error.
+    """
+    if not heavy or duplicates == "sum":
+        before = matrix.nnz
+        matrix.sum_duplicates()
+        if not heavy:
+            matrix.data.fill(1.0)
+        _require_single(duplicates, matrix.nnz == before)
+        return matrix
+    matrix.sort_indices()
+    indptr, indices, data = matrix.indptr, matrix.indices, matrix.data
+    new = np.ones(len(indices), dtype=bool)
+    new[1:] = indices[1:] != indices[:-1]
+    new[indptr[:-1][np.diff(indptr) > 0]] = True
+    if new.all():
+        return matrix
+    _require_single(duplicates, False)
+    rows = np.unique(
+        np.append(np.searchsorted(indptr, np.arange(0, len(indices), BLOCK)), len(indptr) - 1)
+    )
+    low, size = 0, 0
+    # runs of rows, into the arrays' own front
+    for start, stop in zip(np.append(0, rows[:-1]), rows, strict=True):
+        high = int(indptr[stop])
+        first = np.flatnonzero(new[low:high])
+        ends = indptr[start + 1 : stop + 1] - low
+        data[size : size + len(first)] = _reduced(data[low:high], first, duplicates)
+        indices[size : size + len(first)] = indices[low:high][first]
+        indptr[start + 1 : stop + 1] = size + np.searchsorted(first, ends)
+        low, size = high, size + len(first)
+    matrix.prune()
+    matrix.has_canonical_format = True
+    return matrix
+
+
+def _reduced(
+    data: NDArray[np.float64], first: NDArray[np.int64], duplicates: str
+) -> NDArray[np.float64]:
+    if not len(first):
+        return data[:0]
+    if duplicates == "max":
+        return np.asarray(np.maximum.reduceat(data, first))
+    return np.asarray(np.add.reduceat(data, first) / np.diff(np.append(first, len(data))))
+
+
+def _require_single(duplicates: str, single: bool) -> None:
+    require(
+        duplicates != "refuse" or single,
+        "duplicates",
+        "not occur",
+        "an edge that is listed again",
+        'pass duplicates="max", "sum" or "mean"',
+    )
+
+
+def both_ways(matrix: Any, directed: str) -> Any:
+    """A symmetric matrix of one whose (i, j) and (j, i) may differ."""
+    other = matrix.T.tocsr()
+    if directed == "refuse":
+        apart = abs(matrix - other)
+        same = apart.nnz == 0 or float(apart.max()) <= 1e-12 * float(matrix.max())
+        require(
+            same,
+            "the edges",
+            "be the same in both directions",
+            "directed ones",
+            'pass directed="max", "sum", "mean" or "mutual"',
+        )
+        return matrix
+    if directed in ("sum", "mean"):
+        diagonal = scipy.sparse.diags_array(matrix.diagonal(), format="csr")
+        total = matrix + other - diagonal  # a loop has one direction
+        result = total if directed == "sum" else (matrix + other) * 0.5
+    else:
+        result = matrix.maximum(other) if directed == "max" else matrix.minimum(other)
+    result = scipy.sparse.csr_array(result)
+    result.eliminate_zeros()
+    result.sort_indices()
+    return result
+
 
 ROWS = 1 << 16
 

@@ -33,7 +33,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
 from lambdahat.graphs import graph
-from lambdahat.graphs.block_moments import eigenvalues
+from lambdahat.graphs.spectra import eigenvalues
 from lambdahat.maxent import fit
 
 CLIQUES = graph(nx.disjoint_union_all([nx.complete_graph(12) for _ in range(5)]))

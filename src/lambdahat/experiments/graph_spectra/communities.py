@@ -21,8 +21,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve
 from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
-from lambdahat.graphs.cluster_counts import TOLERANCE
-from lambdahat.graphs.lanczos_baseline import WIDTH, smoothed
+from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results.charts import Chart, Series, short

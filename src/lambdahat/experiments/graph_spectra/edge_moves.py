@@ -14,7 +14,7 @@ from lambdahat.experiments.kit.cells import Cell, Row, Rows, errors, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs import edge_perturbation
-from lambdahat.graphs.sources import graph
+from lambdahat.graphs.read import graph
 from lambdahat.graphs.structure import Graph
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart, Series

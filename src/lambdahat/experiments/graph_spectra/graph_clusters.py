@@ -25,8 +25,8 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
-from lambdahat.graphs.block_moments import eigenvalues
 from lambdahat.graphs.cluster_counts import TOLERANCE
+from lambdahat.graphs.spectra import eigenvalues
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import fit
 from lambdahat.results.charts import Chart, Series, short

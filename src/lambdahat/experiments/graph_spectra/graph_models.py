@@ -11,8 +11,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import real_graph, stand
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
-from lambdahat.graphs.model_fits import fit_model, which_model
-from lambdahat.graphs.random_models import Model
+from lambdahat.graphs.random_models import Model, fit_model, which_model
 from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Series
 

@@ -15,11 +15,17 @@ from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import lanczos_runs, moments, quadrature
 from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.kit.store import outside_file
-from lambdahat.graphs.block_moments import BOUNDS
-from lambdahat.graphs.cluster_counts import CELLS, POINTS, TOLERANCE, clusters, find_gaps
-from lambdahat.graphs.lanczos_baseline import smoothed_count
+from lambdahat.graphs.cluster_counts import (
+    CELLS,
+    POINTS,
+    TOLERANCE,
+    clusters,
+    find_gaps,
+    smoothed_count,
+)
 from lambdahat.graphs.random_models import Model
-from lambdahat.graphs.sources import graph
+from lambdahat.graphs.read import graph
+from lambdahat.graphs.spectra import BOUNDS
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Moments, Spectrum

@@ -12,7 +12,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import SUBJECTS, real_gr
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
-from lambdahat.graphs.divergences import Similarity, similarity
+from lambdahat.graphs.similarities import Similarity, similarity
 from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Heat
 

@@ -16,9 +16,8 @@ from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
-from lambdahat.graphs.block_moments import BOUNDS, components, eigenvalues, probed_moments
 from lambdahat.graphs.random_models import Model
-from lambdahat.graphs.spectra import TOLERANCE
+from lambdahat.graphs.spectra import BOUNDS, TOLERANCE, components, eigenvalues, probed_moments
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart, Series, short

@@ -4,9 +4,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from lambdahat.graphs import fit_model, graph, model_fits, which_model
-from lambdahat.graphs.model_fits import _search, _search_whole
-from lambdahat.graphs.random_models import Model
+from lambdahat.graphs import fit_model, graph, random_models, which_model
+from lambdahat.graphs.random_models import Model, _search, _search_whole
 from lambdahat.maxent import fit
 
 
@@ -60,7 +59,7 @@ def test_spectra_of_one_fit_share_a_penalty(monkeypatch):
         seen.append(density.penalty)
         return density
 
-    monkeypatch.setattr(model_fits, "fit", fitted)
+    monkeypatch.setattr(random_models, "fit", fitted)
     fit_model(graph(nx.barabasi_albert_graph(60, 2, seed=2)), "watts_strogatz", moments=12, draws=2)
     assert len(set(seen[1:])) == 1  # the first fit finds it
 

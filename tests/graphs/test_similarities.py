@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lambdahat.graphs import Similarity, graph, similarity, spectrum
-from lambdahat.graphs.block_moments import eigenvalues
-from lambdahat.graphs.divergences import Response
+from lambdahat.graphs.similarities import Response
+from lambdahat.graphs.spectra import eigenvalues
 from lambdahat.maxent import fit
 from lambdahat.results import Result
 from tests.graphs.made import planted

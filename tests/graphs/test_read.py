@@ -16,8 +16,8 @@ import scipy.io
 import scipy.sparse
 import torch
 
-from lambdahat.graphs import Graph, edges, graph, name_table, text_files
-from lambdahat.graphs.name_table import NameTable
+from lambdahat.graphs import Graph, edge_lists, graph, structure
+from lambdahat.graphs.edge_lists import NameTable
 
 EDGES = [(0, 1), (1, 2), (0, 2), (2, 3)]
 PLAIN = np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 1], [0, 0, 1, 0]], dtype=float)
@@ -364,7 +364,7 @@ def test_chunks_make_the_same_graph(tmp_path, monkeypatch):
     expected[pairs[:, 0], pairs[:, 1]] = expected[pairs[:, 1], pairs[:, 0]] = 1.0
     np.fill_diagonal(expected, 0.0)
     assert np.array_equal(whole, expected)
-    monkeypatch.setattr(text_files, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(edge_lists, "CHUNK_ROWS", 7)
     assert np.array_equal(dense(path), whole)
     assert np.array_equal(
         dense(path, loops="keep"),
@@ -406,12 +406,12 @@ def test_names_are_numbered_as_a_dict_would_over_many_chunks():
         ).tolist()
     table.close()
     assert table.names.tolist() == list(expected)
-    assert len(expected) > 4 * name_table.SLOTS
+    assert len(expected) > 4 * edge_lists.SLOTS
 
 
 def test_names_of_one_hash_stay_apart(monkeypatch):
-    monkeypatch.setattr(name_table, "_hashes", lambda names: np.full(len(names), -7))
-    monkeypatch.setattr(name_table, "SLOTS", 4)
+    monkeypatch.setattr(edge_lists, "_hashes", lambda names: np.full(len(names), -7))
+    monkeypatch.setattr(edge_lists, "SLOTS", 4)
     table = NameTable()
     assert table.numbers(["b", "a"]).tolist() == [0, 1]
     assert table.numbers([*"cabdef"]).tolist() == [2, 1, 0, 3, 4, 5]
@@ -421,7 +421,7 @@ def test_names_of_one_hash_stay_apart(monkeypatch):
 @pytest.mark.parametrize("duplicates", ["max", "sum", "mean"])
 @pytest.mark.parametrize("directed", ["max", "sum", "mean", "mutual"])
 def test_rules_over_many_chunks_are_those_of_a_table(monkeypatch, duplicates, directed):
-    monkeypatch.setattr(edges, "BLOCK", 13)
+    monkeypatch.setattr(structure, "BLOCK", 13)
     rng = np.random.default_rng(1)
     rows = np.column_stack([rng.integers(0, 12, (300, 2)), rng.random(300)])
     cells = {
@@ -462,7 +462,7 @@ def test_node_numbers_and_weights_that_grow_wider_on_the_way(tmp_path, monkeypat
     """Numbers beyond 32 bits, and a weight that float32 does not hold, after chunks of small
     ones.
     """
-    monkeypatch.setattr(text_files, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(edge_lists, "CHUNK_ROWS", 2)
     rows = [(0, 1, 1.5), (1, 2, 2.0), (2, 3, 0.5), (3, 7_000_000_000, 0.1), (0, 3, 2.5)]
     found = graph(written(tmp_path, "g.txt", "".join(f"{u} {v} {w}\n" for u, v, w in rows)))
     assert list(found.names) == [0, 1, 2, 3, 7_000_000_000]

@@ -9,9 +9,8 @@ import pytest
 from scipy.sparse.linalg import eigsh
 
 from lambdahat.graphs import Clusters, cluster_labels, clusters, graph, smoothed_lanczos_clusters
-from lambdahat.graphs.block_moments import components, degrees_of_freedom, eigenvalues
 from lambdahat.graphs.cluster_counts import Gap, weigh
-from lambdahat.graphs.walks import walk_partition
+from lambdahat.graphs.spectra import components, degrees_of_freedom, eigenvalues, walk_partition
 from lambdahat.results import Result, Status
 from tests.graphs.made import cliques, planted
 

@@ -17,9 +17,7 @@ import torch
 
 from lambdahat._core.check import describe, require, require_choice
 from lambdahat._core.storage import require_modest, unpacked_size
-from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
-from lambdahat.graphs.structure import Graph
-from lambdahat.graphs.text_files import (
+from lambdahat.graphs.edge_lists import (
     PACKED,
     edge_list,
     gml,
@@ -28,6 +26,7 @@ from lambdahat.graphs.text_files import (
     open_bytes,
     open_text,
 )
+from lambdahat.graphs.structure import Chunk, Graph, Rules, adjacency_of
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
 SUFFIXES = {
