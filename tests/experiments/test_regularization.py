@@ -46,8 +46,7 @@ from lambdahat.experiments.regularization.tables import agreement, mean_and_devi
 from lambdahat.experiments.regularization.xor_rules import XOR, XOR_TASK, XORD_TASK
 from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
-from lambdahat.optim.products import dense_hessian
-from lambdahat.optim.regularizers import StoppedThenSelectiveL2
+from lambdahat.optim.regularizers import StoppedThenSelectiveL2, dense_hessian
 from lambdahat.results.charts import Chart
 
 TASKS = ("xor", "xord", "mnist", "synthetic", "cifar10")

@@ -6,7 +6,7 @@ from torch import nn
 
 from lambdahat._core.rng import generator
 from lambdahat.models import gpt, lstm
-from lambdahat.models.recurrent import LSTMLanguageModel
+from lambdahat.models.language import LSTMLanguageModel
 
 
 def test_the_unrolled_lstm_is_torchs():

@@ -25,7 +25,7 @@ from lambdahat.models import (
     vgg16,
     wide_resnet,
 )
-from lambdahat.models.transformer import GPT
+from lambdahat.models.language import GPT
 from lambdahat.operators import hessian
 from lambdahat.problem import Problem
 

@@ -10,7 +10,7 @@ from torch.func import functional_call, jacrev
 
 import lambdahat as lh
 from lambdahat.optim import KFAC
-from lambdahat.optim.kronecker_blocks import apply, refresh
+from lambdahat.optim.kronecker_layers import apply, refresh
 from tests.cases import with_eigenvalues
 from tests.operators.kronecker_cases import MODELS
 

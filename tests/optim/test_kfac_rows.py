@@ -11,7 +11,7 @@ from torch import nn
 
 from lambdahat._core.rng import generator
 from lambdahat.optim import KFAC, kfac
-from lambdahat.optim.kronecker_rows import Rows, explain
+from lambdahat.optim.kfac import Rows, explain
 
 
 def drawn(*shape, name):

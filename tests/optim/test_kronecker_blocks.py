@@ -9,7 +9,7 @@ import torch
 
 from lambdahat._core.rng import generator
 from lambdahat.optim.descent import total_norm
-from lambdahat.optim.kronecker_blocks import average, refresh
+from lambdahat.optim.kronecker_layers import average, refresh
 
 
 def drawn(*shape, name):

@@ -19,7 +19,7 @@ from lambdahat.optim import (
     batch_product,
     layers_of,
 )
-from lambdahat.optim.products import BatchProduct, absolute_product, dense_hessian
+from lambdahat.optim.regularizers import BatchProduct, absolute_product, dense_hessian
 
 SIZES = [3, 4, 2]
 RNG = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from lambdahat.operators import ggn, hessian
 from lambdahat.optim import Metric, batch_product, true_second_derivatives
-from lambdahat.optim.products import dense_hessian
+from lambdahat.optim.regularizers import dense_hessian
 from lambdahat.problem import Problem
 from lambdahat.training import fit
 

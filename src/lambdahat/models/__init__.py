@@ -2,17 +2,18 @@
 generator.
 """
 
-from lambdahat.models.all_convolutional import all_cnn
-from lambdahat.models.lenet import lenet5
-from lambdahat.models.perceptrons import deep_linear, mlp, softmax_regression
-from lambdahat.models.preactivation import preresnet
-from lambdahat.models.recurrent import lstm
+from lambdahat.models.convolutional import all_cnn, lenet5, vgg16
+from lambdahat.models.language import gpt, lstm
+from lambdahat.models.perceptrons import (
+    deep_linear,
+    draw_weights,
+    mlp,
+    softmax_regression,
+    xor_network,
+    xord_network,
+)
 from lambdahat.models.registry import MODELS, make_model
-from lambdahat.models.residual import resnet50, resnet101, resnext29
-from lambdahat.models.transformer import gpt
-from lambdahat.models.vgg import vgg16
-from lambdahat.models.wide import wide_resnet
-from lambdahat.models.xor import draw_weights, xor_network, xord_network
+from lambdahat.models.residual import preresnet, resnet50, resnet101, resnext29, wide_resnet
 
 __all__ = [
     "MODELS",

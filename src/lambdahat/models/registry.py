@@ -12,15 +12,10 @@ from typing import Any
 from torch import nn
 
 from lambdahat._core.check import require, require_choice, require_count
-from lambdahat.models.all_convolutional import all_cnn
-from lambdahat.models.lenet import lenet5
+from lambdahat.models.convolutional import all_cnn, lenet5, vgg16
+from lambdahat.models.language import gpt, lstm
 from lambdahat.models.perceptrons import deep_linear, mlp, softmax_regression
-from lambdahat.models.preactivation import preresnet
-from lambdahat.models.recurrent import lstm
-from lambdahat.models.residual import resnet50, resnet101, resnext29
-from lambdahat.models.transformer import gpt
-from lambdahat.models.vgg import vgg16
-from lambdahat.models.wide import wide_resnet
+from lambdahat.models.residual import preresnet, resnet50, resnet101, resnext29, wide_resnet
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,28 @@ regularizers beside them.
 """
 
 from lambdahat.optim import schedules
-from lambdahat.optim.averaged_descent import ASGD, SWA, Averaged
-from lambdahat.optim.averaging import IterateAverage, refresh_batch_norm
+from lambdahat.optim.adaptive import Gadam, GadamAuto, GadamX, Padam, PadamW
+from lambdahat.optim.averaging import (
+    ASGD,
+    SWA,
+    Averaged,
+    IterateAverage,
+    Lookahead,
+    refresh_batch_norm,
+)
 from lambdahat.optim.exact_ngd import ExactNGD
-from lambdahat.optim.gadam import Gadam, GadamAuto, GadamX
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.lanczos_newton import LanczosNewton
-from lambdahat.optim.lookahead import Lookahead
 from lambdahat.optim.ngd import NGD
-from lambdahat.optim.padam import Padam, PadamW
-from lambdahat.optim.products import BatchProduct, batch_product
 from lambdahat.optim.regularizers import (
     L1,
     L2,
+    BatchProduct,
     Metric,
     SelectiveL2,
     StoppedL2,
     StoppedThenSelectiveL2,
+    batch_product,
     layers_of,
 )
 from lambdahat.optim.schedules import make_schedule

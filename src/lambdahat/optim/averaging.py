@@ -1,14 +1,18 @@
-"""Averages of a model's weights beside any optimiser, and the batch-norm statistics that they
-need.
-"""
+"""Averages of iterates: IterateAverage, SWA, ASGD, Lookahead, any optimiser with an average."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from lambdahat._core.check import require, require_choice, require_count
@@ -89,3 +93,389 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], limit: int | No
     if limit is not None:
         require_count(limit, "limit")
     update_bn(islice(batches, limit), model)
+
+
+def averaging_settings(
+    average_start: int | None, average_every: int, patience: int | None
+) -> dict[str, Any]:
+    """What ``OwnsAverage`` keeps in a parameter group: the settings, checked, and the counts."""
+    if average_start is not None:
+        require_count(
+            average_start, "average_start", least=0, cure="None waits for start_averaging()"
+        )
+    require_count(average_every, "average_every")
+    if patience is not None:
+        require_count(patience, "patience")
+    return {
+        "average_start": average_start,
+        "average_every": average_every,
+        "average_step": 0,
+        "averaged": 0,
+        "patience": patience,
+        "best": None,
+        "waited": 0,
+        "stopped": False,
+    }
+
+
+class HasAverage(Optimizer):
+    """Reads the averages that an optimiser keeps in its state, under the key ``AVERAGE``."""
+
+    AVERAGE = "average"
+
+    @property
+    def averaged_parameters(self) -> list[Tensor]:
+        """The averages in the parameters' order; a parameter without one stands for itself."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        return [
+            self.state[p].get(self.AVERAGE, p.detach()) if p in self.state else p.detach()
+            for p in params
+        ]
+
+    @contextmanager
+    def average(self) -> Iterator[None]:
+        """The averaged weights stand in the parameters inside the block; afterwards the iterates
+        are back, bit for bit.
+
+        Running statistics of batch norm are not touched: see ``averaged_model``.
+        """
+        params = [p for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            own = [p.clone() for p in params]
+            torch._foreach_copy_(params, self.averaged_parameters)
+        versions = [p._version for p in params]
+        try:
+            yield
+            unchanged = versions == [p._version for p in params]
+            require(
+                unchanged,
+                "the parameters",
+                "stay as they are inside `with optimizer.average()`",
+                "a change in place",
+                "step or load weights outside of it",
+                RuntimeError,
+            )
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(params, own)
+
+    def averaged_model(
+        self, model: nn.Module, batches: Iterable[Any] | None = None, limit: int | None = None
+    ) -> nn.Module:
+        """A copy of ``model`` with the averaged weights; ``batches``, at most ``limit``, renew
+        its batch norm.
+        """
+        known = [p for group in self.param_groups for p in group["params"]]
+        average = {id(p): mean for p, mean in zip(known, self.averaged_parameters, strict=True)}
+        require(
+            any(id(p) in average for p in model.parameters()),
+            "model",
+            "hold this optimiser's parameters",
+            model,
+        )
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+                q.copy_(average.get(id(p), p))
+        if batches is not None:
+            refresh_batch_norm(twin, batches, limit)
+        return twin
+
+
+SHARED = ("average_step", "average_start", "best", "waited", "stopped")
+
+
+class OwnsAverage(HasAverage):
+    """Keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) over the iterates after step ``average_start`` and every
+    ``average_every``-th on.
+
+    Averages and counts are part of ``state_dict``. With a ``patience`` the caller hands each
+    epoch's validation loss to ``record``: so many epochs without a new best start the averaging,
+    and as many after that set ``stopped`` (§7.8.7, spectral thesis).
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """A group that comes later takes part in the count so far: its average begins at the
+        next iterate due.
+        """
+        if self.param_groups and isinstance(param_group, dict):
+            for name in SHARED:
+                param_group.setdefault(name, self.param_groups[0][name])
+        super().add_param_group(param_group)
+
+    @property
+    def averaging(self) -> bool:
+        """Whether an average has begun."""
+        return any(group["averaged"] > 0 for group in self.param_groups)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``record`` has seen ``patience`` epochs without a new best since averaging
+        began.
+        """
+        return bool(self.param_groups[0]["stopped"])
+
+    def start_averaging(self) -> None:
+        """Begin now, with the present iterate as the first."""
+        for group in self.param_groups:
+            if group["averaged"] == 0:
+                group["average_start"] = group["average_step"]
+                self._add_iterate(group)
+
+    def record(self, value: float) -> None:
+        """Take an epoch's validation loss, of ``average()`` once averaging has begun; NaN is no
+        new best.
+        """
+        group = self.param_groups[0]
+        patience, best, value = group["patience"], group["best"], float(value)
+        require(
+            patience is not None,
+            "patience",
+            "be given to the optimiser for record() to act on",
+            None,
+        )
+        better = not math.isnan(value) and (best is None or value < best)
+        waited = 0 if better else group["waited"] + 1
+        news = {"best": value if better else best, "waited": waited, "stopped": group["stopped"]}
+        if waited >= patience and not self.averaging:
+            self.start_averaging()
+            # from here on it is the average that is judged
+            news = {"best": None, "waited": 0, "stopped": False}
+        elif waited >= patience:
+            news["stopped"] = True
+        for each in self.param_groups:
+            each.update(news)
+
+    def _advance_average(self) -> None:
+        """Count a step and, where it is due, add the iterate."""
+        for group in self.param_groups:
+            group["average_step"] += 1
+            start, past = group["average_start"], group["average_step"]
+            if (
+                start is not None
+                and past >= max(start, 1)
+                and (past - start) % group["average_every"] == 0
+            ):
+                self._add_iterate(group)
+
+    @torch.no_grad()
+    def _add_iterate(self, group: dict[str, Any]) -> None:
+        params = group["params"]
+        if group["averaged"] == 0:
+            for p in params:
+                self.state[p][self.AVERAGE] = p.detach().clone()
+        elif params:
+            means = [self.state[p][self.AVERAGE] for p in params]
+            torch._foreach_lerp_(means, params, 1 / (group["averaged"] + 1))
+        group["averaged"] += 1
+
+
+class Wrapper(Optimizer):
+    """An optimiser around ``base``: one set of parameter groups, one state dict, ``base``'s other
+    names shine through.
+
+    Schedulers, gradient scalers and checkpoints see an ordinary optimiser. ``OWN`` names what the
+    wrapper itself keeps per parameter; in ``state_dict`` that stands beside ``base``'s.
+    """
+
+    OWN: tuple[str, ...] = ()
+    base: Optimizer
+
+    def __init__(self, base: Optimizer, settings: dict[str, Any]) -> None:
+        made = isinstance(base, Optimizer)
+        require(
+            made,
+            "base",
+            "be an optimiser",
+            base,
+            f"{type(self).__name__}(torch.optim.SGD(…))",
+            TypeError,
+        )
+        self.base = base
+        super().__init__(base.param_groups, {**base.defaults, **settings})
+        self.param_groups = base.param_groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if any(param_group is group for group in self.base.param_groups):  # at construction
+            super().add_param_group(param_group)
+            return
+        self.base.add_param_group(param_group)
+        for name, value in self.defaults.items():
+            param_group.setdefault(name, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        saved = self.base.state_dict()
+        state = dict(saved["state"])
+        for index, p in enumerate(p for group in self.param_groups for p in group["params"]):
+            if self.state.get(p):
+                state[index] = {**state.get(index, {}), **self.state[p]}
+        return {**saved, "state": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own: dict[int, dict[str, Any]] = {}
+        rest: dict[Any, Any] = {}
+        for index, entry in state_dict["state"].items():
+            mine = {name: entry[name] for name in self.OWN if name in entry}
+            theirs = {name: value for name, value in entry.items() if name not in mine}
+            if mine:
+                own[index] = mine
+            if theirs or not mine:
+                rest[index] = theirs
+        self.base.load_state_dict({**state_dict, "state": rest})
+        self.param_groups = self.base.param_groups
+        self.state = defaultdict(dict)
+        params = [p for group in self.param_groups for p in group["params"]]
+        for index, mine in own.items():
+            p = params[index]
+            self.state[p] = {
+                name: value.detach().to(p.device, p.dtype, copy=True)
+                for name, value in mine.items()
+            }
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "base" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.base, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "base": self.base}
+
+
+class Lookahead(Wrapper):
+    """k steps of ``base``, then θ ← φ + α(θ − φ), φ the weights before them (Zhang et al., 2019).
+
+    α = 1 is ``base``. Around an optimiser that averages its iterates it rests once averaging has
+    begun, so that ``Lookahead(Gadam(…))`` is the spectral thesis's Gadam + LH (§7.8.5).
+    ``centralize`` first takes the mean over all axes but the first from every gradient of more than
+    one axis (Yong et al., 2020; §7.10.1).
+    """
+
+    OWN = ("slow",)
+
+    def __init__(
+        self, base: Optimizer, k: int = 5, alpha: float = 0.5, *, centralize: bool = False
+    ) -> None:
+        require_count(k, "k")
+        require(0 < alpha <= 1, "alpha", "lie in (0, 1]", repr(alpha))
+        settings = {
+            "lookahead_k": k,
+            "lookahead_alpha": alpha,
+            "lookahead_step": 0,
+            "centralize": centralize,
+        }
+        super().__init__(base, settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is None:
+            self._centralize()
+        for group in self.param_groups:
+            if group["lookahead_step"] % group["lookahead_k"] == 0 and not self._resting:
+                for p in group["params"]:
+                    self.state[p]["slow"] = p.detach().clone()
+        loss = self.base.step(None if closure is None else self._centralized(closure))
+        for group in self.param_groups:
+            group["lookahead_step"] += 1
+            if (
+                group["lookahead_step"] % group["lookahead_k"] == 0
+                and group["params"]
+                and not self._resting
+            ):
+                slow = [self.state[p]["slow"] for p in group["params"]]
+                torch._foreach_lerp_(group["params"], slow, 1 - group["lookahead_alpha"])
+        return loss
+
+    @property
+    def _resting(self) -> bool:
+        return bool(getattr(self.base, "averaging", False))
+
+    def _centralized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            loss = closure()
+            self._centralize()
+            return loss
+
+        return evaluate
+
+    @torch.no_grad()
+    def _centralize(self) -> None:
+        for group in self.param_groups:
+            if group["centralize"]:
+                grads: list[Tensor] = [
+                    p.grad for p in group["params"] if p.grad is not None and p.grad.dim() > 1
+                ]
+                for grad in grads:
+                    grad.sub_(grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True))
+
+
+class Averaged(OwnsAverage, Wrapper):
+    """``base`` with its iterates averaged from step ``average_start`` on, every ``average_every``
+    steps.
+
+    The average is read, started and stopped as ``Gadam``'s is; the steps are ``base``'s.
+    """
+
+    OWN = ("average",)
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        average_start: int | None = None,
+        average_every: int = 1,
+        patience: int | None = None,
+    ) -> None:
+        super().__init__(base, averaging_settings(average_start, average_every, patience))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = self.base.step(closure)
+        self._advance_average()
+        return loss
+
+
+class SWA(Averaged):
+    """Stochastic weight averaging: SGD whose iterates are averaged (Izmailov et al., 2018); with
+    ``patience`` SWA-Auto.
+
+    Give it the rate of ``schedules.averaging_decay``, which is constant once averaging has begun.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        nesterov: bool = False,
+        average_start: int | None = None,
+        average_every: int = 1,
+        patience: int | None = None,
+    ) -> None:
+        base = torch.optim.SGD(params, lr, momentum, weight_decay=weight_decay, nesterov=nesterov)
+        super().__init__(
+            base, average_start=average_start, average_every=average_every, patience=patience
+        )
+
+
+class ASGD(HasAverage, torch.optim.ASGD):
+    """``torch.optim.ASGD`` (Polyak and Juditsky, 1992), whose average can be read as ``Gadam``'s
+    is.
+
+    Its rate is α/(1 + λαt)^a with λ ``lambd`` and a ``alpha``; the average holds the iterates from
+    step ``t0`` + 2 on.
+    """
+
+    AVERAGE = "ax"
+
+    @property
+    def averaging(self) -> bool:
+        """Whether an average has begun: its weight of the next iterate is below 1."""
+        known = [
+            self.state[p]
+            for group in self.param_groups
+            for p in group["params"][:1]
+            if p in self.state
+        ]
+        return any(float(state["mu"]) < 1 for state in known if state)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
-from lambdahat._core.rng import derived_seed
+from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, joined
 from lambdahat.optim.descent import (
     Descent,
@@ -18,11 +23,190 @@ from lambdahat.optim.descent import (
     require_nonnegative,
     total_norm,
 )
-from lambdahat.optim.kronecker_blocks import apply, average, ready, refresh
-from lambdahat.optim.kronecker_layers import Layer, Sums, find_layers
-from lambdahat.optim.kronecker_rows import Rows, explain, rows_of, step_of
-from lambdahat.optim.recording import Recorder
+from lambdahat.optim.kronecker_layers import (
+    Affine,
+    Layer,
+    Sums,
+    apply,
+    average,
+    find_layers,
+    ready,
+    refresh,
+)
 from lambdahat.problem import Problem
+
+ROUNDING = 100  # units of the dtype that a sum may be off when it is taken in another order
+
+
+class Rows(NamedTuple):
+    """One call of a layer: inputs (b, n) and output gradients (b, m)."""
+
+    x: Tensor
+    g: Tensor
+
+
+def rows_of(layer: Layer, x: Tensor, g: Tensor) -> Rows | None:
+    """The rows of a call, where they make a step cheaper. On a CPU alone: ``explain`` waits for
+    the device.
+    """
+    if not (isinstance(layer, Affine) and layer.linear and layer.trains("weight") and x.ndim == 2):
+        return None
+    count, n, m = len(x), x.shape[1], g.shape[1]
+    fewer = count * (n * n + m * m + n * m) < n * m * (n + m)
+    same = x.dtype == g.dtype == layer.key.dtype and x.dtype in (torch.float32, torch.float64)
+    return Rows(x, g) if fewer and same and x.device.type == "cpu" else None
+
+
+def explain(rows: Rows, gradients: Sequence[Tensor]) -> bool:
+    """Whether the gradients of weight (and bias) are the sum over the rows: seen by their product
+    with one vector.
+
+    Not so after accumulation, clipping or unscaling, or where a penalty is part of the loss.
+    """
+    probe, one = _probe(rows.x.shape[1], rows.x.dtype)
+    if len(gradients) > 1:
+        found, inputs = (
+            torch.addmv(gradients[1], gradients[0], probe),
+            torch.addmv(one, rows.x, probe),
+        )
+    else:
+        found, inputs = gradients[0] @ probe, rows.x @ probe
+    error = torch.addmv(found, rows.g.T, inputs, alpha=-1)
+    bound = ROUNDING * torch.finfo(found.dtype).eps * _norm(found)
+    # squares that vanish or overflow tell nothing
+    return 0.0 < bound < math.inf and _norm(error) <= bound
+
+
+def step_of(rows: Rows, state: dict[str, Any], biased: bool) -> list[Tensor]:
+    """The steps of weight and, where ``biased``, bias: the parts of Σ_i (G⁻¹g_i)(A⁻¹a_i)ᵀ."""
+    size = rows.x.shape[1]
+    # the products with W's and b's rows and columns of A⁻¹ apart: nothing is copied; A⁻¹aᵀ is
+    # faster than aA⁻¹
+    inverse = state["A_inverse"][0]
+    g, of_weight = (rows.g @ state["G_inverse"][0]).T, inverse[:size, :size]
+    if not biased:
+        return [g @ (of_weight @ rows.x.T).T]
+    edge = inverse[:size, size]
+    inputs = torch.addmm(edge.unsqueeze(1), of_weight, rows.x.T)
+    return [g @ inputs.T, g @ torch.addmv(inverse[size, size], rows.x, edge)]
+
+
+@cache
+def _probe(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Numbers of one sign and no pattern, and a 1 for the bias."""
+    draw = torch.rand(size, generator=generator(0, "kfac", "rows", size), dtype=torch.float64).add_(
+        0.5
+    )
+    return draw.to(dtype), torch.ones((), dtype=dtype)
+
+
+def _norm(vector: Tensor) -> float:
+    return math.sqrt(torch.dot(vector, vector))
+
+
+class Listener(Protocol):
+    """Who wants to know what the layers of a model see."""
+
+    def wanted(self) -> bool:
+        """Whether the forward pass that runs now is of interest."""
+
+    def receive(self, index: int, x: Tensor, g: Tensor, samples: int, forward_pass: object) -> None:
+        """Take the input of module ``index`` and the gradient at its output."""
+
+
+class Recorder:
+    """Calls ``listener.receive(index, x, g, samples, forward_pass)`` in a backward pass for every
+    call of a module.
+
+    x is the input of ``modules[index]`` and g the gradient at its output; ``samples`` is the batch
+    size of the model's own input, and ``forward_pass`` the same object for all calls in one forward
+    pass of the model. Passes in eval mode or without gradients are not seen, nor those of
+    ``create_graph=True``, nor those that are not ``wanted()``. The hooks hold the recorder weakly
+    and are removed with it, or by ``close``; so does the recorder its listener.
+    """
+
+    def __init__(self, model: nn.Module, modules: Sequence[nn.Module], listener: Listener) -> None:
+        self.modules, self._listener = tuple(modules), weakref.ref(listener)
+        self._current: tuple[int, object] | None = None
+        handles = [model.register_forward_pre_hook(_Hook(self, "begin"), with_kwargs=True)]
+        for index, module in enumerate(self.modules):
+            handles.append(
+                module.register_forward_hook(_Hook(self, "called", index), with_kwargs=True)
+            )
+        # last, for the model may be a layer itself
+        handles.append(
+            model.register_forward_hook(_Hook(self, "end"), with_kwargs=True, always_call=True)
+        )
+        self.close = weakref.finalize(self, _remove, handles)
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pass of the whole model starts: its first tensor tells the number of
+        samples.
+        """
+        first = args[0] if args else None
+        leaves = (
+            [first] if isinstance(first, Tensor) and first.ndim > 0 else tree_leaves((args, kwargs))
+        )
+        sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
+        self._current = (sizes[0], object()) if sizes else None
+
+    def end(self, *_: Any) -> None:
+        """It is over."""
+        self._current = None
+
+    def called(
+        self,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        """One layer was called: watch for the gradient at its output."""
+        listener = self._listener()
+        seen = module is self.modules[index] and module.training and torch.is_grad_enabled()
+        if not (
+            seen
+            and isinstance(output, Tensor)
+            and output.requires_grad
+            and listener
+            and listener.wanted()
+        ):
+            return
+        x = (args[0] if args else kwargs["input"]).detach()
+        samples, forward_pass = self._current or (len(x), object())
+        held, waiting = self._listener, [x]  # emptied by the first backward pass
+
+        def hook(g: Tensor) -> None:
+            listener, rest = held(), waiting.copy()
+            waiting.clear()
+            if listener is not None and rest and not torch.is_grad_enabled():
+                listener.receive(index, rest[0], g, samples, forward_pass)
+
+        output.register_hook(hook)
+
+
+class _Hook:
+    """A weak call of one of the recorder's methods; a copied or unpickled one does nothing."""
+
+    def __init__(self, recorder: Recorder, method: str, *first: Any) -> None:
+        self.recorder, self.method, self.first = weakref.ref(recorder), method, first
+
+    def __call__(self, *args: Any) -> None:
+        recorder = self.recorder()
+        if recorder is not None:
+            getattr(recorder, self.method)(*self.first, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a callable of the standard library that ignores its arguments, so that a model that was
+        # saved while it was being trained loads where lambdahat is not installed
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _remove(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
 
 KINDS = ("kfac", "ekfac")
 FISHERS = ("empirical", "monte_carlo", "exact")

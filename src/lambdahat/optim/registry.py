@@ -12,13 +12,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat._core.check import require, require_choice, require_like
-from lambdahat.optim.averaged_descent import ASGD, SWA
+from lambdahat.optim.adaptive import Gadam, GadamAuto, GadamX, Padam, PadamW
+from lambdahat.optim.averaging import ASGD, SWA
 from lambdahat.optim.exact_ngd import ExactNGD
-from lambdahat.optim.gadam import Gadam, GadamAuto, GadamX
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.lanczos_newton import LanczosNewton
 from lambdahat.optim.ngd import NGD
-from lambdahat.optim.padam import Padam, PadamW
 from lambdahat.optim.regularizers import (
     L1,
     L2,

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from lambdahat._core.check import require
 from lambdahat._core.device import Replay
-from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
+from lambdahat.optim.ngd import AxisFishers, Rule, natural_gradients, updating
 from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from lambdahat._core.check import require
 from lambdahat.operators.base import LinearOperator
-from lambdahat.optim.padam import Padam
+from lambdahat.optim.adaptive import Padam
 from lambdahat.optim.spectral_sgd import SpectralSGD
 from lambdahat.problem import Problem
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lambdahat._core.check import require
 from lambdahat.optim.kfac import KFAC
-from lambdahat.optim.products import BatchProduct
+from lambdahat.optim.regularizers import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
 from lambdahat.problem.network import true_second_derivatives

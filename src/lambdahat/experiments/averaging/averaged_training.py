@@ -28,11 +28,8 @@ from lambdahat.experiments.kit.training import NETWORKS as LARGE
 from lambdahat.experiments.kit.training import Watch, images
 from lambdahat.models import preresnet, resnet50, wide_resnet
 from lambdahat.models.initial import he, initialize
-from lambdahat.optim.averaged_descent import SWA, Averaged
-from lambdahat.optim.averaging import refresh_batch_norm
-from lambdahat.optim.gadam import Gadam, GadamX
-from lambdahat.optim.lookahead import Lookahead
-from lambdahat.optim.padam import Padam, PadamW
+from lambdahat.optim.adaptive import Gadam, GadamX, Padam, PadamW
+from lambdahat.optim.averaging import SWA, Averaged, Lookahead, refresh_batch_norm
 from lambdahat.optim.schedules import make_schedule
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batches

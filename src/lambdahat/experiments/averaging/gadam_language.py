@@ -37,7 +37,7 @@ from lambdahat.experiments.kit.cells import (
 )
 from lambdahat.experiments.kit.claims import Claim, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
-from lambdahat.models.recurrent import lstm
+from lambdahat.models.language import lstm
 from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart, Series
 

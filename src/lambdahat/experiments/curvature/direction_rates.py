@@ -27,9 +27,9 @@ from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, pai
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, subject
 from lambdahat.experiments.kit.training import Images, curvature_problem, images, network
 from lambdahat.operators.curvature import hessian
+from lambdahat.optim.adaptive import Padam
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.lanczos_newton import LanczosNewton
-from lambdahat.optim.padam import Padam
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import rate_ratio
 from lambdahat.results import Eigenpairs

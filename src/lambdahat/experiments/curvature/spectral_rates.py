@@ -25,7 +25,7 @@ from lambdahat.experiments.kit.cells import (
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, slope
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
 from lambdahat.experiments.kit.training import images, network
-from lambdahat.optim.averaged_descent import SWA, Averaged
+from lambdahat.optim.averaging import SWA, Averaged
 from lambdahat.optim.schedules import averaging_decay
 from lambdahat.optim.spectral_sgd import SpectralSGD
 from lambdahat.problem import Problem

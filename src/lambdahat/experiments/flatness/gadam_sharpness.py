@@ -43,7 +43,7 @@ from lambdahat.experiments.kit.training import (
     train,
     train_by_sgd,
 )
-from lambdahat.optim.gadam import Gadam
+from lambdahat.optim.adaptive import Gadam
 from lambdahat.optim.schedules import averaging_decay
 from lambdahat.results.charts import Chart, Series
 from lambdahat.training import Run

@@ -27,7 +27,7 @@ from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomi
 from lambdahat.data.files import note_data
 from lambdahat.data.loading import data_digest, load
 from lambdahat.experiments.kit.cells import Cell, Row
-from lambdahat.models.lenet import lenet5
+from lambdahat.models.convolutional import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem

@@ -36,8 +36,7 @@ from lambdahat.experiments.regularization.runs import (
 from lambdahat.experiments.regularization.tables import tables_of
 from lambdahat.experiments.regularization.xor_rules import SILENT, UNSAID
 from lambdahat.models.initial import initialize
-from lambdahat.models.perceptrons import ACTIVATIONS, mlp
-from lambdahat.models.xor import draw_weights
+from lambdahat.models.perceptrons import ACTIVATIONS, draw_weights, mlp
 
 SIDES = {"mnist": (1, 28), "digits": (1, 8), "cifar10": (3, 32)}
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lambdahat._core.device import Replay, side_stream
-from lambdahat.optim.products import BatchProduct, Product
-from lambdahat.optim.regularizers import READINGS, Rule
+from lambdahat.optim.regularizers import READINGS, BatchProduct, Product, Rule
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 ABSOLUTE = READINGS[1]

@@ -35,7 +35,7 @@ from lambdahat.experiments.regularization.runs import (
     run_rules,
 )
 from lambdahat.experiments.regularization.tables import tables_of
-from lambdahat.models.xor import xor_network, xord_network
+from lambdahat.models.perceptrons import xor_network, xord_network
 
 
 def _network(name: str, make: Any, cell: Cell, regime: str, dropout: float, seed: int) -> nn.Module:
