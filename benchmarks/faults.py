@@ -470,7 +470,7 @@ def try_files(what: str, count: int, seed: int, folder: Path, begin: int = 0) ->
     random_, read = random.Random(seed), 0
     crafted: dict[str, tuple[str, bytes]]
     if what == "pickles":
-        from lambdahat.data.cifar import read_batch
+        from lambdahat.data.image_files import read_batch
 
         crafted = {name: ("data_batch_1", data) for name, data in crafted_pickles().items()}
         seeds = {"data_batch_1": good_pickles()}
@@ -612,21 +612,21 @@ def _npy_header(length: int) -> bytes:
 
 
 def bomb_idx(folder: Path) -> None:
-    from lambdahat.data.idx import read_idx
+    from lambdahat.data.image_files import read_idx
 
     _gigabytes(folder / "bomb.gz", gzip.open)
     read_idx(folder / "bomb.gz")
 
 
 def bomb_published(folder: Path) -> None:
-    from lambdahat.data.files import File
+    from lambdahat.data.sources import File
 
     _gigabytes(folder / "bomb.gz", gzip.open)
     File("bomb", 1000, "").verify(folder / "bomb.gz")
 
 
 def bomb_batch(folder: Path) -> None:
-    from lambdahat.data.imagenet import imagenet32_files
+    from lambdahat.data.image_files import imagenet32_files
 
     _zip_of_gigabytes(folder / "train_data_batch_1.npz", _npy_header(1 << 29))
     (folder / "bomb").symlink_to(folder / "train_data_batch_1.npz")
@@ -696,8 +696,7 @@ def archives(count: int, folder: Path) -> Tally:
     """
     import hashlib
 
-    from lambdahat.data.files import File
-    from lambdahat.data.sources import _unpack
+    from lambdahat.data.sources import File, _unpack
 
     random_, body, outcomes = random.Random(0), bytes(range(256)) * 8, []
     wanted = File("one", len(body), f"sha256:{hashlib.sha256(body).hexdigest()}")
@@ -1608,7 +1607,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     from lambdahat.optim import IterateAverage
     from lambdahat.results import Result
     from lambdahat.training import Checkpoints, fit, read_rows
-    from lambdahat.training.folders import Recipe, read_recipe, weights
+    from lambdahat.training.checkpoints import Recipe, read_recipe, weights
     from lambdahat.training.metrics import Metrics
 
     run, problem = folder / "run", a_problem()

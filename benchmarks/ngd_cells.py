@@ -44,8 +44,8 @@ from typing import Any
 from device_cells import _shared_gpu
 
 from lambdahat._core.progress import progress
-from lambdahat.data.files import VARIABLE
-from lambdahat.data.loading import locate
+from lambdahat.data.catalogue import locate
+from lambdahat.data.sources import VARIABLE
 from lambdahat.experiments.kit.cells import Cell, key_of
 from lambdahat.experiments.kit.runner import Outcome, matches, run_cell
 from lambdahat.experiments.kit.store import Store

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from lambdahat.cli.app import app
 from lambdahat.data import CATALOGUE
-from lambdahat.data.idx import NAMES
+from lambdahat.data.image_files import NAMES
 from tests.data.standard_files import published, write_handwriting
 
 

@@ -15,14 +15,14 @@ from lambdahat import optim
 from lambdahat.cli.app import app
 from lambdahat.cli.train import extra_options, literal, named_options
 from lambdahat.data import digits_split
-from lambdahat.data.loading import load
+from lambdahat.data.catalogue import load
 from lambdahat.models.registry import make_model
 from lambdahat.operators import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Result
 from lambdahat.results.measurement import Measurement
 from lambdahat.training import fit, load_run, read_rows
-from lambdahat.training.folders import weights
+from lambdahat.training.checkpoints import weights
 from tests.training.small_runs import same, timeless
 
 BASIC = (

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from lambdahat.data.catalogue import DataSet
-from lambdahat.data.files import File
-from lambdahat.data.idx import NAMES
+from lambdahat.data.image_files import NAMES
+from lambdahat.data.sources import File
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -17,9 +17,7 @@ import pytest
 from lambdahat._core.progress import progress
 from lambdahat.data import check, fetch, load
 from lambdahat.data.catalogue import CATALOGUE, DataSet
-from lambdahat.data.downloads import download
-from lambdahat.data.files import File, contents
-from lambdahat.data.sources import Archive, Debian, Mirror, Npm
+from lambdahat.data.sources import Archive, Debian, File, Mirror, Npm, contents, download
 from tests.data.standard_files import published, write_handwriting
 
 BODY = bytes(range(256)) * 40

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lambdahat.data import load
-from lambdahat.data.idx import NAMES, read_idx
+from lambdahat.data.image_files import NAMES, read_idx
 from tests.data.standard_files import idx, write_handwriting
 
 

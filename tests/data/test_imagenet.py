@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lambdahat.data import ImageFolder, load
-from lambdahat.data.imagenet import BATCHES, DEVIATION, MEAN
+from lambdahat.data.image_files import BATCHES, DEVIATION, MEAN
 from tests.data.standard_files import colours, dump
 
 

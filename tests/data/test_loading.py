@@ -3,9 +3,9 @@
 import pytest
 
 from lambdahat.data import CATALOGUE, check, load
-from lambdahat.data.files import cache
-from lambdahat.data.idx import NAMES
-from lambdahat.data.loading import locate
+from lambdahat.data.catalogue import locate
+from lambdahat.data.image_files import NAMES
+from lambdahat.data.sources import cache
 from tests.data.standard_files import published, write_handwriting
 
 
@@ -20,7 +20,7 @@ def places(tmp_path, monkeypatch):
         CATALOGUE, "mnist", published(entry, tmp_path / "original", (7, 5), entry.sources)
     )
     monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "named"))
-    monkeypatch.setattr("lambdahat.data.files.cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr("lambdahat.data.sources.cache", lambda: tmp_path / "cache")
     return tmp_path / "named", tmp_path / "cache"
 
 

@@ -12,7 +12,7 @@ STORES = ROOT / "benchmarks" / "results" / "reproductions"
 
 def test_stored_cells_are_in_the_grid(monkeypatch, tmp_path):
     monkeypatch.delenv("LAMBDAHAT_DATA", raising=False)
-    monkeypatch.setattr("lambdahat.data.files.cache", lambda: tmp_path)
+    monkeypatch.setattr("lambdahat.data.sources.cache", lambda: tmp_path)
     strangers = {}
     for store in stores_in(STORES):
         grid = {key_of(cell) for cell in find(store.experiment).grid(store.scale)}

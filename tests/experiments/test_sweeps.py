@@ -23,7 +23,7 @@ import torch
 
 import lambdahat
 from lambdahat._core.storage import Damaged
-from lambdahat.data.idx import NAMES
+from lambdahat.data.image_files import NAMES
 from lambdahat.experiments.kit import runner, store
 from lambdahat.experiments.kit.cells import Rows, key_of
 from lambdahat.experiments.kit.experiment import Experiment
@@ -507,7 +507,7 @@ def on_images(**changes) -> Experiment:
     experiment = toy(**changes)
 
     def run(cell, device):
-        from lambdahat.data.loading import load
+        from lambdahat.data.catalogue import load
         from lambdahat.experiments.kit.store import outside_file
 
         x, _ = load("mnist", verify=False, normalization="raw").train

@@ -15,9 +15,7 @@ from lambdahat.krylov.lanczos import RecordedSteps
 from lambdahat.problem import Problem
 from lambdahat.training import fit
 from lambdahat.training.feeding import Feed
-from lambdahat.training.recorded_gradients import RecordedGradients
-from lambdahat.training.stepping import Stepper, Tally
-from lambdahat.training.subjects import Subject
+from lambdahat.training.stepping import RecordedGradients, Stepper, Subject, Tally
 from tests.gpu.waiting import no_waiting
 from tests.training.small_runs import TEST, TRAIN, network, plain
 

@@ -7,10 +7,9 @@ import torch
 
 from lambdahat.problem import Problem
 from lambdahat.training import fit
+from lambdahat.training.checkpoints import weights
 from lambdahat.training.feeding import Feed
-from lambdahat.training.folders import weights
-from lambdahat.training.stepping import Stepper, Tally
-from lambdahat.training.subjects import Subject
+from lambdahat.training.stepping import Stepper, Subject, Tally
 from tests.gpu.waiting import no_waiting
 from tests.training.small_runs import TEST, TRAIN, network, same, timeless
 

@@ -17,9 +17,8 @@ import torch
 
 from lambdahat._core.storage import Damaged
 from lambdahat.training import Checkpoints, metrics
-from lambdahat.training.checkpoints import DamagedCheckpoint, alone_in, read
+from lambdahat.training.checkpoints import DamagedCheckpoint, alone_in, pack, read, unpack
 from lambdahat.training.metrics import Metrics, read_rows
-from lambdahat.training.packing import pack, unpack
 from tests.training.small_runs import TRAIN, Setup, same, timeless
 
 STATE = {

@@ -10,7 +10,7 @@ from lambdahat.optim import KFAC, L2, IterateAverage, Metric, schedules
 from lambdahat.optim.registry import make_optimizer, make_regularizer
 from lambdahat.problem import Problem
 from lambdahat.training import EarlyStopping, fit
-from lambdahat.training.folders import load_run, weights
+from lambdahat.training.checkpoints import load_run, weights
 from tests.training.small_runs import TEST, TRAIN, plain
 
 

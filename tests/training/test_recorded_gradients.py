@@ -13,9 +13,7 @@ from torch import nn
 from lambdahat import optim
 from lambdahat.problem import Problem
 from lambdahat.training.feeding import Feed
-from lambdahat.training.recorded_gradients import RecordedGradients
-from lambdahat.training.stepping import Stepper, Tally, joint_norm
-from lambdahat.training.subjects import Subject
+from lambdahat.training.stepping import RecordedGradients, Stepper, Subject, Tally, joint_norm
 from tests.training.small_runs import TRAIN, plain, same
 
 

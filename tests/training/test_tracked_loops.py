@@ -8,7 +8,7 @@ import torch
 
 import lambdahat as lh
 from lambdahat.training import Run, make_tracker, read_rows, tracking
-from lambdahat.training.tracked_loops import Tracking
+from lambdahat.training.callbacks import Tracking
 from tests.cases import classifier
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat.training import TRACKERS, Tracker, make_tracker, make_trackers
+from lambdahat.training.checkpoints import pack, unpack
 from lambdahat.training.curvature_trackers import subspace_drift
-from lambdahat.training.packing import pack, unpack
 from lambdahat.training.scale_trackers import LearningCoefficientTracker
 from tests.cases import classifier, quadratic, with_eigenvalues
 from tests.oracles import dense_hessian

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat.training import warm_starts
-from lambdahat.training.warm_starts import leading_pairs
+from lambdahat.training import curvature_trackers
+from lambdahat.training.curvature_trackers import leading_pairs
 from tests.cases import spectra, with_eigenvalues
 
 TOL = 1e-3
@@ -106,7 +106,7 @@ def test_all_of_a_small_matrix():
 @pytest.mark.parametrize("which", ["largest", "both"])
 def test_a_basis_that_is_full_is_restarted(which, monkeypatch):
     """An edge of a dense bulk takes more products than the basis has room for."""
-    monkeypatch.setattr(warm_starts, "ROOM", 12)
+    monkeypatch.setattr(curvature_trackers, "ROOM", 12)
     matrix = spectra(300)["flat"]
     operator = lh.operator(matrix)
     found = leading_pairs(operator, 2, which, tol=1e-5, max_matvecs=400)

@@ -23,8 +23,7 @@ from lambdahat.models import mlp
 from lambdahat.operators.kronecker import kfac
 from lambdahat.optim import KFAC, NGD
 from lambdahat.problem import Problem
-from lambdahat.training.ensembles import DEFAULTS
-from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepped
+from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, Stepped
 
 BATCH, STEPS, DAMPING = 128, 40, 1e-2  # 40 steps are whole periods of NGD's 4 and KFAC's 10
 SGD = "SGD step"

@@ -135,7 +135,7 @@ def train(
     with --resume.
     """
     from lambdahat.cli.train import Plan, extra_options, key_values, run_train
-    from lambdahat.training.folders import Recipe
+    from lambdahat.training.checkpoints import Recipe
 
     kept = "the same command with --resume goes on" if out else "pass --out to keep checkpoints"
     with exit_codes(kept):

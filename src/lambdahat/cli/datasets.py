@@ -17,9 +17,8 @@ from lambdahat.cli.exits import (
 )
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
-from lambdahat.data.catalogue import CATALOGUE
-from lambdahat.data.files import File, roots
-from lambdahat.data.loading import check, fetch, locate
+from lambdahat.data.catalogue import CATALOGUE, check, fetch, locate
+from lambdahat.data.sources import File, roots
 
 LISTED = ("data set", "training", "test", "what", "where")
 CHECKED = ("data set", "state", "where")

@@ -19,8 +19,14 @@ from lambdahat._core.check import require_count
 from lambdahat.cli.exits import InputError, foreign_output, one_line
 from lambdahat.problem import Problem
 from lambdahat.problem.network import named_tensors
-from lambdahat.training.checkpoints import read_tensors
-from lambdahat.training.folders import WHICH, is_run_folder, load_run, read_recipe, weights
+from lambdahat.training.checkpoints import (
+    WHICH,
+    is_run_folder,
+    load_run,
+    read_recipe,
+    read_tensors,
+    weights,
+)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

@@ -25,7 +25,7 @@ from lambdahat.optim.registry import REGULARIZERS, make_optimizer, make_regulari
 from lambdahat.problem import Problem
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.training import Run, fit
-from lambdahat.training.folders import Recipe
+from lambdahat.training.checkpoints import Recipe
 from lambdahat.training.trackers import make_trackers
 
 HEADER = (

@@ -1,13 +1,16 @@
 """Data sets, each one small file: readers of the standard files, and where to get them."""
 
-from lambdahat.data.augmentation import augment
-from lambdahat.data.catalogue import CATALOGUE
-from lambdahat.data.handwriting import digits, digits_split
-from lambdahat.data.imagenet import ImageFolder
-from lambdahat.data.loading import check, fetch, load, load_text
-from lambdahat.data.logic import xor, xord
-from lambdahat.data.splits import Split
-from lambdahat.data.synthetic import synthetic_regression, teacher_student
+from lambdahat.data.built_in import (
+    digits,
+    digits_split,
+    synthetic_regression,
+    teacher_student,
+    xor,
+    xord,
+)
+from lambdahat.data.catalogue import CATALOGUE, check, fetch, load, load_text
+from lambdahat.data.image_files import ImageFolder
+from lambdahat.data.splits import Split, augment
 from lambdahat.data.texts import Text, streams
 
 __all__ = [

@@ -1,25 +1,283 @@
-"""Where data sets can be had: web mirrors, archives, and packages of npm and Debian through
-their own clients.
-"""
+"""The files of data sets: where they lie, where they can be had, and whether they are intact."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import http.client
 import os
+import re
 import shutil
+import stat
 import subprocess
+import sys
 import tarfile
 import tempfile
+import urllib.error
+import urllib.request
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 from lambdahat._core.check import describe, require
-from lambdahat._core.storage import bounded
-from lambdahat.data.downloads import download, open_part
-from lambdahat.data.files import File, contents, verify_bytes
+from lambdahat._core.progress import report
+from lambdahat._core.storage import bounded, unpacked_size
+
+VARIABLE = "LAMBDAHAT_DATA"
+CURE = "delete it and fetch it again: lambdahat data fetch"
+OTHER = (
+    "fetch it again (lambdahat data fetch), or pass verify=False to load other contents on purpose"
+)
+
+
+@dataclass(frozen=True)
+class File:
+    """A standard file: its name, the size of its contents and their checksum, "" or None where
+    nobody published one.
+
+    Contents are what a reader sees: a file ``name.gz`` counts unpacked, since mirrors compress
+    differently.
+    """
+
+    name: str
+    size: int | None = None
+    digest: str = ""
+
+    def places(self, folder: Path) -> tuple[Path, Path]:
+        """Where the file may be in a folder, unpacked and compressed."""
+        return folder / self.name, folder / f"{self.name}.gz"
+
+    def find(self, folder: Path) -> Path | None:
+        """The file in a folder, compressed or not."""
+        return next((path for path in self.places(folder) if path.is_file()), None)
+
+    def verify(self, path: Path) -> None:
+        """Refuse contents of another size or checksum, and none at all."""
+        data = contents(path, self.size)
+        verify_bytes(data, str(path), self.size, self.digest, OTHER)
+        require(bool(data), str(path), "hold data", "an empty file", OTHER)
+
+
+def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: str = "") -> None:
+    """Refuse bytes of another size or checksum ("sha256:…" or "md5:…")."""
+    require(
+        size in (None, len(data)),
+        name,
+        f"hold {size:,} bytes" if size else "",
+        f"{len(data):,}",
+        cure,
+    )
+    if digest:
+        kind, _, expected = digest.partition(":")
+        got = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+        require(got == expected, name, f"have the {kind} checksum {expected}", got, cure)
+
+
+def contents(path: Path, size: int | None = None) -> bytes:
+    """The bytes of a file, unpacked if it is gzip.
+
+    Unpacking stops where there is more than ``size``, the published size, or where none is known,
+    far more than the file's own size.
+    """
+    packed = path.stat().st_size
+    with path.open("rb") as stream:
+        if stream.read(2) != b"\x1f\x8b":
+            stream.seek(0)
+            return stream.read()
+        stream.seek(0)
+        most = unpacked_size(packed) if size is None else size
+        try:
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                data = unpacked.read(most + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{path} must be a whole gzip file, got a damaged or truncated one ({error});"
+                f" {CURE}"
+            ) from None
+    require(
+        len(data) <= most,
+        str(path),
+        f"unpack to at most {most:,} bytes",
+        f"more, packed into {packed:,}",
+        CURE,
+    )
+    return data
+
+
+def file_digest(path: Path) -> str:
+    """A digest of what a file holds, unpacked; a file is read again only after a change."""
+    found = path.stat()
+    return _file_digest(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: Path, *_state: int) -> str:
+    return hashlib.sha256(contents(path)).hexdigest()
+
+
+_noted: ContextVar[dict[str, str] | None] = ContextVar(
+    "digests of the data that were read", default=None
+)
+
+
+@contextmanager
+def noting_data() -> Iterator[dict[str, str]]:
+    """Collect the digests of the data that are loaded inside, by name."""
+    found: dict[str, str] = {}
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def note_data(name: str, digest: Callable[[], str | None]) -> None:
+    """Note that data were read; a digest is computed only where somebody collects them."""
+    noted = _noted.get()
+    if noted is not None and (found := digest()) is not None:
+        noted[name] = found
+
+
+def roots() -> list[Path]:
+    """Where data are looked for, in order: the folder in LAMBDAHAT_DATA, then the user's own
+    cache.
+    """
+    named = os.environ.get(VARIABLE)
+    return [*([Path(named).expanduser()] if named else []), cache()]
+
+
+def cache() -> Path:
+    """The platform's folder for data of programs."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "lambdahat" / "data"
+
+
+def candidates(folders: Sequence[str], folder: str | Path | None) -> list[list[Path]]:
+    """Folders that may hold a data set: the one named and its usual subfolders, else those of
+    each root in turn.
+    """
+    if folder is not None:
+        named = Path(folder).expanduser()
+        require(
+            named.is_dir(),
+            "folder",
+            "be a folder",
+            f"{named} (no such folder)",
+            "",
+            FileNotFoundError,
+        )
+        return [[named, *(named / inner for inner in folders)]]
+    return [[root / inner for inner in folders] for root in roots()]
+
+
+CHUNK = 1 << 18
+ATTEMPTS = 3
+
+
+def download(url: str, part: Path, timeout: float = 30.0, most: int | None = None) -> None:
+    """Bring the whole of ``url`` into ``part``, continuing what is there already (HTTP Range).
+
+    Nothing is written through a link: one in the place of ``part`` is removed. More than ``most``
+    bytes are refused.
+    """
+    require(url.startswith(("http://", "https://")), "url", "begin with http:// or https://", url)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    total: int | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            total = _continue(url, part, timeout, most)
+        except (http.client.HTTPException, ConnectionError, TimeoutError):
+            continue
+        if total is None or (part.exists() and part.stat().st_size == total):
+            return
+    came = part.stat().st_size if part.exists() else 0
+    raise ConnectionError(
+        f"{url} broke off after {came:,} of"
+        f" {'an unknown number of' if total is None else f'{total:,}'} bytes; the same command"
+        " continues from there"
+    )
+
+
+def begun(part: Path) -> int:
+    """The bytes that are there already; whatever is no plain file of its own in the place of
+    ``part`` is removed.
+    """
+    try:
+        found = part.lstat()
+    except FileNotFoundError:
+        return 0
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return found.st_size
+    part.unlink()
+    return 0
+
+
+def open_part(part: Path, append: bool = False) -> IO[bytes]:
+    """The file to write to, never through a link, not even through one made this moment."""
+    begun(part)
+    flags = (
+        os.O_WRONLY
+        | os.O_CREAT
+        | (os.O_APPEND if append else os.O_TRUNC)
+        | getattr(os, "O_NOFOLLOW", 0)
+    )
+    return os.fdopen(
+        os.open(part, flags | getattr(os, "O_BINARY", 0), 0o644), "ab" if append else "wb"
+    )
+
+
+def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | None:
+    """One request for what is missing; the size of the whole where the server tells it."""
+    done = begun(part)
+    headers = {"User-Agent": "lambdahat", **({"Range": f"bytes={done}-"} if done else {})}
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=timeout
+        )
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise
+            whole = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        if whole is None or int(whole[1]) != done:  # more than there is: begin again
+            part.unlink()
+            return -1
+        return done
+    with response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            done = 0
+        length = response.headers.get("Content-Length")
+        total = None if length is None else done + int(length)
+        with open_part(part, append=done > 0) as stream:
+            fits = _copy(response, stream, url.rsplit("/", 1)[-1], done, total, most)
+        if not fits:
+            part.unlink()
+            raise ValueError(f"{url} must have at most {most:,} bytes, got more")
+    return total
+
+
+def _copy(
+    response: Any, stream: IO[bytes], name: str, done: int, total: int | None, most: int | None
+) -> bool:
+    """Whether all that came was written, and no more than ``most``."""
+    while block := response.read(CHUNK):
+        done += len(block)
+        if most is not None and done > most:
+            return False
+        stream.write(block)
+        report(f"fetch {name}", done, total)
+    return True
+
 
 PATIENCE = 900  # seconds that a package client may take
 MEMBERS = 10_000  # of an archive

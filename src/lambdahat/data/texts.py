@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_count
-from lambdahat.data.files import CURE, File, contents
+from lambdahat.data.sources import CURE, File, contents
 from lambdahat.data.splits import Pair, Split
 
 END, UNKNOWN = "<eos>", "<unk>"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lambdahat._core.check import describe, require
-from lambdahat.data.files import CURE, contents
+from lambdahat.data.sources import CURE, contents
 
 # ImageNet's largest batch takes fewer than 400,000; each may hold a few hundred bytes
 MOST_OPERATIONS = 4_000_000

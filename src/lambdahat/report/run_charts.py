@@ -27,8 +27,8 @@ from lambdahat.results.charts import (
     is_wide,
     with_status,
 )
-from lambdahat.training.measuring_base import is_failure
 from lambdahat.training.runs import Run
+from lambdahat.training.trackers import is_failure
 
 LOSSES = {
     "loss": "training",

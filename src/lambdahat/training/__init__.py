@@ -1,6 +1,8 @@
 """The loop that trains, measures while it does, and never loses a run."""
 
-from lambdahat.training.checkpoints import Checkpoints
+from lambdahat.training._fit import fit
+from lambdahat.training.callbacks import HuggingFaceTracker, LightningTracker, Tracking, tracking
+from lambdahat.training.checkpoints import Checkpoints, load_run
 from lambdahat.training.curvature_trackers import (
     EdgeTracker,
     SpectrumTracker,
@@ -8,10 +10,6 @@ from lambdahat.training.curvature_trackers import (
     TraceTracker,
 )
 from lambdahat.training.ensembles import Ensemble, fit_many
-from lambdahat.training.folders import load_run
-from lambdahat.training.lightning_callback import LightningTracker
-from lambdahat.training.loop import fit
-from lambdahat.training.measuring_base import Cost, SampledTracker, Tracker
 from lambdahat.training.metrics import read_rows
 from lambdahat.training.runs import EarlyStopping, Run
 from lambdahat.training.scale_trackers import (
@@ -20,9 +18,14 @@ from lambdahat.training.scale_trackers import (
     NormTracker,
     VarianceTracker,
 )
-from lambdahat.training.tracked_loops import Tracking, tracking
-from lambdahat.training.trackers import TRACKERS, make_tracker, make_trackers
-from lambdahat.training.transformers_callback import HuggingFaceTracker
+from lambdahat.training.trackers import (
+    TRACKERS,
+    Cost,
+    SampledTracker,
+    Tracker,
+    make_tracker,
+    make_trackers,
+)
 
 __all__ = [
     "TRACKERS",

@@ -10,17 +10,23 @@ checkpoint goes only once a newer one is whole.
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from lambdahat._core.check import require
+from lambdahat._core.check import describe, require
 from lambdahat._core.storage import (
     DIGEST,
     Damaged,
@@ -31,7 +37,123 @@ from lambdahat._core.storage import (
     write_atomically,
     write_sealed,
 )
-from lambdahat.training.packing import pack, unpack
+from lambdahat.data.catalogue import load
+from lambdahat.data.splits import Split
+from lambdahat.models.registry import make_model
+from lambdahat.problem import Problem
+from lambdahat.problem.network import named_tensors
+
+
+def pack(state: Any) -> tuple[dict[str, Tensor], Any]:
+    """A nested state of dicts, lists, tuples, tensors and plain values as tensors by name, and a
+    JSON document.
+
+    Keys of dicts keep their type (a state dict of an optimiser numbers its parameters). Tensors are
+    CPU copies, or the tensors themselves where they are on the CPU already; one tensor in two
+    places is stored once.
+
+    >>> tensors, document = pack({"step": 3, "state": {0: {"momentum": torch.ones(2)}}})
+    >>> list(tensors)
+    ['state/0/momentum']
+    >>> unpack(tensors, document)["state"][0]["momentum"].tolist()
+    [1.0, 1.0]
+    """
+    packer = _Packer()
+    document = packer.encode(state, "")
+    return packer.tensors, document
+
+
+def unpack(tensors: Mapping[str, Tensor], document: Any) -> Any:
+    """What ``pack`` was given, with new tensors on the CPU."""
+    if isinstance(document, list):
+        return [unpack(tensors, item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    (kind, value), *rest = document.items()
+    require(
+        not rest and kind in _READERS, "document", "be one that pack() made", describe(document)
+    )
+    return _READERS[kind](tensors, value)
+
+
+class _Packer:
+    """The tensors met so far, each under the path where it was met first."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+
+    def encode(self, value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            return self._keep(value.detach(), path)
+        if isinstance(value, np.generic):
+            return self.encode(value.item(), path)
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if isinstance(value, Mapping):
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            return {
+                kind: [
+                    [_key(key, path), self.encode(item, f"{path}/{key}")]
+                    for key, item in value.items()
+                ]
+            }
+        if isinstance(value, list | tuple):
+            items = [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
+            return items if isinstance(value, list) else {"tuple": items}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        raise TypeError(
+            f"{path.strip('/')} must be a tensor, a number, text, or a list, tuple or dict of them"
+            f" to be kept in a checkpoint, got {describe(value)}; convert it in state_dict()"
+        )
+
+    def _keep(self, tensor: Tensor, path: str) -> dict[str, Any]:
+        """A tensor's place; its layout is kept, for products with a transposed matrix round
+        differently.
+        """
+        strides = tensor.stride()
+        order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+        if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
+            return {"permuted": [self._keep(tensor.permute(order), path), order]}
+        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
+        if not (tensor.numel() and same in self._names):
+            self._names[same] = path.strip("/") or "value"
+            self.tensors[self._names[same]] = tensor.cpu().contiguous()
+        return {"tensor": self._names[same]}
+
+
+def _key(key: Any, path: str) -> Any:
+    plain = key is None or isinstance(key, bool | int | str | float)
+    require(
+        plain,
+        f"a key of {path.strip('/') or 'the state'}",
+        "be text or a number",
+        key,
+        error=TypeError,
+    )
+    return key
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]
+
+
+_READERS: dict[str, Any] = {
+    "tensor": lambda tensors, name: tensors[name].clone(),
+    "permuted": lambda tensors, item: unpack(tensors, item[0]).permute(_inverse(item[1])),
+    "float": lambda _, text: float(text),
+    "dict": lambda tensors, items: {key: unpack(tensors, item) for key, item in items},
+    "counter": lambda tensors, items: Counter({key: unpack(tensors, item) for key, item in items}),
+    "tuple": lambda tensors, items: tuple(unpack(tensors, item) for item in items),
+    "dtype": lambda _, name: getattr(torch, name),
+    "device": lambda _, name: torch.device(name),
+}
+
 
 FORMAT = "lambdahat-checkpoint"
 VERSION = 2  # 1 had no digest of the JSON itself
@@ -322,3 +444,137 @@ def _sync(folder: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+WHICH = ("last", "best")
+APART = ("settings", "free")  # the one is compared entry by entry, the other not at all
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model and its data by name, enough to make both again.
+
+    ``settings`` is what else decides the numbers of the run, ``free`` what may change when it is
+    resumed.
+    """
+
+    model: str
+    data: str
+    loss: str = "cross_entropy"
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    samples: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    free: Mapping[str, Any] = field(default_factory=dict)
+
+    def split(self) -> Split:
+        """The data; with ``samples`` the first so many of the training data."""
+        split = load(self.data, **self.data_options)
+        if self.samples is None:
+            return split
+        x, y = split.train
+        require(
+            self.samples <= len(x),
+            "samples",
+            f"be at most the {len(x):,} training samples of {self.data!r}",
+            f"{self.samples:,}",
+        )
+        return Split((x[: self.samples], y[: self.samples]), split.test, split.classes)
+
+    def network(self, split: Split) -> nn.Module:
+        """The model as it was before training."""
+        return make_model(self.model, split.shape, split.classes, self.seed, **self.model_options)
+
+    def save(self, folder: Path) -> None:
+        """Write ``config.json``; a folder that has another one is refused."""
+        document = {"format": "lambdahat-run", **asdict(self)}
+        there = folder / "config.json"
+        if there.is_file():
+            was = unseal(read_json(there), there, sealed=False)
+            now = json.loads(json.dumps(document))
+            flat_was, flat_now = ({**each, **each.get("settings", {})} for each in (was, now))
+            changed = [
+                key for key in flat_now if flat_was.get(key) != flat_now[key] and key not in APART
+            ]
+            news = "; ".join(f"{key} = {flat_was.get(key)}, not {flat_now[key]}" for key in changed)
+            require(
+                not changed,
+                "folder",
+                "hold a run of the same settings",
+                f"{folder} with {news}",
+                "give the same options, or choose another folder",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_sealed(there, document, indent=1)
+
+
+def is_run_folder(path: str | Path) -> bool:
+    """Whether a folder holds a run."""
+    return (Path(path) / "checkpoints").is_dir() or (Path(path) / "config.json").is_file()
+
+
+def read_recipe(folder: str | Path) -> Recipe:
+    """The recipe of a run folder."""
+    path = Path(folder) / "config.json"
+    require(
+        path.is_file(),
+        "folder",
+        "hold config.json, which `lambdahat train` writes",
+        f"{folder} without it",
+        "a run of fit with your own model is measured as package.module:function --checkpoint"
+        " FOLDER",
+        FileNotFoundError,
+    )
+    try:
+        document = unseal(read_json(path), path, sealed=False)
+        document.pop("format")
+        return Recipe(**document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not the recipe of a run ({error})") from error
+
+
+def weights(folder: str | Path, which: str = "last") -> dict[str, Tensor]:
+    """Parameters and buffers of a run by name, at its newest whole checkpoint or at its best."""
+    checkpoints = Checkpoints(Path(folder) / "checkpoints")
+    if which == "best":
+        path = checkpoints.best()
+        require(
+            path is not None, "which", 'be "last" for a run without a best checkpoint', '"best"'
+        )
+        assert path is not None
+        state = read(path)[1]
+    else:
+        found = checkpoints.newest()
+        require(
+            found is not None, "folder", "hold a checkpoint", f"{folder} without one", "train first"
+        )
+        assert found is not None
+        if found.damaged:
+            warnings.warn(
+                f"{'; '.join(found.damaged)}: taking {found.path.name}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        state = found.state
+    return dict(state["model"])
+
+
+def load_run(
+    folder: str | Path, which: str = "last", device: torch.device | str | None = None
+) -> Problem:
+    """The problem of a run that ``lambdahat train`` made: its model at a checkpoint, on its
+    training data.
+    """
+    recipe = read_recipe(folder)
+    split = recipe.split()
+    model = recipe.network(split)
+    own, stored = named_tensors(model), weights(folder, which)
+    fits = {name: tensor.shape for name, tensor in own.items()} == {
+        name: t.shape for name, t in stored.items()
+    }
+    require(fits, "folder", "hold weights of the model in its config.json", f"{folder} with others")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(stored[name])
+    return Problem(model if device is None else model.to(device), recipe.loss, split.train)

@@ -7,20 +7,302 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_map
 
 from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.device import Replay
 from lambdahat._core.progress import report
-from lambdahat.optim.ngd import require_settings
+from lambdahat.optim.ngd import AxisFishers, Rule, natural_gradients, require_settings, updating
+from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem
-from lambdahat.problem.batches import concatenate
+from lambdahat.problem.batches import Batch, concatenate
+from lambdahat.problem.evaluators import Evaluator
+from lambdahat.problem.losses import IGNORE, Loss
 from lambdahat.results import Array, Result, Status
 from lambdahat.training.feeding import epoch_order
-from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepped
+
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+STATISTICS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class StackedModel:
+    """S models of one structure as one function of stacked tensors (S, …), with the loss of a
+    problem.
+
+    With ``one_by_one`` the members are differentiated one after another, not in one mapped call, in
+    which convolutions become grouped ones: those are slow on a GPU, and a recorded step has no
+    launches to save.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], problem: Problem, one_by_one: bool = False
+    ) -> None:
+        _require_alike(models)
+        self._require_plain(models[0])
+        self.members, self.device, self.one_by_one = len(models), problem.device, one_by_one
+        self._base = models[0]
+        self._evaluate = problem._evaluate
+        assert isinstance(self._evaluate, Evaluator)
+        self.parameters: dict[str, Tensor] = {}
+        self.fixed: dict[str, Tensor] = {}
+        for name, tensor in self._base.named_parameters():
+            values = torch.stack(
+                [dict(model.named_parameters())[name].detach() for model in models]
+            )
+            (self.parameters if tensor.requires_grad else self.fixed)[name] = values
+        for name, _ in self._base.named_buffers():
+            self.fixed[name] = torch.stack([dict(model.named_buffers())[name] for model in models])
+        self._gradient = grad_and_value(self._loss, has_aux=True)
+
+    @staticmethod
+    def _require_plain(model: nn.Module) -> None:
+        for name, layer in model.named_modules():
+            drawn, what = (
+                isinstance(layer, RANDOM) and getattr(layer, "p", 1.0) > 0,
+                f"{type(layer).__name__} {name!r}",
+            )
+            require(
+                not drawn,
+                "make_model",
+                "give models that draw nothing in training",
+                what,
+                "train such members one by one with fit",
+            )
+            require(
+                not isinstance(layer, STATISTICS),
+                "make_model",
+                "give models without batch normalisation",
+                what,
+                "use layer or group norm, or train one by one with fit",
+            )
+
+    def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The mean loss of one member on a batch, how many targets it met, and how many there
+        are.
+        """
+        assert isinstance(self._evaluate, Evaluator)
+        args, kwargs, target = self._evaluate.split(Batch(data, 0))
+        output = functional_call(self._base, ({**parameters, **fixed},), args, kwargs)
+        output = self._evaluate.read(output)
+        return self._evaluate.loss.value(output, target), _met(self._evaluate.loss, output, target)
+
+    def gradients(self, data: Any, shared: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradients by name (S, …), and loss, targets met and targets counted, (3, S)."""
+        gradients, (loss, (met, counted)) = self._mapped(self._gradient, data, shared)
+        return gradients, torch.stack([loss.double(), met.double(), counted.double()])
+
+    @torch.no_grad()
+    def losses(self, data: Any) -> Tensor:
+        """The mean loss of every member on data of its own, (S,)."""
+        loss: Tensor = self._mapped(self._loss, data, shared=False)[0]
+        return loss
+
+    def _mapped(self, function: Any, data: Any, shared: bool) -> Any:
+        """A function of parameters, fixed tensors and data for all members, its outputs stacked."""
+        if not self.one_by_one:
+            return vmap(function, in_dims=(0, 0, None if shared else 0))(
+                self.parameters, self.fixed, data
+            )
+        stacked = (self.parameters, self.fixed) if shared else (self.parameters, self.fixed, data)
+        found = [
+            function(
+                *tree_map(lambda tensor, member=member: tensor[member], stacked),
+                *((data,) if shared else ()),
+            )
+            for member in range(self.members)
+        ]
+        return tree_map(lambda *parts: torch.stack(parts), *found)
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[Any]) -> NDArray[np.float64]:
+        """Loss and accuracy over batches, (2, S)."""
+        sums, size = torch.zeros(3, self.members, dtype=torch.float64, device=self.device), 0
+        for data in batches:
+            count = _rows(data)
+            loss, (met, counted) = self._mapped(self._loss, data, shared=True)
+            sums += torch.stack([loss.double() * count, met.double(), counted.double()])
+            size += count
+        return _means(sums, size)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of the members by name, on the CPU, in the order of a state dict."""
+        every = {**self.parameters, **self.fixed}
+        return {
+            name: every[name].detach().cpu() for name in self._base.state_dict() if name in every
+        }
+
+
+class StackedDescent:
+    """SGD or NGD of stacked parameters, in place; settings are numbers or tuples of one for each
+    member.
+    """
+
+    def __init__(
+        self, parameters: dict[str, Tensor], optimizer: str, settings: dict[str, Any]
+    ) -> None:
+        self._parameters, self._natural = list(parameters.values()), optimizer == "ngd"
+        self._names, self._settings = list(parameters), settings
+        self._fishers: list[AxisFishers] = [{} for _ in self._parameters]
+        self._momentum = (
+            [torch.zeros_like(p) for p in self._parameters]
+            if np.any(settings["momentum"])
+            else None
+        )
+        self.count = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step updates the estimates of NGD."""
+        return self._natural and updating(self.count, self._settings["period"])
+
+    def step(self, named: dict[str, Tensor], now: bool) -> None:
+        """One step of all members along their gradients; ``now`` updates the estimates of NGD."""
+        gradients, parameters = [named[name] for name in self._names], self._parameters
+        lr, decay = self._by_member("lr"), self._by_member("weight_decay")
+        if np.any(self._settings["weight_decay"]):
+            if self._settings.get("decoupled"):
+                for parameter in parameters:
+                    parameter.mul_(1.0 - _wide(lr * decay, parameter))
+            else:
+                pairs = zip(gradients, parameters, strict=True)
+                gradients = [torch.addcmul(gradient, _wide(decay, p), p) for gradient, p in pairs]
+        factors = [torch.ones_like(lr)] * len(gradients)
+        if self._natural:
+            found = natural_gradients(self._fishers, gradients, self._rule(), now)
+            gradients, factors = found.tensors, list(found.factors.split(len(lr)))
+        self._move(gradients, factors, lr)
+
+    def _move(self, gradients: list[Tensor], factors: list[Tensor], lr: Tensor) -> None:
+        for index, (parameter, gradient, factor) in enumerate(
+            zip(self._parameters, gradients, factors, strict=True)
+        ):
+            if self._momentum is None:
+                parameter.addcmul_(gradient, _wide(factor * lr, parameter), value=-1)
+            else:
+                buffer = self._momentum[index]
+                buffer.mul_(_wide(self._by_member("momentum"), buffer)).addcmul_(
+                    gradient, _wide(factor, buffer)
+                )
+                parameter.addcmul_(buffer, _wide(lr, parameter), value=-1)
+
+    def _rule(self) -> Rule:
+        alpha, epsilon = (
+            self._by_member(name)
+            if isinstance(self._settings[name], tuple)
+            else float(self._settings[name])
+            for name in ("alpha", "epsilon")
+        )
+        smoothing = Smoothing(alpha, self._settings["eta"], self._settings["delta"], epsilon)
+        return Rule(smoothing, self._settings["rank"], self._settings["rescale"])
+
+    def _by_member(self, name: str) -> Tensor:
+        """A setting as (S,) in float64, sent to the device once."""
+        known = self.__dict__.setdefault("_sent", {})
+        if name not in known:
+            like, value = self._parameters[0], self._settings[name]
+            values = value if isinstance(value, tuple) else (value,) * len(like)
+            known[name] = torch.tensor(values, dtype=torch.float64, device=like.device)
+        return known[name]  # type: ignore[no-any-return]
+
+
+class Stepped:
+    """Epochs of stacked members over data on the device; on a GPU a step is one replayed graph."""
+
+    def __init__(self, model: StackedModel, descent: StackedDescent, columns: Any) -> None:
+        self.model, self.descent, self._columns = model, descent, columns
+        self._replay = Replay(model.device)
+        self._sums = torch.zeros(3, model.members, dtype=torch.float64, device=model.device)
+        self._indices: dict[tuple[int, ...], Tensor] = {}
+
+    def epoch(self, orders: Tensor, batch_size: int) -> NDArray[np.float64]:
+        """One pass in the given orders, (S, n) or (1, n) for all; mean loss and accuracy, (2,
+        S).
+        """
+        self._sums.zero_()
+        for part in orders.split(batch_size, dim=1):
+            indices = self._indices.setdefault(
+                tuple(part.shape), part.clone(memory_format=torch.contiguous_format)
+            )
+            indices.copy_(part)
+            now = self.descent.due
+            self._replay((part.shape[1], now), partial(self._step, indices, now))
+            self.descent.count += 1
+        return _means(self._sums, orders.shape[1])
+
+    @torch.no_grad()
+    def _step(self, indices: Tensor, now: bool) -> None:
+        shared = indices.shape[0] == 1
+        chosen = indices[0] if shared else indices
+        data = tree_map(
+            lambda column: column[chosen] if isinstance(column, Tensor) else column, self._columns
+        )
+        gradients, sums = self.model.gradients(data, shared)
+        sums[0] *= indices.shape[1]
+        self._sums += sums
+        self.descent.step(gradients, now)
+
+
+def _wide(values: Tensor, like: Tensor) -> Tensor:
+    """(S,) for broadcasting with (S, …), in its dtype."""
+    return values.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+def _rows(data: Any) -> int:
+    first = (
+        next(iter(data.values()))
+        if isinstance(data, dict)
+        else data[0]
+        if isinstance(data, tuple | list)
+        else data
+    )
+    return int(first.shape[0])
+
+
+def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
+    loss, met, counted = sums.cpu().numpy()
+    with np.errstate(invalid="ignore"):
+        return np.stack([loss / size, met / np.where(counted > 0, counted, np.nan)])
+
+
+def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """How many targets the largest logit, or the sign of a single one, meets, of how many; 0 of
+    0 where neither is.
+    """
+    if loss.name == "bce_with_logits":
+        return ((output > 0) == (target > 0.5)).sum(), torch.ones_like(target).sum()
+    if (
+        not isinstance(target, Tensor)
+        or target.is_floating_point()
+        or output.ndim != target.ndim + 1
+    ):
+        return output.new_zeros(()), output.new_zeros(())
+    classes = getattr(loss, "classes", None)
+    hits = output.argmax(-1 if classes is None else classes) == target
+    kept = target != getattr(loss, "ignored", IGNORE)
+    return (hits & kept).sum(), kept.sum()
+
+
+def _require_alike(models: Sequence[nn.Module]) -> None:
+    shapes = [
+        {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        for model in models
+    ]
+    same = all(shape == shapes[0] for shape in shapes)
+    require(
+        same,
+        "make_model",
+        "give the same tensors for every seed",
+        "models that differ in names, shapes or dtypes",
+    )
+
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.0, "weight_decay": 0.0},

@@ -17,10 +17,11 @@ from lambdahat.results import Estimate, LearningCoefficient
 from lambdahat.sampling.automatic import check_settings
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular.coefficient import llc
-from lambdahat.training.measuring_base import Reading, SampledTracker, with_errors
 from lambdahat.training.step_rules import innermost, learning_rate
+from lambdahat.training.trackers import Reading, SampledTracker, register, with_errors
 
 
+@register("wbic")
 class LearningCoefficientTracker(SampledTracker):
     """λ̂ and WBIC = n·E[L(w)], n the samples measured on: columns ``llc`` and ``wbic``.
 
@@ -108,6 +109,7 @@ class LearningCoefficientTracker(SampledTracker):
         self._known = dict(state["known"])
 
 
+@register()
 class VarianceTracker(SampledTracker):
     """The variance of an element of gradient, Hessian and Gauss–Newton matrix over samples
     (``lh.variance``).
@@ -147,6 +149,7 @@ class VarianceTracker(SampledTracker):
         return passes, passes
 
 
+@register()
 class NormTracker(SampledTracker):
     """Columns ``norms_l2`` ‖θ‖₂, ``norms_linf`` ‖θ‖_∞ and ``norms_gradient`` ‖∇L‖₂ over the
     sample: one gradient.
@@ -168,6 +171,7 @@ class NormTracker(SampledTracker):
         return 1, 1
 
 
+@register()
 class EffectiveRateTracker(SampledTracker):
     """α/‖w‖², the effective learning rate of weights whose scale does not matter, as before batch
     norm (§7.4, spectral thesis; Zhang et al. 2018).

@@ -5,22 +5,344 @@ optimiser.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+import random
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lambdahat._core.check import require
+from lambdahat._core.device import Replay, beside, side_stream
+from lambdahat.operators.linearise import saved_bytes
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.regularizers import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
-from lambdahat.problem.network import true_second_derivatives
+from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, OutputEvaluator
+from lambdahat.problem.losses import IGNORE, Custom, Loss
+from lambdahat.problem.network import named_tensors, true_second_derivatives
 from lambdahat.training.feeding import Feed
-from lambdahat.training.recorded_gradients import RecordedGradients
-from lambdahat.training.subjects import Subject
+
+Judge = Callable[[Any, Any], Tensor]
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Subject:
+    """The user's model (or tensors) with the problem's loss; ``forward`` runs it as it is, in its
+    own mode.
+
+    ``judge(output, target)`` says for every target whether it was met, as booleans; by default the
+    largest logit, or the sign of a single one, is the answer, and other losses have no accuracy.
+    """
+
+    def __init__(
+        self, problem: Problem, precision: str = "float32", judge: Judge | None = None
+    ) -> None:
+        self.problem, self.device, self._judge = problem, problem.device, judge
+        self._precision = PRECISIONS[precision]
+        self._evaluate: AnyEvaluator = problem._evaluate
+        source = problem.source
+        self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
+        self.tensors: dict[str, Tensor] = (
+            named_tensors(source) if isinstance(source, nn.Module) else source
+        )
+
+    @property
+    def judged(self) -> bool:
+        """Whether the user says which targets were met."""
+        return self._judge is not None
+
+    def forward(
+        self, batch: Batch, model: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean loss of a batch, how many targets were met and how many there are (0 where
+        nothing can be said).
+        """
+        with (
+            nullcontext()
+            if self._precision is None
+            else torch.autocast(self.device.type, self._precision)
+        ):
+            if isinstance(self._evaluate, FunctionEvaluator | OutputEvaluator):
+                loss = self._evaluate(self.tensors, batch)
+                return loss.reshape(()), loss.new_zeros(()), loss.new_zeros(())
+            evaluate, runs = self._evaluate, self.model if model is None else model
+            assert runs is not None
+            args, kwargs, target = evaluate.split(batch)
+            output = evaluate.read(runs(*args, **kwargs))
+            loss = evaluate.loss_of(output, batch)
+            met, counted = self._met(None if evaluate.model_loss else evaluate.loss, output, target)
+        return loss.reshape(()), met, counted
+
+    @torch.no_grad()
+    def evaluate(self, batches: Any, model: nn.Module | None = None) -> dict[str, float]:
+        """Loss and accuracy over batches in evaluation mode, each batch counted by its size."""
+        model = self.model if model is None else model
+        with modes(model, training=False):
+            sums, size = torch.zeros(3, dtype=torch.float64, device=self.device), 0
+            for batch in batches:
+                loss, met, counted = self.forward(batch, model)
+                sums += torch.stack([loss.double() * batch.size, met.double(), counted.double()])
+                size += batch.size
+        total, hits, targets = sums.tolist()
+        return {"loss": total / size, "accuracy": hits / targets if targets else float("nan")}
+
+    def _met(self, loss: Loss | None, output: Any, target: Any) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            hits, counted = self._hits(loss, output, target)
+            if hits is None:
+                return torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+            count = (
+                torch.full((), float(hits.numel()), device=self.device)
+                if counted is None
+                else counted.sum()
+            )
+            return hits.sum(), count
+
+    def _hits(
+        self, loss: Loss | None, output: Any, target: Any
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Which targets were met, and which count (None: all); one that does not count is never
+        met.
+        """
+        if self._judge is not None:
+            return self._judge(output, target).bool(), None
+        if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+            return None, None
+        if loss is not None and loss.name == "bce_with_logits":
+            return (output > 0) == (target > 0.5), None
+        if target.is_floating_point() or output.ndim != target.ndim + 1:
+            return None, None
+        kept = target != getattr(loss, "ignored", IGNORE)
+        return (output.argmax(dim=_class_dimension(loss, output, target)) == target) & kept, kept
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back values by name, in place."""
+        with torch.no_grad():
+            for name, tensor in self.tensors.items():
+                tensor.copy_(tensors[name])
+
+    def trained_by(self, optimizer: Any) -> list[Tensor]:
+        """The optimiser's parameters, which must be those of the model."""
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        own = {id(tensor) for tensor in self.tensors.values()}
+        others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
+        require(
+            not others,
+            "optimizer",
+            "hold parameters of the problem's own model (or tensors)",
+            f"{len(others)} others, the first of shape {others[0] if others else ()}",
+            "make it with model.parameters() of the model that the problem was made of",
+        )
+        needy = all(parameter.requires_grad for parameter in held)
+        require(
+            needy,
+            "optimizer",
+            "hold parameters that require gradients",
+            "some that do not",
+            "call requires_grad_() on them",
+        )
+        return held
+
+
+@contextmanager
+def modes(model: nn.Module | None, training: bool) -> Iterator[None]:
+    """The model in training or evaluation mode, every layer put back as it was."""
+    before = [] if model is None else [(layer, layer.training) for layer in model.modules()]
+    try:
+        if model is not None:
+            model.train(training)
+        yield
+    finally:
+        for layer, was in before:
+            layer.training = was
+
+
+def _class_dimension(loss: Loss | None, output: Tensor, target: Tensor) -> int:
+    """Where the classes are: as the loss has settled, or where only that dimension fits."""
+    settled = getattr(loss, "classes", None)
+    if settled is not None:
+        return int(settled)
+    return 1 if (output.shape[0], *output.shape[2:]) == tuple(target.shape) else -1
+
+
+Norm = Callable[[list[Tensor]], Tensor]  # of all tensors as one vector
+# of activations: from here on launches do not count, and a graph would hold them between steps
+MOST_BYTES = 1 << 30
+MOST_FORMS = 4  # batches of more shapes than these would each need a graph
+
+
+class RecordedGradients:
+    """The gradient of a step's mean loss, left in the parameters' ``grad``; the first steps run as
+    they are.
+
+    Only what a replay repeats truly is recorded. Gives None, for the caller to run the step by
+    itself, where the model draws random numbers, has hooks or attributes that a step changes, or is
+    large; where the loss is the user's own; and where CUDA cannot record the step.
+    """
+
+    def __init__(self, subject: Subject, parameters: list[Tensor], norm: Norm) -> None:
+        self.subject, self.parameters, self._norm = subject, parameters, norm
+        self._side = side_stream(subject.device)
+        self.replay = Replay(subject.device)
+        self._forms: dict[Hashable, _Form] = {}
+        self._on = _plain(subject)
+
+    def __call__(self, group: list[Batch]) -> tuple[list[Tensor], Tensor] | None:
+        """[Σ loss, targets met, targets counted] of a step and the norm of its gradient."""
+        leaves = [leaf for batch in group for leaf in tree_leaves(batch.data)]
+        if not self._on or not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return None
+        key = self._key(group, leaves)
+        form = self._forms.get(key)
+        full = form is None and len(self._forms) == MOST_FORMS
+        if full or _hooked(self.subject.model, self.parameters):
+            self._on = False
+            self._forms.clear()
+            return None
+        if form is None:
+            form = self._forms[key] = _Form(self.subject, self.parameters, group, self._norm)
+            self._on = self._first(form)
+            if not self._on:
+                self._forms.clear()
+        else:
+            form.fill(leaves)
+            self.replay(key, form.run)
+        for parameter, gradient, used in zip(
+            self.parameters, form.gradients, form.used, strict=True
+        ):
+            parameter.grad = gradient if used else None
+        return list(form.sums[:3]), form.sums[3]
+
+    def _key(self, group: list[Batch], leaves: list[Tensor]) -> Hashable:
+        """What a graph depends on: shapes, which parameters are trained, where the model's tensors
+        are, and settings.
+
+        Those are the plain values among the attributes of layers, which somebody may change between
+        two steps.
+        """
+        model = self.subject.model
+        assert model is not None
+        shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+        places = tuple(
+            (tensor.data_ptr(), tensor.requires_grad) for tensor in self.subject.tensors.values()
+        )
+        values = (value for layer in model.modules() for value in vars(layer).values())
+        settings = tuple(value for value in values if type(value) in (bool, int, float, str))
+        return tuple(batch.size for batch in group), shapes, places, settings
+
+    def _first(self, form: _Form) -> bool:
+        """Take a step as it is, and look whether a replay could stand for it."""
+        assert self.subject.model is not None
+        before = _host_state(self.subject.model)
+        with beside(self.subject.device, self._side):
+            _, size = saved_bytes(form.run)
+        return size <= MOST_BYTES and _host_state(self.subject.model) == before
+
+
+class _Form:
+    """Steps of one shape: fixed places for the batches, the gradients and the sums, and the work
+    between them.
+    """
+
+    def __init__(
+        self, subject: Subject, parameters: list[Tensor], group: list[Batch], norm: Norm
+    ) -> None:
+        self._subject, self._parameters, self._norm = subject, parameters, norm
+        self._group = [Batch(tree_map(torch.clone, batch.data), batch.size) for batch in group]
+        self._places = [leaf for batch in self._group for leaf in tree_leaves(batch.data)]
+        self.gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        self.sums = torch.zeros(4, dtype=torch.float64, device=subject.device)
+        self.used = [False] * len(parameters)
+
+    def fill(self, leaves: list[Tensor]) -> None:
+        """Put a step's data in place."""
+        for place, leaf in zip(self._places, leaves, strict=True):
+            place.copy_(leaf)
+
+    def run(self) -> None:
+        """Gradients and sums of what is in place; the same operations as a plain backward pass."""
+        total = sum(batch.size for batch in self._group)
+        self.used = [False] * len(self._parameters)
+        self.sums.zero_()
+        for batch in self._group:
+            loss, met, counted = self._subject.forward(batch)
+            share = batch.size / total
+            found = torch.autograd.grad(
+                loss if share == 1 else loss * share, self._parameters, allow_unused=True
+            )
+            self.sums[:3] += torch.stack(
+                [loss.detach().double() * batch.size, met.double(), counted.double()]
+            )
+            self._add(found)
+        live = [gradient for gradient, used in zip(self.gradients, self.used, strict=True) if used]
+        if live:
+            self.sums[3] = self._norm(live)
+
+    def _add(self, found: tuple[Tensor | None, ...]) -> None:
+        fresh: list[tuple[Tensor, Tensor]] = []
+        more: list[tuple[Tensor, Tensor]] = []
+        for index, gradient in enumerate(found):
+            if gradient is not None:
+                (more if self.used[index] else fresh).append((self.gradients[index], gradient))
+                self.used[index] = True
+        if fresh:
+            torch._foreach_copy_([place for place, _ in fresh], [gradient for _, gradient in fresh])
+        if more:
+            torch._foreach_add_([place for place, _ in more], [gradient for _, gradient in more])
+
+
+def _plain(subject: Subject) -> bool:
+    """Whether all that runs in a step is the model and the library's own code."""
+    evaluate = subject.problem._evaluate
+    known = isinstance(evaluate, Evaluator) and (
+        evaluate.model_loss or not isinstance(evaluate.loss, Custom)
+    )
+    return known and subject.model is not None and not subject.judged
+
+
+def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
+    """Whether somebody watches the passes, of these layers or of all there are: a replay would
+    not call them.
+    """
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(nn.modules.module, f"_global{name}") for name in names):
+        return True
+    layers = [] if model is None else model.modules()
+    tensors = any(
+        getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
+        for p in parameters
+    )
+    return tensors or any(getattr(layer, name, None) for layer in layers for name in names)
+
+
+def _host_state(model: nn.Module) -> list[Any]:
+    """What a step may change on the host: random generators, and the plain attributes of layers.
+
+    Tensors count by their place, so that one which a step replaces shows; collections by their
+    length.
+    """
+    state: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
+    state.append(str(np.random.get_state()))  # noqa: NPY002 (it is the user's, and only looked at)
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        state.append(torch.cuda.get_rng_state(device).tolist())
+    for layer in model.modules():
+        state += [(name, _shown(value)) for name, value in vars(layer).items()]
+    return state
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if isinstance(value, list | tuple | dict | set):
+        return len(value)
+    return value if isinstance(value, bool | int | float | str) else None
+
 
 SUMS = ("loss", "met", "counted", "update_norm", "gradient_norm", "normed")
 

@@ -1,40 +1,273 @@
-"""The trackers by name, as ``--track llc,trace`` asks for them."""
+"""Trackers: they measure the geometry of the loss while a model trains, and change nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from lambdahat._core.check import require, require_choice
-from lambdahat.training.curvature_trackers import (
-    EdgeTracker,
-    SpectrumTracker,
-    TopTracker,
-    TraceTracker,
-)
-from lambdahat.training.measuring_base import SAMPLES, SampledTracker
-from lambdahat.training.scale_trackers import (
-    EffectiveRateTracker,
-    LearningCoefficientTracker,
-    NormTracker,
-    VarianceTracker,
-)
+import torch
 
-TRACKERS: dict[str, type[SampledTracker]] = {
-    "trace": TraceTracker,
-    "spectrum": SpectrumTracker,
-    "degeneracy": SpectrumTracker,
-    "top": TopTracker,
-    "overlap": TopTracker,
-    "drift": TopTracker,
-    "edge": EdgeTracker,
-    "llc": LearningCoefficientTracker,
-    "wbic": LearningCoefficientTracker,
-    "variance": VarianceTracker,
-    "norms": NormTracker,
-    "effective_rate": EffectiveRateTracker,
-}
+from lambdahat._core.check import require, require_choice, require_count
+from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.batches import rng_untouched
+from lambdahat.results import Estimate, Result, Status
+
+UNITS = ("step", "epoch")
+SAMPLES = 1000
+BATCH = 1024  # samples of the sample's own batches, at most
+
+NOT_FINITE = "not finite"
+
+Row = dict[str, float | str]
+
+
+def is_failure(status: Any) -> bool:
+    """Whether the status of a row says that nothing was measured: an error, or numbers that are
+    not finite.
+    """
+    return isinstance(status, str) and status not in Status.__members__
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Measures every ``every`` steps or epochs (``unit``); its numbers go into a row of metrics.
+
+    ``measure`` returns numbers by column, the standard error of ``x`` under ``x_stderr``, and never
+    raises. A tracker that remembers anything from one time to the next also has ``state_dict`` and
+    ``load_state_dict``.
+    """
+
+    every: int
+    unit: str
+
+    @property
+    def name(self) -> str: ...
+
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> Row: ...
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one measurement takes: between ``fewest`` and ``most`` products (or gradients) over
+    ``samples`` samples.
+
+    0 products are a closed form: the time of a few gradients.
+    """
+
+    fewest: int
+    most: int
+    unit: str
+    samples: int
+
+    def __str__(self) -> str:
+        count = (
+            f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        )
+        return f"{count} {self.unit} over {self.samples:,} samples"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One measurement: numbers by column, what it cost, how it ended, and the full result where
+    there is one.
+
+    ``settings`` are numbers that the values depend on, with columns of their own.
+    """
+
+    values: Mapping[str, float | Estimate]
+    cost: int = 0
+    status: Status = Status.CONVERGED
+    result: Result | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+
+class SampledTracker(ABC):
+    """Base of the trackers here: each measures on the same ``samples`` samples of the data, drawn
+    once from ``seed``.
+
+    ``samples=None`` takes all data. With ``keep`` the full results are saved as
+    ``<name>-<step>.json`` in ``folder``, which whoever runs the tracker sets;
+    ``lh.plot(lh.Result.load(path))`` draws them. What goes wrong in a measurement does not end the
+    training: the row then has NaN, and the error as its status; the first time there is a warning.
+    """
+
+    name: ClassVar[str]
+    unit_of_cost: ClassVar[str] = "products"
+
+    def __init__(
+        self,
+        every: int = 1,
+        unit: str = "epoch",
+        samples: int | None = SAMPLES,
+        seed: int = 0,
+        keep: bool = False,
+    ) -> None:
+        self.every = require_count(every, "every")
+        self.unit = require_choice(unit, "unit", UNITS)
+        self.samples = None if samples is None else require_count(samples, "samples", least=2)
+        self.seed = require_count(seed, "seed", least=0)
+        require(
+            isinstance(keep, bool),
+            "keep",
+            "be True or False",
+            keep,
+            "the folder is that of the run",
+            TypeError,
+        )
+        self.keep = keep
+        self.folder: Path | None = None
+        self._drawn: tuple[weakref.ref[Problem], Problem] | None = None
+        self._warned = False
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that every row has, failed or not."""
+
+    @abstractmethod
+    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+        """Measure on the sample."""
+
+    @abstractmethod
+    def _bounds(self, sample: Problem) -> tuple[int, int]:
+        """The fewest and the most products or gradients of one measurement."""
+
+    def cost(self, problem: Problem) -> Cost:
+        """What one measurement will take, told in advance."""
+        with _apart(problem):
+            sample = self.sample_of(problem)
+            return Cost(*self._bounds(sample), self.unit_of_cost, sample.num_samples)
+
+    def measure(
+        self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
+    ) -> Row:
+        """Numbers by column, then ``<name>_cost``, ``<name>_seconds`` and ``<name>_status``."""
+        start = time.perf_counter()
+        row: Row = dict.fromkeys(self.columns, math.nan)
+        try:
+            require_problem(problem)
+            with _apart(problem):
+                reading = self._read(self.sample_of(problem), optimizer)
+            found = _flat(reading.values)
+            row.update({**found, **reading.settings})
+            lost = not any(math.isfinite(value) for value in found.values())
+            cost, status = reading.cost, NOT_FINITE if lost else reading.status.name
+            if self.keep and self.folder is not None and reading.result is not None:
+                reading.result.save(self.folder / f"{self.name}-{step:08d}.json")
+        except Exception as error:
+            cost, status = 0, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if is_failure(status) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the tracker {self.name!r} could not measure at step {step} ({status}); its"
+                " columns are NaN there, and training goes on. Later failures are in its status"
+                " column only",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return {
+            **row,
+            f"{self.name}_cost": float(cost),
+            f"{self.name}_seconds": time.perf_counter() - start,
+            f"{self.name}_status": status,
+        }
+
+    def sample_of(self, problem: Problem) -> Problem:
+        """The problem on the tracker's samples; it shares the parameters, so it follows the
+        training.
+        """
+        if self._drawn is None or self._drawn[0]() is not problem:
+            self._drawn = weakref.ref(problem), _sampled(problem, self.samples, self.seed)
+        return self._drawn[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next measurement takes from the last ones: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that ``state_dict`` gave."""
+        del state  # nothing is remembered
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(every={self.every}, unit={self.unit!r}, samples={self.samples},"
+            f" seed={self.seed})"
+        )
+
+
+def described_tracker(tracker: Any) -> str:
+    """A tracker in words that another one does not have; how often it measures and what it keeps
+    may change.
+    """
+    free = ("every", "unit", "keep", "folder")
+    settings = {} if not isinstance(tracker, SampledTracker) else vars(tracker)
+    told = [
+        f"{key}={value!r}"
+        for key, value in settings.items()
+        if key not in free and not key.startswith("_")
+    ]
+    return f"{type(tracker).__name__}({', '.join(told)})"
+
+
+def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
+    """A part of the data, in few large batches, or where batch statistics matter in such as the
+    problem has.
+    """
+    if samples is None or not problem.has_data or samples >= problem.num_samples:
+        return problem
+    size = problem.batches.sizes[0] if problem.norm == "train" else BATCH
+    try:
+        return problem.subsample(samples, seed, min(size, samples))
+    except RuntimeError:  # batches of other shapes, such as padded sequences, stay as they are
+        return problem.subsample(samples, seed)
+
+
+@contextmanager
+def _apart(problem: Problem) -> Iterator[None]:
+    """Measure in full precision with gradients on, whatever mode the training is in, and leave
+    the RNG as it was.
+    """
+    with rng_untouched(), torch.enable_grad(), torch.autocast(problem.device.type, enabled=False):
+        yield
+
+
+def _flat(values: Mapping[str, float | Estimate]) -> dict[str, float]:
+    """Estimates as two columns each, the value and its standard error."""
+    row: dict[str, float] = {}
+    for column, value in values.items():
+        row[column] = float(value)
+        if isinstance(value, Estimate):
+            row[f"{column}_stderr"] = float(value.stderr)
+    return row
+
+
+def with_errors(*columns: str) -> tuple[str, ...]:
+    """Columns, each followed by that of its standard error."""
+    return tuple(name for column in columns for name in (column, f"{column}_stderr"))
+
+
+TRACKERS: dict[str, type[SampledTracker]] = {}
+
+
+def register(*columns: str) -> Callable[[type[SampledTracker]], type[SampledTracker]]:
+    """Register a tracker class under its name and under ``columns`` that may be asked for."""
+
+    def add(kind: type[SampledTracker]) -> type[SampledTracker]:
+        TRACKERS.update(dict.fromkeys((kind.name, *columns), kind))
+        return kind
+
+    return add
 
 
 def make_tracker(

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambdahat._core.check import require, require_choice, require_count
-from lambdahat.data.augmentation import augment
+from lambdahat.data.splits import augment
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
 from lambdahat.experiments.kit.training import NETWORKS as LARGE

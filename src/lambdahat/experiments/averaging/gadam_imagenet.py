@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lambdahat._core.check import require
 from lambdahat._core.rng import generator
-from lambdahat.data.imagenet import ImageFolder
-from lambdahat.data.loading import load
+from lambdahat.data.catalogue import load
+from lambdahat.data.image_files import ImageFolder
 from lambdahat.experiments.averaging.averaged_training import (
     FULL,
     AveragedTask,

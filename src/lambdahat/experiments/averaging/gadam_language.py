@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lambdahat._core.check import require
 from lambdahat._core.rng import generator
-from lambdahat.data.loading import load_text
+from lambdahat.data.catalogue import load_text
 from lambdahat.data.texts import windows
 from lambdahat.experiments.averaging.averaged_training import (
     BASES,

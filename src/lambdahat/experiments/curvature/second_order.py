@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat.data.augmentation import augment
+from lambdahat.data.splits import augment
 from lambdahat.estimators import eigenpairs
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference

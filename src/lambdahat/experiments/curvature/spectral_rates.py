@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat.data.augmentation import augment
+from lambdahat.data.splits import augment
 from lambdahat.experiments.kit.cells import (
     Cell,
     Row,

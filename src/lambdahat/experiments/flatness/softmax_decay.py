@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot, pad
 
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
-from lambdahat.data.loading import load
+from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, spectrum, trace
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, settings_of
 from lambdahat.experiments.kit.claims import (

@@ -33,8 +33,8 @@ import torch
 
 from lambdahat._core.check import require
 from lambdahat._core.storage import Damaged, digest
-from lambdahat.data.files import file_digest, note_data, roots
-from lambdahat.data.loading import data_digest
+from lambdahat.data.catalogue import data_digest
+from lambdahat.data.sources import file_digest, note_data, roots
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of
 
 SUFFIX = ".sqlite"

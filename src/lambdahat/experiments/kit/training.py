@@ -17,8 +17,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from lambdahat._core.check import require, require_choice
 from lambdahat._core.rng import generator
-from lambdahat.data.augmentation import augment
-from lambdahat.data.loading import load
+from lambdahat.data.catalogue import load
+from lambdahat.data.splits import augment
 from lambdahat.estimators import frobenius_norm, spectrum
 from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet

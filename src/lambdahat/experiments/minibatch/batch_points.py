@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Result
-from lambdahat.data.loading import load
+from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.estimators import eigenpairs, spectrum, variance
 from lambdahat.experiments.kit.cells import Row, Rows
@@ -38,7 +38,7 @@ from lambdahat.randommatrix.directions import DirectionalVariance, directional_v
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
-from lambdahat.training.loop import fit
+from lambdahat.training._fit import fit
 
 MODELS = ("additive", "multiplicative", "directional")
 ENDS = ("largest", "smallest")

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot, pad
 from lambdahat._core.check import require
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.data.loading import load
+from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference

@@ -24,17 +24,16 @@ from lambdahat._core.check import require, require_choice
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomically
-from lambdahat.data.files import note_data
-from lambdahat.data.loading import data_digest, load
+from lambdahat.data.catalogue import data_digest, load
+from lambdahat.data.sources import note_data
 from lambdahat.experiments.kit.cells import Cell, Row
 from lambdahat.models.convolutional import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
-from lambdahat.training.ensembles import DEFAULTS
+from lambdahat.training._fit import fit
+from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, Stepped
 from lambdahat.training.feeding import epoch_order
-from lambdahat.training.loop import fit
-from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepped
 
 Pair = tuple[Tensor, Tensor]
 Net = tuple[

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from lambdahat._core.rng import generator
-from lambdahat.data.loading import load
-from lambdahat.data.synthetic import synthetic_regression
+from lambdahat.data.built_in import synthetic_regression
+from lambdahat.data.catalogue import load
 from lambdahat.experiments.kit.cells import Cell
 from lambdahat.experiments.kit.experiment import PRINTED_RATES, REGULARIZATION, Experiment, Size
 from lambdahat.experiments.regularization.charts import charts_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.data.loading import load
+from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, power_iteration
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference

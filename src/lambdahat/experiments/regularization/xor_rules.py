@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.data.logic import xor, xord
+from lambdahat.data.built_in import xor, xord
 from lambdahat.experiments.kit.cells import Cell
 from lambdahat.experiments.kit.experiment import PRINTED_RATES, REGULARIZATION, Experiment, Size
 from lambdahat.experiments.regularization.charts import charts_of

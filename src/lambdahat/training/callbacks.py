@@ -1,10 +1,8 @@
-"""Trackers in anybody's own loop: ``with tracking(problem, ["edge"], optimizer, "run") as track:
-… track.step()``.
-"""
+"""Trackers in a training loop of your own, in Lightning and in the Hugging Face ``Trainer``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,12 @@ from typing import Any
 from lambdahat._core.check import require, require_count
 from lambdahat._core.storage import read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.distributed import on_one_rank
+from lambdahat.training._fit import require_same_run
 from lambdahat.training.feeding import contents
-from lambdahat.training.measuring_base import Row, Tracker, described_tracker
-from lambdahat.training.metrics import Metrics
+from lambdahat.training.metrics import Metrics, numbers
 from lambdahat.training.runs import Run
-from lambdahat.training.settings import require_same_run
-from lambdahat.training.trackers import make_trackers
+from lambdahat.training.trackers import Row, Tracker, described_tracker, make_trackers
 
 MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it
 
@@ -238,3 +236,145 @@ def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
         ", ".join(twice),
     )
     return made
+
+
+def LightningTracker(
+    trackers: str | Sequence[Tracker | str],
+    problem_fn: Callable[[Any], Problem],
+    folder: str | Path | None = None,
+) -> Any:
+    """A ``lightning.pytorch.Callback`` that measures along training and logs the numbers to the
+    trainer's loggers.
+
+    ``problem_fn(module)`` makes the problem when training starts. Give it the network inside the
+    module, as ``lambda module: lh.Problem(module.network, "cross_entropy", data)``: a module also
+    holds its trainer, which would be copied. Steps are those of the optimiser, and of several
+    optimisers the first counts. On several devices the first measures. With ``folder`` the rows are
+    also written there; the trackers' states are part of Lightning's checkpoints.
+    """
+    from lightning.pytorch import Callback
+
+    require(
+        callable(problem_fn),
+        "problem_fn",
+        "be a function of the module",
+        problem_fn,
+        'such as lambda module: lh.Problem(module.network, "cross_entropy", data)',
+        TypeError,
+    )
+
+    class Measuring(Callback):  # type: ignore[misc,unused-ignore]
+        """Measures at the start, after steps and after epochs."""
+
+        def __init__(self) -> None:
+            self.tracking: Tracking | None = None
+            self._loaded: dict[str, Any] = {}
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if not trainer.is_global_zero:
+                return
+            with on_one_rank():
+                problem = problem_fn(pl_module)
+            self.tracking = Tracking(problem, trackers, trainer.optimizers[0], folder)
+            if self._loaded:
+                self.tracking.load_state_dict(self._loaded)
+            else:
+                self._log(trainer, self.tracking.begin())
+
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            track = self.tracking
+            # not within accumulated gradients
+            if track is not None and trainer.global_step > track.steps:
+                self._log(trainer, track.reach("step", trainer.global_step, track.epochs))
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if self.tracking is not None:
+                self._log(
+                    trainer,
+                    self.tracking.reach("epoch", trainer.global_step, trainer.current_epoch + 1),
+                )
+
+        def state_dict(self) -> dict[str, Any]:
+            return {} if self.tracking is None else self.tracking.state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self._loaded = dict(state_dict)
+
+        def _log(self, trainer: Any, row: Row | None) -> None:
+            found = {} if row is None else numbers(row)
+            for logger in trainer.loggers if found else ():
+                logger.log_metrics(found, step=trainer.global_step)
+
+    return Measuring()
+
+
+def HuggingFaceTracker(
+    trackers: str | Sequence[Tracker | str],
+    problem_fn: Callable[[Any], Problem],
+    folder: str | Path | None = None,
+) -> Any:
+    """A ``transformers.TrainerCallback`` that measures along training; its numbers join
+    ``state.log_history``.
+
+    ``problem_fn(model)`` makes the problem when training starts: ``lambda model: lh.Problem(model,
+    "model", batches)``, batches a list of dicts of tensors. Steps are those of the optimiser. On
+    several processes the first measures. With ``folder`` the rows are also written there, and a run
+    resumed from a checkpoint goes on after its step.
+    """
+    from transformers import TrainerCallback
+
+    require(
+        callable(problem_fn),
+        "problem_fn",
+        "be a function of the model",
+        problem_fn,
+        'such as lambda model: lh.Problem(model, "model", batches)',
+        TypeError,
+    )
+
+    class Measuring(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        """Measures at the start, after steps and after epochs."""
+
+        def __init__(self) -> None:
+            self.tracking: Tracking | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if not state.is_world_process_zero:
+                return
+            with on_one_rank():
+                problem = problem_fn(given["model"])
+            self.tracking = Tracking(problem, trackers, None, folder)
+            self._follow(given)
+            self._log(
+                state, self.tracking.begin(resume=state.global_step > 0, upto=state.global_step)
+            )
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if self.tracking is not None:
+                self._follow(given)
+                self._log(
+                    state, self.tracking.reach("step", state.global_step, self.tracking.epochs)
+                )
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if self.tracking is not None:
+                self._follow(given)
+                self._log(
+                    state, self.tracking.reach("epoch", state.global_step, round(state.epoch))
+                )
+
+        def _follow(self, given: Any) -> None:
+            """The trainer's optimiser, without what accelerate wraps it in; it may not be made
+            yet at the start.
+            """
+            optimizer = given.get("optimizer")
+            if self.tracking is not None:
+                self.tracking.optimizer = getattr(optimizer, "optimizer", optimizer)
+
+        def _log(self, state: Any, row: Row | None) -> None:
+            if row is not None:
+                state.log_history.append({**numbers(row), "step": state.global_step})
+
+    return Measuring()

@@ -1,35 +1,188 @@
-"""The state of a training run and how it moves: epochs, rows, checkpoints, the end."""
+"""``fit``: the training loop, its settings, and the checkpoints from which it resumes."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lambdahat._core.check import require
+from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed
-from lambdahat.problem import DEFAULT_BATCH, Problem
-from lambdahat.problem.batches import Batches, make_batches, rng_untouched
+from lambdahat.problem import DEFAULT_BATCH, Problem, require_problem
+from lambdahat.problem.batches import Batch, Batches, make_batches, rng_untouched
+from lambdahat.problem.network import BATCH_NORMS, accumulating
 from lambdahat.results import Status
-from lambdahat.training.averages import averaged_model
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
-from lambdahat.training.feeding import Augment, Feed, contents
-from lambdahat.training.loggers import make_loggers
-from lambdahat.training.measuring_base import described_tracker
-from lambdahat.training.metrics import Metrics
+from lambdahat.training.feeding import Augment, Feed, contents, same_contents
+from lambdahat.training.metrics import Metrics, make_loggers, require_loggers
 from lambdahat.training.runs import BestSoFar, EarlyStopping, Run
-from lambdahat.training.settings import Settings, described, optimizer_settings, require_same_run
-from lambdahat.training.stepping import Diverged, Stepper, Tally, joint_norm
-from lambdahat.training.subjects import Judge, Subject, modes
+from lambdahat.training.stepping import (
+    PRECISIONS,
+    Diverged,
+    Judge,
+    Stepper,
+    Subject,
+    Tally,
+    chain,
+    joint_norm,
+    modes,
+)
+from lambdahat.training.trackers import described_tracker
+
+# statistics of more samples cost a pass and change little (§7.3.1, spectral thesis)
+REFRESH_SAMPLES = 10_000
+
+
+def averaged_model(
+    subject: Subject, optimizer: Any, averaging: Any, feed: Feed
+) -> nn.Module | None:
+    """The averaged model with batch-norm statistics of its own, a copy; None before there is an
+    average.
+    """
+    model: nn.Module | None = None
+    if averaging is not None and averaging.count:
+        model = averaging.model
+    elif subject.model is not None and getattr(optimizer, "averaging", False):
+        model = optimizer.averaged_model(subject.model)
+    if model is not None:
+        _refresh(subject, model, feed)
+    return model
+
+
+@torch.no_grad()
+def _refresh(subject: Subject, model: nn.Module, feed: Feed) -> None:
+    """Batch-norm statistics of the averaged weights, which no average of statistics gives
+    (§7.3.1).
+    """
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, BATCH_NORMS) and layer.track_running_stats
+    ]
+    if not layers:
+        return
+    with modes(model, training=False), accumulating(layers):
+        for layer in layers:
+            layer.reset_running_stats()
+        for batch in _some(feed):
+            subject.forward(batch, model)
+
+
+def _some(feed: Feed) -> Iterator[Batch]:
+    """Batches of about ``REFRESH_SAMPLES`` samples."""
+    for group in islice(feed.epoch(0), max(1, REFRESH_SAMPLES // feed.step_samples)):
+        yield from group
+
+
+UNITS = ("epoch", "step")
+MOVED = ("lr", "momentum", "betas", "average_start")  # by schedules, SpectralSGD, start_averaging()
+LATER = ("contents", "trackers")  # which runs of early versions do not tell
+# may change from one call to the next
+HOW_LONG = ("epochs", "keep", "checkpoint_every", "checkpoint_steps")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Numbers and names that ``fit`` takes; see there."""
+
+    epochs: int
+    batch_size: int | None = 128
+    precision: str = "float32"
+    accumulate: int = 1
+    clip: float | None = None
+    schedule_unit: str = "epoch"
+    curvature_samples: int | None = None
+    seed: int = 0
+    keep: int = 2
+    checkpoint_every: int = 1
+    checkpoint_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "accumulate", "keep", "checkpoint_every"):
+            require_count(getattr(self, name), name)
+        for name in ("batch_size", "curvature_samples", "checkpoint_steps"):
+            if getattr(self, name) is not None:
+                require_count(getattr(self, name), name)
+        if self.clip is not None:
+            require_positive(self.clip, "clip")
+        require_count(self.seed, "seed", least=0)
+        require_choice(self.precision, "precision", PRECISIONS)
+        require_choice(self.schedule_unit, "schedule_unit", UNITS)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the numbers."""
+        return {name: value for name, value in asdict(self).items() if name not in HOW_LONG}
+
+
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """What the optimiser was made with, by name, a value for each parameter group.
+
+    Of what a schedule or the optimiser itself moves it is the value at construction.
+    """
+    names: dict[str, None] = {}
+    inner = optimizer
+    while inner is not None:
+        names |= dict.fromkeys(inspect.signature(type(inner)).parameters)
+        inner = getattr(inner, "base", None)
+    return {
+        name: [_initial(optimizer, group, name) for group in optimizer.param_groups]
+        for name in names
+        if name in optimizer.param_groups[0] and name != "params"
+    }
+
+
+def _initial(optimizer: Any, group: Mapping[str, Any], name: str) -> str:
+    value = optimizer.defaults.get(name, group.get(name)) if name in MOVED else group.get(name)
+    return repr(group.get(f"initial_{name}", value))
+
+
+def described(rule: Any) -> str:
+    """An object in words that are the same in another process."""
+    return (
+        repr(rule)
+        if any("__repr__" in vars(kind) for kind in type(rule).__mro__[:-1])
+        else type(rule).__name__
+    )
+
+
+def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise unless a stored run had the settings, data and model of this one."""
+    for name, value in now.items():
+        if name in LATER and name not in stored:
+            continue
+        was = stored.get(name)
+        if name == "contents":
+            same = was is not None and same_contents(was, value)
+            require(
+                same,
+                "folder",
+                "hold a run on the same data",
+                "one on other samples or labels",
+                "give the data of that run, or choose another folder",
+            )
+            continue
+        if name == "optimizer settings" and isinstance(was, Mapping):
+            require_same_run(was, value)
+            continue
+        require(
+            was == value,
+            "folder",
+            f"hold a run with {name} = {value}",
+            f"one with {name} = {was}",
+            "call fit as that run did, or choose another folder",
+        )
 
 
 class Trainer:
@@ -485,3 +638,233 @@ def _note(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"epoch {last['epoch']}, loss {last['loss']:.4g}" + (
         f", accuracy {accuracy:.1%}" if accuracy == accuracy else ""
     )
+
+
+def fit(
+    problem: Problem,
+    optimizer: torch.optim.Optimizer,
+    epochs: int,
+    *,
+    batch_size: int | None = 128,
+    schedule: Any = None,
+    schedule_unit: str = "epoch",
+    regularizers: Sequence[Any] = (),
+    averaging: Any = None,
+    validation: Any = None,
+    early_stopping: EarlyStopping | int | None = None,
+    precision: str = "float32",
+    accumulate: int = 1,
+    clip: float | None = None,
+    augment: Augment | None = None,
+    accuracy: Judge | None = None,
+    trackers: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
+    curvature_samples: int | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    keep: int = 2,
+    checkpoint_every: int = 1,
+    checkpoint_steps: int | None = None,
+    seed: int = 0,
+) -> Run:
+    """Train the model that ``problem`` was made of, in place, for ``epochs`` passes over the
+    problem's data.
+
+    The model runs in training mode, with dropout and batch-norm statistics, and gets its modes back
+    at the end. Each epoch sees the samples in an order that ``(seed, epoch)`` decides, in batches
+    of ``batch_size``, ``accumulate`` of them to a step; ``batch_size=None`` takes the problem's own
+    batches. What the model draws from torch's generators comes from ``seed`` too, and the caller's
+    generators are left as they were.
+
+    - ``schedule``: a torch learning-rate scheduler, stepped once per ``schedule_unit``, "epoch" or
+      "step".
+    - ``regularizers``, ``averaging``: from ``lambdahat.optim``. An optimiser that measures
+      curvature is given a problem on ``curvature_samples`` samples (as many as a step has), drawn
+      anew, whenever it is ``due``.
+    - ``validation``: held-out data, evaluated after every epoch. ``early_stopping``: an
+      ``EarlyStopping``, or its patience.
+    - ``precision``: "bfloat16" and "float16" run the forward pass under ``torch.autocast``, the
+      latter with a scaled loss. ``clip`` bounds the norm of the gradient.
+    - ``augment(inputs, generator)`` changes the inputs of each batch; ``accuracy(output, target)``
+      says which targets were met, where that is not what the loss suggests.
+    - ``trackers`` measure along the way; ``loggers`` are "tensorboard", "wandb" or objects with
+      ``log(row)``.
+    - ``folder``: rows go to ``metrics.jsonl`` and ``metrics.csv`` there, checkpoints to
+      ``checkpoints``, the ``keep`` newest and the best, every ``checkpoint_every`` epochs and
+      ``checkpoint_steps`` steps. With ``resume`` a run that was killed goes on from the newest
+      whole one, to the same bits on the same machine; the call must be the same but for ``epochs``.
+
+    A loss that is not finite ends the run at the end of its epoch, with the status
+    ``TRAINING_DIVERGED``.
+    """
+    require_problem(problem)
+    settings = Settings(
+        epochs,
+        batch_size,
+        precision,
+        accumulate,
+        clip,
+        schedule_unit,
+        curvature_samples,
+        seed,
+        keep,
+        checkpoint_every,
+        checkpoint_steps,
+    )
+    _require_trainable(problem, optimizer)
+    _require_schedule(schedule, optimizer)
+    _require_parts(regularizers, averaging, trackers)
+    require_loggers(loggers)
+    require(
+        not resume or folder is not None, "resume", "come with the folder of the run", "no folder"
+    )
+    require(
+        checkpoint_steps is None or folder is not None,
+        "checkpoint_steps",
+        "come with a folder",
+        "none",
+    )
+    patient = any(group.get("patience") for group in optimizer.param_groups) and hasattr(
+        optimizer, "record"
+    )
+    require(
+        not patient or validation is not None,
+        "validation",
+        "be given to an optimiser with a patience",
+        None,
+    )
+    trainer = Trainer(
+        problem,
+        optimizer,
+        settings,
+        schedule=schedule,
+        regularizers=regularizers,
+        averaging=averaging,
+        validation=validation,
+        early_stopping=_stopping(early_stopping, validation),
+        trackers=trackers,
+        loggers=loggers,
+        augment=_callable(augment, "augment"),
+        accuracy=_callable(accuracy, "accuracy"),
+        folder=None if folder is None else Path(folder),
+    )
+    return trainer.run(resume)
+
+
+def _require_trainable(problem: Problem, optimizer: Any) -> None:
+    require(
+        isinstance(optimizer, torch.optim.Optimizer),
+        "optimizer",
+        "be a torch.optim.Optimizer",
+        optimizer,
+        "such as torch.optim.SGD(model.parameters(), lr=0.1)",
+        TypeError,
+    )
+    closure = isinstance(optimizer, torch.optim.LBFGS)
+    require(
+        not closure,
+        "optimizer",
+        "step without a closure",
+        "LBFGS",
+        "it evaluates the loss many times a step",
+    )
+    require(
+        problem._theta is None,
+        "problem",
+        "follow its model",
+        "one made by at(), which is at other parameters",
+        "load them into the model",
+    )
+    held = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
+    require(
+        held == {problem.device},
+        "problem",
+        f"be on the device of the parameters, {', '.join(map(str, held))}",
+        str(problem.device),
+        "move the model with model.to(device), then make problem and optimizer",
+    )
+    require(
+        problem._cast is None,
+        "problem",
+        "have its model's own dtype",
+        f"dtype={problem._cast}",
+        "cast the model itself, or pass precision=",
+    )
+
+
+def _require_schedule(schedule: Any, optimizer: Any) -> None:
+    if schedule is None:
+        return
+    ready = callable(getattr(schedule, "step", None)) and hasattr(schedule, "state_dict")
+    require(
+        ready,
+        "schedule",
+        "be a scheduler made for the optimizer",
+        schedule,
+        "such as lh.optim.schedules.cosine(optimizer, epochs)",
+        TypeError,
+    )
+    theirs = getattr(schedule, "optimizer", None)
+    own = theirs is None or any(theirs is inner for inner in chain(optimizer))
+    require(
+        own,
+        "schedule",
+        "be of this optimizer",
+        "one of another optimizer",
+        "make it with schedule(optimizer, …)",
+    )
+
+
+def _require_parts(regularizers: Any, averaging: Any, trackers: Any) -> None:
+    for name, parts, wanted in (
+        ("regularizers", regularizers, ("add_to", "needs_product")),
+        ("trackers", trackers, ("measure", "every", "unit")),
+    ):
+        require(
+            isinstance(parts, Sequence) and not isinstance(parts, str),
+            name,
+            "be a list",
+            parts,
+            error=TypeError,
+        )
+        for part in parts:
+            missing = [each for each in wanted if not hasattr(part, each)]
+            require(
+                not missing,
+                name,
+                f"have {', '.join(wanted)}",
+                part,
+                f"it lacks {', '.join(missing)}",
+                TypeError,
+            )
+    for tracker in trackers:
+        require(
+            tracker.unit in UNITS, "trackers", 'have the unit "epoch" or "step"', repr(tracker.unit)
+        )
+    missing = [
+        each
+        for each in ("update", "unit", "model")
+        if averaging is not None and not hasattr(averaging, each)
+    ]
+    require(not missing, "averaging", "be an IterateAverage", averaging, "", TypeError)
+
+
+def _stopping(asked: EarlyStopping | int | None, validation: Any) -> EarlyStopping | None:
+    if asked is None or isinstance(asked, EarlyStopping):
+        stopping = asked
+    else:
+        stopping = EarlyStopping(require_count(asked, "early_stopping"))
+    held_out = stopping is not None and stopping.metric.startswith("validation")
+    require(
+        not held_out or validation is not None,
+        "validation",
+        "be given for early stopping to watch",
+        None,
+        'or watch another column: EarlyStopping(metric="loss")',
+    )
+    return stopping
+
+
+def _callable(given: Any, name: str) -> Callable[..., Any] | None:
+    require(given is None or callable(given), name, "be a function", given, "", TypeError)
+    return given  # type: ignore[no-any-return]

@@ -1,0 +1,316 @@
+"""Images from the files of MNIST (IDX), CIFAR and downsampled ImageNet."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.progress import report
+from lambdahat._core.storage import read_arrays
+from lambdahat.data.sources import CURE, File, contents
+from lambdahat.data.splits import Split, image_split, scaled
+from lambdahat.data.unpickling import unpickle
+
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array in an idx file of bytes: a header 0, 0, 8, ndim, the sizes as big-endian
+    integers, then the values.
+    """
+    data = contents(path)
+    known = len(data) >= 4 and data[:3] == b"\0\0\x08" and 1 <= data[3] <= 3
+    require(
+        known,
+        str(path),
+        "be an idx file of bytes",
+        f"a file that begins with {data[:4].hex()!r}",
+        CURE,
+    )
+    start = 4 + 4 * data[3]
+    require(
+        len(data) >= start,
+        str(path),
+        f"have a header of {start} bytes",
+        f"{len(data)} bytes in all",
+        CURE,
+    )
+    sizes = struct.unpack(f">{data[3]}I", data[4:start])
+    whole = start + math.prod(sizes)
+    require(
+        len(data) == whole,
+        str(path),
+        f"hold {whole:,} bytes for {'×'.join(map(str, sizes))} values",
+        f"{len(data):,}",
+        CURE,
+    )
+    return np.frombuffer(data, np.uint8, offset=start).reshape(sizes).copy()
+
+
+def handwriting_files(folder: Path, normalization: str) -> Split:
+    """Four idx files as images (n, 1, 28, 28) and labels 0 … 9."""
+    parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
+    for images_name, labels_name in (NAMES[:2], NAMES[2:]):
+        images_path, labels_path = (_found(folder, name) for name in (images_name, labels_name))
+        images, labels = read_idx(images_path), read_idx(labels_path)
+        require(
+            images.ndim == 3 and images.shape[1:] == (28, 28),
+            str(images_path),
+            "hold images of 28 × 28",
+            f"an array {images.shape}",
+            CURE,
+        )
+        require(
+            labels.shape == images.shape[:1],
+            str(labels_path),
+            f"hold {len(images):,} labels",
+            f"an array {labels.shape}",
+            CURE,
+        )
+        require(
+            len(labels) > 0 and int(labels.max()) < 10,
+            str(labels_path),
+            "hold labels 0 to 9",
+            f"up to {labels.max(initial=0)}",
+            CURE,
+        )
+        parts.append((images[:, None], labels))
+    return image_split(parts[0], parts[1], 10, normalization)
+
+
+def _found(folder: Path, name: str) -> Path:
+    path = File(name).find(folder)
+    require(
+        path is not None, "folder", f"hold {name} or {name}.gz", str(folder), "", FileNotFoundError
+    )
+    assert path is not None
+    return path
+
+
+PIXELS = 3 * 32 * 32
+Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def cifar_files(folder: Path, classes: int, normalization: str) -> Split:
+    """The batches in a folder as images (n, 3, 32, 32) and labels; of CIFAR-100 the fine ones."""
+    train, test = ("train", "test") if classes == 100 else ("data_batch_", "test_batch")
+    parts = []
+    for prefix in (train, test):
+        paths = _batches(folder, prefix)
+        parts.append(_joined([read_batch(path, classes) for path in paths]))
+    return image_split(parts[0], parts[1], classes, normalization)
+
+
+def read_batch(path: Path, classes: int) -> Part:
+    """One file: pickled, or records of the label's bytes (CIFAR-100: coarse, then fine) and
+    3,072 pixels.
+    """
+    if path.suffix == ".bin":
+        width = PIXELS + (2 if classes == 100 else 1)
+        data = np.frombuffer(contents(path), np.uint8)
+        whole = len(data) > 0 and len(data) % width == 0
+        require(
+            whole, str(path), f"hold whole records of {width:,} bytes", f"{len(data):,} bytes", CURE
+        )
+        records = data.reshape(-1, width)
+        return checked(records[:, width - PIXELS :], records[:, width - PIXELS - 1], path, classes)
+    batch = unpickle(path)
+    key = "fine_labels" if classes == 100 else "labels"
+    for name in ("data", key):
+        require(name in batch, str(path), f"have the entry {name!r}", entries(batch), CURE)
+    return checked(batch["data"], batch[key], path, classes)
+
+
+def entries(batch: Mapping[str, Any]) -> str:
+    """The names in a batch for an error message: those that are names, and not too many."""
+    names = [
+        name if name.isidentifier() and len(name) <= 40 else describe(name)
+        for name in sorted(batch)[:8]
+    ]
+    return ", ".join(names) + (f" and {len(batch) - 8:,} more" if len(batch) > 8 else "") or "none"
+
+
+def checked(
+    data: Any, labels: Any, path: Path, classes: int, first: int = 0, pixels: int = PIXELS
+) -> Part:
+    """Rows of bytes as images, with as many labels in range, which begin at ``first``."""
+    rows = (
+        isinstance(data, np.ndarray)
+        and data.dtype == np.uint8
+        and data.ndim == 2
+        and data.shape[1] == pixels
+    )
+    shown = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+    require(rows, str(path), f"hold bytes (n, {pixels})", shown, CURE)
+    kinds = {type(label) for label in labels} if isinstance(labels, list) else {type(labels)}
+    other = sorted(
+        kind.__name__ for kind in kinds - ({int} if isinstance(labels, list) else {np.ndarray})
+    )
+    require(not other, str(path), f"hold {len(data):,} whole labels", " and ".join(other), CURE)
+    numbers = np.asarray(labels)
+    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu" and len(numbers) == len(data)
+    require(
+        whole,
+        str(path),
+        f"hold {len(data):,} whole labels",
+        f"{numbers.dtype} {numbers.shape}",
+        CURE,
+    )
+    inside = len(numbers) > 0 and numbers.min() >= first and numbers.max() < first + classes
+    require(
+        inside,
+        str(path),
+        f"hold labels {first} to {first + classes - 1}",
+        f"{numbers.min()} to {numbers.max()}" if len(numbers) else "none",
+        CURE,
+    )
+    side = round((pixels // 3) ** 0.5)
+    return data.reshape(-1, 3, side, side), numbers.astype(np.int64) - first
+
+
+def _batches(folder: Path, prefix: str) -> list[Path]:
+    """The files of one part: one named ``prefix``, or those numbered from 1 without a gap."""
+    single = [path for path in (folder / prefix, folder / f"{prefix}.bin") if path.is_file()]
+    if single:
+        return single[:1]
+    pattern = re.compile(rf"{re.escape(prefix)}(\d+)(\.bin)?")
+    named = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
+    binary = all(match[2] for match, _ in named)
+    found = {int(match[1]): path for match, path in named if bool(match[2]) == binary}
+    wanted = list(range(1, max(found, default=1) + 1))
+    missing = sorted(set(wanted) - set(found))
+    require(
+        not missing,
+        "folder",
+        f"hold {prefix}{missing[0] if missing else ''}",
+        str(folder),
+        "fetch the data again: lambdahat data fetch",
+        FileNotFoundError,
+    )
+    return [found[number] for number in wanted]
+
+
+def _joined(parts: list[Part]) -> Part:
+    return np.concatenate([images for images, _ in parts]), np.concatenate(
+        [labels for _, labels in parts]
+    )
+
+
+CLASSES = 1000
+BATCHES = [f"train_data_batch_{i}" for i in range(1, 11)]
+SUFFIXES = {".jpeg", ".jpg", ".png"}
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def imagenet32_files(folder: Path, normalization: str) -> Split:
+    """Ten batches and ``val_data``, each .npz or pickled, as images (n, 3, 32, 32) (Chrabaszcz
+    et al., 2017).
+    """
+    parts = []
+    for i, name in enumerate([*BATCHES, "val_data"]):
+        parts.append(_read_small(folder, name))
+        report("imagenet32", i + 1, len(BATCHES) + 1)
+    images = np.concatenate([part[0] for part in parts[:-1]])
+    labels = np.concatenate([part[1] for part in parts[:-1]])
+    # a pickled array is a view of the file
+    held_out = np.require(parts[-1][0], requirements="W"), parts[-1][1]
+    return image_split((images, labels), held_out, CLASSES, normalization)
+
+
+def _read_small(folder: Path, name: str) -> Part:
+    path = next((path for path in (folder / f"{name}.npz", folder / name) if path.is_file()), None)
+    require(
+        path is not None, "folder", f"hold {name} or {name}.npz", str(folder), "", FileNotFoundError
+    )
+    assert path is not None
+    batch: dict[str, Any] = read_arrays(path) if path.suffix == ".npz" else unpickle(path)
+    for key in ("data", "labels"):
+        require(key in batch, str(path), f"have the entry {key!r}", entries(batch), CURE)
+    return checked(batch["data"], batch["labels"], path, CLASSES, first=1)
+
+
+class ImageFolder(Dataset[tuple[Tensor, int]]):
+    """Pictures in one folder per class, read when asked for: (image (3, size, size), label).
+
+    Classes are the folders in alphabetical order. A picture's shorter side is scaled to
+    size·256/224 and its middle cut out. ``normalization``: "unit", "symmetric", or "standard" with
+    the customary mean and deviation of ImageNet. Needs Pillow.
+    """
+
+    def __init__(
+        self, folder: str | Path, size: int = 224, normalization: str = "standard"
+    ) -> None:
+        self.folder, self.size = Path(folder), require_count(size, "size")
+        self.normalization = require_choice(
+            normalization, "normalization", ("unit", "symmetric", "standard")
+        )
+        require(
+            self.folder.is_dir(),
+            "folder",
+            "be a folder of one folder per class",
+            f"{folder} (no such folder)",
+            "",
+            FileNotFoundError,
+        )
+        self.classes = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+        self.samples = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            for path in sorted((self.folder / name).iterdir())
+            if path.suffix.lower() in SUFFIXES
+        ]
+        found = {label for _, label in self.samples}
+        empty = [name for label, name in enumerate(self.classes) if label not in found]
+        require(
+            bool(self.samples) and not empty,
+            "folder",
+            "hold one folder of pictures for each class",
+            f"{self.folder} with {', '.join(empty[:3]) + ' empty' if empty else 'no folders'}",
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        pixels = torch.from_numpy(self._read(path)).permute(2, 0, 1).unsqueeze(0)
+        shift, scale = {
+            "unit": (torch.zeros(3), torch.full((3,), 255.0)),
+            "symmetric": (torch.full((3,), 127.5), torch.full((3,), 127.5)),
+            "standard": (255 * torch.tensor(MEAN), 255 * torch.tensor(DEVIATION)),
+        }[self.normalization]
+        return scaled(pixels, shift, scale)[0], label
+
+    def _read(self, path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as picture:
+                whole = picture.convert("RGB")
+        except (OSError, SyntaxError) as error:
+            raise ValueError(
+                f"{path} must be a whole picture, got {error}; replace or remove it"
+            ) from None
+        short = self.size * 256 / 224 / min(whole.size)
+        width, height = (max(self.size, round(side * short)) for side in whole.size)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        resized = whole.resize((width, height), Image.Resampling.BILINEAR)
+        return np.array(
+            resized.crop((left, top, left + self.size, top + self.size)), dtype=np.uint8
+        )
