@@ -47,8 +47,8 @@ from lambdahat.bench import devinterp_chains
 from lambdahat.bench.chain_rows import our_steps
 from lambdahat.bench.devinterp_chains import Settings
 from lambdahat.sampling import kinetic, sgld
-from lambdahat.sampling.minibatches import DEFAULT_BATCH
-from lambdahat.sampling.unadjusted import LONGEST_PILOT
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.tuning.unadjusted import LONGEST_PILOT
 
 Row = dict[str, Any]
 NETWORK, TARGET, CHAINS, BLOCK = "mnist-mlp", 0.05, 4, 10

@@ -22,8 +22,8 @@ import torch
 from timing import recorded, report
 
 from lambdahat.results import student_quantile
-from lambdahat.singular.coefficient import llc
-from lambdahat.singular.suite import Reference, suite
+from lambdahat.singular._llc import llc
+from lambdahat.singular.known_cases import Reference, suite
 from lambdahat.singular.verification import Case
 
 Row = dict[str, Any]

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from lambdahat._core.rng import generator
-from lambdahat.singular import suite
+from lambdahat.singular import known_cases
 from lambdahat.singular.verification import Case
 
-PATH = Path(suite.__file__).with_name("references.json")
+PATH = Path(known_cases.__file__).with_name("references.json")
 LOCALIZATIONS = (1.0, 10.0, 100.0)
 EFFORT = 4.0
 RESTARTS, ADAM_STEPS = 10, 6000
@@ -30,11 +30,11 @@ RESTARTS, ADAM_STEPS = 10, 6000
 
 def trained() -> dict[str, list[Any]]:
     """The ReLU network's parameters at the lowest end of ten starts, on all data in float64."""
-    x, y = suite.perceptron_data()
+    x, y = known_cases.perceptron_data()
     ends = []
     for start in range(RESTARTS):
-        model = suite.perceptron_model().to_empty(device="cpu")
-        rng = generator(start, suite.MLP, "start")
+        model = known_cases.perceptron_model().to_empty(device="cpu")
+        rng = generator(start, known_cases.MLP, "start")
         for parameter in model.parameters():
             parameter.data = 0.7 * torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
         ends.append(
@@ -92,7 +92,7 @@ def write(document: dict[str, Any]) -> None:
         for name in ("parameters", "problems")
     )
     PATH.write_text(f'{{\n "values": {{\n{rows}\n }}{others}\n}}\n', encoding="utf-8")
-    suite.stored.cache_clear()
+    known_cases.stored.cache_clear()
 
 
 def main() -> None:
@@ -104,11 +104,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.anew or not PATH.is_file():
-        write({"values": {}, "parameters": {suite.MLP: trained()}, "problems": {}})
-        problems = {suite.MLP: suite.rounded_digest(suite.perceptron_problem())}
+        write({"values": {}, "parameters": {known_cases.MLP: trained()}, "problems": {}})
+        problems = {known_cases.MLP: known_cases.rounded_digest(known_cases.perceptron_problem())}
         write({**read(), "problems": problems})
-    for case in suite.suite():
-        if not isinstance(case.truth, suite.Reference) or args.cases not in case.name:
+    for case in known_cases.suite():
+        if not isinstance(case.truth, known_cases.Reference) or args.cases not in case.name:
             continue
         for nbeta, gamma in missing(case):
             start = time.perf_counter()

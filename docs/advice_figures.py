@@ -9,7 +9,7 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat.randommatrix import advise, largest_stable_rate
-from lambdahat.randommatrix.advice_rules import Request, expected_limit
+from lambdahat.randommatrix.advice_rules import AdviceRequest, expected_limit
 from lambdahat.report.style import BLUE, GREY, VERMILION, new_figure, tidy
 
 
@@ -36,7 +36,9 @@ def draw_stable_rates(problem: lh.Problem, axes: Any) -> None:
     sizes, grid = (8, 32, 128, 512), np.geomspace(4, 1000)
     effective = grid / (1 - grid / levels.population)
     for name, rho, colour in (("sgd", 0.0, BLUE), ("momentum", 0.9, VERMILION)):
-        rule = [float(expected_limit(levels, Request(name, (), None, rho), b)) for b in effective]
+        rule = [
+            float(expected_limit(levels, AdviceRequest(name, (), None, rho), b)) for b in effective
+        ]
         axes.loglog(grid, rule, color=colour, label=f"{name}: the rule")
         found = [largest_stable_rate(problem, name, size, start=rule[-1]) for size in sizes]
         values, errors = [float(rate) for rate in found], [float(rate.stderr) for rate in found]

@@ -16,7 +16,7 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, LearningCoefficient
 from lambdahat.results.measurement import Measurement
-from lambdahat.singular.coefficient import llc
+from lambdahat.singular._llc import llc
 
 
 def a_problem(seed=0, dtype=torch.float64):

@@ -41,14 +41,10 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import behaves_alike
 from lambdahat.results import Eigenpairs, Result
 from lambdahat.results.measurement import Measurement
-from lambdahat.singular.coefficient import llc
-from lambdahat.singular.criteria import bayes_criteria
-from lambdahat.singular.curves import llc_curve
-from lambdahat.singular.dimensions import effective_dimensions
-from lambdahat.singular.evidence import bic, laplace_evidence
-from lambdahat.singular.free_energies import free_energy
-from lambdahat.singular.sweeps import Sweep, sweep
-from lambdahat.singular.temperatures import temperature_regression
+from lambdahat.singular._llc import llc
+from lambdahat.singular.bayes import bayes_criteria, free_energy, temperature_regression
+from lambdahat.singular.curves import Sweep, llc_curve, sweep
+from lambdahat.singular.evidence import bic, effective_dimensions, laplace_evidence
 from lambdahat.singular.volumes import volume_scaling
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {

@@ -40,7 +40,7 @@ from lambdahat.problem.evaluators import Evaluator
 from lambdahat.problem.losses import Loss, make_loss
 from lambdahat.results import Eigenpairs, Estimate, Status
 from lambdahat.sampling.diagnostics import standard_error
-from lambdahat.sampling.estimand import inverse_temperature
+from lambdahat.singular._llc import inverse_temperature
 
 DEFAULT_BATCH = 64
 FIRST = 16  # Lanczos steps before the first look

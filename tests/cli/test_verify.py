@@ -10,7 +10,7 @@ from lambdahat.cli.app import app
 from lambdahat.results import Estimate, LearningCoefficient, Status
 from lambdahat.singular import verification
 from lambdahat.singular.exact import quadratic_problem
-from lambdahat.singular.suite import suite
+from lambdahat.singular.known_cases import suite
 from lambdahat.singular.verification import Case, Verification
 
 

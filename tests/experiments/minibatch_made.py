@@ -9,8 +9,7 @@ import torch
 
 import lambdahat as lh
 from lambdahat.experiments.minibatch.batch_points import BatchCell, CurvaturePoint
-from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
-from lambdahat.randommatrix.directions import DirectionalVariance
+from lambdahat.randommatrix.batch_curvature import BatchEigenvalues, DirectionalVariance
 from lambdahat.randommatrix.predictions import BatchPrediction, PredictedOutlier
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Eigenpairs, Estimate

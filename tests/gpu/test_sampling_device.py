@@ -14,9 +14,9 @@ from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains, Status
 from lambdahat.sampling import Streams, hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
+from lambdahat.sampling.backends import make_runner
+from lambdahat.sampling.backends.runner import Plan
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.sampling.modes import make_runner
-from lambdahat.sampling.runners import Plan
 from tests.cases import network
 
 pytestmark = [

@@ -16,8 +16,7 @@ from lambdahat._core.device import side_stream
 from lambdahat._core.rng import generator
 from lambdahat.operators.curvature import Products
 from lambdahat.sampling import mala, sgld
-from lambdahat.sampling.gradients import Together
-from lambdahat.sampling.runners import Runner
+from lambdahat.sampling.backends.runner import Runner, Together
 from tests.language import seeded
 
 WIDTH = 40

@@ -16,8 +16,8 @@ import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.problem.memory import LiveBytes, memory_bytes, pass_bytes
 from lambdahat.sampling import sgld
-from lambdahat.sampling.fitting import Demand
-from lambdahat.sampling.runners import Plan
+from lambdahat.sampling.backends import Demand
+from lambdahat.sampling.backends.runner import Plan
 from tests.cases import LanguageModel, sentences
 from tests.language import seeded
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lambdahat._core.rng import generator
-from lambdahat.estimators import eigenpairs
+from lambdahat.estimators._eigenpairs import eigenpairs
 from lambdahat.operators import ggn, hessian
 from lambdahat.randommatrix import BatchEigenvalues, batch_eigenpairs
 from tests.cases import classifier

@@ -10,8 +10,8 @@ from scipy.linalg import eigvalsh_tridiagonal
 import lambdahat as lh
 from lambdahat._core.rng import generator
 from lambdahat.randommatrix import BulkFit, fit_bulk
-from lambdahat.randommatrix.batch_readings import view_of
 from lambdahat.randommatrix.bulk import bulk_within, continuous_region
+from lambdahat.randommatrix.predictions import view_of
 from lambdahat.results import Spectrum, Status
 
 SEEDS = 8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.estimators import eigenpairs
+from lambdahat.estimators._eigenpairs import eigenpairs
 from lambdahat.operators import ggn, hessian
 from lambdahat.randommatrix import DirectionalVariance, directional_variance, predict
 from lambdahat.results import Eigenpairs

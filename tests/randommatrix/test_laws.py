@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.integrate import quad
 
 from lambdahat.randommatrix import MarchenkoPastur, Semicircle
-from lambdahat.randommatrix.cumulants import cumulants_of, moments_of
+from lambdahat.randommatrix.free_sums import cumulants_of, moments_of
 from tests.randommatrix.distances import distance, rigidity
 
 LAWS = [

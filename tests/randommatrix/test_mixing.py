@@ -5,7 +5,7 @@ theory.
 import numpy as np
 import pytest
 
-from lambdahat.randommatrix.mixing import independent_noise, mix, sampled_noise
+from lambdahat.randommatrix.predictions import independent_noise, mix, sampled_noise
 
 
 def test_two_levels_mix_as_the_matrix_of_both_says():

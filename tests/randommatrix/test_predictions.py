@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lambdahat.estimators import eigenpairs, spectrum
+from lambdahat.estimators._eigenpairs import eigenpairs
+from lambdahat.estimators._spectrum import spectrum
 from lambdahat.operators import operator
 from lambdahat.randommatrix import BatchPrediction, Multiplicative, TracyWidom, predict
 from lambdahat.results import Eigenpairs, Estimate

@@ -10,10 +10,8 @@ from scipy import stats
 from lambdahat.report.figures import plot
 from lambdahat.report.style import new_figure
 from lambdahat.results import Estimate, LearningCoefficient, Result, Sensitivity, Status
-from lambdahat.singular.curves import CoefficientCurve, Trajectory
-from lambdahat.singular.free_energies import FreeEnergy
-from lambdahat.singular.sweeps import Sweep
-from lambdahat.singular.temperatures import TemperatureRegression
+from lambdahat.singular.bayes import FreeEnergy, TemperatureRegression
+from lambdahat.singular.curves import CoefficientCurve, Sweep, Trajectory
 from lambdahat.singular.verification import Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
 from tests.report.test_figures import caption

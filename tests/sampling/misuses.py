@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lambdahat.results import Chains
 from lambdahat.sampling import hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
-from lambdahat.sampling.per_sample import SampleLosses
+from lambdahat.sampling.backends.minibatches import SampleLosses
 from tests.cases import LanguageModel, sentences
 from tests.misuses import MLP, Row, batchnorm, function, net, ones, problem
 

@@ -11,7 +11,7 @@ import torch
 from lambdahat.problem import Problem
 from lambdahat.results import Chains
 from lambdahat.sampling import sample, sgld
-from lambdahat.sampling.estimation import blocked_error, combined_degrees, read, step_shares
+from lambdahat.sampling.diagnostics import blocked_error, combined_degrees, read, step_shares
 
 NBETA, BATCH = 100.0, 10
 

@@ -14,7 +14,7 @@ from torch import nn
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import LearningCoefficient, Status
-from lambdahat.singular.coefficient import llc
+from lambdahat.singular._llc import llc
 from tests.cases import LanguageModel, sentences
 
 SHORT = {"chains": 2, "max_gradients": 800, "localization": 10.0}

@@ -17,10 +17,9 @@ from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, Status
 from lambdahat.sampling import hmc, sample, sgld
-from lambdahat.singular import criteria
-from lambdahat.singular.criteria import _over_samples, bayes_criteria
-from lambdahat.singular.reweighting import Reweighting, reweighted
-from lambdahat.singular.stretches import in_stretches, jackknife, joined
+from lambdahat.singular import bayes
+from lambdahat.singular.bayes import _over_samples, bayes_criteria
+from lambdahat.singular.observables import Reweighting, in_stretches, jackknife, joined, reweighted
 from tests.cases import classifier
 from tests.singular.regression import Coin, Regression, regression
 
@@ -183,9 +182,7 @@ def test_draws_with_parameters_give_what_streaming_gives(monkeypatch):
         )
 
     monkeypatch.setattr(
-        criteria,
-        "tempered",
-        lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options)),
+        bayes, "tempered", lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options))
     )
     given = bayes_criteria(
         KNOWN.problem, KNOWN.problem.on(HELD_OUT), chains=drawn(KNOWN.problem, 30.0)

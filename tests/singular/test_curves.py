@@ -9,14 +9,13 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat._core import progress as _progress
+from lambdahat._core.progress import progress
 from lambdahat.results import Estimate, LearningCoefficient, Result, Sensitivity, Status
 from lambdahat.sampling import hmc
-from lambdahat.sampling.estimand import default_localization
-from lambdahat.singular import CoefficientCurve, Trajectory, curves, llc_curve, sweep
-from lambdahat.singular import temperatures as tempered
+from lambdahat.singular import CoefficientCurve, Trajectory, bayes, curves, llc_curve, sweep
+from lambdahat.singular._llc import default_localization
+from lambdahat.singular.bayes import log_temperature, temperature_regression
 from lambdahat.singular.exact import quadratic, quadratic_problem
-from lambdahat.singular.temperatures import log_temperature, temperature_regression
 
 EIGENVALUES = np.array([1.0, 2.0, 4.0, 8.0])
 NBETA = 100.0
@@ -158,7 +157,7 @@ def test_a_localization_of_each_parameter_serves_at_all_temperatures():
 def test_progress_is_reported(monkeypatch):
     monkeypatch.setattr(curves, "llc", answers([]))
     seen = []
-    with _progress.progress(lambda stage, done, total: seen.append((stage, done, total))):
+    with progress(lambda stage, done, total: seen.append((stage, done, total))):
         llc_curve(bowl(), nbetas=[1.0, 2.0])
     assert seen == [("curve", 0, 2), ("curve", 1, 2), ("curve", 2, 2)]
 
@@ -304,8 +303,8 @@ def test_a_bent_line_over_temperatures_is_a_misfit(monkeypatch):
         chains = SimpleNamespace(initial_loss=0.0, localization=localization)
         return SimpleNamespace(chains=chains, rise=quadratic(FLAT, nbeta, localization))
 
-    monkeypatch.setattr(tempered, "tempered", exact)
-    monkeypatch.setattr(tempered, "reading_of", lambda run: Estimate(run.rise, 0.03, 10, dof=15.0))
+    monkeypatch.setattr(bayes, "tempered", exact)
+    monkeypatch.setattr(bayes, "reading_of", lambda run: Estimate(run.rise, 0.03, 10, dof=15.0))
     straight, bent = (
         temperature_regression(quadratic_problem(FLAT, 1000), localization=gamma)
         for gamma in (0.1, 50.0)
@@ -328,8 +327,8 @@ def test_chains_at_a_strong_localization_are_a_misfit():
     ("misfit", "bent"), [(1.0, False), (5.4, False), (5.5, True), (math.nan, False)]
 )
 def test_a_misfit_is_improbable_by_the_chi_square_law(misfit, bent):
-    assert tempered._is_misfit(misfit, 3) is bent  # P(χ²₃ > 16.27) = 0.001
-    assert not tempered._is_misfit(misfit, 0)
+    assert bayes._is_misfit(misfit, 3) is bent  # P(χ²₃ > 16.27) = 0.001
+    assert not bayes._is_misfit(misfit, 0)
 
 
 def test_a_regression_over_temperatures_takes_the_gamma_of_the_rule():

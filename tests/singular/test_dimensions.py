@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lambdahat.estimators import spectrum
+from lambdahat.estimators._spectrum import spectrum
 from lambdahat.operators import LinearOperator, operator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Result, Status
-from lambdahat.singular.dimensions import effective_dimension, effective_dimensions
-from lambdahat.singular.eigenvalues import SHARES, Sampled, tail
+from lambdahat.singular.evidence import (
+    SHARES,
+    Sampled,
+    effective_dimension,
+    effective_dimensions,
+    tail,
+)
 from tests.cases import Products, classifier, quadratic, with_eigenvalues
 from tests.oracles import dense_hessian
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lambdahat.problem import Problem
 from lambdahat.results import Result, Status
-from lambdahat.singular.dimensions import effective_dimensions
-from lambdahat.singular.evidence import bic, laplace_evidence
+from lambdahat.singular.evidence import bic, effective_dimensions, laplace_evidence
 from tests.cases import classifier, quadratic, with_eigenvalues
 from tests.oracles import dense_hessian
 

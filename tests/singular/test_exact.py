@@ -311,7 +311,7 @@ def test_the_reference_tends_to_the_coefficient_and_localization_lowers_it():
 def test_the_symmetry_moves_leave_the_loss_and_the_posterior_alone(monkeypatch):
     """With and without them the answer is the same; they are what makes a true rank mix."""
     with_moves = exact.deep_linear_reference((2, 2, 3), 1, 30.0, 2.0, sweeps=200, chains=256)
-    monkeypatch.setattr("lambdahat.singular.linear_networks.GAUGE_MOVES", 0)
+    monkeypatch.setattr("lambdahat.singular.exact.GAUGE_MOVES", 0)
     without = exact.deep_linear_reference((2, 2, 3), 1, 30.0, 2.0, sweeps=300, chains=256, seed=1)
     assert with_moves.status is without.status is Status.CONVERGED
     assert (

@@ -11,8 +11,11 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from lambdahat.operators.curvature import hessian
 from lambdahat.singular import singular_regressions as module
-from lambdahat.singular.exact import crossing_expectation
-from lambdahat.singular.linear_networks import factorization_expectation, linear_network_expectation
+from lambdahat.singular.exact import (
+    crossing_expectation,
+    factorization_expectation,
+    linear_network_expectation,
+)
 from lambdahat.singular.singular_regressions import OneLayer, singular_regressions
 
 CASES = {case.name: case for case in singular_regressions()}

@@ -8,9 +8,9 @@ import torch
 
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
 from lambdahat.sampling import hmc, sample, sgld
-from lambdahat.singular import sweeps
+from lambdahat.singular import curves
+from lambdahat.singular.curves import sweep
 from lambdahat.singular.exact import quadratic, quadratic_problem
-from lambdahat.singular.sweeps import sweep
 from tests.cases import classifier
 
 EIGENVALUES = [1.0, 2.0, 4.0]
@@ -111,7 +111,7 @@ def test_a_sweep_depends_on_its_seed_alone():
 def test_without_a_coefficient_llc_finds_one_by_sgld(monkeypatch):
     problem, asked = quadratic_problem(EIGENVALUES, 1000), []
     answer = chosen(problem)
-    monkeypatch.setattr(sweeps, "llc", lambda _, **settings: asked.append(settings) or answer)
+    monkeypatch.setattr(curves, "llc", lambda _, **settings: asked.append(settings) or answer)
     found = sweep(problem, [1e-3], [50.0], draws=4, seed=2, mode="sequential")
     assert asked == [{"seed": 2, "kernel": "sgld", "mode": "sequential"}]
     assert found.chosen == (answer.step_size, answer.nbeta)

@@ -14,11 +14,13 @@ import torch
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, Status
 from lambdahat.sampling import hmc, sample, sgld
-from lambdahat.singular.coefficient import llc
-from lambdahat.singular.free_energies import _cut, _integral, free_energy
-from lambdahat.singular.temperatures import (
+from lambdahat.singular._llc import llc
+from lambdahat.singular.bayes import (
     FACTORS,
+    _cut,
+    _integral,
     _line,
+    free_energy,
     local_free_energy,
     log_temperature,
     temperature_regression,

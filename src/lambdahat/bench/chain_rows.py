@@ -25,8 +25,8 @@ from lambdahat.bench.timing import Clocked, Maker, Run
 from lambdahat.problem import Problem
 from lambdahat.sampling import kinetic, sample, sgld
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.singular.coefficient import llc
-from lambdahat.singular.suite import suite
+from lambdahat.singular._llc import llc
+from lambdahat.singular.known_cases import suite
 from lambdahat.singular.verification import Case as KnownCase
 
 STEP_SIZE, LOCALIZATION, BATCH = 1e-5, 1000.0, 512

@@ -27,21 +27,24 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
 from lambdahat.operators.exact.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.problem import Problem
-from lambdahat.sampling.automatic import (
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.kernels.hmc import HMC
+from lambdahat.sampling.tuning import LEAST_EFFORT
+from lambdahat.sampling.tuning.hamiltonian import (
     CHECKS,
-    LEAST_EFFORT,
+    GATE,
+    LONGEST,
+    RESCUE,
     TRAJECTORIES,
-    default_kernel,
-    whole_is_cheap,
+    WARM_UP,
+    Effort,
 )
-from lambdahat.sampling.hamiltonian import HMC
-from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP, Effort
-from lambdahat.sampling.minibatches import DEFAULT_BATCH
-from lambdahat.sampling.unadjusted import EXTRA, Lengths
+from lambdahat.sampling.tuning.unadjusted import EXTRA, Lengths
+from lambdahat.singular._llc import default_kernel, whole_is_cheap
+from lambdahat.singular.bayes import FACTORS
+from lambdahat.singular.curves import COLDER, STEP_LADDER
 from lambdahat.singular.curves import LADDER as CURVE
-from lambdahat.singular.eigenvalues import DEFAULT_PROBES
-from lambdahat.singular.sweeps import COLDER, LADDER
-from lambdahat.singular.temperatures import FACTORS
+from lambdahat.singular.evidence import DEFAULT_PROBES
 from lambdahat.singular.volumes import TRIALS, TRIALS_PER_PARAMETER
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
@@ -275,7 +278,7 @@ def _runs(name: str, problem: Problem) -> tuple[int, int]:
 def _grid(given: Mapping[str, Any]) -> int:
     """Gradients of the points of a sweep."""
     chains, draws = (int(given.get(name, SWEEP[name])) for name in ("chains", "draws"))
-    return len(LADDER) * len(COLDER) * chains * (draws + int(given.get("burn_in", draws)))
+    return len(STEP_LADDER) * len(COLDER) * chains * (draws + int(given.get("burn_in", draws)))
 
 
 def _volumes(problem: Problem) -> Forecast:

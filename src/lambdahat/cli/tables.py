@@ -15,9 +15,8 @@ from torch import Tensor
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
 from lambdahat.results.charts import value_text
 from lambdahat.results.measurement import Measurement
-from lambdahat.singular.criteria import BayesCriteria
+from lambdahat.singular.bayes import BayesCriteria, TemperatureRegression
 from lambdahat.singular.curves import CoefficientCurve
-from lambdahat.singular.temperatures import TemperatureRegression
 
 # whose cost counts gradients
 SAMPLED = LearningCoefficient, CoefficientCurve, BayesCriteria, TemperatureRegression

@@ -13,7 +13,7 @@ from lambdahat.cli.tables import markdown_table, print_json, print_table, text_t
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 from lambdahat.results.charts import value_text
-from lambdahat.singular.suite import suite
+from lambdahat.singular.known_cases import suite
 from lambdahat.singular.verification import Case, Comparison, Verification, verify
 
 HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", "gradients", "verdict")

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from lambdahat.randommatrix.advice import Advice, advise
 from lambdahat.randommatrix.advice_rules import Recommendation
-from lambdahat.randommatrix.batch_curvature import BatchEigenvalues, batch_eigenpairs
+from lambdahat.randommatrix.batch_curvature import (
+    BatchEigenvalues,
+    DirectionalVariance,
+    batch_eigenpairs,
+    directional_variance,
+)
 from lambdahat.randommatrix.bulk import BulkFit, fit_bulk
-from lambdahat.randommatrix.comparison import BatchComparison
-from lambdahat.randommatrix.directions import DirectionalVariance, directional_variance
-from lambdahat.randommatrix.free_convolution import FreeSum, Outlier, free_sum
+from lambdahat.randommatrix.free_sums import (
+    FreeSum,
+    Outlier,
+    TracyWidom,
+    edge_fluctuation,
+    free_sum,
+)
 from lambdahat.randommatrix.lanczos_bounds import (
     convergence_terms,
     excludes_top_pairs,
@@ -26,25 +35,31 @@ from lambdahat.randommatrix.noisy_quadratic import (
     final_loss_bound,
     matching_rate,
 )
-from lambdahat.randommatrix.predictions import BatchPrediction, PredictedOutlier, predict
-from lambdahat.randommatrix.rate_limits import stability_limit
-from lambdahat.randommatrix.rate_ratios import RateRatio, rate_ratio
-from lambdahat.randommatrix.shrinkage import (
-    LinearShrinkage,
-    Shrinkage,
-    damping_as_shrinkage,
-    linear_shrinkage,
-    shrinkage_as_damping,
+from lambdahat.randommatrix.predictions import (
+    BatchComparison,
+    BatchPrediction,
+    PredictedOutlier,
+    predict,
 )
+from lambdahat.randommatrix.rate_limits import stability_limit
 from lambdahat.randommatrix.spikes import (
     Additive,
+    LinearShrinkage,
     Multiplicative,
+    Shrinkage,
     SpikedModel,
+    damping_as_shrinkage,
     effective_batch,
+    linear_shrinkage,
     noise_scale,
+    shrinkage_as_damping,
 )
-from lambdahat.randommatrix.stable_rates import StableRate, largest_stable_rate
-from lambdahat.randommatrix.tracy_widom import TracyWidom, edge_fluctuation
+from lambdahat.randommatrix.stable_rates import (
+    RateRatio,
+    StableRate,
+    largest_stable_rate,
+    rate_ratio,
+)
 
 __all__ = [
     "Additive",

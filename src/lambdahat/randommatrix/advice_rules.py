@@ -58,7 +58,7 @@ class Recommendation(Result):
 
 
 @dataclass(frozen=True)
-class Request:
+class AdviceRequest:
     """What is asked: an optimiser of a family, one or two batch sizes, and the rate in use at
     the first, if any.
     """
@@ -79,7 +79,7 @@ class Request:
         return USUAL_RATE[self.optimizer] if self.learning_rate is None else self.learning_rate
 
 
-def recommendations(levels: NoiseLevels, request: Request) -> tuple[Recommendation, ...]:
+def recommendations(levels: NoiseLevels, request: AdviceRequest) -> tuple[Recommendation, ...]:
     """Everything that follows for the optimiser."""
     if request.optimizer in GRADIENT:
         return (
@@ -92,7 +92,7 @@ def recommendations(levels: NoiseLevels, request: Request) -> tuple[Recommendati
     return tuple(_damping(levels, request, "least damping"))
 
 
-def rate_limit(levels: NoiseLevels, request: Request, batch_size: int) -> Estimate:
+def rate_limit(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> Estimate:
     """The largest stable rate at a batch size on the local quadratic.
 
     Where the known directions are all there are, this is the limit of their coupled second moments;
@@ -104,7 +104,7 @@ def rate_limit(levels: NoiseLevels, request: Request, batch_size: int) -> Estima
     return _binding(levels, request, batch_size).limit(request, b)
 
 
-def stable_rate(levels: NoiseLevels, request: Request, batch_size: int) -> PositiveEstimate:
+def stable_rate(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> PositiveEstimate:
     """The largest stable rate of training: that on the local quadratic, and what this leaves out as
     a doubt.
 
@@ -120,7 +120,7 @@ def stable_rate(levels: NoiseLevels, request: Request, batch_size: int) -> Posit
     return PositiveEstimate.of(limit, (down, up))
 
 
-def _coupled_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
+def _coupled_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Estimate:
     """``coupled_limit`` of the known directions of positive curvature; its error is that of τ²
     from a subset.
     """
@@ -151,7 +151,7 @@ def _coupled_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
     return Estimate(value, value * apart / NORMAL_95)
 
 
-def expected_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
+def expected_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Estimate:
     """The largest stable rate at an effective batch, all noise from τ²."""
     return min((each.limit(request, b) for each in _expected(levels)), key=float)
 
@@ -168,7 +168,7 @@ class _Direction:
     noise: Estimate
     rival: Estimate | None = None
 
-    def limit(self, request: Request, b: float) -> Estimate:
+    def limit(self, request: AdviceRequest, b: float) -> Estimate:
         limits = [
             limit_of(
                 self.curvature,
@@ -181,7 +181,7 @@ class _Direction:
         ]
         return _doubted(limits[0], abs(float(limits[0]) - float(limits[-1])))
 
-    def exponent(self, request: Request, b: float) -> Estimate:
+    def exponent(self, request: AdviceRequest, b: float) -> Estimate:
         """p in limit ∝ bᵖ, over a doubling of b about its value."""
 
         def of(true: float, noise: float) -> float:
@@ -193,7 +193,7 @@ class _Direction:
 
         return self._both(of)
 
-    def reaches(self, request: Request, rate: Estimate) -> Estimate:
+    def reaches(self, request: AdviceRequest, rate: Estimate) -> Estimate:
         """The effective b at which the limit is ``rate``."""
 
         def of(true: float, noise: float, wanted: float) -> float:
@@ -245,12 +245,12 @@ def _doubted(estimate: Estimate, error: float) -> Estimate:
     return propagated(lambda value, doubt: value + doubt, estimate, Estimate(0.0, error))
 
 
-def _binding(levels: NoiseLevels, request: Request, batch_size: int) -> _Direction:
+def _binding(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> _Direction:
     b = levels.view(batch_size).effective
     return min(_directions(levels, batch_size), key=lambda each: float(each.limit(request, b)))
 
 
-def _stable_rates(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+def _stable_rates(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
     found = []
     for size in request.batch_sizes:
         view, binding = levels.view(size), _binding(levels, request, size)
@@ -274,7 +274,7 @@ def _stable_rates(levels: NoiseLevels, request: Request) -> list[Recommendation]
     return found
 
 
-def _formula(request: Request) -> str:
+def _formula(request: AdviceRequest) -> str:
     if request.momentum == 0:
         return "2/(λ + what a batch adds), 2/λ₁ of the batch (Eq. 5.34) in mean square over batches"
     rho = f"{request.momentum:g}"
@@ -287,7 +287,7 @@ def _formula(request: Request) -> str:
     return f"2(1 + ρ)/(λ + {noise:.3g}·(what a batch adds)) with momentum ρ = {rho}"
 
 
-def _rate_kept(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+def _rate_kept(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
     """The rate in use, moved to the new batch size at the same share of its limit."""
     if request.learning_rate is None or len(request.batch_sizes) < 2:
         return []
@@ -303,7 +303,7 @@ def _rate_kept(levels: NoiseLevels, request: Request) -> list[Recommendation]:
     return [Recommendation("learning rate", new, value, reason)]
 
 
-def _scaling(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+def _scaling(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
     """The exponent of the limit in the batch size, and the batch size where the limit is half
     that of all data.
     """
@@ -331,7 +331,7 @@ def _word(exponent: float) -> str:
     return "linear" if exponent > 0.75 else "square-root" if exponent > 0.25 else "hardly any"
 
 
-def _end(levels: NoiseLevels, request: Request) -> Recommendation:
+def _end(levels: NoiseLevels, request: AdviceRequest) -> Recommendation:
     """B* = b*/(1 + b*/N), b* the effective batch at which the limit is half that of all data.
 
     It is that of the direction which needs the largest batches. Below one sample it is told as 1,
@@ -386,7 +386,7 @@ def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
     return f"without momentum it is near τ²/λ₁² = {told:.3g}, or {isotropic}"
 
 
-def _damping(levels: NoiseLevels, request: Request, name: str) -> list[Recommendation]:
+def _damping(levels: NoiseLevels, request: AdviceRequest, name: str) -> list[Recommendation]:
     """What keeps a step along falsely flat directions from overshooting (Eq. 5.36 of the spectral
     thesis, mended).
 
@@ -431,7 +431,7 @@ def _mistaken(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, st
     }
 
 
-def _root_rate(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+def _root_rate(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
     """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule, whose error
     nobody knows.
     """

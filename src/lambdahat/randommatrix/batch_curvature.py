@@ -1,23 +1,45 @@
-"""The extreme eigenvalues that single batches show, measured."""
+"""The extreme eigenvalues that single batches show, measured.
+
+How much the curvature along single eigenvectors differs from sample to sample.
+
+The noise of a batch is not alike in all directions: it is large where the curvature is. What moves
+an eigenvalue λ_m of the mean matrix M̄ is its noise to the other eigenvectors. To second order,
+with v_jm = Var_i(φ_jᵀM_iφ_m),
+
+    E λ'_m = λ_m + (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j),   Var λ'_m = v_mm/b,
+    E|φ̂ᵀφ|² = 1 − (1/b) Σ_{j≠m} v_jm/(λ_m − λ_j)²
+
+up to terms of order 1/b². For isotropic noise, v = σ², and a bulk at 0 this is Theorem 14 of the
+spectral thesis. Among k known eigenvectors v_jm is measured; of all the others only the sum, τ_m² −
+Σ_{j≤k} v_jm, with τ_m² = mean_i ‖(M_i − M̄)φ_m‖².
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import Result, Status
-from lambdahat.estimators import eigenpairs
+from lambdahat.estimators._eigenpairs import eigenpairs
+from lambdahat.estimators._variance import PerSample, require_own_losses, spread_of
+from lambdahat.estimators.sequential import standard_error
 from lambdahat.operators import ggn, hessian
 from lambdahat.problem import Problem, require_problem
+from lambdahat.problem.batches import Batch
 from lambdahat.results import Array, Eigenpairs, Estimate
 
 CURVATURES = {"hessian": hessian, "ggn": ggn}
+PROBES = 4
+KEPT = 4096
+FARTHEST = 20.0  # of a sample outside a subset, in the largest deviations within it
 
 
 @dataclass(frozen=True)
@@ -169,3 +191,269 @@ def _overlaps(pairs: Eigenpairs, vectors: torch.Tensor) -> Array:
     own = pairs.vectors[:, : vectors.shape[1]]
     dots = (own.double() * vectors.to(own.device).double()).sum(dim=0)
     return np.asarray(dots.square().clamp(max=1.0).cpu().numpy())
+
+
+@dataclass(frozen=True)
+class DirectionalVariance(Result):
+    """The variance over samples of the curvature along k eigenvectors of its mean.
+
+    ``eigenvalues`` (k,) with their residuals as errors; ``tau2`` (k,) is mean_i ‖(M_i − M̄)φ_m‖²,
+    ``couplings`` (k, k) Var_i(φ_jᵀM_iφ_m). ``elements`` (n, k(k+1)/2) are the upper triangles of
+    Φᵀ(M_i − M̄)Φ, row by row, of all or 4,096 samples. ``bulk`` is the variance of one element of
+    M_i between directions orthogonal to all of them. Errors are 0 where all samples were used: the
+    data set is the population. ``cost`` counts passes over the data.
+    """
+
+    eigenvalues: Estimate
+    tau2: Estimate
+    couplings: Estimate
+    elements: Tensor
+    bulk: Estimate
+    dimension: int
+    population: int
+    operator: str
+    cost: int = 0
+
+    def __len__(self) -> int:
+        return int(torch.as_tensor(self.tau2.value).numel())
+
+    @property
+    def omega2(self) -> Estimate:
+        """ω² = Var_i(φᵀM_iφ) of each eigenvector, (k,)."""
+        value, error = torch.as_tensor(self.couplings.value), torch.as_tensor(self.couplings.stderr)
+        return Estimate(value.diagonal().clone(), error.diagonal().clone())
+
+    @property
+    def rest(self) -> Estimate:
+        """τ_m² − Σ_j v_jm, (k,): the noise that couples each eigenvector to all but the k. The
+        error is that of τ².
+        """
+        left = torch.as_tensor(self.tau2.value) - torch.as_tensor(self.couplings.value).sum(dim=0)
+        return Estimate(left.clamp(min=0.0), self.tau2.stderr)
+
+
+def directional_variance(
+    problem: Problem,
+    eigenpairs: Eigenpairs,
+    operator: str = "hessian",
+    probes: int = PROBES,
+    samples: int | None = None,
+    seed: int = 0,
+) -> DirectionalVariance:
+    """τ², ω² and the couplings of the given eigenvectors of the problem's Hessian (or "ggn"), and
+    the bulk's variance.
+
+    One pass of per-sample products for each eigenvector and each of the ``probes`` (random vectors
+    orthogonal to them); with ``samples``, over a random subset. M̄φ = λφ is taken from the
+    eigenpairs, so that a subset's own mean adds no bias. k² numbers a sample are kept meanwhile.
+    """
+    require_problem(problem)
+    require_choice(operator, "operator", tuple(CURVATURES))
+    require_count(probes, "probes")
+    _require_pairs(problem, eigenpairs)
+    require_own_losses(problem)
+    known = operator == "hessian" or problem.loss_function is not None
+    require(known, "operator", 'be "hessian" for a problem made of one function', repr(operator))
+    count = (
+        problem.num_samples
+        if samples is None
+        else require_count(samples, "samples", 2, problem.num_samples)
+    )
+    return along_pairs(problem, eigenpairs, operator, probes, count, seed, refuse_foreign=True)
+
+
+def along_pairs(
+    problem: Problem,
+    eigenpairs: Eigenpairs,
+    operator: str,
+    probes: int,
+    count: int,
+    seed: int,
+    refuse_foreign: bool,
+) -> DirectionalVariance:
+    """The same without checks; ``refuse_foreign``: raise for pairs of another problem, as far as
+    all data can tell.
+    """
+    total = problem.num_samples
+    work = PerSample(problem)
+    products = _products(work, _drawn(problem, count, seed), operator)
+    vectors = eigenpairs.vectors.to(problem.device, problem.dtype)
+    rows = len(eigenpairs) + probes
+    left = math.sqrt((1.0 - count / total) / count)
+    tau2, couplings = [], []
+    for m, (value, _) in enumerate(eigenpairs):
+        lengths, along, drift = _deviations(
+            products(vectors[:, m]), value, vectors, m, refuse_foreign and count == total
+        )
+        known = _mean(lengths, left)
+        tau2.append(
+            replace(
+                known,
+                stderr=torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total)),
+            )
+        )
+        couplings.append(along)
+        report("directional variance", m + 1, rows)
+    between = torch.stack(couplings, dim=2)
+    bulk = _bulk_variance(products, problem, vectors, probes, seed)
+    report("directional variance", rows, rows)
+    return DirectionalVariance(
+        Estimate(eigenpairs.values.clone(), eigenpairs.residuals.clone()),
+        _stacked(tau2),
+        _mean(between.square(), left),
+        _kept(between, seed),
+        bulk,
+        problem.num_parameters,
+        total,
+        operator,
+        math.ceil(work.products / total),
+    )
+
+
+Products = Callable[[Tensor], Iterable[Tensor]]
+
+
+def _products(work: PerSample, batches: Iterable[Batch], operator: str) -> Products:
+    """M_i v of every sample, in blocks (chunk, P)."""
+
+    def of(vector: Tensor) -> Iterable[Tensor]:
+        derivative = work.derivatives(vector)[operator]
+        for batch in batches:
+            yield from work.rows(batch, derivative)
+
+    return of
+
+
+def _deviations(
+    blocks: Iterable[Tensor], eigenvalue: Estimate, vectors: Tensor, m: int, check: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """‖(M_i − M̄)φ_m‖² (n,) and φ_jᵀ(M_i − M̄)φ_m (n, k) of every sample, and the mean of (M_i −
+    M̄)φ_m, (P,).
+    """
+    mean_product = float(eigenvalue) * vectors[:, m]
+    lengths, along, drift = [], [], torch.zeros_like(mean_product, dtype=torch.float64)
+    for rows in blocks:
+        apart = rows - mean_product
+        lengths.append(apart.square().sum(dim=1, dtype=torch.float64).cpu())
+        along.append((apart @ vectors.to(apart.dtype)).double().cpu())
+        drift += apart.sum(dim=0, dtype=torch.float64)
+    squares = torch.cat(lengths)
+    if check:
+        _require_own(drift / len(squares), eigenvalue, squares, torch.finfo(vectors.dtype).eps)
+    return squares, torch.cat(along), drift / len(squares)
+
+
+def _unseen(squares: Tensor, drift: Tensor, total: int) -> Tensor:
+    """What samples outside a subset may add to τ².
+
+    Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice
+    what chance explains, a few of the others differ from all that were seen: one sample that alone
+    made up for the drift d of the rest of N samples would have ‖(M_i − M̄)φ‖ = N‖d‖, and adds its
+    share of the square to τ². Unless the drift exceeds four times what chance explains, that sample
+    is taken to be at most ``FARTHEST`` times as far as the farthest seen.
+    """
+    count = len(squares)
+    chance = (squares.mean() * (1 / count - 1 / total)).clamp(min=0.0)
+    likely, certain = (
+        total**2 * (drift.square().sum().cpu() - z**2 * chance).clamp(min=0.0) for z in (2, 4)
+    )
+    return likely.minimum(FARTHEST**2 * squares.max()).maximum(certain) / total * (count < total)
+
+
+def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: float) -> None:
+    """Over all samples the mean of M_iφ is λφ, if the pair is this problem's.
+
+    Products round by eps of what they are made of, however small they are: p(1 − p) by eps of p.
+    """
+    size = float(torch.linalg.vector_norm(drift))
+    allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean())) + 10 * eps
+    require(
+        size <= allowed,
+        "eigenpairs",
+        "be of this problem's operator",
+        f"a residual of {size:.3g}",
+        "compute them from the same problem, at the same parameters",
+    )
+
+
+def _bulk_variance(
+    products: Products, problem: Problem, vectors: Tensor, probes: int, seed: int
+) -> Estimate:
+    """(1/P_⊥²)·mean_i ‖Π(M_i − M̄)Π‖²_F by random unit vectors v in the complement, Π the
+    projection on it.
+    """
+    order = problem.num_parameters - vectors.shape[1]
+    if order == 0:
+        return Estimate(0.0)
+    basis = vectors.double()
+    readings = []
+    for i in range(probes):
+        probe = torch.randn(
+            len(basis), dtype=torch.float64, generator=generator(seed, "directional variance", i)
+        )
+        probe = _outside(probe.to(basis.device)[None], basis)[0]
+        probe = (probe / torch.linalg.vector_norm(probe)).to(vectors.dtype)
+        outside = ([_outside(rows.double(), basis)] for rows in products(probe))
+        readings.append(float(spread_of(outside).unbiased(problem.num_samples)) / order)
+    values = torch.tensor(readings, dtype=torch.float64)
+    error = float(values.std()) / math.sqrt(probes) if probes > 1 else math.nan
+    return Estimate(float(values.mean()), error, dof=max(probes - 1, 1))
+
+
+def _outside(rows: Tensor, basis: Tensor) -> Tensor:
+    return rows - (rows @ basis) @ basis.T
+
+
+def _mean(readings: Tensor, error_factor: float) -> Estimate:
+    """Mean over samples, with the error of a subset drawn without replacement, enlarged where
+    they are skewed.
+    """
+    return Estimate(
+        readings.mean(dim=0), standard_error(readings) * math.sqrt(len(readings)) * error_factor
+    )
+
+
+def _kept(between: Tensor, seed: int) -> Tensor:
+    """Upper triangles of deviations (n, k, k), of at most 4,096 samples, which are given the
+    variance of all.
+    """
+    rows, columns = torch.triu_indices(between.shape[1], between.shape[1])
+    upper = between[:, rows, columns]
+    if len(upper) <= KEPT:
+        return upper
+    some = upper[
+        torch.randperm(len(upper), generator=generator(seed, "directional elements"))[:KEPT]
+    ]
+    return some * (upper.square().mean() / some.square().mean()).sqrt()
+
+
+def _stacked(parts: list[Estimate]) -> Estimate:
+    """Estimates of equal shape as the last axis of one."""
+    values, errors = (
+        [torch.as_tensor(part.value) for part in parts],
+        [torch.as_tensor(part.stderr) for part in parts],
+    )
+    return Estimate(torch.stack(values, dim=-1), torch.stack(errors, dim=-1))
+
+
+def _drawn(problem: Problem, count: int, seed: int) -> Iterable[Batch]:
+    if count == problem.num_samples:
+        return problem.batches
+    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "directional samples"))[
+        :count
+    ]
+    return problem.batches.subset(chosen.sort().values)
+
+
+def _require_pairs(problem: Problem, eigenpairs: Eigenpairs) -> None:
+    right = (
+        isinstance(eigenpairs, Eigenpairs) and eigenpairs.vectors.shape[0] == problem.num_parameters
+    )
+    require(
+        right,
+        "eigenpairs",
+        f"be Eigenpairs of order {problem.num_parameters}",
+        eigenpairs,
+        "take lh.eigenpairs(lh.hessian(problem))",
+        TypeError,
+    )

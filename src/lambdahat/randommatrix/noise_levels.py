@@ -13,12 +13,20 @@ import torch
 
 from lambdahat._core.progress import report
 from lambdahat._core.storage import Result, Status
-from lambdahat.estimators import eigenpairs, trace, variance
+from lambdahat.estimators._eigenpairs import eigenpairs
+from lambdahat.estimators._trace import trace
+from lambdahat.estimators._variance import variance
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem
 from lambdahat.problem.network import NORMS
-from lambdahat.randommatrix.batch_curvature import CURVATURES, BatchEigenvalues, batch_eigenpairs
-from lambdahat.randommatrix.directions import PROBES, DirectionalVariance, along_pairs
+from lambdahat.randommatrix.batch_curvature import (
+    CURVATURES,
+    PROBES,
+    BatchEigenvalues,
+    DirectionalVariance,
+    along_pairs,
+    batch_eigenpairs,
+)
 from lambdahat.randommatrix.predictions import predict
 from lambdahat.randommatrix.rate_limits import differ, propagated
 from lambdahat.randommatrix.spikes import effective_batch

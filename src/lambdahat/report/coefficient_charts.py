@@ -29,11 +29,9 @@ from lambdahat.results.charts import (
     with_status,
 )
 from lambdahat.sampling.diagnostics import HUGE, standard_error
-from lambdahat.singular.curves import CoefficientCurve, Trajectory
-from lambdahat.singular.free_energies import FreeEnergy
-from lambdahat.singular.stretches import mean_energy
-from lambdahat.singular.sweeps import Sweep
-from lambdahat.singular.temperatures import TemperatureRegression
+from lambdahat.singular.bayes import FreeEnergy, TemperatureRegression
+from lambdahat.singular.curves import CoefficientCurve, Sweep, Trajectory
+from lambdahat.singular.observables import mean_energy
 from lambdahat.singular.verification import TOLERANCE, Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
 

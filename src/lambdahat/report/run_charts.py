@@ -11,7 +11,7 @@ import numpy as np
 
 from lambdahat.bench.records import OURS, UNIT, BenchResult
 from lambdahat.randommatrix.advice import Advice
-from lambdahat.randommatrix.advice_rules import GRADIENT, Request, expected_limit
+from lambdahat.randommatrix.advice_rules import GRADIENT, AdviceRequest, expected_limit
 from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels
 from lambdahat.randommatrix.rate_limits import propagated
 from lambdahat.randommatrix.spikes import Additive, effective_batch, noise_scale
@@ -248,7 +248,7 @@ def _batch_rates(advice: Advice) -> list[Series]:
 
 
 def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark], list[Mark]]:
-    request = Request(advice.optimizer, (), None, advice.momentum)
+    request = AdviceRequest(advice.optimizer, (), None, advice.momentum)
     whole = expected_limit(levels, request, math.inf)
     curve = _prediction(
         levels, lambda b: expected_limit(levels, request, b), "largest stable, from τ²", "blue"

@@ -4,10 +4,20 @@ diagnostics.
 
 from __future__ import annotations
 
-from lambdahat.sampling.hamiltonian import HMC, mala
-from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Info, Kernel, Kinetic, RMSpropSGLD, State
-from lambdahat.sampling.running import sample
-from lambdahat.sampling.streams import Streams
+from lambdahat.sampling._sample import sample
+from lambdahat.sampling.kernels import (
+    HMC,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    Info,
+    Kernel,
+    Kinetic,
+    RMSpropSGLD,
+    State,
+    Streams,
+    mala,
+)
 
 sgld, rmsprop_sgld, sghmc, sgnht, hmc, kinetic = SGLD, RMSpropSGLD, SGHMC, SGNHT, HMC, Kinetic
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from lambdahat.singular import exact
-from lambdahat.singular.coefficient import llc
-from lambdahat.singular.criteria import BayesCriteria, bayes_criteria
-from lambdahat.singular.curves import CoefficientCurve, Trajectory, llc_along, llc_curve
-from lambdahat.singular.dimensions import (
-    EffectiveDimensions,
-    effective_dimension,
-    effective_dimensions,
-)
-from lambdahat.singular.evidence import LaplaceEvidence, bic, laplace_evidence
-from lambdahat.singular.free_energies import FreeEnergy, free_energy
-from lambdahat.singular.restricted import sample_losses
-from lambdahat.singular.reweighting import Reweighting, reweighted
-from lambdahat.singular.sweeps import Sweep, sweep
-from lambdahat.singular.temperatures import (
+from lambdahat.singular._llc import llc
+from lambdahat.singular.bayes import (
+    BayesCriteria,
+    FreeEnergy,
     TemperatureRegression,
+    bayes_criteria,
+    free_energy,
     local_free_energy,
     temperature_regression,
     wbic,
 )
+from lambdahat.singular.curves import (
+    CoefficientCurve,
+    Sweep,
+    Trajectory,
+    llc_along,
+    llc_curve,
+    sweep,
+)
+from lambdahat.singular.evidence import (
+    EffectiveDimensions,
+    LaplaceEvidence,
+    bic,
+    effective_dimension,
+    effective_dimensions,
+    laplace_evidence,
+)
+from lambdahat.singular.observables import Reweighting, reweighted, sample_losses
 from lambdahat.singular.verification import Verification, verify
 from lambdahat.singular.volumes import VolumeScaling, volume_scaling
 

@@ -4,27 +4,402 @@ What is exponentiated is n·L, L being the problem's mean loss over its n sample
 log-likelihood only where the loss is a negative log-likelihood: cross-entropy is one,
 ``gaussian_nll`` lacks its constant ½ log 2π, and "mse" is a likelihood of no noise that was
 measured. For noise of variance σ² take the loss (f − y)²/(2σ²) + ½ log 2πσ².
+
+The eigenvalues of an operator: every one where that takes no more products than a quadrature,
+else a quadrature.
+
+The error of what is read off a quadrature here has two parts: that of the probes, and what the
+depth has left unsettled. The second cannot be left to a status alone, for the functions read turn
+at λ ≈ z, often far below what Lanczos resolves near 0.
+
+Effective dimensions that the curvature shows, to hold the learning coefficient against.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.linalg import hessenberg
 from torch import Tensor
 
-from lambdahat._core.check import require_choice, require_count, require_positive
-from lambdahat.estimators import DEFAULT_DEPTH, eigenpairs
-from lambdahat.krylov import lanczos
+from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat.estimators._eigenpairs import eigenpairs
+from lambdahat.estimators._spectrum import DEFAULT_DEPTH, spectrum
+from lambdahat.krylov import BREAKDOWN, lanczos, require_finite, require_symmetric
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
+from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Array, Estimate, Result, Status
-from lambdahat.singular.dimensions import shifted_logdet
-from lambdahat.singular.eigenvalues import DEFAULT_PROBES, SHARES, Whole, eigenvalues, tail
+from lambdahat.results import Array, Estimate, Result, Spectrum, Status
+
+DEFAULT_PROBES = 10
+SHARES = (1 / 2, 5 / 8, 3 / 4, 7 / 8)
+Source = Problem | LinearOperator | Spectrum
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Every eigenvalue, ``values`` (P,) ascending, and ``vectors`` (P, P), in float64: all readings
+    are exact.
+
+    ``resolution`` is the size below which an eigenvalue is rounding.
+    """
+
+    values: Array
+    vectors: Tensor
+    resolution: float
+    cost: int
+
+    @property
+    def dim(self) -> int:
+        """P."""
+        return len(self.values)
+
+    @property
+    def least(self) -> float:
+        """The smallest eigenvalue."""
+        return float(self.values[0])
+
+    @property
+    def zero(self) -> float:
+        """The size below which an eigenvalue cannot be told from 0."""
+        return self.resolution
+
+    def total(self, function: Callable[[Array], Array], scale: float) -> Estimate:
+        """Σ_i f(λ_i)."""
+        return Estimate(float(function(self.values).sum()), cost=self.cost)
+
+    def outside(self, low: float, high: float) -> Estimate:
+        """How many eigenvalues lie outside [low, high]."""
+        return Estimate(float(((self.values < low) | (self.values > high)).sum()), cost=self.cost)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The eigenvalues as a Lanczos quadrature shows them.
+
+    A node θ of residual r stands for eigenvalues between its neighbours (Chebyshev, Markov and
+    Stieltjes; Szegő, Theorem 3.41.1) and near it, taken here as within r: its ``reach``.
+    """
+
+    spectrum: Spectrum
+
+    @property
+    def dim(self) -> int:
+        """P."""
+        return self.spectrum.dim
+
+    @property
+    def cost(self) -> int:
+        """The products that the spectrum took."""
+        return self.spectrum.cost
+
+    @property
+    def resolution(self) -> float:
+        """The size below which an eigenvalue is rounding."""
+        return self.spectrum.resolution
+
+    @property
+    def least(self) -> float:
+        """The smallest Ritz value; up to rounding the smallest eigenvalue is no larger."""
+        return float(self.spectrum.nodes.min())
+
+    @property
+    def zero(self) -> float:
+        """The size below which an eigenvalue cannot be told from 0.
+
+        A node next to 0 that reaches it stands for eigenvalues of either sign up to |θ| + r. One
+        lighter than a single eigenvalue has no say.
+        """
+        nodes, residuals = self.spectrum.nodes, self.spectrum.residuals
+        heavy = self.spectrum.weights * self.dim >= 1
+        at_zero = self._beside(0.0) & heavy & (np.abs(nodes) <= residuals)
+        return max(
+            self.resolution, (1 + 1e-9) * float(((np.abs(nodes) + residuals) * at_zero).max())
+        )
+
+    @cached_property
+    def reach(self) -> tuple[Array, Array]:
+        """The ends of what each node stands for, (probes, depth) each."""
+        nodes, residuals = self.spectrum.nodes, self.spectrum.residuals
+        edge = np.full((len(nodes), 1), np.inf)
+        before, after = np.hstack([-edge, nodes[:, :-1]]), np.hstack([nodes[:, 1:], edge])
+        return np.maximum(before, nodes - residuals), np.minimum(after, nodes + residuals)
+
+    def total(self, function: Callable[[Array], Array], scale: float) -> Estimate:
+        """Σ_i f(λ_i) for an f that increases, is smooth on the ``scale`` of z, and has no other
+        kink than at 0.
+
+        Where the nodes next to 0 are farther from it than z and reach back, f has turned inside
+        their reach. They then count by the middle of its range there, and half the range over √3
+        adds to the error. So does what ``tail`` makes of the rules of less depth.
+        """
+        found = self.spectrum
+        distance = np.abs(found.nodes) - scale
+        unsure = self._beside(0.0) & (distance > 0) & (distance < found.residuals)
+        low, high = (function(end) for end in self.reach)
+        plain = found.expectation(function, self.dim)
+        estimate = found.expectation(
+            lambda nodes: np.where(unsure, (low + high) / 2, function(nodes)), self.dim
+        )
+        slack = self._mean(np.where(unsure, (high - low) / 2, 0.0)) / math.sqrt(3)
+        distances = [
+            float(rule.expectation(function, self.dim)) - float(plain) for rule in self._shorter
+        ]
+        return self._with_error(estimate, math.hypot(slack, tail(distances)))
+
+    def outside(self, low: float, high: float) -> Estimate:
+        """How many eigenvalues lie outside [low, high]; nodes whose reach holds an edge count
+        half.
+        """
+        found, (left, right) = self.spectrum, self.reach
+        unsure = ((left < low) & (low < right)) | ((left < high) & (high < right))
+        reading = np.where(unsure, 0.5, (found.nodes < low) | (found.nodes > high))
+        estimate = found.expectation(lambda _: reading, self.dim)
+        # all of them or none, without the rounding of a mean
+        if np.ptp(reading[found.weights > 0]) == 0:
+            estimate = dataclasses.replace(
+                estimate, value=self.dim * float(reading[0, 0]), stderr=0.0
+            )
+        return self._with_error(estimate, self._mean(np.where(unsure, 0.5, 0.0)) / math.sqrt(3))
+
+    def _with_error(self, estimate: Estimate, unsettled: float) -> Estimate:
+        """The estimate with the error of its quadrature added; QUADRATURE where that is the
+        larger part.
+        """
+        probes = float(estimate.stderr)
+        larger = estimate.status.ok and unsettled > max(probes, 1e-12 * abs(float(estimate)))
+        status = Status.QUADRATURE if larger else estimate.status
+        return dataclasses.replace(estimate, stderr=math.hypot(probes, unsettled), status=status)
+
+    def _mean(self, readings: Array) -> float:
+        """P times the mean of readings (probes, depth) under the measure."""
+        return self.dim * float((self.spectrum.weights * readings).sum(axis=1).mean())
+
+    def _beside(self, edge: float) -> NDArray[np.bool_]:
+        """The last node of each probe up to ``edge`` and the first beyond it, (probes, depth)."""
+        nodes = self.spectrum.nodes
+        below = np.where(nodes <= edge, nodes, -np.inf).max(axis=1, keepdims=True)
+        above = np.where(nodes > edge, nodes, np.inf).min(axis=1, keepdims=True)
+        beside: NDArray[np.bool_] = (nodes == below) | (nodes == above)
+        return beside
+
+    @cached_property
+    def _shorter(self) -> list[Spectrum]:
+        """The quadratures of ``SHARES`` of the depth."""
+        found, depth = self.spectrum, self.spectrum.nodes.shape[1]
+        matrices = [_jacobi(*rule) for rule in zip(found.nodes, found.weights, strict=True)]
+
+        def leading(steps: int) -> Spectrum:
+            pairs = [np.linalg.eigh(matrix[:steps, :steps]) for matrix in matrices]
+            nodes, weights = (
+                np.stack([p.eigenvalues for p in pairs]),
+                np.stack([p.eigenvectors[0] ** 2 for p in pairs]),
+            )
+            return dataclasses.replace(
+                found, nodes=nodes, weights=weights, residuals=np.zeros_like(nodes)
+            )
+
+        return [leading(max(1, int(share * depth))) for share in SHARES]
+
+
+def eigenvalues(
+    operator: LinearOperator, depth: int | None, probes: int, seed: int
+) -> Whole | Sampled:
+    """Every eigenvalue where P ≤ probes·depth, which takes no more products; else a quadrature
+    of that cost.
+    """
+    operator = require_symmetric(operator, "the effective dimension")
+    require_count(probes, "probes")
+    steps = DEFAULT_DEPTH if depth is None else require_count(depth, "depth")
+    if operator.dim <= probes * steps:
+        return _diagonalise(operator)
+    return Sampled(spectrum(operator, steps, probes, seed))
+
+
+def _diagonalise(operator: LinearOperator) -> Whole:
+    """All eigenpairs of the dense matrix, by P products."""
+    before, matrix = operator.matvecs, operator.dense()
+    require_finite(matrix)
+    matrix = matrix.double()
+    asymmetry = float(torch.linalg.matrix_norm(matrix - matrix.T, 2) / 2)
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    rounding = BREAKDOWN * float(torch.finfo(operator.dtype).eps) * float(values.abs().max())
+    return Whole(values.cpu().numpy(), vectors, max(rounding, asymmetry), operator.matvecs - before)
+
+
+def _jacobi(nodes: Array, weights: Array) -> Array:
+    """The Lanczos matrix T (m, m) behind a Gauss rule.
+
+    Householder's reduction of the arrow matrix [[0, √wᵀ], [√w, diag θ]] to tridiagonal form (Boley
+    and Golub 1987).
+    """
+    count = len(nodes)
+    arrow = np.zeros((count + 1, count + 1))
+    arrow[0, 1:] = arrow[1:, 0] = np.sqrt(weights)
+    arrow[1:, 1:] = np.diag(nodes)
+    reduced: Array = hessenberg(arrow)[1:, 1:]
+    return (reduced + reduced.T) / 2
+
+
+def tail(distances: Sequence[float]) -> float:
+    """What is left of the error of a rule, from how far the rules of each of ``SHARES`` of its
+    depth are from it.
+
+    If each quarter of the depth shrinks the error e by one factor, (e + b)² = (e + a)·e with a and
+    b the distances of half and of three quarters: e = b²/(a − 2b), and a at most. Distances that do
+    not shrink, as where the sign of a node near a kink is an accident of the depth, stand for it by
+    their mean.
+    """
+    sizes = np.abs(distances)
+    one_sided = bool((np.asarray(distances) >= 0).all() or (np.asarray(distances) <= 0).all())
+    if not (one_sided and (np.diff(sizes) <= 0).all()):
+        return float(sizes.mean())
+    a, b = float(sizes[0]), float(sizes[2])
+    return min(a, b**2 / (a - 2 * b)) if a > 2 * b else a
+
+
+@dataclass(frozen=True)
+class EffectiveDimensions(Result):
+    """How many directions the data determine, counted in four ways, at the curvature ``z`` of the
+    prior.
+
+    ``parameters`` is P. ``rank`` counts the eigenvalues beyond ±``threshold``, ``negative`` those
+    of them below 0. ``n_eff`` is Σ λ/(λ + z), and ``logdet`` is log det(I + H/z) = Σ log(1 + λ/z),
+    which grows by n_eff for each unit of −ln z. In these two a negative eigenvalue counts as 0: it
+    holds no parameter in place. ``cost`` counts products.
+    """
+
+    parameters: Estimate
+    rank: Estimate
+    n_eff: Estimate
+    logdet: Estimate
+    negative: Estimate
+    z: float
+    threshold: float
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+
+def effective_dimensions(
+    source: Source | OperatorLike,
+    z: float | None = None,
+    threshold: float | None = None,
+    depth: int | None = None,
+    probes: int = DEFAULT_PROBES,
+    seed: int = 0,
+) -> EffectiveDimensions:
+    """Parameter count, rank, N_eff and log-determinant of the Hessian of a problem, or of an
+    operator or a spectrum.
+
+    ``z`` is the curvature of the prior in units of the mean loss: a Gaussian prior of precision γ
+    adds γ to nH, so z = γ/n. The default for a problem is γ = 1, z = 1/n; an operator or a spectrum
+    has no n, and needs z. ``threshold`` is by default the size below which an eigenvalue cannot be
+    told from 0: the rounding of the products, and in a quadrature the reach of the nodes next to 0.
+
+    All is exact, by P products, where P ≤ ``probes``·``depth`` (depth is 100 by default). Otherwise
+    it is read off one stochastic Lanczos quadrature of that many products, or off the spectrum
+    given. PRECISION_LIMIT says that z is below rounding.
+    """
+    source = _read_source(source)
+    curvature = _prior_curvature(source, z)
+    asked = None if threshold is None else require_positive(threshold, "threshold")
+    found = _eigenvalues(source, depth, probes, seed)
+    limit = found.zero if asked is None else asked
+    rank, negative = found.outside(-limit, limit), found.outside(-limit, math.inf)
+    n_eff, logdet = _n_eff(found, curvature), shifted_logdet(found, curvature)
+    status = first_problem(n_eff, logdet, rank, negative)
+    parameters = Estimate(float(found.dim))
+    return EffectiveDimensions(
+        parameters, rank, n_eff, logdet, negative, curvature, limit, found.cost, status
+    )
+
+
+def effective_dimension(
+    source: Source | OperatorLike,
+    z: float,
+    depth: int | None = None,
+    probes: int = DEFAULT_PROBES,
+    seed: int = 0,
+) -> Estimate:
+    """N_eff(z) = Σ_i λ_i/(λ_i + z), the directions whose curvature exceeds z, with a negative λ_i
+    as 0.
+
+    MacKay's number of well-determined parameters ("Bayesian interpolation", 1992), applied to
+    networks by Maddox, Benton and Wilson ("Rethinking parameter counting", 2020). With z = γ/n, the
+    Hessian being that of the mean loss over n samples, it belongs to the Gaussian prior of
+    precision γ. ``depth`` and ``probes`` are those of ``effective_dimensions``.
+    """
+    source = _read_source(source)
+    return _n_eff(_eigenvalues(source, depth, probes, seed), require_positive(z, "z"))
+
+
+def shifted_logdet(found: Whole | Sampled, z: float, least: float = 0.0) -> Estimate:
+    """log det(I + A/z) = Σ log(1 + λ/z), with an eigenvalue below ``least`` > −z taken as that."""
+    return _resolved(
+        found.total(lambda values: np.log1p(np.maximum(values, least) / z), z), found, z
+    )
+
+
+def first_problem(*parts: Estimate) -> Status:
+    """The first status that is not CONVERGED."""
+    return next((part.status for part in parts if not part.status.ok), Status.CONVERGED)
+
+
+def _n_eff(found: Whole | Sampled, z: float) -> Estimate:
+    positive = found.total(
+        lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z
+    )
+    return _resolved(positive, found, z)
+
+
+def _resolved(estimate: Estimate, found: Whole | Sampled, z: float) -> Estimate:
+    """PRECISION_LIMIT where rounding alone could make an eigenvalue of 0 count."""
+    return (
+        dataclasses.replace(estimate, status=Status.PRECISION_LIMIT)
+        if found.resolution >= z
+        else estimate
+    )
+
+
+def _eigenvalues(source: Source, depth: int | None, probes: int, seed: int) -> Whole | Sampled:
+    if isinstance(source, Spectrum):
+        return Sampled(source)
+    return eigenvalues(
+        hessian(source) if isinstance(source, Problem) else source, depth, probes, seed
+    )
+
+
+def _prior_curvature(source: Source, z: float | None) -> float:
+    if z is not None:
+        return require_positive(z, "z")
+    require(
+        isinstance(source, Problem),
+        "z",
+        f"be given for a {type(source).__name__}",
+        "None",
+        "1/n is the curvature of a unit Gaussian prior beside the mean loss over n samples",
+    )
+    assert isinstance(source, Problem)
+    return 1.0 / source.num_terms
+
+
+def _read_source(source: Source | OperatorLike) -> Source:
+    """The problem, the spectrum or the operator; a matrix as an operator."""
+    if isinstance(source, Problem | LinearOperator | Spectrum):
+        return source
+    expected, cure = (
+        "be a Problem, an operator, a matrix or a Spectrum",
+        "wrap a model with lh.Problem(model, loss, data)",
+    )
+    return as_operator(source, "source", expected, cure)
 
 
 @dataclass(frozen=True)

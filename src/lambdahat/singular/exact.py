@@ -1,27 +1,476 @@
 """Exact answers of singular learning theory: learning coefficients in closed form, and what λ̂
 is at finite nβ, γ, ε.
+
+Normal crossings K(w) = ∏ w_i^{2k_i}: the local form of every analytic loss, and its exact
+finite expectations.
+
+Deep linear networks and matrix factorizations: a population loss, and exact samplers of any.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import reduce
+from itertools import combinations, pairwise
+from operator import mul
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
-from lambdahat.results import Array, Result
-from lambdahat.singular.crossings import checked_exponents
-from lambdahat.singular.crossings import crossing_expectation as crossing_expectation
-from lambdahat.singular.crossings import crossing_problem as crossing_problem
-from lambdahat.singular.linear_networks import checked_widths
-from lambdahat.singular.linear_networks import deep_linear_problem as deep_linear_problem
-from lambdahat.singular.linear_networks import deep_linear_reference as deep_linear_reference
+from lambdahat.results import Array, Estimate, Result, Status
+from lambdahat.sampling.diagnostics import RHAT
+
+# In s = ln|w| every factor is analytic in the strip |Im s| < π/4, so that the trapezoidal rule of
+# step h is exact up to exp(−2π·(π/4)/h) = 1e-20 here.
+STEP = 0.1
+TAIL = 42.0  # e^−42 = 6e-19: what lies farther out than this many e-foldings is below rounding
+GAUGE_MOVES = 2  # of each kind at each hidden layer in a sweep
+
+
+def checked_exponents(exponents: Sequence[int]) -> tuple[int, ...]:
+    """The k_i as integers, at least one above 0; a k_i of 0 is a dead parameter."""
+    some = isinstance(exponents, Sequence) and len(exponents) > 0
+    require(
+        some,
+        "exponents",
+        "be a list of integers k_i, for K = ∏ w_i^{2k_i}",
+        exponents,
+        error=TypeError,
+    )
+    checked = tuple(require_count(k, "exponents", least=0) for k in exponents)
+    require(
+        max(checked) > 0,
+        "exponents",
+        "have one above 0",
+        checked,
+        "a K that is constant has nothing to learn",
+    )
+    return checked
+
+
+def crossing_expectation(exponents: Sequence[int], nbeta: float, localization: float) -> float:
+    """nβ·E[K] under p(w) ∝ exp(−nβ·K(w) − (γ/2)‖w‖²), K = ∏ w_i^{2k_i}: what λ̂ is at this
+    temperature, exactly.
+
+    K depends on s = Σ k_i·ln|w_i| alone, whose density under the Gaussian is a convolution of
+    one-dimensional ones; both that and the last integral over s are done by the trapezoidal rule,
+    which converges exponentially here. As nβ → ∞ the value tends to λ = 1/(2·max k_i), by no more
+    than 1/ln(nβ) when the multiplicity is above 1. Without localization the integral exists for one
+    exponent only, and is 1/(2k).
+    """
+    active = [k for k in checked_exponents(exponents) if k]
+    require_positive(nbeta, "nbeta")
+    if localization == 0 and len(active) == 1:
+        return 1.0 / (2 * active[0])
+    require_positive(
+        localization,
+        "localization",
+        "several exponents need it: without it the posterior has no mass",
+    )
+    # in units of the Gaussian's own width the constant in front of K is nβ·γ^{−Σk}
+    log_scale = math.log(nbeta) - sum(active) * math.log(localization)
+    # beyond it the Gaussian is below e^{−2·TAIL}
+    tops = [k * 0.5 * math.log(4 * TAIL) for k in active]
+    bottom = -0.5 * max(log_scale, 0.0) - TAIL * max(active) - sum(tops)
+    density = _density(active[0], bottom, tops[0])
+    for k, top in zip(active[1:], tops[1:], strict=True):
+        density = _convolved(density, _density(k, bottom, top))
+    start = len(active) * _index(bottom)
+    energy = np.exp(np.minimum(log_scale + 2 * STEP * (start + np.arange(len(density))), 700.0))
+    weight = density * np.exp(-energy)
+    return float((weight * energy).sum() / weight.sum())
+
+
+def _index(position: float) -> int:
+    """The last grid point at or below a position; all grids share the points STEP·i."""
+    return math.floor(position / STEP)
+
+
+def _density(k: int, bottom: float, top: float) -> Array:
+    """The density of k·ln|w| for standard normal w, without its constant, on the grid from
+    ``bottom`` to ``top``.
+    """
+    s = STEP * np.arange(_index(bottom), _index(top) + 2)
+    return np.asarray(np.exp(s / k - 0.5 * np.exp(2 * s / k)))
+
+
+def _convolved(first: Array, second: Array) -> Array:
+    """The density of a sum: all terms are positive, so that sums lose no digits (an FFT would,
+    in the tail).
+    """
+    full = np.convolve(first, second)
+    return np.asarray(full / full.max())
+
+
+def crossing_problem(exponents: Sequence[int], num_samples: int) -> Problem:
+    """The loss K(w) = ∏ w_i^{2k_i} of ``num_samples`` samples at its singular point w = 0, in
+    float64.
+    """
+    active = {i: k for i, k in enumerate(checked_exponents(exponents)) if k}
+
+    def loss(parameters: Mapping[str, Tensor]) -> Tensor:
+        w = parameters["w"]
+        root = reduce(mul, (w[i] if k == 1 else w[i] ** k for i, k in active.items()))
+        return root * root
+
+    return Problem.from_function(
+        loss, {"w": torch.zeros(len(exponents), dtype=torch.float64)}, num_samples=num_samples
+    )
+
+
+def checked_widths(widths: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The widths (H_0, …, H_L) as integers, and a rank that such a network can have."""
+    several = isinstance(widths, Sequence) and len(widths) > 1
+    wanted = "be a list of two layer widths or more, the input's first"
+    require(several, "widths", wanted, widths, error=TypeError)
+    checked = tuple(require_count(width, "widths") for width in widths)
+    require_count(rank, "rank", 0, min(checked), "no product through the narrowest layer has more")
+    return checked
+
+
+def balanced_weights(widths: Sequence[int], rank: int) -> list[Tensor]:
+    """W_s = [[I_r, 0], [0, 0]] (H_s, H_{s−1}), s = 1 … L: the most singular true parameters."""
+    widths = checked_widths(widths, rank)
+    weights = [torch.zeros(high, low, dtype=torch.float64) for low, high in pairwise(widths)]
+    for weight in weights:
+        weight[:rank, :rank] = torch.eye(rank)
+    return weights
+
+
+def deep_linear_problem(widths: Sequence[int], rank: int, num_samples: int) -> Problem:
+    """L = ½‖W_L ⋯ W_1 − T‖²_F at ``balanced_weights``, where it is 0, in float64.
+
+    This is the population loss for white inputs: the mean of ½‖W_L ⋯ W_1 x − Tx‖² over x of
+    identity covariance. ``num_samples`` is the n that it stands for. Two layers are reduced-rank
+    regression.
+    """
+    weights = balanced_weights(widths, rank)
+    target = reduce(lambda below, weight: weight @ below, weights)
+    names = [f"layers.{index}.weight" for index in range(len(weights))]
+
+    def loss(parameters: Mapping[str, Tensor]) -> Tensor:
+        output = parameters[names[0]]
+        for name in names[1:]:
+            output = parameters[name] @ output
+        return 0.5 * (output - target).square().sum()
+
+    parameters = dict(zip(names, weights, strict=True))
+    return Problem.from_function(loss, parameters, num_samples=num_samples)
+
+
+def deep_linear_reference(
+    widths: Sequence[int],
+    rank: int,
+    nbeta: float,
+    localization: float,
+    sweeps: int = 600,
+    seed: int = 0,
+    chains: int = 64,
+) -> Estimate:
+    """nβ·E[L] of ``deep_linear_problem`` under exp(−nβ·L(w) − (γ/2)‖w − w*‖²), by Gibbs sampling.
+
+    This is ``linear_network_expectation`` for white inputs and a target that the centre fits
+    exactly.
+
+    Args:
+        widths: The widths (H_0, …, H_L), the input's first.
+        rank: The rank of the true map.
+        nbeta: The inverse temperature nβ.
+        localization: The localization γ.
+        sweeps: Sweeps of each chain over all layers.
+        seed: Seed of the draws.
+        chains: Independent chains; their spread is the error.
+
+    Returns:
+        The expectation with its standard error; NOT_MIXED asks for more sweeps.
+    """
+    centre = balanced_weights(widths, rank)
+    white = torch.eye(centre[0].shape[1], dtype=torch.float64)
+    target = reduce(lambda below, weight: weight @ below, centre)
+    settings = nbeta, localization, sweeps, seed, chains
+    return linear_network_expectation(centre, white, target, *settings)
+
+
+def linear_network_expectation(
+    centre: Sequence[Tensor],
+    inputs: Tensor,
+    target: Tensor,
+    nbeta: float,
+    localization: float,
+    sweeps: int = 600,
+    seed: int = 0,
+    chains: int = 64,
+) -> Estimate:
+    """nβ·E[L(w) − L(w*)] of deep linear networks with L = ½‖W_L ⋯ W_1·C − T‖²_F, by Gibbs sampling.
+
+    The expectation is under p(w) ∝ exp(−nβ·L(w) − (γ/2)‖w − w*‖²). For data (x, y) the mean of
+    ½‖y − W_L ⋯ W_1 x‖² is this L plus a constant, with C = (xᵀx/n)^½ and T = (yᵀx/n)·C⁻¹.
+
+    Given the other layers each layer is Gaussian, and is drawn from that in turn (block Gibbs).
+    Moves along the symmetry W_{s+1}W_s = (W_{s+1}G⁻¹)(GW_s) keep L and mix what single layers
+    cannot. Each layer's draw is replaced by E[L | the others], in closed form. All chains start
+    from the Gaussian around w*, which is wider than the posterior. The first quarter of the sweeps
+    is left out, and the error is the spread of the chains' own means.
+
+    Args:
+        centre: The layers' weights at w*, each (H_s, H_{s−1}), the first layer first.
+        inputs: C, (H_0, any).
+        target: T, (H_L, the columns of C).
+        nbeta: The inverse temperature nβ.
+        localization: The localization γ.
+        sweeps: Sweeps of each chain over all layers.
+        seed: Seed of the draws.
+        chains: Independent chains.
+
+    Returns:
+        The expectation with its standard error. NOT_MIXED says that the chains' losses or distances
+        from w* do not agree: raise ``sweeps``. ``cost`` counts drawn layers.
+    """
+    draws = _GaugedChains(centre, localization, chains, seed)
+    require_positive(nbeta, "nbeta")
+    layers = _LinearLayers(draws, inputs.double(), target.double(), nbeta)
+    return _expectation(layers.sweep, draws, sweeps)
+
+
+def factorization_expectation(
+    centre: tuple[Tensor, Tensor],
+    shares: Tensor,
+    means: Tensor,
+    nbeta: float,
+    localization: float,
+    sweeps: int = 600,
+    seed: int = 0,
+    chains: int = 64,
+) -> Estimate:
+    """nβ·E[L(w) − L(w*)] of a matrix factorization, L = ½·Σ_ij c_ij·(m_ij − u_i·v_j)², by Gibbs.
+
+    For samples (i, j, value) with loss ½(value − u_i·v_j)², c_ij is the share of the samples at
+    entry (i, j) and m_ij their mean value; L then differs from the mean loss by a constant. Given
+    all v_j the u_i are independent Gaussians, and the other way round. Otherwise as
+    ``linear_network_expectation``.
+
+    Args:
+        centre: u (rows, h) and v (columns, h) at w*.
+        shares: c, (rows, columns).
+        means: m, (rows, columns); where c is 0 it does not matter.
+        nbeta: The inverse temperature nβ.
+        localization: The localization γ.
+        sweeps: Sweeps of each chain over both factors.
+        seed: Seed of the draws.
+        chains: Independent chains.
+
+    Returns:
+        The expectation with its standard error. ``cost`` counts drawn factors.
+    """
+    u, v = centre
+    draws = _GaugedChains([v.mT, u], localization, chains, seed)
+    require_positive(nbeta, "nbeta")
+    factors = _Factors(draws, shares.double(), means.double(), nbeta)
+    return _expectation(factors.sweep, draws, sweeps)
+
+
+def _expectation(sweep: Callable[[], Tensor], draws: _GaugedChains, sweeps: int) -> Estimate:
+    """Run all sweeps; each returns nβ·E[L − L* | …] of every chain, the mean of its draws."""
+    require_count(sweeps, "sweeps", least=16)
+    observed = []
+    for done in range(1, sweeps + 1):
+        energy = sweep()
+        draws.move_along_symmetry()
+        observed.append(torch.stack([energy, *draws.distances()], dim=-1))
+        report("linear network reference", done, sweeps)
+    kept = torch.stack(observed[sweeps // 4 :], dim=1)  # (chains, sweeps, 1 + L)
+    means = kept[..., 0].mean(dim=1)
+    status = Status.CONVERGED if _worst_rhat(kept) < RHAT else Status.NOT_MIXED
+    stderr = float(means.std()) / math.sqrt(draws.chains)
+    cost = sweeps * draws.chains * len(draws.centre)
+    return Estimate(float(means.mean()), stderr, cost, status, draws.chains - 1)
+
+
+class _GaugedChains:
+    """Chains of all layers' weights, each (chains, H_s, H_{s−1}), and moves along their symmetry.
+
+    The moves replace W_s by GW_s and W_{s+1} by W_{s+1}G⁻¹. No loss of the product changes, so that
+    only the distance from the centre decides about them.
+    """
+
+    def __init__(
+        self, centre: Sequence[Tensor], localization: float, chains: int, seed: int
+    ) -> None:
+        cure = "without it the posterior has no mass"
+        self.localization = require_positive(localization, "localization", cure)
+        self.chains = require_count(chains, "chains", least=2)
+        self.centre = [at.double() for at in centre]
+        self.rng = generator(seed, "deep linear reference")
+        scale = math.sqrt(localization)
+        self.weights = [at + self.normal(*at.shape) / scale for at in self.centre]
+
+    def distances(self) -> list[Tensor]:
+        """‖W_s − W_s*‖² of each layer."""
+        pairs = zip(self.weights, self.centre, strict=True)
+        return [_inner(w - at, w - at).view(-1) for w, at in pairs]
+
+    def move_along_symmetry(self) -> None:
+        """Shear and rescale the basis of every hidden layer."""
+        for layer in range(len(self.centre) - 1):
+            for _ in range(GAUGE_MOVES):
+                self._shear(layer)
+                self._rescale(layer)
+
+    def _shear(self, layer: int) -> None:
+        """Draw t for G = I + t·uvᵀ with random u ⊥ v; G⁻¹ = I − t·uvᵀ, so that t is Gaussian."""
+        low, high = self.weights[layer], self.weights[layer + 1]
+        width = low.shape[-2]
+        if width == 1:
+            return
+        u, v = self.normal(width, 1), self.normal(width, 1)
+        v = v - u * (_inner(u, v) / _inner(u, u))
+        step_low, step_high = u @ (v.mT @ low), -(high @ u) @ v.mT
+        precision = self.localization * (_inner(step_low, step_low) + _inner(step_high, step_high))
+        away_low, away_high = low - self.centre[layer], high - self.centre[layer + 1]
+        slope = _inner(away_low, step_low) + _inner(away_high, step_high)
+        t = -self.localization * slope / precision + self.normal(1, 1) / precision.sqrt()
+        self.weights[layer], self.weights[layer + 1] = low + t * step_low, high + t * step_high
+
+    def _rescale(self, layer: int) -> None:
+        """Propose G = I + (±e^t − 1)·uuᵀ for a random unit u; Metropolis accepts or rejects it.
+
+        G is as likely as its inverse, and |det G| = e^t, so that the volume of (GW_s, W_{s+1}G⁻¹)
+        changes by e^{t(H_{s−1} − H_{s+1})}.
+        """
+        low, high = self.weights[layer], self.weights[layer + 1]
+        u = self.normal(low.shape[-2], 1)
+        u = u / u.norm(dim=-2, keepdim=True)
+        t = self.normal(1, 1) * 10 ** (-1.5 * self._uniform())  # no one step size fits every γ
+        sign = torch.where(self._uniform() < 0.5, 1.0, -1.0)
+        new_low = low + (sign * t.exp() - 1) * u @ (u.mT @ low)
+        new_high = high + (sign * (-t).exp() - 1) * (high @ u) @ u.mT
+        energies = [
+            _inner(a - self.centre[layer], a - self.centre[layer])
+            + _inner(b - self.centre[layer + 1], b - self.centre[layer + 1])
+            for a, b in ((low, high), (new_low, new_high))
+        ]
+        volume = t * (low.shape[-1] - high.shape[-2])
+        change = 0.5 * self.localization * (energies[0] - energies[1])
+        accept = self._uniform().log() < change + volume
+        self.weights[layer] = torch.where(accept, new_low, low)
+        self.weights[layer + 1] = torch.where(accept, new_high, high)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal numbers (chains, *shape)."""
+        return torch.randn(self.chains, *shape, generator=self.rng, dtype=torch.float64)
+
+    def _uniform(self) -> Tensor:
+        return torch.rand(self.chains, 1, 1, generator=self.rng, dtype=torch.float64)
+
+
+class _LinearLayers:
+    """Block Gibbs over the layers of a network with L = ½‖W_L ⋯ W_1·C − T‖²."""
+
+    def __init__(self, draws: _GaugedChains, inputs: Tensor, target: Tensor, nbeta: float) -> None:
+        self.draws, self.inputs, self.target, self.nbeta = draws, inputs, target, nbeta
+        misfit = reduce(lambda below, weight: weight @ below, draws.centre, inputs) - target
+        self.centre_energy = 0.5 * nbeta * float(misfit.square().sum())
+
+    def sweep(self) -> Tensor:
+        """Draw every layer; returns nβ·E[L − L* | the other layers], mean over layers (chains,)."""
+        weights = self.draws.weights
+        above = self._products_above()
+        below = self.inputs.expand(self.draws.chains, -1, -1)
+        energies = []
+        for layer in range(len(weights)):
+            energies.append(self._draw(layer, above[layer], below))
+            below = weights[layer] @ below
+        return torch.stack(energies).mean(dim=0) - self.centre_energy
+
+    def _products_above(self) -> list[Tensor]:
+        """W_L ⋯ W_{s+1} for every layer s, the identity for the last."""
+        identity = torch.eye(len(self.target), dtype=torch.float64)
+        product = identity.expand(self.draws.chains, -1, -1)
+        out = [product]
+        for weight in reversed(self.draws.weights[1:]):
+            product = product @ weight
+            out.append(product)
+        return out[::-1]
+
+    def _draw(self, layer: int, above: Tensor, below: Tensor) -> Tensor:
+        """Draw X from exp(−(nβ/2)‖AXB − T‖² − (γ/2)‖X − X*‖²); returns nβ·E[L] under it (chains,).
+
+        Its precision nβ·(BBᵀ ⊗ AᵀA) + γI is diagonal in the eigenvectors U of AᵀA and V of BBᵀ:
+        p_ij = nβ·a_i·b_j + γ.
+        """
+        localization = self.draws.localization
+        a, u = torch.linalg.eigh(above.mT @ above)
+        b, v = torch.linalg.eigh(below @ below.mT)
+        stiffness = self.nbeta * a.clamp_min(0.0).unsqueeze(-1) * b.clamp_min(0.0).unsqueeze(-2)
+        precision = stiffness + localization
+        pull = self.nbeta * above.mT @ self.target @ below.mT
+        pull = pull + localization * self.draws.centre[layer]
+        mean = (u.mT @ pull @ v) / precision
+        noise = self.draws.normal(*mean.shape[1:]) / precision.sqrt()
+        self.draws.weights[layer] = u @ (mean + noise) @ v.mT
+        misfit = above @ (u @ mean @ v.mT) @ below - self.target
+        determined: Tensor = (stiffness / precision).sum(dim=(-2, -1))
+        return 0.5 * (self.nbeta * _inner(misfit, misfit).view(-1) + determined)
+
+
+class _Factors:
+    """Block Gibbs over the two factors of a matrix with L = ½·Σ c_ij·(m_ij − u_i·v_j)²."""
+
+    def __init__(self, draws: _GaugedChains, shares: Tensor, means: Tensor, nbeta: float) -> None:
+        self.draws, self.shares, self.means, self.nbeta = draws, shares, means, nbeta
+        v, u = draws.centre
+        self.centre_energy = 0.5 * nbeta * float((shares * (means - u @ v).square()).sum())
+
+    def sweep(self) -> Tensor:
+        """Draw both factors; returns nβ·E[L − L* | the other factor], mean over both (chains,)."""
+        weights, (v_centre, u_centre) = self.draws.weights, self.draws.centre
+        v, v_energy = self._draw(weights[1], v_centre.mT, self.shares.mT, self.means.mT)
+        weights[0] = v.mT.contiguous()
+        weights[1], u_energy = self._draw(v, u_centre, self.shares, self.means)
+        return (u_energy + v_energy) / 2 - self.centre_energy
+
+    def _draw(
+        self, fixed: Tensor, centre: Tensor, shares: Tensor, means: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draw all x_i (chains, rows, h) given ``fixed`` (chains, columns, h); returns nβ·E[L] too.
+
+        The precision of x_i is nβ·Σ_j c_ij·v_j·v_jᵀ + γI.
+        """
+        width, localization = fixed.shape[-1], self.draws.localization
+        identity = torch.eye(width, dtype=torch.float64)
+        outer = (fixed.unsqueeze(-1) * fixed.unsqueeze(-2)).flatten(-2)
+        stiffness = self.nbeta * (shares @ outer).unflatten(-1, (width, width))
+        pull = self.nbeta * (shares * means) @ fixed + localization * centre
+        root = torch.linalg.cholesky(stiffness + localization * identity)
+        mean = torch.cholesky_solve(pull.unsqueeze(-1), root).squeeze(-1)
+        noise = self.draws.normal(*mean.shape[1:]).unsqueeze(-1)
+        drawn = mean + torch.linalg.solve_triangular(root.mT, noise, upper=True).squeeze(-1)
+        covariance = torch.cholesky_inverse(root)
+        determined = (stiffness * covariance).sum(dim=(-3, -2, -1))
+        misfit = (shares * (means - mean @ fixed.mT).square()).sum(dim=(-2, -1))
+        return drawn, 0.5 * (self.nbeta * misfit + determined)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Σ a_ij·b_ij of each chain, (chains, 1, 1)."""
+    return (a * b).sum(dim=(-2, -1), keepdim=True)
+
+
+def _worst_rhat(observed: Tensor) -> float:
+    """The largest rank-normalised split R-hat of all observables (chains, draws, …) that vary."""
+    from arviz_stats.base import array_stats  # type: ignore[attr-defined]
+
+    columns = observed.unbind(-1)
+    vary = [one.numpy() for one in columns if float(one.std() / one.abs().mean()) > 1e-9]
+    rhats = (float(array_stats.rhat(one, chain_axis=0, draw_axis=1)) for one in vary)
+    return max(rhats, default=1.0)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,11 @@ from torch import Tensor, nn
 from lambdahat._core.rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
-from lambdahat.singular.exact import deep_linear
-from lambdahat.singular.linear_networks import factorization_expectation, linear_network_expectation
+from lambdahat.singular.exact import (
+    deep_linear,
+    factorization_expectation,
+    linear_network_expectation,
+)
 from lambdahat.singular.verification import Case
 
 SWEEPS = 1000, 8000  # of the Gibbs samplers; the second where chains do not agree after the first

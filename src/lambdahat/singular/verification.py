@@ -20,7 +20,7 @@ from lambdahat._core.rng import derived_seed
 from lambdahat._core.storage import Damaged, digest
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, student_quantile
-from lambdahat.singular.coefficient import llc
+from lambdahat.singular._llc import llc
 
 TOLERANCE = 0.15  # the largest relative error that passes
 LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and of that which must
@@ -163,9 +163,9 @@ def verify(
 ) -> Verification:
     """``llc(problem)`` of every case at its defaults, beside the exact answer.
 
-    ``cases`` are by default those of ``lambdahat.singular.suite``; ``quick`` takes one of each
-    family. A case has the same seed whichever run beside it. With ``folder`` every finished case is
-    written there at once, and a later call runs only what is missing.
+    ``cases`` are by default those of ``lambdahat.singular.known_cases``; ``quick`` takes one of
+    each family. A case has the same seed whichever run beside it. With ``folder`` every finished
+    case is written there at once, and a later call runs only what is missing.
     """
     require_count(seed, "seed", least=0)
     chosen = list(_suite(quick) if cases is None else cases)
@@ -195,7 +195,7 @@ def verify(
 
 
 def _suite(quick: bool) -> Sequence[Case]:
-    from lambdahat.singular.suite import suite  # which is made of the cases defined here
+    from lambdahat.singular.known_cases import suite
 
     return suite(quick)
 

@@ -14,9 +14,8 @@ from lambdahat._core.check import describe, require, require_count
 from lambdahat.estimators import variance
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, LearningCoefficient
-from lambdahat.sampling.automatic import check_settings
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.singular.coefficient import llc
+from lambdahat.singular._llc import check_settings, llc
 from lambdahat.training.step_rules import innermost, learning_rate
 from lambdahat.training.trackers import Reading, SampledTracker, register, with_errors
 

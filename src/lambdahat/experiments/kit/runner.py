@@ -33,7 +33,7 @@ from lambdahat.data.sources import noting_data
 from lambdahat.experiments.kit.cells import Cell, Row, key_of, label_of
 from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.experiments.kit.store import Store, changed_data, data_of, made_with
-from lambdahat.sampling.workers import ending_with
+from lambdahat.sampling.backends.workers import ending_with
 
 T = TypeVar("T")
 Task = Callable[[Cell], T]

@@ -32,9 +32,12 @@ from lambdahat.models.registry import make_model
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
-from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
+from lambdahat.randommatrix.batch_curvature import (
+    BatchEigenvalues,
+    DirectionalVariance,
+    directional_variance,
+)
 from lambdahat.randommatrix.bulk import BulkFit, continuous_region, fit_bulk
-from lambdahat.randommatrix.directions import DirectionalVariance, directional_variance
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum

@@ -15,9 +15,8 @@ from lambdahat.experiments.ngd.training import Point, Subject, Way, at_equal_los
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Status
-from lambdahat.sampling.estimand import default_localization
-from lambdahat.singular.coefficient import llc
-from lambdahat.singular.criteria import bayes_criteria
+from lambdahat.singular._llc import default_localization, llc
+from lambdahat.singular.bayes import bayes_criteria
 
 # column: nβ as ``llc`` names it. Both, because the answer depends on it.
 TEMPERATURES = {"llc": "n/log n", "llc_batch": "batch"}

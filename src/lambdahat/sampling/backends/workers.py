@@ -1,0 +1,338 @@
+"""Chains over several processes: forked workers, or the ranks of a process group."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import require
+from lambdahat.problem import Problem
+from lambdahat.problem.distributed import in_a_group
+from lambdahat.sampling.backends.runner import Ground, OneByOne, Plan, Record, Runner
+from lambdahat.sampling.kernels import Kernel, KroneckerScale
+
+
+def ending_with(parent: int) -> Callable[[], None]:
+    """A function that has the process it is called in end soon after its ``parent`` is gone, even
+    by SIGKILL.
+
+    A thread looks who the parent is: when a process ends, its children get another one, on Linux
+    and on macOS. The signal that Linux can send instead comes when the thread ends that started the
+    child, which may be earlier. The function is one inside another, so that it is pickled by value:
+    a child that has yet to import torch is watched.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # nobody is left to tell
+
+    def begin() -> None:
+        name = f"end with {parent}"
+        if not any(thread.name == name for thread in threading.enumerate()):
+            threading.Thread(target=watch, name=name, daemon=True).start()
+
+    return begin
+
+
+def processes_available(problem: Problem) -> bool:
+    """Whether forking is possible: on a system that has it, not once CUDA or a process group, whose
+    threads a child would lack, is in use, not within a daemon of a pool.
+    """
+    free = hasattr(os, "fork") and not multiprocessing.current_process().daemon and not in_a_group()
+    return free and problem.device.type == "cpu" and not torch.cuda.is_initialized()
+
+
+class ForkedRunner:
+    """Runners in child processes, each with its share of the chains; they answer over pipes."""
+
+    def __init__(
+        self, ground: Ground, kernel: Kernel, chains: Sequence[int], processes: int
+    ) -> None:
+        self.ground, self.kernel, self.chains = ground, kernel, tuple(chains)
+        shares = [share for share in (self.chains[i::processes] for i in range(processes)) if share]
+        self._order = torch.tensor(
+            [self.chains.index(chain) for share in shares for chain in share]
+        ).argsort()
+        context = multiprocessing.get_context("fork")
+        self._pipes, self._children = [], []
+        for share in shares:
+            ours, theirs = context.Pipe()
+            ends = theirs, ours, os.getpid()
+            child = context.Process(target=_serve, args=(*ends, ground, kernel, share), daemon=True)
+            # Python 3.12 warns of threads; the child takes one only, its own
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._children.append(child)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the chains are, (chains, P)."""
+        return torch.cat(self._all("positions"))[self._order]
+
+    @property
+    def own(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Where the chains are, and their numbers."""
+        return self.positions, self.chains
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The same rows."""
+        return rows
+
+    @property
+    def gradients_spent(self) -> int:
+        """Gradients of each chain so far."""
+        return int(self._all("gradients_spent")[0])
+
+    @property
+    def steps(self) -> int:
+        """Steps of each chain since all were last put at the centre."""
+        return int(self._all("steps")[0])
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch of a step."""
+        return int(self._all("batch_size")[0])
+
+    @property
+    def bounded(self) -> Tensor:
+        """How often each chain was pulled back."""
+        return torch.cat(self._all("bounded"))[self._order]
+
+    def resize(self, batch_size: int, accumulate: int) -> None:
+        """Go on with batches of another size."""
+        self._all("resize", batch_size, accumulate)
+
+    def skip(self, steps: int) -> None:
+        """Steps that nothing is recorded of."""
+        self._all("skip", steps)
+
+    def advance(self, draws: int, look: bool = True) -> Record:
+        """As ``Runner.advance``, in all processes at once."""
+        return self._joined(self._all("advance", draws, look))
+
+    def noise(self, batches: int) -> Record:
+        """As ``Runner.noise``, in all processes at once."""
+        return self._joined(self._all("noise", batches))
+
+    def forces(self) -> Record:
+        """As ``Runner.forces``, in all processes at once."""
+        return self._joined(self._all("forces"))
+
+    def _joined(self, parts: list[Record]) -> Record:
+        return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
+
+    def retune(self, kernel: Kernel) -> None:
+        """Go on with other settings from where the chains are."""
+        self.kernel = kernel
+        self._all("retune", kernel)
+
+    def restart(self, chains: Sequence[int] | None = None) -> None:
+        """Put the chains of these numbers, or all, back to the centre."""
+        self._all("restart", chains)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for child in self._children:
+            child.join(timeout=1)
+            if child.is_alive():  # amid a step, which nobody waits for any more
+                child.kill()
+                child.join()
+        self._pipes, self._children = [], []
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _all(self, name: str, *arguments: Any) -> list[Any]:
+        """Ask every process, then collect, so that they work at the same time."""
+        answers = []
+        try:
+            for pipe in self._pipes:
+                pipe.send((name, arguments))
+            replies = [pipe.recv() for pipe in self._pipes]
+        except (EOFError, OSError) as error:
+            for child in self._children:
+                child.join(timeout=0.2)
+            codes = [child.exitcode for child in self._children if child.exitcode is not None]
+            raise RuntimeError(
+                f"a sampling process ended (exit code {', '.join(map(str, codes))}), perhaps killed"
+                ' for memory; mode="sequential" needs least'
+            ) from error
+        for fine, answer in replies:
+            require(
+                fine,
+                "sampling in processes",
+                "succeed",
+                str(answer),
+                'mode="sequential" shows where',
+                RuntimeError,
+            )
+            answers.append(answer)
+        return answers
+
+
+def _serve(
+    pipe: Connection, other: Connection, parent: int, ground: Ground, kernel: Kernel, chains: Any
+) -> None:
+    """The child: answer until the parent closes the pipe or is gone."""
+    other.close()
+    ending_with(parent)()
+    # Ctrl-C is for the parent, which then closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    runner: Runner | None = None
+    with suppress(EOFError, OSError):
+        while True:
+            name, arguments = pipe.recv()
+            try:
+                if runner is None:
+                    runner = Runner(ground, kernel, chains, OneByOne(ground.problem))
+                found = getattr(runner, name)
+                answer = True, found(*arguments) if callable(found) else found
+            except Exception:
+                answer = False, traceback.format_exc(limit=-3)
+            pipe.send(answer)
+
+
+class SpreadRunner:
+    """Chains of which this rank's ``runner`` advances those numbered ``own``; what they show is
+    gathered.
+
+    A rank without a chain of its own runs the first once more, which nobody sees.
+    """
+
+    def __init__(
+        self, problem: Problem, runner: Runner | ForkedRunner, own: Sequence[int], chains: int
+    ) -> None:
+        self._problem, self._runner, self._own, self.chains = (
+            problem,
+            runner,
+            list(own),
+            tuple(range(chains)),
+        )
+
+    @property
+    def ground(self) -> Ground:
+        """What the chains of this rank stand on: all data."""
+        return self._runner.ground
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of all chains."""
+        return self._runner.kernel
+
+    @property
+    def own(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Where the chains of this rank are, and their numbers."""
+        return self._runner.positions[: len(self._own)], tuple(self._own)
+
+    @property
+    def bounded(self) -> Tensor:
+        """How often each chain was pulled back."""
+        return self.gathered(self._runner.bounded)
+
+    @property
+    def steps(self) -> int:
+        """Steps of each chain since all were last put at the centre."""
+        return self._runner.steps
+
+    @property
+    def gradients_spent(self) -> int:
+        """Gradients of each chain so far."""
+        return self._runner.gradients_spent
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch of a step."""
+        return self._runner.batch_size
+
+    def advance(self, draws: int, look: bool = True) -> Record:
+        """As ``Runner.advance``, on all ranks at once: one all-reduce of what all draws showed."""
+        return self._gathered_record(self._runner.advance(draws, look))
+
+    def noise(self, batches: int) -> Record:
+        """As ``Runner.noise``, on all ranks at once."""
+        return self._gathered_record(self._runner.noise(batches))
+
+    def forces(self) -> Record:
+        """As ``Runner.forces``, on all ranks at once."""
+        return self._gathered_record(self._runner.forces())
+
+    def _gathered_record(self, record: Record) -> Record:
+        """What all chains showed, from what those of this rank did."""
+        flat = torch.cat(
+            [values.reshape(len(values), -1).double() for values in record.values()], dim=1
+        )
+        whole = self.gathered(flat.to(self._problem.device)).cpu()
+        parts = whole.split([values[0].numel() for values in record.values()], dim=1)
+        named = zip(record.items(), parts, strict=True)
+        return {
+            name: part.reshape(-1, *values.shape[1:]).to(values.dtype)
+            for (name, values), part in named
+        }
+
+    def skip(self, steps: int) -> None:
+        """Steps that nothing is recorded of."""
+        self._runner.skip(steps)
+
+    def retune(self, kernel: Kernel) -> None:
+        """Go on with other settings from where the chains are."""
+        self._runner.retune(kernel)
+
+    def restart(self, chains: Sequence[int] | None = None) -> None:
+        """Put the chains of these numbers, or all, back to the centre."""
+        self._runner.restart(chains)
+
+    def resize(self, batch_size: int, accumulate: int) -> None:
+        """Go on with batches of another size."""
+        self._runner.resize(batch_size, accumulate)
+
+    def close(self) -> None:
+        """Close the runner of this rank."""
+        self._runner.close()
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows of all chains, from those of this rank's."""
+        what = f"{type(self.kernel).__name__} chains at step {self.steps}"
+        return self._problem.ranks.gather(rows[: len(self._own)], self._own, len(self.chains), what)
+
+
+def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: Plan) -> None:
+    """Raise where the ranks are not about to sample the same."""
+    settings: dict[str, Any] = {
+        field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)
+    }
+    settings["observables"], settings["averages"] = sorted(plan.observables), sorted(plan.averages)
+    shown = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    if isinstance(kernel.scale, KroneckerScale):
+        shown |= {f"scale {index}": tensor for index, tensor in enumerate(kernel.scale.tensors)} | {
+            "scale": "Kronecker"
+        }
+    tensors = [value for value in shown.values() if isinstance(value, Tensor)]
+    numbers = {name: value for name, value in shown.items() if not isinstance(value, Tensor)}
+    facts = {
+        "seed": plan.seed,
+        "chains": chains,
+        "options": f"{settings}",
+        "kernel": f"{type(kernel).__name__} {numbers}",
+        "the kernel's tensors": tensors,
+    }
+    problem.ranks.agree("sampling", facts, problem.device)

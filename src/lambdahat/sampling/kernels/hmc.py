@@ -1,0 +1,180 @@
+"""Kernels that accept and reject, on the whole data: MALA, and HMC with several leapfrog steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import require_count
+from lambdahat.sampling.kernels.kernel import (
+    Evaluate,
+    Info,
+    Kernel,
+    Localization,
+    State,
+    Streams,
+    require_share,
+)
+
+RUN = 1 << 18  # entries of a row that are widened together
+FEWEST = 3  # leapfrog steps of the shortest trajectory
+GOLDEN, ROOT = (math.sqrt(5) - 1) / 2, math.sqrt(2)
+
+
+@dataclass(frozen=True)
+class HMC(Kernel):
+    """Hamiltonian Monte Carlo with mass S⁻² (Duane et al. 1987; Neal 2011): leapfrog steps of
+    length √ε, then accepted with probability min(1, exp(−ΔH)).
+
+    With ``leapfrog`` 1 and ``jitter`` 1 it is MALA, whose proposal is an SGLD step of the same ε.
+    Else trajectories differ: the number of steps is log-uniform on 3 … ``leapfrog`` and their
+    length on [``jitter``·√ε, √ε], both from quasi-random sequences that all chains share. Short
+    ones refresh the energy, long ones move along flat directions, small steps enter narrow places,
+    and no direction's period is met each time (with 1 it can be: that direction then never mixes).
+
+    Where forces are asked for, the loss and the virial are also averaged over each trajectory,
+    every point i with the weight a_i = min(1, exp(H_0 − H_i)) it would be accepted with, and 1 −
+    a_i on the start: each i-step kernel leaves the posterior as it is, so that the mean is right
+    and its noise less (Nishimura and Dunson 2020).
+    """
+
+    leapfrog: int = 10
+    jitter: float = 0.1
+
+    exact: ClassVar[bool] = True
+    held: ClassVar[int] = 11
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count(self.leapfrog, "leapfrog")
+        require_share(self.jitter, "jitter")
+
+    def trajectory(self, step: int) -> tuple[int, float]:
+        """The number of leapfrog steps of the ``step``-th trajectory and the length of each."""
+        fewest = min(FEWEST, self.leapfrog)
+        count = int(fewest * ((self.leapfrog + 1) / fewest) ** ((step + 1) * GOLDEN % 1.0))
+        return count, math.sqrt(self.step_size) * self.jitter ** ((step + 1) * ROOT % 1.0)
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        evaluations = self._prepared(state, evaluate)
+        start = _Point(
+            state.position,
+            state.position - state.centre,
+            state.memory["loss"],
+            state.memory["force"],
+        )
+        momentum = rng.normal_(torch.empty_like(start.position))
+        energy = self._energy(start, momentum)
+        count, length = self.trajectory(state.steps)
+        now, means = start, _Means(start) if state.forces else None
+        for _ in range(count):
+            momentum = momentum.sub(self.scaled_force(now.force), alpha=length / 2)
+            now = self._evaluated(
+                now.position.add(self.scaled(momentum), alpha=length), state.centre, evaluate
+            )
+            momentum.sub_(self.scaled_force(now.force), alpha=length / 2)
+            acceptance = _acceptance(energy - self._energy(now, momentum))
+            if means is not None:
+                means.add(now, acceptance)
+        accepted = rng.uniform(max(energy.numel(), 1), energy.dtype).view_as(energy) < acceptance
+        state.position = torch.where(accepted.unsqueeze(-1), now.position, start.position)
+        state.memory["force"] = torch.where(accepted.unsqueeze(-1), now.force, start.force)
+        state.memory["loss"] = torch.where(accepted, now.loss, start.loss)
+        state.steps += 1
+        distance = torch.linalg.vector_norm(state.position - state.centre, dim=-1)
+        info = Info(state.memory["loss"], distance, acceptance, count + evaluations)
+        if means is not None:
+            square = self.scaled_force(state.memory["force"]).square().sum(-1)
+            loss, virial, acceptance = means.over(count)
+            info = info._replace(
+                force_square=square, virial=virial, recycled=loss, acceptance=acceptance
+            )
+        return state, info
+
+    def _prepared(self, state: State, evaluate: Evaluate) -> int:
+        """The loss and force where the chains are; 1 if they had to be evaluated."""
+        if "loss" in state.memory:
+            return 0
+        point = self._evaluated(state.position, state.centre, evaluate)
+        state.memory["loss"], state.memory["force"] = point.loss.clone(), point.force.clone()
+        return 1
+
+    def _evaluated(self, position: Tensor, centre: Tensor, evaluate: Evaluate) -> _Point:
+        loss, gradient = evaluate(position)
+        away = position - centre
+        force, factor = self.force(away, gradient)
+        return _Point(position, away, loss, force.mul_(factor))
+
+    def _energy(self, point: _Point, momentum: Tensor) -> Tensor:
+        """H = U(w) + ½‖p‖² in float64, p the momentum in the coordinates S⁻¹w."""
+        gamma: Any = self.localization
+        return self.nbeta * point.loss.double() + 0.5 * (
+            _squares(point.away, gamma) + _squares(momentum)
+        )
+
+
+class _Point(NamedTuple):
+    """A place on a trajectory, w − w*, and the loss and ∇U there."""
+
+    position: Tensor
+    away: Tensor
+    loss: Tensor
+    force: Tensor
+
+
+class _Means:
+    """Sums of loss, virial and acceptance over a trajectory, for their means."""
+
+    def __init__(self, start: _Point) -> None:
+        self._first = self._seen(start)
+        self._sums, self._acceptances = (
+            torch.zeros_like(self._first),
+            torch.zeros_like(self._first[0]),
+        )
+
+    def _seen(self, point: _Point) -> Tensor:
+        return torch.stack(
+            [point.loss.double(), torch.linalg.vecdot(point.away, point.force).double()]
+        )
+
+    def add(self, point: _Point, acceptance: Tensor) -> None:
+        """One more point, with its probability."""
+        change = (self._seen(point) - self._first) * acceptance
+        self._sums += torch.where(acceptance > 0, change, 0.0)
+        self._acceptances += acceptance
+
+    def over(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The means over ``count`` points: loss, virial, acceptance."""
+        loss, virial = self._first + self._sums / count
+        return loss, virial, self._acceptances / count
+
+
+def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+    """Σ_i w_i v_i² of each row in float64; of long rows run by run, for whole copies would be
+    most of a step.
+    """
+    parts = []
+    for start in range(0, vectors.shape[-1], RUN):
+        run = vectors[..., start : start + RUN].double()
+        weighted = weights[start : start + RUN] * run if isinstance(weights, Tensor) else run
+        parts.append(torch.linalg.vecdot(weighted, run))
+    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    return total if isinstance(weights, Tensor) else weights * total
+
+
+def _acceptance(fall: Tensor) -> Tensor:
+    """min(1, exp(−ΔH)) for a fall −ΔH of the energy, 0 where it is not a number."""
+    return torch.exp(fall.clamp(max=0.0)).nan_to_num(nan=0.0)
+
+
+def mala(
+    step_size: float, nbeta: float, localization: Localization = 0.0, scale: Tensor | None = None
+) -> HMC:
+    """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): SGLD's step on all
+    data, then a test.
+    """
+    return HMC(step_size, nbeta, localization, scale, leapfrog=1, jitter=1.0)

@@ -1,0 +1,384 @@
+"""The base of all kernels: state, what a step reports, preconditioners and random streams."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import describe, require
+from lambdahat._core.rng import generator
+
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
+Localization = float | Tensor | Mapping[str, float]
+
+
+class Streams:
+    """Random numbers for several chains at once, one row a chain.
+
+    On the CPU every chain has a stream of its own, named by ``(seed, "chain", its number)``:
+    however the chains are distributed over calls or processes, each draws the same numbers. On
+    another device the chains share one stream of that device, which a CUDA graph can hold.
+    """
+
+    def __init__(
+        self, seed: int, chains: Sequence[int], device: torch.device | str = "cpu"
+    ) -> None:
+        self.device = torch.device(device)
+        if self.device.type == "cpu":
+            self.generators = [generator(seed, "chain", chain) for chain in chains]
+        else:
+            self.generators = [generator(seed, "chains", tuple(chains), device=device)]
+
+    def normal_(self, out: Tensor) -> Tensor:
+        """Fill ``out``, (chains, …), with standard normal numbers."""
+        for row, source in self._rows(out):
+            row.normal_(generator=source)
+        return out
+
+    def uniform(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Numbers uniform on [0, 1), (count,)."""
+        out = torch.empty(count, dtype=dtype, device=self.device)
+        for row, source in self._rows(out):
+            row.uniform_(generator=source)
+        return out
+
+    def integers(self, high: int, chains: int, count: int) -> Tensor:
+        """Integers below ``high``, (chains, count)."""
+        out = torch.empty(chains, count, dtype=torch.int64, device=self.device)
+        for row, source in self._rows(out):
+            row.random_(0, high, generator=source)
+        return out
+
+    def _rows(self, out: Tensor) -> list[tuple[Tensor, torch.Generator]]:
+        """Pieces of ``out`` with the stream that fills each; a single vector is the row of the
+        only chain.
+        """
+        if len(self.generators) == 1:
+            return [(out, self.generators[0])]
+        return list(zip(out.unbind(), self.generators, strict=True))
+
+
+@dataclass(frozen=True)
+class KroneckerScale:
+    """S of a mass (S·Sᵀ)⁻¹ that is block-diagonal over tensors: the block of one is (Q₁ ⊗
+    Q₂)·diag(s).
+
+    A tensor is seen as a matrix with a row for each entry of its first dimension; Q₁ rotates the
+    rows and Q₂ the columns (None: not rotated). ``values`` are the s of all tensors, flat. Vectors
+    are (…, P).
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    rows: tuple[Tensor | None, ...]
+    columns: tuple[Tensor | None, ...]
+    values: Tensor
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """S v."""
+        return self._rotated(vectors * self.values, back=True)
+
+    def transposed(self, vectors: Tensor) -> Tensor:
+        """Sᵀ v."""
+        return self._rotated(vectors, back=False).mul_(self.values)
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """S⁻¹ v."""
+        return self._rotated(vectors, back=False).div_(self.values)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it is made of."""
+        return [self.values, *(q for q in (*self.rows, *self.columns) if q is not None)]
+
+    def to(self, like: Tensor) -> KroneckerScale:
+        """The same on another device, in another precision."""
+        rows, columns = (
+            [None if q is None else q.to(like) for q in side] for side in (self.rows, self.columns)
+        )
+        return KroneckerScale(self.shapes, tuple(rows), tuple(columns), self.values.to(like))
+
+    def _rotated(self, vectors: Tensor, back: bool) -> Tensor:
+        rotated = torch.empty_like(vectors)
+        begin = 0
+        for (height, width), left, right in zip(self.shapes, self.rows, self.columns, strict=True):
+            part = slice(begin, begin := begin + height * width)
+            block = vectors[..., part].unflatten(-1, (height, width))
+            if left is not None:
+                block = (left if back else left.T) @ block
+            if right is not None:
+                block = block @ (right.T if back else right)
+            rotated[..., part] = block.flatten(-2)
+        return rotated
+
+    @property
+    def products(self) -> int:
+        """Multiplications of one application to a vector, for the forecast of its cost."""
+        pairs = zip(self.shapes, self.rows, self.columns, strict=True)
+        return sum(
+            h * w * ((left is not None) * h + (right is not None) * w)
+            for (h, w), left, right in pairs
+        )
+
+
+Scale = Tensor | KroneckerScale
+
+
+@dataclass
+class State:
+    """Where chains are: ``position`` (…, P), the ``centre`` (P,) they are tied to, and what the
+    kernel remembers.
+
+    ``forces`` says whether steps tell about the force, at a pass or two over the parameters.
+    """
+
+    position: Tensor
+    centre: Tensor
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+    forces: bool = True
+
+
+class Info(NamedTuple):
+    """What a step saw: the loss, the distance ‖w − w*‖ and the probability of acceptance, each
+    (…,).
+
+    Kernels that never reject see the point they leave; the others the point they end at.
+    ``gradients`` counts the evaluations of the step. Where the state asks for forces, there are
+    ‖Sᵀ∇U‖² and the virial (w − w*)·∇U; of them, without the localization, ``work`` (w − w*)·nβ∇L
+    and ``heat`` Sᵀnβ∇L·Sᵀ∇U. Kernels with trajectories give the loss and the virial as means over
+    the whole trajectory instead (``recycled``: the loss).
+    """
+
+    loss: Tensor
+    distance: Tensor
+    acceptance: Tensor | None
+    gradients: int
+    force_square: Tensor | None = None
+    virial: Tensor | None = None
+    work: Tensor | None = None
+    heat: Tensor | None = None
+    recycled: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Kernel(ABC):
+    """A Markov kernel with its settings: step size ε, inverse temperature nβ and localization γ.
+
+    γ is a number, a tensor (P,), or numbers by name or glob of parameters ({"layers.0.*": 10.0},
+    the rest 0). ``scale`` preconditions: S, (P,) for a diagonal, (P, P) symmetric or a
+    ``KroneckerScale``, so that the chain moves in S⁻¹w with the same ε.
+    """
+
+    step_size: float
+    nbeta: float
+    localization: Localization = 0.0
+    scale: Scale | None = None
+
+    exact: ClassVar[bool] = False
+    """Whether the kernel accepts and rejects: then it needs the whole data at every step, and
+    has no bias from ε.
+    """
+
+    held: ClassVar[int] = 3
+    """Vectors (P,) of a chain that a plain step has at once: position, gradient, a buffer, and
+    the kernel's own.
+    """
+
+    def __post_init__(self) -> None:
+        for name, value in (("step_size", self.step_size), ("nbeta", self.nbeta)):
+            _require_number(value, name)
+            require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
+            object.__setattr__(self, name, float(value))
+        require_localization(self.localization)
+        _require_scale(self.scale)
+
+    def vectors(self, forces: bool = False) -> int:
+        """Vectors (P,) of a chain that a step has at once, at most; ``forces`` says whether it
+        tells about them.
+        """
+        if self.scale is not None:
+            return self.held + 3
+        return self.held + (2 if isinstance(self.localization, Tensor) else int(forces))
+
+    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
+        """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they
+        start; one for all).
+        """
+        require(
+            not isinstance(self.localization, Mapping),
+            "localization",
+            "be a number or a tensor (P,) in a kernel that is stepped by hand",
+            describe(self.localization),
+            "lh.sample knows the names",
+        )
+        tied = theta if centre is None else centre
+        if tied.ndim > 1:
+            tied = tied[0]
+        return State(theta.detach().clone(), tied.detach().clone())
+
+    def resume(self, state: State, step_size: float) -> None:  # noqa: B027
+        """Go on from a state that the same kernel left with another step size; most have nothing
+        to do.
+        """
+
+    @abstractmethod
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        """One step of every chain."""
+
+    def force(self, away: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
+        """(v, c) with c·v = ∇U = nβ·∇L + γ(w − w*), v written over the gradient; ``away`` is w −
+        w*.
+
+        The factor is apart because whatever uses v can multiply by it on the way: a pass over the
+        parameters less.
+        """
+        gamma = self.localization
+        if isinstance(gamma, Tensor):
+            return gradient.mul_(self.nbeta).addcmul_(away, gamma), 1.0
+        assert not isinstance(gamma, Mapping)
+        if not gamma:
+            return gradient, self.nbeta
+        return torch.add(away, gradient, alpha=self.nbeta / gamma, out=gradient), float(gamma)
+
+    def _seen(self, state: State, evaluate: Evaluate) -> tuple[Tensor, float, Info]:
+        """(v, c) with c·v = Sᵀ∇U where the chains are, and what is known there."""
+        loss, gradient = evaluate(state.position)
+        away = torch.sub(state.position, state.centre, out=_buffer(state))
+        distance = _norm(away)
+        force, factor = self.force(away, gradient)
+        push = self.scaled_force(force)
+        if not state.forces:
+            return push, factor, Info(loss, distance, None, 1)
+        square = (factor * _norm(push)).square()
+        info = self._told(Info(loss, distance, None, 1, square), away, force, factor)
+        if self.scale is not None:
+            gamma: Any = self.localization
+            pull = self.scaled_force(away * gamma)
+            info = info._replace(heat=square - factor * torch.linalg.vecdot(pull, push))
+        return push, factor, info
+
+    def _told(self, info: Info, away: Tensor, force: Tensor, factor: float) -> Info:
+        """What is known of the force besides its square."""
+        assert info.force_square is not None
+        virial = factor * torch.linalg.vecdot(away, force)
+        gamma = self.localization
+        if isinstance(gamma, Tensor):
+            pulled = away * gamma
+            tie, pull = (
+                torch.linalg.vecdot(pulled, away),
+                factor * torch.linalg.vecdot(pulled, force),
+            )
+        else:
+            tie, pull = float(gamma) * info.distance.square(), float(gamma) * virial  # type: ignore[arg-type]
+        return info._replace(virial=virial, work=virial - tie, heat=info.force_square - pull)
+
+    def scaled(self, vectors: Tensor) -> Tensor:
+        """S v for each row."""
+        if self.scale is None:
+            return vectors
+        if isinstance(self.scale, KroneckerScale):
+            return self.scale.times(vectors)
+        return vectors * self.scale if self.scale.ndim == 1 else vectors @ self.scale
+
+    def scaled_force(self, vectors: Tensor) -> Tensor:
+        """Sᵀ v for each row: a force in the coordinates S⁻¹w."""
+        return (
+            self.scale.transposed(vectors)
+            if isinstance(self.scale, KroneckerScale)
+            else self.scaled(vectors)
+        )
+
+    def noise(self, state: State, rng: Streams) -> Tensor:
+        """S ξ with ξ standard normal, in the buffer that the state keeps."""
+        return self.scaled(rng.normal_(_buffer(state)))
+
+
+def _buffer(state: State) -> Tensor:
+    """Room for one thing at a time of the size of the positions: fresh memory costs a CPU more
+    than the arithmetic.
+    """
+    buffer = state.memory.get("buffer")
+    if buffer is None:
+        buffer = state.memory["buffer"] = torch.empty_like(state.position)
+    return buffer
+
+
+def _resize_increments(state: State, step_size: float, before: float) -> None:
+    """Velocities that are increments of the position have variance ε/2: left as they are, a
+    smaller ε would heat.
+    """
+    state.memory["velocity"].mul_(math.sqrt(step_size / before) if before > 0 else 0.0)
+
+
+def _norm(vectors: Tensor) -> Tensor:
+    """‖v‖ of each row."""
+    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return norm
+
+
+def _require_number(value: Any, name: str) -> None:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(real, name, "be a number", describe(value), error=TypeError)
+
+
+def require_share(value: Any, name: str) -> None:
+    """A number in (0, 1]."""
+    _require_number(value, name)
+    require(0 < value <= 1, name, "lie in (0, 1]", repr(value))
+
+
+def _require_scale(scale: Any) -> None:
+    """S must be a vector without zeros, a symmetric matrix, of finite numbers, or a Kronecker
+    product.
+    """
+    if scale is None or isinstance(scale, KroneckerScale):
+        return
+    require(isinstance(scale, Tensor), "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError)
+    square = scale.ndim == 2 and scale.shape[0] == scale.shape[1]
+    require(scale.ndim == 1 or square, "scale", "have shape (P,) or (P, P)", scale)
+    require(bool(scale.isfinite().all()), "scale", "be finite", "NaN or infinity in it")
+    fine = torch.allclose(scale, scale.T, rtol=1e-4) if square else bool((scale != 0).all())
+    require(
+        fine,
+        "scale",
+        "be symmetric" if square else "have no zeros",
+        scale,
+        "S and S² must keep all directions",
+    )
+
+
+def require_localization(localization: Any) -> None:
+    """γ must be a number, a tensor or a mapping of parameter names to numbers, none of them
+    negative.
+    """
+    text = "be a number, a tensor (P,), or a dict of parameter names or globs to numbers"
+    if isinstance(localization, Tensor):
+        fine = (
+            localization.ndim == 1
+            and bool((localization >= 0).all())
+            and bool(localization.isfinite().all())
+        )
+        require(
+            fine, "localization", "be a vector (P,) of finite numbers of at least 0", localization
+        )
+        return
+    named = isinstance(localization, Mapping)
+    values = list(localization.values()) if named else [localization]
+    real = all(isinstance(value, numbers.Real) and not isinstance(value, bool) for value in values)
+    names = not named or all(isinstance(name, str) for name in localization)
+    require(
+        real and names and bool(values),
+        "localization",
+        text,
+        describe(localization),
+        error=TypeError,
+    )
+    fine = all(0 <= value < math.inf for value in values)
+    require(fine, "localization", "be finite and at least 0", describe(localization))

@@ -1,0 +1,69 @@
+"""SGLD preconditioned by running squares of the gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import require, require_positive
+from lambdahat.sampling.kernels.kernel import (
+    Evaluate,
+    Info,
+    Kernel,
+    State,
+    Streams,
+    _buffer,
+    _norm,
+    require_share,
+)
+
+
+@dataclass(frozen=True)
+class RMSpropSGLD(Kernel):
+    """SGLD preconditioned by running gradient squares (Li et al. 2016), as devinterp has it.
+
+    V ← aV + (1 − a)(∇L)², G = 1/(√V + e); w ← w − (ε/2)·G∇U + √(εG)·ξ. V starts at 1, is not
+    corrected for that, and the Γ term of the paper, the divergence of G, is left out. With
+    ``decay`` a = 1, V stays and the chain is unbiased.
+    """
+
+    decay: float = 0.99
+    epsilon: float = 0.1
+
+    held: ClassVar[int] = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share(self.decay, "decay")
+        require_positive(self.epsilon, "epsilon")
+        require(self.scale is None, "scale", "be left out: RMSprop-SGLD finds its own", self.scale)
+
+    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
+        state = super().init(theta, centre)
+        state.memory["squares"] = torch.ones_like(state.position)
+        return state
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        loss, gradient = evaluate(state.position)
+        squares = (
+            state.memory["squares"]
+            .mul_(self.decay)
+            .addcmul_(gradient, gradient, value=1 - self.decay)
+        )
+        away = torch.sub(state.position, state.centre, out=_buffer(state))
+        force, factor = self.force(away, gradient)
+        metric = squares.sqrt().add_(self.epsilon).reciprocal_()
+        info = Info(loss, _norm(away), None, 1)
+        if state.forces:
+            square = factor**2 * (force.square() * metric).sum(-1)
+            info = self._told(info._replace(force_square=square), away, force, factor)
+        state.position.addcmul_(force, metric, value=-self.step_size / 2 * factor)
+        state.position.addcmul_(
+            self.noise(state, rng), metric.sqrt_(), value=math.sqrt(self.step_size)
+        )
+        state.steps += 1
+        return state, info

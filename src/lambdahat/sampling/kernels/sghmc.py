@@ -1,0 +1,54 @@
+"""Stochastic gradient Hamiltonian Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lambdahat.sampling.kernels.kernel import (
+    Evaluate,
+    Info,
+    Kernel,
+    State,
+    Streams,
+    _resize_increments,
+    require_share,
+)
+
+
+@dataclass(frozen=True)
+class SGHMC(Kernel):
+    """Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014, Eq. 15).
+
+    v ← (1 − α)v − (ε/2)·∇U + √(αε)·ξ, w ← w + v, with friction α. At α = 1 it is SGLD of the same
+    ε.
+    """
+
+    friction: float = 0.1
+
+    held: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share(self.friction, "friction")
+
+    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
+        state = super().init(theta, centre)
+        state.memory["velocity"] = torch.zeros_like(state.position)
+        return state
+
+    def resume(self, state: State, step_size: float) -> None:
+        _resize_increments(state, self.step_size, step_size)
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        push, factor, info = self._seen(state, evaluate)
+        velocity = state.memory["velocity"].mul_(1 - self.friction)
+        velocity.add_(self.scaled(push), alpha=-self.step_size / 2 * factor)
+        velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.friction * self.step_size))
+        state.position.add_(velocity)
+        state.steps += 1
+        return state, info

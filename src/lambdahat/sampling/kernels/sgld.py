@@ -1,0 +1,22 @@
+"""Stochastic gradient Langevin dynamics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lambdahat.sampling.kernels.kernel import Evaluate, Info, Kernel, State, Streams
+
+
+@dataclass(frozen=True)
+class SGLD(Kernel):
+    """Stochastic gradient Langevin dynamics: w ← w − (ε/2)·∇U_batch(w) + √ε·ξ (Welling and Teh
+    2011).
+    """
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        push, factor, info = self._seen(state, evaluate)
+        state.position.add_(self.scaled(push), alpha=-self.step_size / 2 * factor)
+        state.position.add_(self.noise(state, rng), alpha=math.sqrt(self.step_size))
+        state.steps += 1
+        return state, info

@@ -1,0 +1,1025 @@
+"""Tune and run the kernels that never reject: time step, batch size, burn-in, bias of the steps.
+
+Every such kernel is tuned by one number, the time step h, in which a direction of curvature a
+oscillates or relaxes and which must stay below 2/√(largest curvature of U). The curvature is
+measured where the chains go, not only at w*. The bias that is left is measured by two time steps, h
+and 2h: the burn-in ends with draws at 2h, the rest are at h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import require
+from lambdahat._core.progress import report
+from lambdahat._core.rng import generator
+from lambdahat.operators.curvature import hessian
+from lambdahat.problem import Problem
+from lambdahat.results import Array, Chains, Estimate
+from lambdahat.sampling._sample import Collector, burn
+from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.backends.runner import Plan, Record
+from lambdahat.sampling.diagnostics import (
+    RHAT,
+    Reading,
+    blocked_error,
+    loss_degree,
+    read,
+    step_shares,
+)
+from lambdahat.sampling.kernels import (
+    SGHMC,
+    SGLD,
+    SGNHT,
+    Kernel,
+    Kinetic,
+    KroneckerScale,
+    RMSpropSGLD,
+)
+from lambdahat.sampling.tuning import Drawn, Request
+
+LARGEST_SIDE = 1024  # of a tensor seen as a matrix: longer ones are not rotated
+STEPS = 12000  # default maximum number of steps per chain
+FEWEST_STEPS = 100  # steps per chain that a limit must leave
+# shares of the steps; what is left is drawn in rounds
+PILOT, BURN, COARSE, ROUND = 0.12, 0.2, 0.1, 0.1
+LONGEST_PILOT = 600
+FEWEST_DRAWS = 8
+# h·√(largest curvature) of the draws; twice that in the burn-in, where 2 is the limit of stability
+STABLE = 0.6
+NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
+ABSORBED = 0.05  # friction per step that a thermostat may take on for the noise of batches
+# times at most that chains cool and the noise of batches is measured again, before the step is
+# settled
+COOLINGS = 3
+NEAR = 0.7, 1.3  # how far what the noise adds may be from what it may add, when it has settled
+NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
+# gradients at most besides the steps: looks at the noise and timed steps
+EXTRA = (4 + COOLINGS) * NOISE_LOOKS + 6
+POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
+REDUCTIONS = 12
+# parameters beyond which batches larger than 512 go through in pieces of that size
+LARGE = 1_000_000
+STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides its own
+BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
+# parameters × samples up to which a step sees the whole data
+FULL = {"cpu": 30_000_000, "cuda": 300_000_000}
+# of the burn-in, the coarse draws and a round each, and steps that are no fewer
+RELAXATIONS, SHORTEST = 12, 100
+MASS_LOOKS = 8  # times that the forces on the chains are measured
+# parameters of the largest tensor and relaxation time in steps above which a mass is tried
+MASS_SIZE, SLOW = 200, 15
+MASS_GAIN = 1.25  # least speed-up for which it is kept
+# standard deviation of what a bias formula leaves out, of λ̂; and without a formula
+TRUSTED, UNTRUSTED = 0.01, 0.15
+# rounds, and effective draws per chain, before which no standard error is trusted
+FEWEST_ROUNDS, EFFECTIVE = 4, 50
+
+
+class CurvatureMoments:
+    """Row and column curvature of each tensor, averaged over places where chains have been.
+
+    At equilibrium the mean Hessian of nβL is E[f·gᵀ] with f = nβ∇L and g = ∇U, by integration by
+    parts. With f and g seen as matrices F and G, the mean of F·Gᵀ is the Hessian summed over
+    columns, that of Fᵀ·G over rows. Where f and g come from independent batches, their noise
+    averages out.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> None:
+        self.shapes = tuple(
+            (shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes
+        )
+        self._sides = [
+            (_square(h, like) if w > 1 else None, _square(w, like)) for h, w in self.shapes
+        ]
+        self._totals = torch.zeros(len(self.shapes), dtype=torch.float64)
+        self._count, self._like = 0, like
+
+    def add(self, data: Tensor, force: Tensor) -> None:
+        """Count nβ∇L and ∇U, (vectors, P) each."""
+        self._count += len(data)
+        begin = 0
+        for index, ((height, width), (rows, columns)) in enumerate(
+            zip(self.shapes, self._sides, strict=True)
+        ):
+            part = slice(begin, begin := begin + height * width)
+            first, second = (
+                vectors[:, part].unflatten(-1, (height, width)) for vectors in (data, force)
+            )
+            self._totals[index] += float((first * second).sum())
+            if rows is not None:
+                rows += torch.einsum("kiw,kjw->ij", first, second)
+            if columns is not None:
+                columns += torch.einsum("khi,khj->ij", first, second)
+
+    def scale(self, localization: float) -> KroneckerScale:
+        """S with (S·Sᵀ)⁻¹ about nβH + γ, tensor by tensor.
+
+        A tensor's Hessian is taken for the Kronecker product of its two sums over its trace. Their
+        eigenvalues are drawn towards their mean by how few vectors there were.
+        """
+        rows, columns, values = [], [], []
+        for (height, width), (over, along), summed in zip(
+            self.shapes, self._sides, self._totals, strict=True
+        ):
+            trace = max(float(summed) / self._count, 0.0)
+            left, ups = self._side(over, height, width, trace)
+            right, downs = self._side(along, width, height, trace)
+            # clamped eigenvalues may come to more than the trace
+            total = max(float(ups.sum()), float(downs.sum()))
+            product = torch.outer(ups, downs) / (total if total > 0 else 1.0)
+            rows.append(left)
+            columns.append(right)
+            values.append((product + localization).rsqrt().flatten())
+        return KroneckerScale(self.shapes, tuple(rows), tuple(columns), torch.cat(values))
+
+    @property
+    def finite(self) -> bool:
+        """Whether all forces were finite."""
+        return bool(self._totals.isfinite().all())
+
+    def _side(
+        self, total: Tensor | None, size: int, others: int, trace: float
+    ) -> tuple[Tensor | None, Tensor]:
+        """Eigenvectors and eigenvalues of one side of a tensor; None and their mean where it is
+        not rotated.
+        """
+        mean = trace / max(size, 1)
+        if total is None:
+            return None, torch.full((size,), mean, dtype=self._like.dtype, device=self._like.device)
+        found, vectors = torch.linalg.eigh((total + total.T) / (2 * self._count))
+        seen = self._count * others
+        share = seen / (seen + size)
+        return vectors, share * found.clamp_min(0) + (1 - share) * mean
+
+
+def _square(size: int, like: Tensor) -> Tensor | None:
+    if size > LARGEST_SIDE or size <= 1:
+        return None
+    return torch.zeros(size, size, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Steps of each chain: ``most`` in all, those of the pilot, the burn-in, the coarse draws
+    and a round of draws.
+    """
+
+    most: int
+    pilot: int
+    burn_in: int
+    coarse: int
+    round: int
+
+    @classmethod
+    def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
+        """Split the steps of a chain; a burn-in and draws that were given are kept, and come on
+        top without a limit.
+        """
+        free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
+        pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
+        coarse = int(COARSE * free) if tuned else 0
+        thrown = int(BURN * free) if burn_in is None else burn_in
+        turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
+        return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
+
+    def fitted(
+        self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0
+    ) -> Lengths:
+        """No longer than a dozen times the steps in which the chains relax, except for what was
+        given.
+
+        Of the draws, only a share of ``effort``, which is less than 1 for a tolerance that few
+        draws meet.
+        """
+        enough = max(RELAXATIONS * relaxation, SHORTEST)
+        few = max(int(effort * enough), FEWEST_DRAWS)
+        return dataclasses.replace(
+            self,
+            burn_in=min(self.burn_in, int(enough)) if burn_in is None else self.burn_in,
+            coarse=min(self.coarse, few),
+            round=min(self.round, few) if draws is None else self.round,
+        )
+
+    @property
+    def trials(self) -> int:
+        """Steps that trials of a given step size may take."""
+        return min(self.most - self.burn_in - self.round - NOISE_LOOKS, self.most // 2)
+
+
+def require_enough(
+    limit: int | None, chains: int, burn_in: int | None, draws: int | None, tuned: bool
+) -> None:
+    """Raise where ``limit`` gradients per chain do not hold a pilot, the burn-in and the draws
+    that were asked for.
+    """
+    if limit is None:
+        return
+    share = (PILOT + COARSE if tuned else 0.0) + (BURN if burn_in is None else 0.0)
+    least = max(FEWEST_STEPS, math.ceil(((draws or 0) + EXTRA) / (1 - share))) + (burn_in or 0)
+    require(
+        limit >= least,
+        "max_gradients",
+        f"be at least {least * chains} for {chains} chains",
+        limit * chains,
+        "pilot, burn-in and draws all count",
+    )
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A kernel ready to draw, its reasons, the lengths of what follows, and what draws at twice
+    its step showed.
+    """
+
+    kernel: Kernel
+    reasons: dict[str, str]
+    lengths: Lengths
+    coarse: Coarse
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """Draws at twice the time step: their kernel, their energies and work, and the noise of
+    batches there.
+    """
+
+    kernel: Kernel
+    energies: Array
+    record: Mapping[str, Array]
+    noise: Mapping[str, float]
+
+
+def time_step(kernel: Kernel) -> float:
+    """The time step h of a kernel."""
+    size = kernel.step_size
+    if isinstance(kernel, Kinetic):
+        return size
+    if isinstance(kernel, RMSpropSGLD):
+        return math.sqrt(size / kernel.epsilon)
+    return math.sqrt(size / 2) if isinstance(kernel, SGHMC | SGNHT) else math.sqrt(size)
+
+
+def with_time_step(kernel: Kernel, step: float, friction: float) -> Kernel:
+    """The kernel with time step h and, where it has velocities, friction ξ per unit of time."""
+    if isinstance(kernel, Kinetic):
+        return dataclasses.replace(kernel, step_size=step, friction=friction)
+    if isinstance(kernel, SGHMC):
+        return dataclasses.replace(
+            kernel, step_size=2 * step**2, friction=-math.expm1(-friction * step)
+        )
+    if isinstance(kernel, SGNHT):
+        return dataclasses.replace(
+            kernel, step_size=2 * step**2, diffusion=-math.expm1(-friction * step)
+        )
+    if isinstance(kernel, RMSpropSGLD):  # its metric is at most 1/epsilon
+        return dataclasses.replace(kernel, step_size=kernel.epsilon * step**2)
+    return dataclasses.replace(kernel, step_size=step**2)
+
+
+class Pilot:
+    """Finds the time step and the batch size of a run, and leaves the chains burnt in."""
+
+    def __init__(
+        self,
+        runner: AnyRunner,
+        problem: Problem,
+        kernel: Kernel,
+        lengths: Lengths,
+        seed: int,
+        burn_in: int | None = None,
+        draws: int | None = None,
+        effort: float = 1.0,
+    ) -> None:
+        self.runner, self.problem, self.kernel, self.lengths = runner, problem, kernel, lengths
+        self._given = burn_in, draws, effort
+        self._part = _part(problem, seed)
+        self._seed, self._looks, self._largest = seed, 0, 0.0
+        self._reductions, self._friction, self._trace = 0, 1.0, 0.0
+        self._moments: CurvatureMoments | None = None
+
+    def tune(self, batch_given: bool) -> Tuned:
+        """Find time step and batch size, burn in, and draw at twice the step.
+
+        The pilot runs in windows that double. After each, the largest curvature of U is measured
+        where chains are, by power iteration, and the step follows it. A window in which a chain
+        leaves all bounds is repeated from w* with half the step.
+        """
+        self._look(self.problem.vector.unsqueeze(0))
+        self._friction = (
+            2 * (self._tie * self._largest) ** 0.25 if self._tie else math.sqrt(self._largest) / 4
+        )
+        step, energy = self._windows(self.lengths.pilot)
+        step, why = self._against_noise(step, energy, batch_given)
+        relaxation = self._relaxation(step)
+        step, why, mass = self._with_mass(step, why)
+        reasons = {
+            "kernel": f"{type(self.kernel).__name__}: one gradient per step",
+            "step_size": why,
+        }
+        if mass:
+            reasons["mass"] = mass
+        reasons["batch_size"] = self._batch_reason(batch_given)
+        # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
+        # shorter runs with it
+        self.lengths = self.lengths.fitted(max(relaxation, self._relaxation(step)), *self._given)
+        steps = max(self.lengths.burn_in, 1)
+        while True:
+            kernel = self._at(step)
+            self.runner.retune(self._at(2 * step))
+            burn(self.runner, steps)
+            fixed = self._frozen(kernel)
+            self.runner.retune(self._frozen(self._at(2 * step)))
+            coarse = self._coarse(2 * step)
+            if coarse is not None:
+                self.runner.retune(fixed)
+                return Tuned(fixed, reasons, self.lengths, coarse)
+            step, steps = self._reduced(step), max(min(steps, self._left // 2), 1)
+
+    @property
+    def _left(self) -> int:
+        """The steps that are left to a chain besides a round of draws."""
+        return (
+            self.lengths.most - self.lengths.round - self.runner.gradients_spent - 2 * NOISE_LOOKS
+        )
+
+    @property
+    def _spare(self) -> int:
+        """The steps that cooling may take: half of what burn-in, coarse draws and a round of
+        draws leave.
+        """
+        return (
+            self._left - self.lengths.burn_in - self.lengths.coarse - COOLINGS * NOISE_LOOKS
+        ) // 2
+
+    def _relaxation(self, step: float) -> float:
+        """Steps in which a direction of the mean curvature relaxes, overdamped where there are
+        no velocities.
+        """
+        rate = self._friction / 2
+        return (
+            1 / (step * rate)
+            if isinstance(self.kernel, Kinetic | SGHMC | SGNHT)
+            else 2 / (step * rate) ** 2
+        )
+
+    def _at(self, step: float) -> Kernel:
+        kernel = with_time_step(self.kernel, step, self._friction)
+        if isinstance(kernel, SGNHT):  # its friction starts where the noise of batches will hold it
+            absorbed = step**2 * self._trace / (2 * self.problem.num_parameters)
+            return dataclasses.replace(kernel, friction=min(kernel.diffusion + absorbed, 1.0))
+        return kernel
+
+    @property
+    def _tie(self) -> float:
+        """The mean localization, in the coordinates in which the chain moves; 1 there with a
+        scale.
+        """
+        gamma = self.kernel.localization
+        mean = float(gamma.mean()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+        if isinstance(self.kernel.scale, KroneckerScale):
+            return mean * float(self.kernel.scale.values.square().mean())
+        return mean if self.kernel.scale is None else min(mean, 1.0)
+
+    def _frozen(self, kernel: Kernel) -> Kernel:
+        """The kernel with nothing that adapts while it draws: RMSprop's metric stays as the
+        burn-in left it.
+        """
+        return dataclasses.replace(kernel, decay=1.0) if isinstance(kernel, RMSpropSGLD) else kernel
+
+    def _windows(self, steps: int) -> tuple[float, float]:
+        """Pilot windows; the step after them and the mean energy in the last, where the friction
+        is set.
+        """
+        done, window, last = 0, max(steps // 16, 4), None
+        step = self._largest_step()
+        while done < steps:
+            report("pilot", done, steps)
+            self.runner.retune(self._at(step))
+            window = min(window, steps - done)
+            record = self._observed(window, 2 * (done + window) >= steps)
+            done += window
+            if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+                step, self._moments = self._reduced(step), None
+                continue
+            last = record
+            self._look(self.runner.own[0][:POWER_CHAINS])
+            step = self._largest_step()
+            window *= 2
+        report("pilot", steps, steps)
+        return step, math.nan if last is None else self._settle(last)
+
+    def _largest_step(self) -> float:
+        return STABLE / math.sqrt(self._largest) / float(2**self._reductions)
+
+    def _reduced(self, step: float) -> float:
+        """Half the step, from w* again."""
+        self._reductions += 1
+        require(
+            self._reductions <= REDUCTIONS,
+            "step_size",
+            "be found by the pilot",
+            f"chains that diverge even at a time step of {step:.2g}",
+            "the loss may not be bounded below around this point: raise localization, or train"
+            " further",
+        )
+        self.runner.restart()
+        return step / 2
+
+    def _look(self, positions: Tensor) -> None:
+        """Measure the largest curvature of U at these positions and keep the largest seen in the
+        last looks.
+        """
+        gamma = self.kernel.localization
+        tie = float(gamma.max()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+        for theta in positions:
+            self._looks += 1
+            seen = _curvature(self._part, theta, self.kernel, tie, self._seed, self._looks)
+            if math.isfinite(seen):
+                self._largest = max(self._largest, seen)
+        self._largest = -self._least(-self._largest, "the curvature along the chains")
+        require(self._largest > 0, "localization", "be above 0 where the loss is flat", repr(tie))
+
+    def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
+        """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and
+        the batch size.
+
+        The pilot windows may be much hotter than the draws will be. The chains therefore run on at
+        the reduced step, and energy, noise and friction are measured again until the step agrees
+        with them.
+        """
+        stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
+        if self._whole or not math.isfinite(energy):
+            return step, stable
+        order = 1 if isinstance(self.kernel, Kinetic | SGHMC | SGNHT) else 2
+        largest = step
+        for cooled in range(COOLINGS + 1):
+            excess = self._excess(step, energy)
+            if not batch_given and self._by_sample and excess * (largest / step) ** order > 1:
+                size = self._cheapest(excess * (largest / step) ** order, order)
+                excess, self._trace = (
+                    value * self.runner.batch_size / size for value in (excess, self._trace)
+                )
+                self._resize(size)
+                if self._whole:
+                    return largest, stable
+            right = excess <= NEAR[1] and (excess >= NEAR[0] or step == largest)
+            step = min(step / excess ** (1 / order), largest) if excess > 0 else largest
+            if (right and cooled) or cooled == COOLINGS or step == largest:
+                break
+            length = int(
+                min(max(self.lengths.pilot / 4, 3 * self._relaxation(step)), self.lengths.pilot)
+            )
+            energy = self._cool(step, min(length, self._spare))
+            if not math.isfinite(energy):
+                break
+        if step == largest:
+            return step, stable
+        return step, f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
+
+    def _excess(self, step: float, energy: float) -> float:
+        """Ratio of the bias from mini-batch noise to the bias allowed, at this step and where
+        the chains are now.
+        """
+        parameters = self.problem.num_parameters
+        self._trace = float(self.runner.noise(NOISE_LOOKS)["trace"].mean())
+        added = noise_bias(self._at(step), self._trace, 1.0, 2.0, energy, parameters)
+        excess = added / (NOISE_BIAS * max(abs(energy), 0.5))
+        if isinstance(self.kernel, SGNHT):
+            excess = max(excess, math.sqrt(step**2 * self._trace / (2 * parameters) / ABSORBED))
+        return excess
+
+    def _cool(self, step: float, steps: int) -> float:
+        """Run at this step, update the friction and return the mean energy; NaN if the steps
+        left are too few.
+        """
+        if steps < 2 * FEWEST_DRAWS:
+            return math.nan
+        self.runner.retune(self._at(step))
+        record = self._observed(steps, self.kernel.scale is None)
+        if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+            self.runner.restart()
+            self._moments = None
+            return math.nan
+        return self._settle(record)
+
+    def _observed(self, steps: int, forces: bool) -> Record:
+        """Advance the chains; look at the forces on them a few times on the way, for a mass."""
+        if not (forces and self._may_have_mass and steps >= 4 * MASS_LOOKS):
+            return self.runner.advance(steps, look=False)
+        vector, records = self.runner.ground.centre, []  # no less than float32
+        self._moments = CurvatureMoments(self.problem.space.shapes, vector)
+        for look in range(MASS_LOOKS):
+            until = steps * (look + 1) // MASS_LOOKS
+            records.append(self.runner.advance(until - steps * look // MASS_LOOKS, look=False))
+            seen = {name: values.to(vector) for name, values in self.runner.forces().items()}
+            self._moments.add(seen["first"], seen["second"] + seen["tie"])
+        return {name: torch.cat([record[name] for record in records], dim=1) for name in records[0]}
+
+    def _settle(self, record: Record) -> float:
+        """The mean energy of the later half of a record; the friction is set by the distance there.
+
+        The mean square distance r² that chains reach is P over the harmonic mean a of the
+        curvatures: the friction 2√a damps such a direction critically. It is 2√γ where most
+        directions are flat, as in networks, and larger in regular models.
+        """
+        half = record["loss"].shape[1] // 2
+        late = {name: values[:, half:] for name, values in record.items()}
+        energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
+        # no posterior around a minimum has so much energy
+        heat = max(energy / (self.problem.num_parameters / 2), 1.0)
+        squares = self._squares(late) / heat
+        if squares > 0:
+            fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
+            self._friction = min(
+                max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest)
+            )
+        return energy / heat
+
+    def _squares(self, late: Mapping[str, Tensor]) -> float:
+        """The mean square distance of the chains from w*, in the coordinates in which they move;
+        0 if not known.
+        """
+        scale = self.kernel.scale
+        if scale is None:
+            return float(late["distance"].square().mean())
+        if not isinstance(scale, KroneckerScale):
+            return 0.0
+        away = scale.solve(self.runner.own[0] - self.runner.ground.centre)
+        return float(self.runner.gathered(away.square().sum(-1, keepdim=True).double()).mean())
+
+    @property
+    def _may_have_mass(self) -> bool:
+        """Whether a mass is tried: for large tensors, tied to w*, of which a few vectors fit
+        into memory.
+        """
+        problem = self.problem
+        large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
+        fits = problem.num_parameters <= LARGE and problem.memory is None
+        return (
+            isinstance(self.kernel, Kinetic)
+            and self.kernel.scale is None
+            and self._tie > 0
+            and large
+            and fits
+        )
+
+    def _with_mass(self, step: float, why: str) -> tuple[float, str, str]:
+        """Try a Kronecker mass and keep it where chains relax in fewer steps, counting what a step
+        costs more.
+
+        Returns the step, why it is what it is, and what there is to say about the mass; "" where
+        none was tried.
+        """
+        before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare // 2)
+        known = self._moments is not None and self._moments.finite
+        if not known or before < SLOW or not self._may_have_mass or steps < 2 * FEWEST_DRAWS:
+            return step, why, ""
+        assert self._moments is not None
+        gamma: Any = self.kernel.localization
+        scale = self._moments.scale(float(gamma.mean() if isinstance(gamma, Tensor) else gamma))
+        kept = self.kernel, self._largest, self._friction, self._reductions
+        self.kernel, self._largest = dataclasses.replace(self.kernel, scale=scale), 0.0
+        self._look(self.runner.own[0][:POWER_CHAINS])
+        self._friction = 2 * (self._tie * self._largest) ** 0.25
+        energy = self._cool(self._largest_step(), steps)
+        if math.isfinite(energy):
+            self._look(self.runner.own[0][:POWER_CHAINS])
+            found, reason = self._against_noise(self._largest_step(), energy, batch_given=True)
+            cost = 1 + 2 * scale.products / (
+                3 * self.runner.batch_size * self.problem.num_parameters
+            )
+            gain = self._least(before / (self._relaxation(found) * cost), "what a mass gains")
+            if gain >= MASS_GAIN:
+                return (
+                    found,
+                    reason,
+                    f"Kronecker products, with which chains relax {gain:.1f} times as fast",
+                )
+        self.kernel, self._largest, self._friction, self._reductions = kept
+        return step, why, "none: Kronecker products do not help"
+
+    def _cheapest(self, excess: float, order: int) -> int:
+        """The batch size whose steps cover a unit of time at the least cost, by two timed sizes.
+
+        Small problems are not timed, so that their numbers depend on the seed alone: a step then
+        counts as its samples and 1,024 more.
+        """
+        runner, samples, now = self.runner, self.problem.num_samples, self.runner.batch_size
+        sizes = sorted(
+            {min(size, samples) for size in (*BATCHES, samples) if size >= now or size == now}
+        )
+        larger = min(4 * now, samples)
+        if larger == now:
+            return now
+        if self.problem.num_parameters * samples <= FULL["cpu"]:
+            price, slope = float(STEP_PRICE + now), 1.0
+        else:
+            times = []
+            for size in (now, larger):
+                self._resize(size)
+                runner.skip(1)
+                start = time.perf_counter()
+                runner.skip(2)
+                times.append(time.perf_counter() - start)
+            self._resize(now)
+            price, slope = times[0], max(times[1] - times[0], 0.05 * times[0]) / (larger - now)
+
+        def cost(size: int) -> float:
+            slower = max(excess * now / size, 1.0) if size < samples else 1.0
+            return (price + slope * (size - now)) * math.pow(slower, 1 / order)
+
+        return int(self._least(min(sizes, key=cost), "the batch size"))
+
+    def _least(self, value: float, what: str) -> float:
+        """The least over all processes, each of which saw its own chains."""
+        ranks = self.problem.ranks
+        return value if ranks.size == 1 else ranks.least(value, what, self.problem.device)
+
+    def _resize(self, size: int) -> None:
+        """Go on with batches of this size, in pieces whose passes fit into memory."""
+        if size != self.runner.batch_size:
+            parameters, piece = self.problem.num_parameters, 4 * DEFAULT_BATCH
+            if self.problem.memory is not None or parameters > LARGE:
+                piece = DEFAULT_BATCH
+            elif parameters * size <= SMALL:
+                piece = size
+            elif self.problem.device.type == "cuda":
+                piece = 16 * DEFAULT_BATCH
+            self.runner.resize(size, self.runner.ground.plan.accumulate * -(-size // piece))
+
+    @property
+    def _by_sample(self) -> bool:
+        source = self.runner.ground.source
+        return source is not None and source.by_sample
+
+    @property
+    def _whole(self) -> bool:
+        source = self.runner.ground.source
+        return (
+            source is None
+            or not self.problem.has_data
+            or self.runner.batch_size == self.problem.num_samples
+        )
+
+    def _batch_reason(self, given: bool) -> str:
+        size = self.runner.batch_size
+        if self._whole:
+            return f"{size}: all of the data"
+        if given or not self._by_sample:
+            return f"{size}: given" if given else f"{size}: that of the problem's own batches"
+        return f"{size}: an effective draw is cheapest"
+
+    def _coarse(self, step: float) -> Coarse | None:
+        """Draws at a time step of ``step``, possibly none; None if a chain diverges."""
+        count, kernel = min(self.lengths.coarse, self._left), self._at(step)
+        if count < FEWEST_DRAWS:
+            return Coarse(kernel, np.empty((0, 0)), {}, {})
+        record = self.runner.advance(count, look=False)
+        if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+            return None
+        noise = {
+            name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()
+        }
+        energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
+        seen: dict[str, Array] = {
+            name: record[name].numpy() for name in ("work", "heat") if name in record
+        }
+        return Coarse(kernel, energies, seen, noise)
+
+
+def loss_share(noise: Mapping[str, float]) -> float:
+    """The share of the noise of batches that heats the loss; the rest heats the localization."""
+    trace = noise["trace"]
+    return min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
+
+
+def noise_bias(
+    kernel: Kernel, trace: float, share: float, degree: float, energy: float, parameters: int
+) -> float:
+    """What gradient noise of total variance ``trace`` adds to nβ(L − L*), to first order.
+
+    A direction of curvature a = nβh + γ is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4
+    (none). Half of that is energy, of which nβh/a is in the loss: in all a ``share`` of the trace.
+    A loss of degree q around w* has 2/q of it. A thermostat cools all directions alike until their
+    mean temperature is right, and so takes off the share of the directions that the data determine.
+    """
+    step = time_step(kernel)
+    if isinstance(kernel, SGNHT):
+        friction = kernel.diffusion + step**2 * trace / (2 * parameters)
+        free = min(max(share - 2 * energy / parameters, 0.0), 1.0)
+        return 2 / degree * step**2 / (4 * friction) * trace * free
+    if isinstance(kernel, Kinetic | SGHMC):
+        damping = (
+            kernel.damping if isinstance(kernel, Kinetic) else -math.log1p(-kernel.friction) / step
+        )
+        return 2 / degree * step / (4 * damping) * trace * share
+    return 2 / degree * step**2 / 8 * trace * share
+
+
+class Explained(NamedTuple):
+    """The bias of the mean energy that a formula predicts, NaN if there is none, and its
+    standard deviation.
+    """
+
+    value: float
+    doubt: float
+
+
+def explained_bias(
+    kernel: Kernel,
+    energies: Array,
+    record: Mapping[str, Array],
+    trace: float,
+    share: float,
+    parameters: int,
+) -> Explained:
+    """What first-order theory says that finite, noisy steps add to the mean energy.
+
+    It is trusted to a quarter of itself. How much of the noise heats the loss and not the
+    localization is known between two bounds only: ``share``, which is right if V does not depend on
+    w, and 1.
+    """
+    raw = float(energies.mean())
+    if isinstance(kernel, RMSpropSGLD):
+        return Explained(math.nan, UNTRUSTED * abs(raw))
+    if isinstance(kernel, SGLD):
+        gamma: Any = kernel.localization
+        value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
+        return Explained(value, 0.25 * abs(value) + TRUSTED * abs(raw))
+    degree = loss_degree(record["work"], raw)
+    least, most = (
+        noise_bias(kernel, trace, part, degree, raw, parameters) for part in (share, 1.0)
+    )
+    value = (least + most) / 2
+    return Explained(value, 0.25 * abs(value) + (most - least) / 2 + TRUSTED * abs(raw))
+
+
+def bias_of_steps(
+    kernel: Kernel,
+    energies: Array,
+    record: Mapping[str, Array],
+    noise: Mapping[str, float],
+    coarse: Coarse | None,
+    parameters: int,
+) -> Estimate:
+    """What finite, noisy steps add to the mean of ``energies``, with its standard error.
+
+    A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h,
+    has mean 0 and the formula's doubt as standard deviation a priori. The draws at 2h measure it:
+    with D the difference of the two means, each less what the formula explains, u·D is taken off, f
+    = 1 where noise is most of the bias, else 3. The value's error is then (1 + u)·ε₁ − u·ε₂ + (1 −
+    f·u)·b, with ε₁ and ε₂ the errors of the means at h and 2h, and u is chosen so that its variance
+    is least. Where D contradicts the prior by more than two standard deviations, half of the
+    contradiction goes into the error.
+    """
+    raw, share = float(energies.mean()), loss_share(noise)
+    explained, prior = explained_bias(kernel, energies, record, noise["trace"], share, parameters)
+    known = math.isfinite(explained)
+    formula = explained if known else 0.0
+    if coarse is None or coarse.energies.size == 0:
+        return Estimate(formula, prior)
+    linear = isinstance(kernel, Kinetic | SGHMC | SGNHT) and abs(formula) > 0.005 * abs(raw)
+    factor = 1.0 if linear else 3.0
+    # the share is taken from all draws at h: the few looks at 2h would make it noisier, and it is
+    # the same there
+    there = explained_bias(
+        coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters
+    )
+    difference = float(coarse.energies.mean()) - (there.value if known else 0.0) - (raw - formula)
+    fine, rough = blocked_error(energies) ** 2, blocked_error(coarse.energies) ** 2
+    total = fine + rough + (factor * prior) ** 2
+    weight = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
+    squares = (
+        (2 * weight + weight**2) * fine + weight**2 * rough + ((1 - factor * weight) * prior) ** 2
+    )
+    if difference**2 > 4 * total:
+        squares += (difference / (2 * factor)) ** 2
+    return Estimate(formula + weight * difference, math.sqrt(squares))
+
+
+def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tuple[Kernel, str]:
+    """A kernel whose step size is given, reduced until chains stay finite and the steps do not rule
+    them.
+
+    Also a note on what was done, empty where nothing was. The chains are left at the centre.
+    Refused where so many steps, ``most``, or thirty reductions do not find one.
+    """
+    given, note, calm, tries = kernel.step_size, "", False, 30
+    window = max(min(25, most // (2 * tries)), 5)
+    for _ in range(max(min(tries, most // (2 * window)), 1)):
+        runner.retune(kernel)
+        record = runner.advance(2 * window, look=False)
+        runner.restart()
+        away = _ran_away(record, problem.num_parameters, kernel.localization)
+        calm = not away and not _heated(record, problem.num_parameters, kernel)
+        if calm:
+            break
+        kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
+        note = f"{given:.3g} made the chains diverge, so it was reduced"
+    require(
+        calm,
+        "step_size",
+        "let the chains stay around the centre",
+        f"{given:.3g}, at which they diverge, as at {4 * kernel.step_size:.2g}",
+        "leave it out to have it found, raise localization or max_gradients, or train further",
+    )
+    return kernel, note
+
+
+def _heated(record: Record, parameters: int, kernel: Kernel) -> bool:
+    """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular
+    model has.
+    """
+    if not isinstance(kernel, SGLD):
+        return False
+    late = {name: values[:, values.shape[1] // 2 :] for name, values in record.items()}
+    energy = kernel.nbeta * float((late["loss"] - late["centre"]).mean())
+    most = max(abs(energy), parameters / 2)  # a regular model's λ
+    return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * most
+
+
+def _ran_away(record: Record, parameters: int, gamma: object) -> bool:
+    """Whether a chain is not finite, or ten times as far out as the localization lets it be."""
+    weakest = float(gamma.min()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+    squares = record["distance"].square()
+    room = 10 * parameters / (weakest or 1e-12) + 10 * squares[:, :1]
+    return not bool(torch.isfinite(record["loss"]).all()) or bool((squares > room).any())
+
+
+def _part(problem: Problem, seed: int) -> Problem:
+    """The problem on some of its data, for curvatures along the way."""
+    few = min(POWER_SAMPLES, problem.num_samples)
+    whole = problem.norm == "train" or not problem.has_data or few == problem.num_samples
+    return problem.alone() if whole else problem.alone().subsample(few, seed, few)
+
+
+def _curvature(
+    part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: int, look: int
+) -> float:
+    """The largest curvature of U at θ, in absolute value and in the coordinates S⁻¹w, by a few
+    power iterations.
+    """
+    try:
+        operator = hessian(part.at(theta.to(part.vector)))
+        rng = generator(seed, "curvature", look)
+        vector = torch.randn(operator.dim, generator=rng).to(theta)
+        scaled = kernel.scale is not None
+        size = 0.0
+        for _ in range(POWERS):
+            norm = float(vector.norm())
+            if norm == 0 or not math.isfinite(norm):
+                break
+            unit = kernel.scaled(vector / norm)
+            vector = kernel.nbeta * (operator @ unit.to(operator.dtype)).to(unit)
+            if scaled:
+                vector = kernel.scaled_force(vector.add_(unit, alpha=tie))
+            size = float(vector.norm())
+        return size if scaled else size + tie
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # a loss that can be differentiated only once
+        return math.nan
+
+
+def rounds(lengths: Lengths, runner: AnyRunner) -> Iterator[int]:
+    """The number of draws of each round that the steps left to the runner allow; at least one
+    round.
+    """
+    least = -math.inf
+    while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
+        yield max(min(lengths.round, left), FEWEST_DRAWS)
+        least = max(lengths.round // 2, FEWEST_DRAWS)
+
+
+def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, whole: bool) -> Drawn:
+    """Kernels that never reject: tune what is not given, burn in, draw until the error is small
+    enough.
+    """
+    limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
+    given = isinstance(wanted.kernel, Kernel) or wanted.step_size is not None
+    require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned=not given)
+    lengths = Lengths.of(limit, wanted.burn_in, wanted.draws, tuned=not given)
+    runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
+    try:
+        coarse: Coarse | None = None
+        if given:
+            reasons: dict[str, str] = {}
+            if kernel.step_size > 0:
+                kernel, note = stable(runner, problem, kernel, lengths.trials)
+                reasons = {"step_size": note} if note else {}
+            runner.retune(kernel)
+            burn(runner, lengths.burn_in)
+        else:
+            pilot = Pilot(
+                runner,
+                problem,
+                kernel,
+                lengths,
+                plan.seed,
+                wanted.burn_in,
+                wanted.draws,
+                wanted.effort,
+            )
+            tuned = pilot.tune(plan.batch_size is not None and not whole)
+            kernel, reasons, coarse, lengths = (
+                tuned.kernel,
+                dict(tuned.reasons),
+                tuned.coarse,
+                tuned.lengths,
+            )
+        return _rounds(runner, mode, problem, kernel, wanted, plan, reasons, lengths, coarse)
+    finally:
+        runner.close()
+
+
+def _rounds(
+    runner: AnyRunner,
+    mode: str,
+    problem: Problem,
+    kernel: Kernel,
+    wanted: Request,
+    plan: Plan,
+    reasons: dict[str, str],
+    lengths: Lengths,
+    coarse: Coarse | None,
+) -> Drawn:
+    """Draw in rounds, the noise of batches measured after each, until the tolerance is met or
+    the steps are taken.
+    """
+    collector, full = (
+        Collector(runner, problem, kernel, plan, mode, wanted.watch),
+        wanted.baseline == "full",
+    )
+    looks: list[dict[str, float]] = []
+    for count in rounds(lengths, runner):
+        going = collector.draw(count)
+        if kernel.step_size > 0:
+            noise = runner.noise(NOISE_LOOKS)
+            looks.append({name: float(values.mean()) for name, values in noise.items()})
+        chains = _with_bias(
+            collector.chains(reasons), kernel, coarse, looks, problem.num_parameters
+        )
+        reading = read(chains, problem.num_parameters, full)
+        if wanted.draws is not None or not going or chains.diagnostics.diverged.any():
+            break
+        if reading.drifting and runner.gradients_spent < lengths.most // 2:
+            collector.forget()
+            looks.clear()
+            continue
+        if _trusted(chains, reading, wanted, lengths) and not wanted.missed(reading):
+            break
+    if wanted.draws is None:
+        reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"
+    chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
+    beside = read(chains, problem.num_parameters, True) if wanted.baseline == "both" else None
+    short = wanted.draws is None and not _trusted(chains, reading, wanted, lengths)
+    return Drawn(chains, reading, short or wanted.missed(reading), beside)
+
+
+def _trusted(chains: Chains, reading: Reading, wanted: Request, lengths: Lengths) -> bool:
+    """Whether the draws are many and mixed enough for their standard error to be believed."""
+    if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
+        return True
+    if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
+        return False
+    effective = chains.diagnostics.ess_mean >= wanted.effort * EFFECTIVE * len(chains)
+    return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
+
+
+def _with_bias(
+    chains: Chains,
+    kernel: Kernel,
+    coarse: Coarse | None,
+    looks: list[dict[str, float]],
+    parameters: int,
+) -> Chains:
+    """The chains with what is known of the noise of batches and, where the step was found, of
+    the bias of steps.
+    """
+    if not looks:
+        return chains
+    noise = {name: float(np.mean([look[name] for look in looks])) for name in looks[0]}
+    noise["dof"] = len(looks) * len(chains) * (NOISE_LOOKS - 1.0)
+    if isinstance(kernel, Kinetic):
+        noise["heat"] = kernel.step_size / (2 * kernel.damping) * noise["trace"]
+    fine = ~chains.diagnostics.diverged
+    if coarse is None or not fine.any() or chains.work is None:
+        return dataclasses.replace(chains, noise=noise)
+    record = {
+        name: getattr(chains, name)[fine]
+        for name in ("work", "heat")
+        if getattr(chains, name) is not None
+    }
+    bias = bias_of_steps(kernel, chains.energies[fine], record, noise, coarse, parameters)
+    return dataclasses.replace(chains, noise=noise, step_bias=bias)

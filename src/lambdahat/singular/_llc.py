@@ -1,0 +1,640 @@
+"""``llc``: the learning coefficient at a point, with an error bar and nothing to tune."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
+from lambdahat._core.device import default_context
+from lambdahat.krylov import lanczos, random_vector
+from lambdahat.operators.curvature import hessian
+from lambdahat.problem import Problem, require_problem
+from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Sensitivity, Status
+from lambdahat.sampling._sample import Watch, place, require_functions
+from lambdahat.sampling.backends import MODES
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, drawn_by_sample
+from lambdahat.sampling.backends.runner import Observable, Plan
+from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
+from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
+from lambdahat.sampling.tuning import Drawn, Request
+from lambdahat.sampling.tuning.hamiltonian import _by_trajectories, _require_warm_up
+from lambdahat.sampling.tuning.unadjusted import FULL, _by_steps, require_enough
+
+# errors, and part of the mean, by which the distance changes where chains count as not mixed
+WANDERED = 4.0, 0.5
+# draws lower than the centre by this part of λ̂, and the share of them that no minimum shows
+BELOW = 0.1, 0.01
+# of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
+DESCENT = 0.1
+NAMES = ("n/log n", "batch")
+DENSE = 300  # parameters up to which the whole Hessian is diagonalised
+# parameters beyond which no data set determines most directions, and the spectrum is not looked at
+LARGE = 1_000_000
+# parameters up to which the Lanczos quadrature is fine: 2 probes of depth 30 on 2P samples or all
+MIDDLE = 8192
+COARSE = 1, 20, 2048  # probes, depth and samples of the quadrature beyond
+ROUNDS = 3  # of the iteration that finds the localization
+WEAKEST = 128  # no localization is weaker than the parameters' own scale by more than this factor
+# parameters up to which HMC is the default on the whole data, and without data
+ADJUSTED = {True: 15, False: 500}
+PIECE = 8192  # samples of the whole data that go through a large model at once
+ELSEWHERE = {
+    "lr": "step_size",
+    "epsilon": "step_size",
+    "n_beta": "nbeta",
+    "gamma": "localization",
+    "num_chains": "chains",
+    "num_draws": "draws",
+    "num_burnin_steps": "burn_in",
+}
+
+
+@default_context()
+def llc(
+    problem: Problem,
+    chains: int = 4,
+    seed: int = 0,
+    *,
+    draws: int | None = None,
+    burn_in: int | None = None,
+    batch_size: int | None = None,
+    nbeta: str | float = "n/log n",
+    localization: Localization | None = None,
+    step_size: float | None = None,
+    kernel: str | Kernel | None = None,
+    tol: float | None = None,
+    max_gradients: int | None = None,
+    mode: str = "auto",
+    watch: Watch | None = None,
+    **options: Any,
+) -> LearningCoefficient:
+    """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau
+    et al. 2023).
+
+    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). What is estimated is fixed before the
+    first step: nβ = n/ln n and γ, by a rule of the problem alone (P/‖w*‖², less where the data
+    determine most directions). How it is estimated is found by a pilot: kernel, step size, batch
+    size, burn-in and number of draws; ``chains.reasons`` says why each is what it is. What is given
+    is taken as it is.
+
+    Args:
+        problem: The problem, at the parameters w* to be measured;
+            ``problem.restrict("layers.0.*")`` for some of them.
+        chains: Number of chains.
+        seed: Seed of all randomness.
+        draws: Number of draws per chain; by default as many as the tolerance takes.
+        burn_in: Steps (trajectories for HMC) that follow the pilot and are thrown away.
+        batch_size: Samples per step; by default the whole data where that is cheap, else chosen by
+            cost.
+        nbeta: "n/log n", "batch" (B/ln B, as in devinterp) or a number.
+        localization: γ as a number, a tensor (P,), or numbers by name or glob of parameters.
+        step_size: Step size of the kernel (of SGLD if no kernel is named). One that makes chains
+            diverge is reduced, and the result says so. With a step size that was given, ``value``
+            is the plain mean over the draws and what is known of its bias is part of ``stderr``;
+            with one that was found, the bias is measured and taken off.
+        kernel: "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala", or a kernel with
+            its own settings.
+        tol: Standard error relative to the value to draw for; by default 3 % of max(λ̂, 1).
+        max_gradients: Limit on the gradients of all chains, pilots included.
+        mode: How chains run: "auto", "batched", "sequential", "processes" or "graph".
+        watch: A function of nβ(L − L*) of the draws so far, (chains, draws), that ends the sampling
+            by returning True.
+        **options: Those of ``sample``: shared_batches, accumulate, baseline, bound, observables,
+            averages, keep_parameters. With baseline "full" the value is read off losses over the
+            whole data, a pass for each draw that ``cost`` does not count; with "both" it is the
+            paired one, and ``full`` has the other.
+
+    Returns:
+        λ̂ with its standard error, a status, γ, nβ, and its sensitivity to both.
+
+    Raises:
+        ValueError: If a setting is out of range, or if ``max_gradients`` does not hold a pilot; the
+            message says what would do.
+    """
+    given: dict[str, Any] = {
+        "chains": chains,
+        "seed": seed,
+        "draws": draws,
+        "burn_in": burn_in,
+        "batch_size": batch_size,
+        "nbeta": nbeta,
+        "localization": localization,
+        "step_size": step_size,
+        "kernel": kernel,
+        "tol": tol,
+        "max_gradients": max_gradients,
+        "mode": mode,
+        "watch": watch,
+    }
+    return _estimated(problem, **given, **options)
+
+
+def _estimated(
+    problem: Problem, /, *, nbeta: str | float = "n/log n", **settings: Any
+) -> LearningCoefficient:
+    """``llc`` with its settings as one mapping."""
+    require_problem(problem)
+    kernel = settings.get("kernel")
+    own = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
+    batch = settings.get("batch_size") or min(own, problem.num_samples)
+    if nbeta == "batch":
+        if settings.get("batch_size") is None:
+            batch = _batch_of_temperature(problem, batch)
+        settings["batch_size"] = batch  # the temperature is decided by it
+    if isinstance(kernel, Kernel):
+        value, name = kernel.nbeta, "given by the kernel"
+    else:
+        value, name = inverse_temperature(nbeta, problem.num_terms, batch)
+    return coefficient(problem, drawn(problem, value, **settings), name)
+
+
+def _batch_of_temperature(problem: Problem, default: int) -> int:
+    """The B of B/ln B where none is given: of the problem's own batches where samples cannot be
+    drawn one by one.
+    """
+    sizes = problem.batches.sizes
+    if default in sizes or drawn_by_sample(problem):
+        return default
+    alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+    require(
+        alike,
+        "nbeta",
+        "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by "
+        "sample (uneven token counts, streamed data)",
+        f"'batch' with batches of {min(sizes)} to {max(sizes)} samples",
+        "give the problem batches of one size",
+    )
+    return sizes[0]
+
+
+def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoefficient:
+    """The result of chains that have been drawn."""
+    chains, reading = found.chains, found.reading
+    at_wbic = math.isclose(
+        chains.nbeta, problem.num_terms / math.log(max(problem.num_terms, 2)), rel_tol=1e-6
+    )
+    return LearningCoefficient(
+        reading.value,
+        reading.stderr,
+        chains.cost,
+        _status(problem, found),
+        degrees_of_freedom(chains),
+        per_chain=reading.per_chain,
+        wbic=_wbic(chains, problem.num_terms, reading.value, reading.stderr) if at_wbic else None,
+        nbeta=chains.nbeta,
+        temperature=temperature,
+        localization=chains.localization,
+        step_size=chains.step_size,
+        initial_loss=chains.initial_loss,
+        chains=chains,
+        rhat=chains.diagnostics.rhat,
+        ess=chains.diagnostics.ess_bulk,
+        raw=reading.raw,
+        discretisation_bias=reading.bias,
+        sensitivity=_sensitivity(found),
+        full=_full(found),
+    )
+
+
+def _full(found: Drawn) -> Estimate | None:
+    """λ̂ from the losses over the whole data, where both were asked for."""
+    if found.full is None:
+        return None
+    return Estimate(
+        found.full.value, found.full.stderr, found.chains.cost, dof=degrees_of_freedom(found.chains)
+    )
+
+
+def _wbic(chains: Chains, count: int, value: float, error: float) -> Estimate:
+    """n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)."""
+    ratio = count / chains.nbeta
+    whole = count * chains.initial_loss + ratio * value
+    return Estimate(whole, ratio * error, chains.cost, dof=degrees_of_freedom(chains))
+
+
+def _sensitivity(found: Drawn) -> Sensitivity:
+    """How λ̂ changes with ln γ and ln nβ, from covariances of the draws under the posterior p.
+
+    With e = nβ(L − L*), dλ̂/d ln nβ = E[e] − Var(e) and dλ̂/d ln γ = −½·Cov(e, Σγ_i(w_i − w*_i)²).
+    By Stein's identity the second is −½·(E[u] − Cov(e, u)) with u = (w − w*)·nβ∇L, which fluctuates
+    much less: the distance of flat directions, of which the loss knows nothing, drops out. It is
+    used where a step sees the whole data: the noise of a batch, which e and u share, cancels in the
+    first form alone. In Var(e) it is measured and taken off.
+    """
+    chains = found.chains
+    unknown = Estimate(math.nan, math.nan)
+    energies = chains.energies
+    if not np.isfinite(energies).all() or energies.size < 4:
+        return Sensitivity(unknown, unknown)
+    centred, noise = energies - energies.mean(), chains.noise.get("energy", 0.0)
+    spread = energies - centred**2 + noise
+    unsure = noise * math.sqrt(2 / chains.noise["dof"]) if noise else 0.0
+    mean, variance = float(energies.mean()), float((centred**2).mean()) - noise
+    # Steps that add a share δ to the temperature add δ·E[e] − 2δ·Var(e) to the difference of the
+    # two.
+    heated = abs((mean - 2 * variance) * found.reading.bias / mean) if mean > 0 else 0.0
+    temperature = Estimate(float(spread.mean()), math.hypot(blocked_error(spread), unsure, heated))
+    shares, ties = None, _ties(found)
+    if chains.work is not None and not noise:
+        shares = -0.5 * (chains.work - centred * (chains.work - chains.work.mean()))
+    elif ties is not None:
+        shares = -0.5 * centred * (ties - ties.mean())
+    slope = unknown if shares is None else Estimate(float(shares.mean()), blocked_error(shares))
+    return Sensitivity(slope, temperature)
+
+
+def _ties(found: Drawn) -> Array | None:
+    """Σγ_i(w_i − w*_i)² of every draw, (chains, draws), or None where it is not known."""
+    chains, gamma = found.chains, found.chains.localization
+    if not isinstance(gamma, Tensor):
+        return gamma * chains.distances**2
+    if found.ties is not None:
+        return found.ties
+    return None if chains.virials is None or chains.work is None else chains.virials - chains.work
+
+
+def _status(problem: Problem, found: Drawn) -> Status:
+    """What stands in the way of believing λ̂, the worst first."""
+    chains, reading = found.chains, found.reading
+    if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
+        return chains.status
+    if _below_centre(problem, found):
+        return Status.NOT_A_MINIMUM
+    if chains.status is Status.BOUNDED:
+        return chains.status
+    if reading.bias > 0.25 * abs(reading.value):
+        return Status.STEP_BIAS
+    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or _wandered(chains):
+        return Status.NOT_MIXED
+    return Status.GRADIENTS_SPENT if found.spent else Status.CONVERGED
+
+
+def _wandered(chains: Chains) -> bool:
+    """Whether the distance from the centre changed grossly while drawing: flat directions were
+    still filling.
+    """
+    change, (errors, part) = chains.diagnostics.distance_drift, WANDERED
+    return abs(float(change)) > max(
+        errors * float(change.stderr), part * float(chains.diagnostics.distance.mean())
+    )
+
+
+def _below_centre(problem: Problem, found: Drawn) -> bool:
+    """Whether lower loss was found than at the centre: by the chains on average, for a while, or
+    along the gradient.
+    """
+    chains, reading = found.chains, found.reading
+    if reading.value + 2 * reading.stderr < 0:
+        return True
+    noise = math.sqrt(chains.noise.get("energy", 0.0))
+    deep = chains.energies < -BELOW[0] * abs(reading.value) - 4 * noise
+    if float(deep.mean()) > BELOW[1]:
+        return True
+    windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
+    if windows.size and len(chains) > 1:
+        means = windows.transpose(1, 0, 2).reshape(windows.shape[1], -1)
+        # neighbours in a window are alike
+        errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)
+        if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
+            return True
+    return chains.nbeta * _descent(problem) > DESCENT * abs(reading.value)
+
+
+def _descent(problem: Problem) -> float:
+    """What an exact line search along the gradient gains if the loss is quadratic:
+    ‖g‖⁴/(2|gᵀHg|).
+    """
+    theta = problem.vector
+    gradient = problem.gradient(theta)
+    square = float(gradient.double().square().sum())
+    if square == 0:
+        return 0.0
+    step = 1e-3 * (1.0 + float(theta.norm()) / math.sqrt(len(theta))) / math.sqrt(square)
+    ahead = problem.gradient(theta + step * gradient)
+    curvature = abs(float(((ahead - gradient).double() * gradient.double()).sum())) / step
+    return square**2 / (2 * curvature) if curvature > 0 else math.inf
+
+
+def inverse_temperature(nbeta: Any, num_samples: int, batch_size: int) -> tuple[float, str]:
+    """Return nβ and how it was found.
+
+    Args:
+        nbeta: "n/log n" (β = 1/ln n, Watanabe 2013), "batch" (B/ln B, as devinterp), or a number.
+        num_samples: The number of samples n.
+        batch_size: The batch size B.
+
+    >>> inverse_temperature("n/log n", 1000, 512)
+    (144.76482730108395, 'n/log n, n = 1000')
+    """
+    choices = f"be a number or one of {', '.join(map(repr, NAMES))}"
+    if isinstance(nbeta, str):
+        require(nbeta in NAMES, "nbeta", choices, describe(nbeta))
+        size, letter = (num_samples, "n") if nbeta == "n/log n" else (batch_size, "B")
+        require(
+            size > 2,
+            "nbeta",
+            "be a number for so little data",
+            f"{nbeta!r} with {letter} = {size}",
+            "for a loss without data give num_samples to from_function, or a number here",
+        )
+        name = nbeta if letter == "n" else "B/log B"
+        return size / math.log(size), f"{name}, {letter} = {size}"
+    number = isinstance(nbeta, int | float) and not isinstance(nbeta, bool)
+    require(number, "nbeta", choices, describe(nbeta), error=TypeError)
+    require(0 < nbeta < math.inf, "nbeta", "be a finite number above 0", repr(nbeta))
+    return float(nbeta), "given"
+
+
+def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
+    """Return the localization γ of a problem at its parameters w*, and the reason in words.
+
+    The scale is γ₀ = P/‖w*‖² (1 where w* = 0): under the localization alone a parameter moves as
+    far as parameters are large. Where the data determine most directions, so strong a tie would
+    bias λ̂. The share of the parameters that the localization decides is β(γ) = (1/P) Σ_i
+    γ/(nβ|h_i| + γ), with h_i the eigenvalues of the Hessian at w*, and γ = γ₀·β², by three rounds
+    of fixed-point iteration from γ₀. For a network β is near 1 and γ = γ₀; for a regular model γ
+    falls to γ₀/128, which takes less than 1 % off λ̂ = d/2 unless the parameters are small against
+    their own posterior. The factor β² is rounded to a power of two, so that it is the same in every
+    precision and on every device.
+
+    γ depends on the problem and nβ alone: not on seed, budget, batch size, number of chains or
+    device. It is equivariant: if all parameters are rescaled by c, γ is by 1/c², and λ̂ stays as it
+    is.
+    """
+    square = float(problem.vector.double().square().sum())
+    scale = problem.num_parameters / square if square > 0 else 1.0
+    said = "P/‖w*‖²" if square > 0 else "1, for w* = 0"
+    spectrum = None if problem.num_parameters > LARGE else _spectrum(problem)
+    if spectrum is None:
+        return scale, said
+    values, weights = spectrum
+    stiffness, gamma = nbeta * np.abs(values), scale
+    for _ in range(ROUNDS):
+        gamma = scale * float((weights * gamma / (stiffness + gamma)).sum()) ** 2
+        gamma = max(gamma, scale / WEAKEST)
+    halvings = max(round(math.log2(scale / gamma)), 0)
+    decided = 1 - float((weights * gamma / (stiffness + gamma)).sum())
+    if halvings:
+        said += (
+            f", divided by {2**halvings}: the data determine {decided:.0%} of the directions at w*"
+        )
+    return scale / 2**halvings, said
+
+
+def _spectrum(problem: Problem) -> tuple[Array, Array] | None:
+    """Eigenvalues of the Hessian at w* with weights that sum to 1, or None where there is no
+    finite Hessian.
+    """
+    try:
+        values, weights = _quadrature(problem)
+    except torch.OutOfMemoryError:
+        raise
+    # a loss that can be differentiated once, or is not finite
+    except (RuntimeError, ValueError, FloatingPointError):
+        return None
+    return (values, weights) if np.isfinite(values).all() else None
+
+
+def _quadrature(problem: Problem) -> tuple[Array, Array]:
+    """All eigenvalues, or a Lanczos quadrature on some of the data.
+
+    Neither the probes nor the samples depend on a caller's seed.
+    """
+    size, samples = problem.num_parameters, problem.num_samples
+    if size <= DENSE:
+        values = torch.linalg.eigvalsh(hessian(problem).dense().double()).cpu().numpy()
+        return values, np.full(size, 1 / size)
+    probes, depth, few = (2, 30, max(2 * size, COARSE[2])) if size <= MIDDLE else COARSE
+    few = min(few, samples)
+    part = problem if few == samples or not problem.has_data else _part(problem, few)
+    operator = hessian(part)
+    place = "device" if problem.memory is None else "host"
+    nodes, weights = [], []
+    for probe in range(probes):
+        start = random_vector(operator, 0, "localization", probe)
+        values, shares, _ = lanczos(operator, start, depth, place=place).ritz()
+        nodes.append(values.numpy())
+        weights.append(shares.numpy() / probes)
+    return np.concatenate(nodes), np.concatenate(weights)
+
+
+def _part(problem: Problem, samples: int) -> Problem:
+    """The problem on some of its data, always the same; on its first batches where samples
+    depend on each other.
+    """
+    return problem if problem.norm == "train" else problem.subsample(samples, 0, samples)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise where settings of ``llc`` are unknown, out of range, or leave no gradients for a kernel
+    it may choose.
+
+    For those who take settings long before they sample. What depends on the problem is checked with
+    the problem.
+    """
+    given = dict(settings)
+    inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
+    given.pop("seed", None)
+    apart = set(signature(drawn).parameters) - {"problem", "nbeta", "seed", "request"}
+    own = {name: given.pop(name) for name in apart if name in given}
+    if own.get("batch_size") is not None:
+        require_count(own["batch_size"], "batch_size")
+    require_count(own.get("accumulate", 1), "accumulate")
+    if own.get("bound") is not None:
+        require_positive(own["bound"], "bound")
+    wanted = _request(1.0, given)
+    require_choice(wanted.mode, "mode", MODES)
+    if wanted.max_gradients is None:
+        return
+    limit, kernel = wanted.max_gradients // wanted.chains, wanted.kernel
+    fixed = kernel is not None or wanted.step_size is not None or own.get("batch_size") is not None
+    if not fixed or kernel in ("hmc", "mala") or isinstance(kernel, HMC):
+        cure = (
+            ""
+            if fixed
+            else '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
+        )
+        _require_warm_up(limit, wanted, cure)
+    if not (kernel in ("hmc", "mala") or isinstance(kernel, HMC)):
+        tuned = not (isinstance(kernel, Kernel) or wanted.step_size is not None)
+        require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned)
+
+
+def _request(nbeta: float, given: Mapping[str, Any]) -> Request:
+    known = {field.name for field in dataclasses.fields(Request)}
+    unknown = sorted(set(given) - known)
+    require(
+        not unknown,
+        "options",
+        "be those of llc and sample",
+        ", ".join(unknown),
+        _cure(unknown, known),
+        TypeError,
+    )
+    return Request(nbeta, **given)
+
+
+def drawn(
+    problem: Problem,
+    nbeta: float,
+    /,
+    *,
+    seed: int = 0,
+    batch_size: int | None = None,
+    shared_batches: bool = False,
+    accumulate: int = 1,
+    bound: float | None = None,
+    observables: Mapping[str, Observable] | None = None,
+    averages: Mapping[str, Observable] | None = None,
+    keep_parameters: bool = False,
+    **request: Any,
+) -> Drawn:
+    """Chains of the kernel that suits the problem, with settings found by a pilot where they are
+    not given.
+
+    What is estimated, nβ and γ, is fixed before the first step (``estimand``). Problems of up to 15
+    parameters, or 500 without data, are sampled by HMC on the whole data, which has no bias
+    (``hamiltonian_pilot``); larger ones by kinetic Langevin dynamics, on the whole data where that
+    is cheap, else on mini-batches (``unadjusted``).
+    """
+    require_problem(problem)
+    if batch_size is not None:
+        require_count(batch_size, "batch_size", 1, problem.num_samples)
+    require_count(accumulate, "accumulate")
+    if bound is not None:
+        require_positive(bound, "bound")
+    require_functions(observables, "observables")
+    require_functions(averages, "averages")
+    wanted = _request(nbeta, request)
+    frozen = problem.at(problem.vector)
+    joined = frozen  # the whole data as one batch, where a step sees it
+    if frozen.has_data and whole_is_cheap(frozen) and _in_pieces(frozen):
+        joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
+    reasons = {}
+    if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
+        gamma, reasons["localization"] = default_localization(joined, nbeta)
+        wanted = dataclasses.replace(wanted, localization=gamma)
+    name = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
+    kernel = place(_made(name, wanted), frozen)
+    whole = (
+        name == "kinetic"
+        and batch_size is None
+        and wanted.step_size is None
+        and whole_is_cheap(frozen)
+    )
+    if whole or kernel.exact:
+        frozen = joined
+    if whole and not kernel.exact:
+        batch_size = frozen.num_samples
+        small = frozen.num_parameters * batch_size <= FULL["cpu"]
+        accumulate = accumulate if small else max(accumulate, -(-batch_size // PIECE))
+    # an exact kernel sees the whole data anyway
+    beside = not kernel.exact and wanted.baseline != "paired"
+    plan = Plan(
+        seed,
+        batch_size,
+        shared_batches,
+        accumulate,
+        1,
+        bound,
+        beside,
+        True,
+        keep_parameters,
+        dict(observables or {}),
+        dict(averages or {}),
+    )
+    if isinstance(kernel, HMC):
+        found = _by_trajectories(frozen, kernel, wanted, plan)
+    else:
+        found = _by_steps(frozen, kernel, wanted, plan, whole)
+    chains = dataclasses.replace(found.chains, reasons={**reasons, **found.chains.reasons})
+    return dataclasses.replace(found, chains=chains)
+
+
+def _cure(unknown: list[str], known: set[str]) -> str:
+    """Our words for options that other libraries have, or else all that there are."""
+    ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]
+    return (
+        f"write {', '.join(ours)}"
+        if ours
+        else f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
+    )
+
+
+def whole_is_cheap(problem: Problem) -> bool:
+    """Whether a gradient of the whole data costs little more than one of a batch, and the data
+    are in memory.
+    """
+    if not problem.has_data:
+        return True
+    return (
+        problem.num_parameters * problem.num_samples <= FULL.get(problem.device.type, FULL["cpu"])
+        and problem.norm != "train"
+        and problem.batches.in_memory
+        and problem.memory is None
+    )
+
+
+def _in_pieces(problem: Problem) -> bool:
+    """Whether the whole data is small, yet in several batches: their number would be most of the
+    cost.
+    """
+    small = problem.num_parameters * problem.num_samples <= FULL["cpu"]
+    return small and len(problem.batches) > 1 and problem.ranks.size == 1
+
+
+def default_kernel(problem: Problem, step_size: float | None, batch_size: int | None) -> str:
+    """The kernel of a problem where none is asked for; a step size that is given is SGLD's."""
+    if step_size is not None:
+        return "sgld"
+    whole = batch_size is None or batch_size == problem.num_samples
+    return (
+        "hmc"
+        if whole
+        and problem.num_parameters <= ADJUSTED[problem.has_data]
+        and whole_is_cheap(problem)
+        else "kinetic"
+    )
+
+
+def _made(name: str | Kernel, wanted: Request) -> Kernel:
+    """The kernel with what is known of its settings."""
+    if isinstance(name, Kernel):
+        return name
+    step = 1e-4 if wanted.step_size is None else wanted.step_size
+    made: Kernel = KERNELS[name](step, wanted.nbeta, wanted.localization)
+    return made
+
+
+def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
+    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these
+    must have that nβ.
+    """
+    kernel = settings.get("kernel")
+    if isinstance(kernel, Kernel):
+        require(
+            math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6),
+            "kernel",
+            f"have nbeta = {nbeta:.6g}",
+            f"one at {kernel.nbeta:.6g}",
+            'give its name, such as "hmc", and its settings apart',
+        )
+    return drawn(problem, nbeta, **settings)
+
+
+def reading_of(found: Drawn) -> Estimate:
+    """λ̂ of chains that have been drawn, with what their kernel allows to take off noise and
+    bias.
+    """
+    chains, reading = found.chains, found.reading
+    return Estimate(
+        reading.value, reading.stderr, chains.cost, chains.status, degrees_of_freedom(chains)
+    )

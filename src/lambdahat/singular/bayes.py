@@ -1,0 +1,668 @@
+"""What Bayesian statistics says of a solution at β = 1: WAIC, functional variance, Bayes and
+Gibbs losses, G_n.
+
+Readings of tempered posteriors: WBIC, the local free energy, and λ from several temperatures.
+
+The free energy of the localised posterior by thermodynamic integration, with nothing left to
+asymptotics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+from torch import Tensor
+
+from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.progress import report
+from lambdahat._core.rng import derived_seed, generator
+from lambdahat.problem import Problem, require_problem
+from lambdahat.results import Array, Chains, Estimate, Result, Status
+from lambdahat.sampling._sample import localization_tensor
+from lambdahat.sampling.backends.minibatches import SampleLosses
+from lambdahat.sampling.diagnostics import combined_degrees, standard_error
+from lambdahat.sampling.kernels import Kernel, Localization
+from lambdahat.sampling.tuning import Drawn
+from lambdahat.singular._llc import default_localization, inverse_temperature, reading_of, tempered
+from lambdahat.singular.observables import (
+    STRETCHES,
+    in_stretches,
+    jackknife,
+    joined,
+    mean_energy,
+    reweighted,
+)
+
+FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)  # of 1/ln n, the temperatures of the regression
+IMPROBABLE = 1e-3  # the probability of so large a χ² below which the points are not on a line
+PRIOR_DRAWS = 1000
+SPACING = 1.0  # in ln β
+
+
+@dataclass(frozen=True)
+class BayesCriteria(Result):
+    """Readings of the posterior at β = 1 over n samples, ℓ_i(w) = −log p(x_i|w), E over its draws.
+
+    ``bayes_training_loss`` T = −(1/n) Σ log E[p(x_i|w)], ``gibbs_training_loss`` (1/n) Σ E[ℓ_i],
+    ``functional_variance`` V = Σ Var[ℓ_i], ``waic`` T + V/n and ``singular_fluctuation`` ν = V/2
+    belong to the data at hand: their errors are those of the finite number of draws.
+
+    ``bayes_generalisation_loss`` −E_x log E[p(x|w)] and ``gibbs_generalisation_loss`` E_x E[ℓ(x,
+    w)] are means over the held-out samples; their errors hold the draws' and that of so many
+    samples. ``g_n`` is E[F_{n+1}] − F_n, F_n the free energy, which is −E_x log E[p(x|w)] too: the
+    Bayes generalisation loss where there are held-out data, else the WAIC with the error of n
+    samples added; ``g_n_from`` tells which. ``g_n_draws_error`` is the part of its error that more
+    draws would take away.
+
+    ``how`` is "own chains" (sampled at nβ = n) or "reweighted" (from chains at another nβ); ``ess``
+    is the effective number of draws of the chains, or of their weights. ``cost`` counts gradients.
+    """
+
+    waic: Estimate
+    functional_variance: Estimate
+    singular_fluctuation: Estimate
+    bayes_training_loss: Estimate
+    gibbs_training_loss: Estimate
+    g_n: Estimate
+    g_n_from: str
+    g_n_draws_error: float
+    how: str
+    ess: float
+    chains: Chains
+    bayes_generalisation_loss: Estimate | None = None
+    gibbs_generalisation_loss: Estimate | None = None
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+
+def bayes_criteria(
+    problem: Problem, held_out: Any = None, chains: int | Chains = 4, seed: int = 0, **settings: Any
+) -> BayesCriteria:
+    """WAIC, functional variance, Bayes and Gibbs losses and G_n of the posterior around the
+    problem's parameters w*.
+
+    The loss is read as ℓ(x, w) = −log p(x|w). A constant missing from it shifts the losses alike; a
+    factor, such as that of "mse", which is the likelihood of a Gaussian with variance ½ for each
+    output, is another temperature. The localization γ is the prior, N(w*, γ⁻¹): where it is not
+    weak against nβ times the curvature, V is too small and WAIC too near the training loss, for the
+    prior has seen the data.
+
+    ``held_out`` is other data, or a problem of the same model on them. ``chains`` is a number, to
+    sample at nβ = n with ``settings`` as for ``llc``, or chains already there with ``parameters``
+    (``keep_parameters=True``): those at another temperature are reweighted, which fails for all but
+    the smallest λ and then says FEW_WEIGHTS.
+
+    At another β, WAIC is T + βV/n and ν = βV/2; E[G_n − L(w₀)] is ((λ − ν)/β + ν)/n and the Gibbs
+    loss has (λ/β + ν)/n (Watanabe 2009, "Algebraic geometry and statistical learning theory",
+    chapter 6; WAIC: Watanabe 2010, "Asymptotic equivalence of Bayes cross validation and widely
+    applicable information criterion"). G_n: Eq. 28, the NGD paper.
+    """
+    require_problem(problem)
+    frozen = problem.at(problem.vector)
+    sets = [_Rises(frozen)]
+    if held_out is not None:
+        sets.append(_Rises(_elsewhere(frozen, held_out), "held_out"))
+    if isinstance(chains, Chains):
+        require(not settings, "settings", "be left out where chains are given", ", ".join(settings))
+        return _of_draws(frozen, sets, chains)
+    require_count(chains, "chains")
+    averages = {f"rises {number}": rises for number, rises in enumerate(sets)}
+    nbeta = float(frozen.num_samples)
+    found = tempered(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
+    kept = _kept(found)
+    sums = joined([found.averages[name][kept] for name in averages], found.stretches)
+    lean = dataclasses.replace(found, averages={}, stretches=())
+    return _criteria(sets, sums, lean, "own chains", lean.diagnostics.ess_bulk, lean.status)
+
+
+class _Rises:
+    """θ ↦ [exp(−δ), δ, δ²] of every sample, (3, n), δ = ℓ(θ) − ℓ(w*): small numbers, so that
+    nothing underflows.
+    """
+
+    def __init__(self, problem: Problem, name: str = "problem") -> None:
+        require(
+            problem.has_data,
+            name,
+            "have data",
+            "a loss without any",
+            "WAIC and its kin compare samples",
+        )
+        self._losses = SampleLosses(problem)
+        self._centre = self._losses(problem.vector).double()
+
+    @property
+    def centre(self) -> Array:
+        """ℓ(w*) of every sample, (n,)."""
+        return self._centre.cpu().numpy()
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        rises = self._losses(theta).double() - self._centre
+        return torch.stack([torch.exp(-rises), rises, rises.square()])
+
+
+def _elsewhere(problem: Problem, held_out: Any) -> Problem:
+    """The problem on the held-out data, at the same parameters."""
+    if not isinstance(held_out, Problem):
+        return problem.on(held_out)
+    require(
+        held_out.space == problem.space,
+        "held_out",
+        "have the problem's parameters",
+        held_out,
+        "pass the data alone, or problem.on(data)",
+    )
+    return held_out.at(problem.vector)
+
+
+def _kept(chains: Chains) -> NDArray[np.bool_]:
+    """Which chains did not diverge; an error where none is left."""
+    kept = ~chains.diagnostics.diverged
+    require(
+        bool(kept.any()),
+        "chains",
+        "have draws of finite loss",
+        "only diverged chains",
+        chains.status.value,
+    )
+    return kept
+
+
+def _of_draws(problem: Problem, sets: Sequence[_Rises], chains: Chains) -> BayesCriteria:
+    """The criteria from the parameters of draws, weighted where they were drawn at another
+    temperature.
+    """
+    parameters, count = chains.parameters, problem.num_samples
+    require(
+        parameters is not None,
+        "chains",
+        "hold the parameters of their draws",
+        "chains without",
+        "sample with keep_parameters=True, or pass the number of chains",
+    )
+    assert parameters is not None
+    ours = parameters.shape[-1] == problem.num_parameters and chains.num_samples == count
+    require(
+        ours,
+        "chains",
+        f"be of a problem with {problem.num_parameters} parameters and {count} samples",
+        f"{parameters.shape[-1]} parameters, {chains.num_samples} samples",
+    )
+    own = math.isclose(chains.nbeta, count, rel_tol=1e-9)
+    ess, status, weights = chains.diagnostics.ess_bulk, chains.status, np.ones(chains.losses.shape)
+    if not own:
+        weighting = reweighted(chains, count)
+        ess, status, weights = (
+            weighting.ess,
+            weighting.status,
+            weighting.weights * weighting.weights.size,
+        )
+    kept = _kept(chains)
+    sums = _weighted_sums(problem, sets, parameters[torch.from_numpy(kept)], weights[kept])
+    return _criteria(sets, sums, chains, "own chains" if own else "reweighted", ess, status)
+
+
+def _weighted_sums(
+    problem: Problem, sets: Sequence[_Rises], parameters: Tensor, weights: Array
+) -> list[Array]:
+    """Of stretches the weights, (chains, stretches), and what they weigh, (chains, stretches, 3,
+    n), both as sums.
+    """
+    draws = weights.shape[1]
+    cuts = np.array_split(np.arange(draws), min(STRETCHES, draws))
+
+    def total(rises: _Rises, chain: int, cut: Any) -> Array:
+        parts = (
+            float(weights[chain, i]) * rises(parameters[chain, i].to(problem.device)) for i in cut
+        )
+        mean = torch.stack(list(parts)).sum(0) * (len(cuts) / draws)
+        return np.asarray(mean.cpu().numpy(), dtype=np.float64)
+
+    rows = range(len(weights))
+    seen = [
+        np.stack([np.stack([total(rises, row, cut) for cut in cuts]) for row in rows])
+        for rises in sets
+    ]
+    return [in_stretches(weights), *seen]
+
+
+def _criteria(
+    sets: Sequence[_Rises],
+    sums: Sequence[Array],
+    chains: Chains,
+    how: str,
+    ess: float,
+    status: Status,
+) -> BayesCriteria:
+    """All readings, with the jackknife over stretches for the errors."""
+    centres = [rises.centre for rises in sets]
+
+    def by_sample(weight: Array, *parts: Array) -> list[tuple[Array, Array, Array]]:
+        return [
+            _by_sample(part / weight, centre) for part, centre in zip(parts, centres, strict=True)
+        ]
+
+    def readings(*pooled: Array) -> Array:
+        (bayes, gibbs, variance), *elsewhere = by_sample(*pooled)
+        others = [row.mean() for part in elsewhere for row in part[:2]]
+        return np.asarray(
+            [bayes.mean(), gibbs.mean(), variance.sum(), (bayes + variance).mean(), *others]
+        )
+
+    bayes, gibbs, variance, waic, *others = (
+        dataclasses.replace(estimate, cost=chains.cost, status=status)
+        for estimate in jackknife(readings, sums)
+    )
+    train, *held_out = by_sample(*[part.mean(axis=(0, 1)) for part in sums])
+    losses = [
+        _over_samples(loss, row)
+        for loss, row in zip(others, held_out[0][:2] if held_out else (), strict=True)
+    ]
+    return BayesCriteria(
+        waic=waic,
+        functional_variance=variance,
+        singular_fluctuation=_halved(variance),
+        bayes_training_loss=bayes,
+        gibbs_training_loss=gibbs,
+        g_n=losses[0] if losses else _over_samples(waic, train[0] + train[2]),
+        g_n_from="held-out data" if losses else "WAIC",
+        g_n_draws_error=float((others[0] if losses else waic).stderr),
+        how=how,
+        ess=ess,
+        chains=chains,
+        bayes_generalisation_loss=losses[0] if losses else None,
+        gibbs_generalisation_loss=losses[1] if losses else None,
+        cost=chains.cost,
+        status=status,
+    )
+
+
+def _by_sample(means: Array, centre: Array) -> tuple[Array, Array, Array]:
+    """−log E[p], E[ℓ] and Var[ℓ] of every sample from E[exp(−δ)], E[δ], E[δ²]."""
+    likelihood, rise, square = means
+    return centre - np.log(likelihood), centre + rise, square - rise**2
+
+
+def _over_samples(estimate: Estimate, by_sample: Array) -> Estimate:
+    """The estimate as one of the mean over all samples there could be: the error of so many is
+    added.
+    """
+    count = len(by_sample)
+    among = float(by_sample.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+    within = float(estimate.stderr)
+    error = math.hypot(within, among)
+    freedom = within**4 / estimate.dof + among**4 / max(count - 1, 1)  # Welch and Satterthwaite
+    dof = error**4 / freedom if freedom > 0 else math.inf
+    return dataclasses.replace(estimate, stderr=error, dof=dof)
+
+
+def _halved(estimate: Estimate) -> Estimate:
+    return dataclasses.replace(
+        estimate, value=float(estimate) / 2, stderr=float(estimate.stderr) / 2
+    )
+
+
+@dataclass(frozen=True)
+class TemperatureRegression(Result):
+    """λ as the slope of E^β[n·L_n] over 1/β: ``learning_coefficient``; the ``intercept`` is n·L_n
+    at 1/β = 0.
+
+    The points are ``losses`` E^β[n·L_n] with their ``errors`` at ``betas``, sampled with the same
+    ``localization``. ``misfit`` is χ² per degree of freedom of the line; where it is above 1 the
+    errors are larger by its root. Where χ² is as large with a probability below 1e-3 only, the
+    status is MISFIT. ``cost`` counts gradients.
+    """
+
+    learning_coefficient: Estimate
+    intercept: Estimate
+    betas: Array
+    losses: Array
+    errors: Array
+    misfit: float
+    localization: Any
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+
+def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
+    """WBIC = n·E[L_n(w)] at β = 1/ln n (Watanabe 2013; Eq. 18, the NGD paper), n the size of the
+    data set.
+
+    From chains at nβ = n/ln n, or from a problem, sampled with ``settings`` as for ``llc``. Losses
+    of mini-batches are paired with the centre's: n·L_n(w*) + n·E[L_b(w) − L_b(w*)]. What the steps
+    of SGLD add is taken off where the chains know it and their step size was found, as in ``llc``;
+    else it is part of the error, or not known.
+    """
+    if not isinstance(source, Chains):
+        require_problem(source)
+        found = tempered(source, log_temperature(source.num_terms), **settings)
+        return _free_energy(found.chains, source.num_terms, reading_of(found))
+    wanted = log_temperature(source.num_samples)
+    require(
+        math.isclose(source.nbeta, wanted, rel_tol=1e-6),
+        "chains",
+        f"be at nβ = n/ln n = {wanted:.6g}",
+        f"chains at {source.nbeta:.6g}",
+        "sample at that nbeta, or read local_free_energy(chains)",
+    )
+    return local_free_energy(source)
+
+
+def local_free_energy(chains: Chains) -> Estimate:
+    """F ≈ n·L_n(w*) + λ̂·ln n with λ̂ = nβ·E[L − L*] from the chains (Lau et al. 2023; Eq. 27, the
+    NGD paper).
+
+    At nβ = n/ln n it is the WBIC. ``free_energy`` has what this leaves out: −(m − 1)·ln ln n and
+    the prior's constant. The bias of SGLD's steps is treated as there.
+    """
+    return _free_energy(chains, chains.num_samples, mean_energy(chains))
+
+
+def _free_energy(chains: Chains, count: int, energy: Estimate) -> Estimate:
+    value, error = (math.log(count) * float(number) for number in (energy.value, energy.stderr))
+    return dataclasses.replace(energy, value=count * chains.initial_loss + value, stderr=error)
+
+
+def log_temperature(count: int) -> float:
+    """nβ = n/ln n."""
+    return inverse_temperature("n/log n", count, count)[0]
+
+
+def temperature_regression(
+    problem: Problem, betas: Sequence[float] | None = None, seed: int = 0, **settings: Any
+) -> TemperatureRegression:
+    """λ from chains at several β near 1/ln n, without the loss at the minimum.
+
+    E^β[n·L_n(w)] = n·L_n(w₀) + λ/β + O_p(√(1/β)) (Watanabe 2013, Theorem 4), so that the slope over
+    1/β is λ even where the centre w* is not a minimum. ``betas`` are by default 0.5, 0.7, 1, 1.4
+    and 2 times 1/ln n. Weighted least squares with the standard errors of the chains. ``settings``
+    as for ``llc``; all temperatures are at one localization, by default the γ that ``llc`` takes at
+    n/ln n. It bends the line and lowers the slope unless γ is small against nβ times the curvature;
+    a line that is bent for sure has the status MISFIT.
+    """
+    require_problem(problem)
+    count = problem.num_terms
+    inverse = _betas(betas, count)
+    if settings.get("localization") is None and not isinstance(settings.get("kernel"), Kernel):
+        settings["localization"], _ = default_localization(problem, log_temperature(count))
+    runs: list[Drawn] = []
+    for number, beta in enumerate(inverse):
+        report("temperatures", number, len(inverse))
+        own = derived_seed(seed, "temperature", number)
+        runs.append(tempered(problem, count * float(beta), seed=own, **settings))
+    report("temperatures", len(inverse), len(inverse))
+    rises = [reading_of(run) for run in runs]
+    values = np.array([float(rise) for rise in rises]) / inverse
+    errors = np.array([float(rise.stderr) for rise in rises]) / inverse
+    cost = sum(rise.cost for rise in rises)
+    slope, intercept, misfit = _line(
+        1 / inverse, values, errors, np.array([rise.dof for rise in rises])
+    )
+    bent = bool((errors > 0).all()) and _is_misfit(misfit, len(inverse) - 2)
+    line = Status.MISFIT if bent else Status.CONVERGED
+    status = next((rise.status for rise in rises if not rise.status.ok), line)
+    base = count * runs[0].chains.initial_loss
+    return TemperatureRegression(
+        dataclasses.replace(slope, cost=cost, status=status),
+        dataclasses.replace(intercept, value=base + float(intercept), cost=cost, status=status),
+        inverse,
+        base + values,
+        errors,
+        misfit,
+        runs[0].chains.localization,
+        cost,
+        status,
+    )
+
+
+def _betas(betas: Sequence[float] | None, count: int) -> Array:
+    if betas is None:
+        return np.array(FACTORS) * log_temperature(count) / count
+    found = np.array([require_positive(beta, "betas") for beta in betas])
+    require(
+        len(np.unique(found)) >= 2,
+        "betas",
+        "hold two different inverse temperatures or more",
+        betas,
+    )
+    return found
+
+
+def _is_misfit(misfit: float, freedom: int) -> bool:
+    """Whether χ² = misfit·freedom is improbably large for points on a line."""
+    return freedom > 0 and float(stats.chi2.sf(misfit * freedom, freedom)) < IMPROBABLE
+
+
+def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, Estimate, float]:
+    """Slope, intercept and χ² per degree of freedom of y over x by weighted least squares (equal
+    weights if an error is 0); the errors of both grow with the misfit where that is above 1 (Birge
+    1932).
+
+    The degrees of freedom are those of the misfit then, else what the ``degrees`` of the points'
+    errors make of theirs.
+    """
+    known = bool((errors > 0).all())
+    weights = 1 / errors**2 if known else np.ones_like(y)
+    design = np.stack([x, np.ones_like(x)], axis=1)
+    covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
+    shares = covariance @ (design.T * weights)  # of each point in slope and intercept
+    found = shares @ y
+    freedom = len(y) - 2
+    misfit = float((weights * (y - design @ found) ** 2).sum() / freedom) if freedom else math.nan
+    scale = (
+        (misfit if not known or misfit > 1 else 1.0) if freedom else (1.0 if known else math.nan)
+    )
+    spread = np.sqrt(scale * np.diag(covariance))
+    dofs = [
+        float(freedom) if scale != 1.0 else combined_degrees(share * errors, degrees)
+        for share in shares
+    ]
+    slope, intercept = (
+        Estimate(float(v), float(e), dof=d) for v, e, d in zip(found, spread, dofs, strict=True)
+    )
+    return slope, intercept, misfit
+
+
+@dataclass(frozen=True)
+class FreeEnergy(Result):
+    """F = −ln ∫ exp(−n·L_n(w)) φ(w) dw with the prior φ = N(w*, γ⁻¹), and the λ̂(β) that were
+    integrated.
+
+    ``energies`` are λ̂(β) = nβ·E^β[L_n − L_n*] with their ``errors`` at ``nbetas``, rising to n.
+    The error of ``value`` holds that of the draws and of the quadrature, ``quadrature_error``.
+    ``prior_ess`` is the effective number of the prior draws that make up the part below the first
+    of them. ``cost`` counts gradients.
+    """
+
+    value: Estimate
+    nbetas: Array
+    energies: Array
+    errors: Array
+    quadrature_error: float
+    prior_ess: float
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+
+def free_energy(
+    problem: Problem,
+    localization: Localization = 1.0,
+    temperatures: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> FreeEnergy:
+    """The free energy of the posterior exp(−n·L_n)·N(w*, γ⁻¹), γ the ``localization``, by
+    thermodynamic integration.
+
+    F − n·L_n* = ∫₀¹ n·E^β[L_n − L_n*] dβ = ∫ λ̂(β) d ln β (Gelman and Meng 1998): below some β₀ by
+    draws of the prior, −ln E_φ exp(−nβ₀(L_n − L_n*)), β₀ such that half of them are effective; from
+    there to 1 by chains at ``temperatures`` values of β (an odd number; by default one for each
+    unit of ln β), with the trapezoidal rule and its end correction. For that d λ̂/d ln β = λ̂ −
+    Var[nβL] where the losses are those of the whole data; losses of batches vary by their own noise
+    too, and the slope is that of a parabola through three points instead. The error of the rule is
+    that against every other point, by Richardson. ``settings`` as for ``llc``.
+    """
+    require_problem(problem)
+    frozen = problem.at(problem.vector)
+    low, bottom, prior_ess = _prior_part(frozen, localization, seed)
+    high = math.log(frozen.num_terms)
+    count = _points(temperatures, high - low)
+    nbetas = np.exp(np.linspace(low, high, count))
+    runs: list[Drawn] = []
+    for number, nbeta in enumerate(nbetas):
+        report("temperatures", number, count)
+        own = derived_seed(seed, "temperature", number)
+        runs.append(tempered(frozen, float(nbeta), seed=own, localization=localization, **settings))
+    report("temperatures", count, count)
+    step = (high - low) / (count - 1)
+    found = [reading_of(run) for run in runs]
+    means, errors = (
+        np.array([float(each) for each in found]),
+        np.array([float(each.stderr) for each in found]),
+    )
+    ends = None
+    if all(_whole(run.chains) for run in (runs[0], runs[-1])):
+        ends = _variance(runs[0].chains), _variance(runs[-1].chains)
+    degrees = np.array([each.dof for each in found])
+    part = _integral(means, errors, degrees, ends, step)
+    coarse = _integral(means[::2], errors[::2], degrees[::2], ends, 2 * step)
+    quadrature = abs(float(part) - float(coarse)) / 15
+    parts = np.array([float(part.stderr), quadrature, float(bottom.stderr)])
+    stderr = float(np.linalg.norm(parts))
+    dof = combined_degrees(parts, np.array([part.dof, math.inf, PRIOR_DRAWS - 1.0]))
+    status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
+    cost = sum(each.cost for each in found)
+    whole = frozen.num_terms * frozen.loss() + float(bottom) + float(part)
+    return FreeEnergy(
+        Estimate(whole, stderr, cost, status, dof),
+        nbetas,
+        means,
+        errors,
+        quadrature,
+        prior_ess,
+        cost,
+        status,
+    )
+
+
+def _points(temperatures: int | None, width: float) -> int:
+    """How many temperatures: odd, so that every other one makes a rule too."""
+    if temperatures is None:
+        return 2 * max(math.ceil(width / (2 * SPACING)), 1) + 1
+    require_count(temperatures, "temperatures", 3)
+    require(
+        temperatures % 2 == 1,
+        "temperatures",
+        "be odd",
+        temperatures,
+        "every other one serves to judge the error",
+    )
+    return temperatures
+
+
+def _prior_part(
+    problem: Problem, localization: Localization, seed: int
+) -> tuple[float, Estimate, float]:
+    """ln nβ₀, −ln E_φ exp(−nβ₀(L − L*)) and the effective number of draws in it, half of them
+    where β₀ < 1 allows.
+    """
+    centre = problem.vector
+    gamma = torch.as_tensor(localization_tensor(localization, problem.space, centre)).to(centre)
+    require(
+        bool((gamma > 0).all()),
+        "localization",
+        "be above 0 for every parameter",
+        localization,
+        "without it there is no prior to integrate over",
+    )
+    noise = generator(seed, "prior")
+    rises = np.empty(PRIOR_DRAWS)
+    base = problem.loss()
+    for i in range(PRIOR_DRAWS):
+        draw = torch.randn(len(centre), generator=noise, dtype=torch.float64).to(centre)
+        rises[i] = problem.loss(centre + draw / gamma.sqrt()) - base
+    return _cut(np.nan_to_num(rises, nan=np.inf), problem.num_terms)
+
+
+def _cut(rises: Array, count: int) -> tuple[float, Estimate, float]:
+    """``_prior_part`` of losses above the centre's; an infinite one has weight 0."""
+    finite = rises[np.isfinite(rises)]
+    require(
+        len(finite) > 1,
+        "localization",
+        "give prior draws of finite loss",
+        "draws of infinite loss",
+        "raise it",
+    )
+
+    def half(log_nbeta: float) -> float:
+        return _effective(math.exp(log_nbeta) * finite) - len(finite) / 2
+
+    high = math.log(count) - SPACING
+    low = min(-30.0 - math.log(float(np.abs(finite).max()) or 1.0), high)
+    found = high if half(high) >= 0 else float(optimize.brentq(half, low, high, xtol=1e-3))
+    exponents = -math.exp(found) * rises
+    weights = np.exp(exponents - exponents.max())
+    error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(weights)))
+    value = math.log(len(rises)) - float(special.logsumexp(exponents))
+    return found, Estimate(value, error), _effective(-exponents)
+
+
+def _effective(energies: Array) -> float:
+    """1/Σw² of the weights exp(−energy), normalised."""
+    weights = special.softmax(-energies)
+    return 1.0 / float((weights**2).sum())
+
+
+def _integral(
+    means: Array, errors: Array, degrees: Array, ends: tuple[Estimate, Estimate] | None, step: float
+) -> Estimate:
+    """∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last) for λ̂ in ln β; Σ' takes half of the first and
+    last.
+
+    g' = λ̂ − Var with the variances of the ``ends``, or that of the parabola through the last three
+    points (Gregory's rule; the line through two has none). The standard error is that of
+    independent terms, with their ``degrees``.
+    """
+    weights = np.full(len(means), step)
+    weights[[0, -1]] = step / 2
+    bend, extra, known = step**2 / 12, np.zeros(0), np.zeros(0)
+    if ends is not None:
+        weights[0], weights[-1] = weights[0] + bend, weights[-1] - bend
+        extra = bend * np.array([-float(ends[0]), float(ends[1])])
+        known = bend * np.array([float(end.stderr) for end in ends])
+    elif len(means) > 2:
+        slope = np.array([-3.0, 4.0, -1.0]) / (2 * step)
+        weights[:3] += bend * slope
+        weights[-3:] += bend * slope[::-1]
+    spread = np.concatenate([weights * errors, known])
+    dof = combined_degrees(spread, np.concatenate([degrees, degrees[[0, -1]][: len(known)]]))
+    return Estimate(float(weights @ means + extra.sum()), float(np.linalg.norm(spread)), dof=dof)
+
+
+def _whole(chains: Chains) -> bool:
+    """Whether the chains hold losses of the whole data."""
+    return chains.full_losses is not None or chains.batch_size == chains.num_samples
+
+
+def _variance(chains: Chains) -> Estimate:
+    """Var[nβL] over the draws."""
+    energies = chains.energies if chains.full_losses is None else chains.full_energies
+    kept = energies[~chains.diagnostics.diverged]
+    require(
+        kept.size > 0,
+        "chains",
+        "have draws of finite loss",
+        f"only diverged ones at nβ = {chains.nbeta:.3g}",
+        chains.status.value,
+    )
+    squares = (kept - kept.mean()) ** 2
+    return Estimate(float(squares.mean()), standard_error(squares))
