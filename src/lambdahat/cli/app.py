@@ -56,52 +56,51 @@ TRAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 @app.command(epilog=EXIT_CODES, context_settings=TRAINING)
 def train(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Option(help="A network by name; one that is not known lists them all.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="A data set by name; `lambdahat data list` lists them.")
-    ],
+    model: Annotated[str, typer.Option(help="Network name; an unknown name lists all.")],
+    data: Annotated[str, typer.Option(help="Data set name, as in `lambdahat data list`.")],
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training data.")] = 10,
     optimizer: Annotated[
-        str, typer.Option(help="An optimiser by name. Its options follow as --name value.")
+        str, typer.Option(help="Optimiser name; pass its options as --name value.")
     ] = "sgd",
     lr: Annotated[
         float | None, typer.Option(help="Learning rate.", show_default="the optimiser's")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Batch size.")] = 128,
     schedule: Annotated[
         str | None, typer.Option(help='Such as cosine or "step:milestones=(60,120),factor=0.2".')
     ] = None,
     regularizer: Annotated[
-        list[str] | None, typer.Option(help='Such as "l2:rate=1e-4"; may be given several times.')
+        list[str] | None, typer.Option(help='Such as "l2:rate=1e-4"; repeatable.')
     ] = None,
     averaging: Annotated[
         str | None, typer.Option(help='Such as "average:start=161" or "ema:unit=step".')
     ] = None,
     lookahead: Annotated[
-        int | None, typer.Option(min=1, help="Lookahead every so many steps.")
+        int | None,
+        typer.Option(min=1, help="Wrap the optimiser in Lookahead with this many steps."),
     ] = None,
-    early_stopping: Annotated[int | None, typer.Option(min=1, help="Patience in epochs.")] = None,
+    early_stopping: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many epochs without improvement.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches of a step.")] = 1,
-    clip: Annotated[float | None, typer.Option(help="Largest norm of a gradient.")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches per optimiser step.")] = 1,
+    clip: Annotated[
+        float | None, typer.Option(help="Clip the gradient norm to this value.")
+    ] = None,
     augment: Annotated[bool, typer.Option("--augment", help="Random crops and flips.")] = False,
     curvature_samples: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="For optimisers that measure curvature.", show_default="as a step has"
-        ),
+        typer.Option(min=1, help="Samples for curvature measurements.", show_default="batch size"),
     ] = None,
     track: Annotated[
-        str, typer.Option(help="Measure along the way: llc, trace, spectrum, …, by commas.")
+        str, typer.Option(help="Quantities to track, comma-separated: llc, trace, spectrum, …")
     ] = "",
     track_every: Annotated[
         int, typer.Option(min=1, help="Epochs (or steps) between measurements.")
     ] = 1,
     track_unit: Annotated[str, typer.Option(help="epoch or step.")] = "epoch",
     track_samples: Annotated[
-        int | None, typer.Option(min=2, help="Measure on so many.", show_default="1000")
+        int | None, typer.Option(min=2, help="Samples to measure on.", show_default="1000")
     ] = None,
     model_option: Annotated[
         list[str] | None, typer.Option(help='Such as "widths=(64,32)".')
@@ -110,30 +109,26 @@ def train(
         list[str] | None, typer.Option(help='Such as "normalization=standard".')
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Train on the first so many.", show_default="all")
+        int | None, typer.Option(min=1, help="Train on the first N samples.", show_default="all")
     ] = None,
-    log: Annotated[str, typer.Option(help="Also to tensorboard, wandb.")] = "",
+    log: Annotated[str, typer.Option(help="Additional loggers: tensorboard, wandb.")] = "",
     out: Annotated[
         Path | None, out_option("Folder of the run: metrics, checkpoints, measurements.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Epochs between checkpoints.")] = 1,
     checkpoint_steps: Annotated[
-        int | None, typer.Option(min=1, help="Also every so many steps.")
+        int | None, typer.Option(min=1, help="Also checkpoint every N steps.")
     ] = None,
     keep: Annotated[
-        int, typer.Option(min=1, help="Newest checkpoints to keep, beside the best.")
+        int, typer.Option(min=1, help="Newest checkpoints to keep, in addition to the best.")
     ] = 2,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Decides initial weights, data order and all else.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda".')] = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network, measure it along the way, and never lose the run: a killed one goes on
-    with --resume.
-    """
+    """Train a network and track its curvature; --resume continues an interrupted run."""
     from lambdahat.cli.train import Plan, extra_options, key_values, run_train
     from lambdahat.training.checkpoints import Recipe
 
@@ -191,14 +186,14 @@ app.command(epilog=EXIT_CODES)(advise)
 
 @app.command(epilog=EXIT_CODES)
 def verify(
-    case: Annotated[str, typer.Option(help="Only the cases whose names this glob matches.")] = "*",
-    quick: Annotated[bool, typer.Option("--quick", help="One case of each family.")] = False,
+    case: Annotated[str, typer.Option(help="Only cases whose names match this glob.")] = "*",
+    quick: Annotated[bool, typer.Option("--quick", help="One case per family.")] = False,
     seed: Seed = 0,
     out: Kept = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The learning coefficient at default settings against cases whose exact answer is known."""
+    """Check the learning coefficient at default settings against cases with exact answers."""
     from lambdahat.cli.verifications import run_verify
 
     kept = (
@@ -215,12 +210,11 @@ def verify(
 @app.command(epilog=EXIT_CODES)
 def reproduce(
     experiments: Annotated[
-        list[str] | None,
-        typer.Argument(help="Published experiments by name; --list describes them all."),
+        list[str] | None, typer.Argument(help="Experiment names; --list describes all.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the experiments and how many cells each scale has.")
+        bool, typer.Option("--list", help="List the experiments and their number of cells.")
     ] = False,
     scale: Annotated[
         str,
@@ -231,7 +225,7 @@ def reproduce(
     jobs: Annotated[
         int,
         typer.Option(
-            min=1, help="Cells that run at once; a cluster at an address runs all it can."
+            min=1, help="Cells to run in parallel; a remote cluster uses all its workers."
         ),
     ] = 1,
     backend: Annotated[
@@ -240,32 +234,25 @@ def reproduce(
     address: Annotated[
         str | None,
         typer.Option(
-            help="Of a dask or ray cluster; auto: ray's own here.", show_default="a new one here"
+            help="Address of a dask or ray cluster, or auto (ray).",
+            show_default="start one locally",
         ),
     ] = None,
     only: Annotated[
-        str | None,
-        typer.Option(help='Only cells whose settings hold these words: "alpha=0.1 seed=3".'),
+        str | None, typer.Option(help='Only cells with these settings, such as "alpha=0.1 seed=3".')
     ] = None,
     device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
     resume: Annotated[
-        bool,
-        typer.Option("--resume/--fresh", help="Go on with the finished cells, or throw them away."),
+        bool, typer.Option("--resume/--fresh", help="Keep finished cells, or start over.")
     ] = True,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Forecast the time of the cells that are left from a few epochs of some.",
-        ),
+        bool, typer.Option("--dry-run", help="Forecast the remaining time from a few epochs.")
     ] = False,
-    out: Annotated[Path, out_option("Folder for the rows, the tables and the page.")] = Path(
-        "reproductions"
-    ),
+    out: Annotated[Path, out_option("Folder for rows, tables and page.")] = Path("reproductions"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run published experiments, and say which of their claims hold here."""
+    """Reproduce published experiments and report which claims hold."""
     from lambdahat.cli.reproduce import (
         Choices,
         asked_for,
@@ -290,31 +277,29 @@ def reproduce(
 @app.command(epilog=EXIT_CODES)
 def bench(
     peers: Annotated[
-        bool, typer.Option("--peers", help="Time the other libraries that are installed too.")
+        bool, typer.Option("--peers", help="Also time the other installed libraries.")
     ] = False,
     device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
     only: Annotated[
-        str, typer.Option(help="Families of rows, a glob; one that matches none lists them.")
+        str, typer.Option(help="Glob over families; one without a match lists them.")
     ] = "*",
     quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes: shows that it runs, times mean nothing.")
+        bool, typer.Option("--quick", help="Tiny sizes, to check that it runs.")
     ] = False,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Interleaved rounds, of which the medians are taken.")
+        int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")
     ] = 9,
     against: Annotated[
-        Path | None, typer.Option(help="A bench.json on record: what is slower exits with 1.")
+        Path | None, typer.Option(help="Reference bench.json; exit with 1 if slower.")
     ] = None,
-    tolerance: Annotated[float, typer.Option(help="What counts as slower than on record.")] = 0.15,
-    out: Annotated[
-        Path | None, out_option("Folder for tables, a figure and bench.json, kept up to date.")
-    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Relative slowdown that counts as slower.")
+    ] = 0.15,
+    out: Annotated[Path | None, out_option("Folder for tables, figure and bench.json.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What everything costs in gradients, and beside the peers: times, errors, memory, and how
-    far from the limit.
-    """
+    """Benchmark time, error and memory, in units of a gradient and against other libraries."""
     from lambdahat.bench.plans import Plan
     from lambdahat.cli.bench import run_bench
 
@@ -329,15 +314,12 @@ def bench(
 @app.command(epilog=EXIT_CODES)
 def report(
     folders: Annotated[
-        list[Path],
-        typer.Argument(help="Folders with the rows of experiments, or with saved results."),
+        list[Path], typer.Argument(help="Folders with experiment rows or saved results.")
     ],
     out: Annotated[Path, out_option("The page to write.")] = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
-    """Build the page from what experiments and measurements have stored: one HTML file that
-    opens offline.
-    """
+    """Build one self-contained HTML page from stored experiments and measurements."""
     from lambdahat.cli.reproduce import run_report
 
     with exit_codes():
@@ -354,9 +336,7 @@ def demo(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """SGD against NGD on handwritten digits: train, measure, judge the NGD paper's claims, and
-    write a page.
-    """
+    """Compare SGD and NGD on handwritten digits, test the NGD paper's claims, and write a page."""
     from lambdahat.cli.demo import run_demo
 
     with exit_codes("finished results are kept"):

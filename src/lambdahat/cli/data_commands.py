@@ -10,26 +10,24 @@ import typer
 from lambdahat.cli.exits import EXIT_CODES, exit_codes, output_path
 from lambdahat.cli.options import Json, Quiet
 
-data_commands = typer.Typer(
-    help="The data sets: what there is, fetching it, checking it.", no_args_is_help=True
-)
+data_commands = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
 Names = Annotated[
-    list[str] | None, typer.Argument(help="Data sets.", show_default="all that are here")
+    list[str] | None, typer.Argument(help="Data set names.", show_default="all present")
 ]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
         parser=output_path,
         metavar="PATH",
-        help="The folder of the files.",
-        show_default="LAMBDAHAT_DATA, else the cache of the user",
+        help="Data folder.",
+        show_default="LAMBDAHAT_DATA, else the user's data folder",
     ),
 ]
 
 
 @data_commands.command("list", epilog=EXIT_CODES)
 def list_data(as_json: Json = False) -> None:
-    """Every data set, and where its files are."""
+    """List every data set and the location of its files."""
     from lambdahat.cli.datasets import run_list
 
     with exit_codes():
@@ -39,18 +37,12 @@ def list_data(as_json: Json = False) -> None:
 
 @data_commands.command("fetch", epilog=EXIT_CODES)
 def fetch_data(
-    names: Annotated[
-        list[str], typer.Argument(help="Data sets; a name that is not known lists them all.")
-    ],
+    names: Annotated[list[str], typer.Argument(help="Data set names; an unknown name lists all.")],
     folder: DataFolder = None,
-    mirror: Annotated[
-        str | None, typer.Option(help="An address below which the files are.")
-    ] = None,
+    mirror: Annotated[str | None, typer.Option(help="Base URL of another mirror.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Bring data sets from the usual mirrors, verified; a broken download continues where it
-    stopped.
-    """
+    """Download and verify data sets; an interrupted download resumes."""
     from lambdahat.cli.datasets import run_fetch
 
     with exit_codes("what has come is kept; the same command continues"):
@@ -62,9 +54,7 @@ def fetch_data(
 def check_data(
     names: Names = None, folder: DataFolder = None, as_json: Json = False, quiet: Quiet = False
 ) -> None:
-    """Compare the files with their published checksums; where there is none, say so and compare
-    the size if known.
-    """
+    """Compare the files with their published checksums, or with their size if none is published."""
     from lambdahat.cli.datasets import run_check
 
     with exit_codes():

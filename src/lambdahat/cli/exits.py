@@ -21,11 +21,10 @@ from lambdahat.results import Status
 OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141
 
 EXIT_CODES = (
-    "Exit codes: 0 all went well; 1 measured, but some status is not CONVERGED (the output states"
-    " the remedy), or a case of verify, a file of data check, a cell of reproduce or a task of"
-    " bench fails, or is slower than on record; 2 bad usage or input; 3 an error inside, with its"
-    " traceback; 130 interrupted (what had been finished is kept in --out); 141 whoever read the"
-    " output stopped reading, as in a pipe to head."
+    "Exit codes: 0 success; 1 measured, but some status is not CONVERGED (the output states the"
+    " remedy), or a verify case, data file, reproduce cell or bench task failed or is slower than"
+    " its reference; 2 bad usage or input; 3 internal error, with traceback; 130 interrupted"
+    " (finished work is kept in --out); 141 the output was closed early, as in a pipe to head."
 )
 
 

@@ -12,12 +12,12 @@ from lambdahat.cli.exits import EXIT_CODES, exit_codes
 from lambdahat.cli.options import Output, Seed, with_groups
 
 graph_commands = typer.Typer(
-    help="The spectrum of a graph: its density, clusters, likeness, random model.",
+    help="Spectra of graphs: density, clusters, similarity, random-graph model.",
     no_args_is_help=True,
 )
-READING = "How files are read"
+READING = "Reading files"
 GraphFiles = Annotated[
-    list[Path], typer.Argument(help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also packed.")
+    list[Path], typer.Argument(help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also compressed.")
 ]
 MomentCount = Annotated[int, typer.Option(min=8, help="Chebyshev moments.")]
 GraphProbes = Annotated[
@@ -40,14 +40,16 @@ class Reading:
         bool,
         typer.Option("--unweighted", rich_help_panel=READING, help="Give every edge the weight 1."),
     ] = False
-    loops: Annotated[str, typer.Option(rich_help_panel=READING, help="drop or keep.")] = "drop"
+    loops: Annotated[
+        str, typer.Option(rich_help_panel=READING, help="Self-loops: drop or keep.")
+    ] = "drop"
     duplicates: Annotated[
-        str, typer.Option(rich_help_panel=READING, help="Listed again: max, sum, mean or refuse.")
+        str, typer.Option(rich_help_panel=READING, help="Repeated edges: max, sum, mean or refuse.")
     ] = "max"
     directed: Annotated[
         str,
         typer.Option(
-            rich_help_panel=READING, help="Two directions: max, sum, mean, mutual or refuse."
+            rich_help_panel=READING, help="Unequal directions: max, sum, mean, mutual or refuse."
         ),
     ] = "max"
 
@@ -65,7 +67,7 @@ def graph_spectrum(
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
-    """The density of eigenvalues of the normalised Laplacian, of maximum entropy."""
+    """Maximum-entropy spectral density of the normalised Laplacian."""
     from lambdahat.cli.graphs import run_spectrum
 
     with exit_codes():
@@ -80,18 +82,17 @@ def graph_clusters(
     moments: MomentCount = 100,
     probes: GraphProbes = None,
     cut: Annotated[
-        float | None, typer.Option(help="Count below this λ*.", show_default="the widest gap")
+        float | None,
+        typer.Option(help="Count eigenvalues below this λ*.", show_default="the widest gap"),
     ] = None,
     labels: Annotated[
-        bool, typer.Option("--labels", help="Each node's cluster too, by spectral clustering.")
+        bool, typer.Option("--labels", help="Also label the nodes by spectral clustering.")
     ] = False,
     reading: Reading = READ,
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
-    """How many clusters: the eigenvalues below the widest gap, its rivals, and an error; none
-    where there is no gap.
-    """
+    """Number of clusters: eigenvalues below the widest gap, with an error and rival counts."""
     from lambdahat.cli.graphs import run_clusters
 
     with exit_codes():
@@ -109,9 +110,7 @@ def graph_compare(
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
-    """How alike graphs are: the divergence between every two spectra, as a table, a heat map and
-    a tree.
-    """
+    """Divergence between the spectra of each pair of graphs: table, heat map and tree."""
     from lambdahat.cli.graphs import run_compare
 
     with exit_codes():
@@ -127,7 +126,7 @@ def graph_fit(
         str | None,
         typer.Option(
             help="erdos_renyi, watts_strogatz or barabasi_albert.",
-            show_default="all, the nearest first",
+            show_default="all, closest first",
         ),
     ] = None,
     moments: Annotated[
@@ -137,9 +136,7 @@ def graph_fit(
     draws: Annotated[
         int | None,
         typer.Option(
-            min=2,
-            help="Random graphs for each parameter tried.",
-            show_default="10 with --model, else 5",
+            min=2, help="Random graphs per parameter value.", show_default="10 with --model, else 5"
         ),
     ] = None,
     size: Annotated[
@@ -152,7 +149,7 @@ def graph_fit(
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
-    """Which random graph model is nearest, and its parameter."""
+    """Fit the closest random-graph model and its parameter."""
     from lambdahat.cli.graphs import run_fit
 
     with exit_codes():

@@ -44,22 +44,18 @@ class Dtype(StrEnum):
 Factory = Annotated[
     str,
     typer.Argument(
-        help="package.module:function that returns a lambdahat.Problem, or the folder of a run."
+        help="package.module:function that returns a lambdahat.Problem, or a run folder."
     ),
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(
-        help="Weights to measure at: a state dict, a run folder, or best or averaged of the run."
-    ),
+    typer.Option(help="Weights: a state-dict file, a run folder, or best or averaged of the run."),
 ]
-CurvatureOption = Annotated[Curvature, typer.Option(help="Which matrix.")]
-Depth = Annotated[int, typer.Option(min=1, help="Lanczos steps, each one product.")]
+CurvatureOption = Annotated[Curvature, typer.Option(help="Curvature matrix.")]
+Depth = Annotated[int, typer.Option(min=1, help="Lanczos steps (one product each).")]
 Samples = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Measure on this many samples, drawn without replacement.", show_default="all"
-    ),
+    typer.Option(min=1, help="Measure on a random subset of N samples.", show_default="all"),
 ]
 Device = Annotated[
     str | None, typer.Option(help='For example "cuda" or "cpu".', show_default="the model's")
@@ -71,25 +67,25 @@ NormOption = Annotated[
     Norm | None,
     typer.Option(
         help=(
-            "Normalisation layers: running statistics, those of each batch, or running with their"
-            " weights held."
+            "Normalisation layers: running statistics (eval), batch statistics (train), or running"
+            " statistics with fixed weights (frozen)."
         ),
         show_default="the factory's",
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Make one product, predict the cost, and stop.")
+    bool, typer.Option("--dry-run", help="Time one product, predict the cost, and stop.")
 ]
-LLC = "For chains (llc, wbic …); what is not given is found"
+LLC = "Sampling (llc, wbic, …); options not given are tuned"
 Chains = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Chains.", show_default="4")
+    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Number of chains.", show_default="4")
 ]
-Draws = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Draws of each chain.")]
+Draws = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Draws per chain.")]
 BurnIn = Annotated[
-    int | None, typer.Option(min=0, rich_help_panel=LLC, help="Steps before the first draw.")
+    int | None, typer.Option(min=0, rich_help_panel=LLC, help="Burn-in steps per chain.")
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Samples that a step sees.")
+    int | None, typer.Option(min=1, rich_help_panel=LLC, help="Batch size of a step.")
 ]
 Nbeta = Annotated[
     str | None,
@@ -105,12 +101,11 @@ Localization = Annotated[
         min=0,
         rich_help_panel=LLC,
         show_default="by rule",
-        help="γ, which ties chains to w*; the centre of llc_curve.",
+        help="Localization strength γ; the centre of llc_curve.",
     ),
 ]
 StepSize = Annotated[
-    float | None,
-    typer.Option(min=0, rich_help_panel=LLC, help="Step size of the kernel: ε, or h of kinetic."),
+    float | None, typer.Option(min=0, rich_help_panel=LLC, help="Step size: ε, or h for kinetic.")
 ]
 KernelOption = Annotated[
     str | None,
@@ -121,14 +116,12 @@ KernelOption = Annotated[
 Tol = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=LLC,
-        help="Standard error to reach, as a part of the value.",
-        show_default="0.03",
+        rich_help_panel=LLC, help="Relative standard error to reach.", show_default="0.03"
     ),
 ]
 MaxGradients = Annotated[
     int | None,
-    typer.Option(min=100, rich_help_panel=LLC, help="The most gradients, over all chains."),
+    typer.Option(min=100, rich_help_panel=LLC, help="Maximum number of gradients over all chains."),
 ]
 
 
@@ -138,21 +131,21 @@ def measure(
     what: Annotated[
         str,
         typer.Option(
-            help="Quantities, separated by commas, such as llc, or llc_curve for λ̂ over γ; "
-            "a name that is not known lists them all."
+            help="Quantities, comma-separated, such as llc, or llc_curve for λ̂ over γ; "
+            "an unknown name lists all."
         ),
     ] = "trace,eigenpairs,spectrum",
     curvature: CurvatureOption = Curvature.hessian,
     depth: Depth = 100,
-    probes: Annotated[int, typer.Option(min=1, help="Random starts of the spectrum.")] = 1,
-    top: Annotated[int, typer.Option(min=1, help="How many eigenpairs.")] = 10,
+    probes: Annotated[int, typer.Option(min=1, help="Random probes of the spectrum.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Number of eigenpairs.")] = 10,
     samples: Samples = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: DtypeOption = None,
     norm: NormOption = None,
     out: Kept = None,
-    vectors: Annotated[bool, typer.Option("--vectors", help="Keep the eigenvectors too.")] = False,
+    vectors: Annotated[bool, typer.Option("--vectors", help="Also keep the eigenvectors.")] = False,
     chains: Chains = None,
     draws: Draws = None,
     burn_in: BurnIn = None,
@@ -167,9 +160,7 @@ def measure(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a model: trace, norms, eigenpairs, spectrum, learning coefficient and more, each
-    with its error.
-    """
+    """Measure trace, norms, eigenpairs, spectrum, learning coefficient and more, with errors."""
     from lambdahat._measure import MeasureSettings
     from lambdahat.cli.loading import Choices
     from lambdahat.cli.measurements import run_measure
@@ -208,20 +199,18 @@ def landscape(
     along: Annotated[
         str,
         typer.Option(
-            help="largest, smallest, smallest-magnitude, random, filter; separated by commas."
+            help="Comma-separated: largest, smallest, smallest-magnitude, random, filter."
         ),
     ] = "largest,smallest,smallest-magnitude",
     plane: Annotated[
-        bool, typer.Option("--plane", help="The plane of the first two directions, not lines.")
+        bool, typer.Option("--plane", help="Plane of the first two directions instead of lines.")
     ] = False,
     towards: Annotated[
         Path | None,
-        typer.Option(
-            help="The line to this other checkpoint, offsets 0 to 1, in place of --along."
-        ),
+        typer.Option(help="Line to this checkpoint, offsets 0 to 1, instead of --along."),
     ] = None,
     distance: Annotated[
-        float, typer.Option(help="How far to go, in lengths of the direction.")
+        float, typer.Option(help="Distance along each direction, in units of its norm.")
     ] = 1.0,
     points: Annotated[int, typer.Option(min=3, help="Points along each direction.")] = 21,
     held_out: Annotated[
@@ -249,9 +238,7 @@ def landscape(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """The loss along Ritz vectors of the curvature, or random directions, on training and
-    held-out data.
-    """
+    """Loss along Ritz vectors or random directions, on training and held-out data."""
     from lambdahat.cli.lines import Lines, run_landscape
     from lambdahat.cli.loading import Choices
 
@@ -270,41 +257,40 @@ def landscape(
 def advise(
     factory: Factory,
     checkpoint: Checkpoint = None,
-    optimizer: Annotated[str, typer.Option(help="One that is not known lists them all.")] = "sgd",
+    optimizer: Annotated[
+        str, typer.Option(help="Optimiser name; an unknown name lists all.")
+    ] = "sgd",
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Samples of a batch.", show_default="128, or all data if fewer"),
+        typer.Option(min=1, help="Current batch size.", show_default="128, or all data if fewer"),
     ] = None,
     new_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="A batch size to move to.", show_default="none")
+        int | None, typer.Option(min=1, help="Batch size to move to.", show_default="none")
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            help="In use at --batch-size.", show_default="the usual one, where one is needed"
-        ),
+        typer.Option(help="Rate in use at --batch-size.", show_default="a common one if needed"),
     ] = None,
     momentum: Annotated[
         float | None,
-        typer.Option(help="Of sgd, momentum and nesterov.", show_default="0, 0.9 and 0.9"),
+        typer.Option(help="Momentum of sgd, momentum and nesterov.", show_default="0, 0.9 and 0.9"),
     ] = None,
     batches: Annotated[
         int | None,
-        typer.Option(min=2, help="Batches of each size to measure.", show_default="10 to 30"),
+        typer.Option(min=2, help="Batches to measure per size.", show_default="10 to 30"),
     ] = None,
     variance_samples: Annotated[
         int | None,
-        typer.Option(min=2, help="Samples to measure one by one.", show_default="at most 1,024"),
+        typer.Option(min=2, help="Samples for per-sample variances.", show_default="at most 1,024"),
     ] = None,
     steps: Annotated[
-        int,
-        typer.Option(min=0, help="Also find the largest stable rate by training so many steps."),
+        int, typer.Option(min=0, help="Also find the largest stable rate by training N steps.")
     ] = 0,
     factor: Annotated[
         float | None,
         typer.Option(
-            help="With --steps: a run is stable if its loss ends below so many times the first.",
-            show_default="judged by the noise of small steps",
+            help="With --steps: stable means a final loss below this multiple of the first.",
+            show_default="from the noise of small steps",
         ),
     ] = None,
     samples: Samples = None,
@@ -318,9 +304,7 @@ def advise(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """How large a step, how large a batch: learning rate, its scaling and damping, with the
-    reasons.
-    """
+    """Recommend learning rate, batch size and damping from curvature, with reasons."""
     from lambdahat.cli.advise import run_advise
     from lambdahat.cli.loading import Choices
 

@@ -12,7 +12,7 @@ import typer
 
 from lambdahat.cli.exits import output_path
 
-Seed = Annotated[int, typer.Option(min=0, help="Decides all that is random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 
 
 def out_option(help: str) -> Any:
@@ -22,10 +22,11 @@ def out_option(help: str) -> Any:
 
 Out = Annotated[Path | None, out_option("Folder for results, tables and figures.")]
 Kept = Annotated[
-    Path | None, out_option("Folder for results, tables, figures; a killed run resumes from it.")
+    Path | None,
+    out_option("Folder for results, tables and figures; an interrupted run resumes from it."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
 
 
 @dataclass(frozen=True)
