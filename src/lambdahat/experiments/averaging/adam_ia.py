@@ -23,7 +23,7 @@ from lambdahat.experiments.averaging.averaged_training import (
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart, Series
 
 WITH, WITHOUT = "with batch norm", "without batch norm"
@@ -383,43 +383,24 @@ EXPERIMENT = Experiment(
             "cifar10", 10_000, 10_000, 30, 3, "VGG-16", 5e-4, augmented=True, precision="bfloat16"
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "CIFAR-10 in place of CIFAR-100, which cannot be had here, and 30 epochs of the"
-            " thesis's 300."
-        ),
-        (
-            "All figures are of VGG-16, on a CPU of a small network of its kind; Figure 7.1 is of"
-            " PreResNet-110."
-        ),
-        (
-            "Adam's weight decay, 5e-4 in the gradient, is the default of the thesis's code;"
-            " Gadam's 0.25 is decoupled."
-        ),
-        "Averages begin after the share 161/300 of the epochs, one iterate per epoch.",
-        (
-            "The norm of an average is set against the mean norm of the iterates in it; ‖θ‖ is that"
-            " of all parameters."
-        ),
-        (
-            "That it is smaller is Jensen's inequality and cannot fail; the ratio of effective"
-            " rates is mostly"
-        ),
-        (
-            "that of the schedules' last rates, 50. What counts as comparable, a quarter, was set"
-            " after the results."
-        ),
-        (
-            "Averages count as begun too soon if their iterates gain over 1 point more: a rule made"
-            " after the results."
-        ),
-        "On a GPU networks train with bfloat16 in their forward passes.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        CIFAR-10 in place of CIFAR-100, which cannot be had here, and 30 epochs of the thesis's 300.
+        All figures are of VGG-16, on a CPU of a small network of its kind; Figure 7.1 is of
+          PreResNet-110.
+        Adam's weight decay, 5e-4 in the gradient, is the default of the thesis's code; Gadam's 0.25
+          is decoupled.
+        Averages begin after the share 161/300 of the epochs, one iterate per epoch.
+        The norm of an average is set against the mean norm of the iterates in it; ‖θ‖ is that of
+          all parameters.
+        That it is smaller is Jensen's inequality and cannot fail; the ratio of effective rates is
+          mostly
+        that of the schedules' last rates, 50. What counts as comparable, a quarter, was set after
+          the results.
+        Averages count as begun too soon if their iterates gain over 1 point more: a rule made after
+          the results.
+        On a GPU networks train with bfloat16 in their forward passes.
+    """),
     size=(
         "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and"
         " 7.6) on CIFAR-100; epochs are not in the text."

@@ -22,7 +22,7 @@ from lambdahat.experiments.averaging.averaged_training import (
 from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, errors, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, correlation, mean_of
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.randommatrix import NoisyQuadratic
 from lambdahat.results.charts import Chart, Series
 
@@ -370,32 +370,20 @@ EXPERIMENT = Experiment(
             augmented=True,
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        "One small network of several widths on CIFAR-10, so that nothing but P differs.",
-        "The thesis sets networks of different kinds and on different data against each other.",
-        (
-            "The caption of Figure 7.8d has the gain over the base optimiser, its text that over"
-            " SGD: here it is over SGD."
-        ),
-        (
-            "Slopes are taken seed by seed, for the widths share a seed's images; at first all"
-            " points were one line."
-        ),
-        (
-            "Printed points: the best average less SGD in Tables 7.2 and 7.4, at this library's"
-            " parameter counts."
-        ),
-        "The quadratic has curvatures between 0.5 and 2, unit noise and a random start.",
-        (
-            "The variance of its average is printed too small by the factor αλ; that the gain rises"
-            " as P is the same."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        One small network of several widths on CIFAR-10, so that nothing but P differs.
+        The thesis sets networks of different kinds and on different data against each other.
+        The caption of Figure 7.8d has the gain over the base optimiser, its text that over SGD:
+          here it is over SGD.
+        Slopes are taken seed by seed, for the widths share a seed's images; at first all points
+          were one line.
+        Printed points: the best average less SGD in Tables 7.2 and 7.4, at this library's parameter
+          counts.
+        The quadratic has curvatures between 0.5 and 2, unit noise and a random start.
+        The variance of its average is printed too small by the factor αλ; that the gain rises as P
+          is the same.
+    """),
     size=(
         "the networks of Tables 7.2 and 7.4: VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, two"
         " on ImageNet 32 × 32. Theorem 18 is of any noisy quadratic."

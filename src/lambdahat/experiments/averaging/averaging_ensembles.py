@@ -27,7 +27,7 @@ from lambdahat.experiments.averaging.averaged_training import (
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.problem.batches import Batches
 from lambdahat.results.charts import Chart
 
@@ -271,30 +271,20 @@ EXPERIMENT = Experiment(
             precision="bfloat16",
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        "CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 100.",
-        "Ensembles of three networks; their number is not printed.",
-        "Rate 0.02, down to a hundredth for ensembles and to a half for averages, as printed.",
-        (
-            "Weight decays are not printed. Here they reach far, for a run has few steps: rate ×"
-            " decay × steps counts."
-        ),
-        "The gain of averaging is the average at the end less the iterate where averaging begins.",
-        (
-            "The point within which the gain of an ensemble counts as unchanged was set after the"
-            " results."
-        ),
-        (
-            "The gain of an ensemble is the accuracy of its mean probabilities less the mean"
-            " accuracy of its members."
-        ),
-        "On a GPU networks train with bfloat16 in their forward passes.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 100.
+        Ensembles of three networks; their number is not printed.
+        Rate 0.02, down to a hundredth for ensembles and to a half for averages, as printed.
+        Weight decays are not printed. Here they reach far, for a run has few steps: rate × decay ×
+          steps counts.
+        The gain of averaging is the average at the end less the iterate where averaging begins.
+        The point within which the gain of an ensemble counts as unchanged was set after the
+          results.
+        The gain of an ensemble is the accuracy of its mean probabilities less the mean accuracy of
+          its members.
+        On a GPU networks train with bfloat16 in their forward passes.
+    """),
     size="VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text.",
     sizes=(Size("VGG-16", "cifar100", epochs=100), Size("VGG-16-BN", "cifar100", epochs=100)),
 )

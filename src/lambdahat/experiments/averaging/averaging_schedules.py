@@ -33,7 +33,7 @@ from lambdahat.experiments.averaging.averaged_training import (
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart, Series
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run
@@ -630,38 +630,24 @@ EXPERIMENT = Experiment(
             precision="bfloat16",
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        "CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 300.",
-        "On a CPU a small network of VGG's kind.",
-        (
-            "Starts and frequencies are compared at a constant rate: no step reads an average, so"
-            " one run has them all."
-        ),
-        "The thesis also moves its schedule with T_avg.",
-        (
-            "The automatic ones start and stop by the loss on the same held-out images that they"
-            " are judged by."
-        ),
-        (
-            "Their patience is a tenth of the epochs, where the thesis has 10 of 300; none outlasts"
-            " the other runs."
-        ),
-        (
-            "Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed"
-            " chooses for itself."
-        ),
-        (
-            "One point counts as little. That 10 points of gap count as none in Figure 7.4 was set"
-            " after the results."
-        ),
-        "Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins.",
-        "On a GPU networks train with bfloat16 in their forward passes.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 300.
+        On a CPU a small network of VGG's kind.
+        Starts and frequencies are compared at a constant rate: no step reads an average, so one run
+          has them all.
+        The thesis also moves its schedule with T_avg.
+        The automatic ones start and stop by the loss on the same held-out images that they are
+          judged by.
+        Their patience is a tenth of the epochs, where the thesis has 10 of 300; none outlasts the
+          other runs.
+        Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed chooses
+          for itself.
+        One point counts as little. That 10 points of gap count as none in Figure 7.4 was set after
+          the results.
+        Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins.
+        On a GPU networks train with bfloat16 in their forward passes.
+    """),
     size=(
         "VGG-16 on CIFAR-100, rates a tenth at epochs 100 and 150, averages from epoch 161, 3 runs;"
         " epochs are not in the text."

@@ -37,7 +37,7 @@ from lambdahat.experiments.averaging.averaging_schedules import (
 from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart
 
 AVERAGED = ("Gadam", "GadamX")
@@ -301,61 +301,35 @@ EXPERIMENT = Experiment(
             precision="bfloat16",
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "CIFAR-10 in place of CIFAR-100, which cannot be had here; 10,000 of its images and 30"
-            " epochs of 300."
-        ),
-        (
-            "PreResNet-20 in place of PreResNet-110. On a CPU 2,000 images of 8 × 8, small networks"
-            " and AdamW's rate 1e-3."
-        ),
-        (
-            "Rates and weight decays are otherwise those of the thesis's code for CIFAR-100, as in"
-            " gadam-image."
-        ),
-        (
-            "Starts are compared at a constant rate, the initial one: no step reads an average, so"
-            " one run has them all."
-        ),
-        "The thesis also moves its schedule with T_avg, and averages at half of the initial rate.",
-        (
-            f"Sensible starts are 25, 50 and 75 % of the run; {REFERENCE:.0%} stands for the"
-            " thesis's own, 161 of 300."
-        ),
-        "The thesis does not print the values of T_avg that it tried.",
-        (
-            "Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed"
-            " chooses for itself."
-        ),
-        (
-            "Best starts are compared whether or not the iterates have settled: a late start is"
-            " among the choices."
-        ),
-        "Its row of ImageNet 32 × 32 is not here; the language model's is in gadam-language.",
-        (
-            "VGG's Gadam is in averaging-schedules too, on other images there and over another"
-            " number of epochs."
-        ),
-        (
-            "Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins. One"
-            " point counts as little."
-        ),
-        (
-            "The fastest and the slowest run are chosen by their means on the same seeds, which"
-            " makes them differ more."
-        ),
-        "That Gadam + LH beats the Lookahead paper's own result is not tested.",
-        (
-            "On a GPU networks train and are judged in bfloat16 forward passes; averages by start"
-            " are judged in float32."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        CIFAR-10 in place of CIFAR-100, which cannot be had here; 10,000 of its images and 30 epochs
+          of 300.
+        PreResNet-20 in place of PreResNet-110. On a CPU 2,000 images of 8 × 8, small networks and
+          AdamW's rate 1e-3.
+        Rates and weight decays are otherwise those of the thesis's code for CIFAR-100, as in
+          gadam-image.
+        Starts are compared at a constant rate, the initial one: no step reads an average, so one
+          run has them all.
+        The thesis also moves its schedule with T_avg, and averages at half of the initial rate.
+        Sensible starts are 25, 50 and 75 % of the run; {REFERENCE:.0%} stands for the thesis's own,
+          161 of 300.
+        The thesis does not print the values of T_avg that it tried.
+        Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed chooses
+          for itself.
+        Best starts are compared whether or not the iterates have settled: a late start is among the
+          choices.
+        Its row of ImageNet 32 × 32 is not here; the language model's is in gadam-language.
+        VGG's Gadam is in averaging-schedules too, on other images there and over another number of
+          epochs.
+        Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins. One point
+          counts as little.
+        The fastest and the slowest run are chosen by their means on the same seeds, which makes
+          them differ more.
+        That Gadam + LH beats the Lookahead paper's own result is not tested.
+        On a GPU networks train and are judged in bfloat16 forward passes; averages by start are
+          judged in float32.
+    """),
     size="VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text.",
     sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100")),
 )

@@ -31,7 +31,7 @@ from lambdahat.experiments.averaging.averaged_training import (
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds, stems
 from lambdahat.experiments.kit.claims import Claim, Table
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.kit.training import Images, curvature_problem, hessian_row
 from lambdahat.operators.curvature import hessian
 from lambdahat.results.charts import Chart, Series
@@ -516,59 +516,33 @@ EXPERIMENT = Experiment(
             sharp_seeds=3,
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "CIFAR-10 alone, for CIFAR-100 cannot be had here; 10,000 of its images and 30 epochs"
-            " of the thesis's 300."
-        ),
-        (
-            "PreResNet-20 in place of PreResNet-110, and no ResNeXt-29. On a CPU 2,000 images of 8"
-            " × 8 and small networks."
-        ),
-        (
-            "Rates and weight decays are those of the thesis's code"
-            " (github.com/diegogranziol/Gadam) for CIFAR-100."
-        ),
-        "On a CPU AdamW's rate is 1e-3, for over so few steps 5e-4 goes not far enough.",
-        "Averages begin after the share 161/300 of the epochs and take one iterate per epoch.",
-        (
-            "Accuracy is that of images held out of the training part. Claims are read network by"
-            " network: n counts seeds."
-        ),
-        (
-            "At first both networks were read together; they differ too much for that. ResNeXt-29's"
-            " rows are not tested."
-        ),
-        (
-            "The text has Gadam above SGD and Padam in all cases; Table 7.3 has both above it on"
-            " PreResNet-110."
-        ),
-        (
-            "The best rival of GadamX is the best by its mean on the same images, which favours the"
-            " rival."
-        ),
-        (
-            "Spectra are by Lanczos from one random vector; on a CPU of two seeds, whose runs were"
-            " added later."
-        ),
-        (
-            "The thesis's Frobenius norm is read as tr(H²)/P. §7.9 compares solutions that fit"
-            " alike, Gadam's the better."
-        ),
-        (
-            "Where ours are not so its claims cannot be tested; that of λ₁ alone, in evaluation"
-            " mode, is a claim of ours."
-        ),
-        (
-            "On a GPU networks train with bfloat16 in their forward passes and are judged by it;"
-            " curvature is in float32."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        CIFAR-10 alone, for CIFAR-100 cannot be had here; 10,000 of its images and 30 epochs of the
+          thesis's 300.
+        PreResNet-20 in place of PreResNet-110, and no ResNeXt-29. On a CPU 2,000 images of 8 × 8
+          and small networks.
+        Rates and weight decays are those of the thesis's code (github.com/diegogranziol/Gadam) for
+          CIFAR-100.
+        On a CPU AdamW's rate is 1e-3, for over so few steps 5e-4 goes not far enough.
+        Averages begin after the share 161/300 of the epochs and take one iterate per epoch.
+        Accuracy is that of images held out of the training part. Claims are read network by
+          network: n counts seeds.
+        At first both networks were read together; they differ too much for that. ResNeXt-29's rows
+          are not tested.
+        The text has Gadam above SGD and Padam in all cases; Table 7.3 has both above it on
+          PreResNet-110.
+        The best rival of GadamX is the best by its mean on the same images, which favours the
+          rival.
+        Spectra are by Lanczos from one random vector; on a CPU of two seeds, whose runs were added
+          later.
+        The thesis's Frobenius norm is read as tr(H²)/P. §7.9 compares solutions that fit alike,
+          Gadam's the better.
+        Where ours are not so its claims cannot be tested; that of λ₁ alone, in evaluation mode, is
+          a claim of ours.
+        On a GPU networks train with bfloat16 in their forward passes and are judged by it;
+          curvature is in float32.
+    """),
     size=(
         "VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, the first two on CIFAR-10, batches of"
         " 128, averages from epoch 161, 3 runs; 300 epochs of VGG-16 (Figures 7.14 to 7.17), those"

@@ -36,8 +36,8 @@ from lambdahat.experiments.kit.cells import (
     settings_of,
 )
 from lambdahat.experiments.kit.claims import Claim, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
 from lambdahat.models.language import lstm
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart, Series
 
@@ -447,47 +447,26 @@ EXPERIMENT = Experiment(
             "tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3, batch=20, dropout=0.2
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had"
-            " here."
-        ),
-        "Perplexities are therefore per character, and only their order can be compared.",
-        (
-            "A smaller LSTM without weight dropout, whose state does not pass from stretch to"
-            " stretch; 30 epochs of 200."
-        ),
-        (
-            "Rates of the thesis's code: Adam 3e-3 (on a CPU 1e-2, the most in its grid), Padam 1"
-            " with p = 0.2."
-        ),
-        (
-            "SGD 10 with gradients clipped at 0.25, where the thesis has 30: at 30 this LSTM does"
-            " not settle."
-        ),
-        (
-            "L2 decay of 1.2e-6 in the gradient, so that Gadam is here Adam with averages, as it is"
-            " there."
-        ),
-        (
-            "Averages of every step from half of the epochs on at a constant rate; Padam alone has"
-            " a step schedule."
-        ),
-        "Starts and frequencies are averages of the same run: no step reads them.",
-        (
-            "The best start of Table 7.6 is chosen by the other seeds, so that no seed chooses for"
-            " itself."
-        ),
-        (
-            "Averages count as begun too soon if the iterates' perplexity falls 1 % further: set"
-            " after the results."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had here.
+        Perplexities are therefore per character, and only their order can be compared.
+        A smaller LSTM without weight dropout, whose state does not pass from stretch to stretch; 30
+          epochs of 200.
+        Rates of the thesis's code: Adam 3e-3 (on a CPU 1e-2, the most in its grid), Padam 1 with p
+          = 0.2.
+        SGD 10 with gradients clipped at 0.25, where the thesis has 30: at 30 this LSTM does not
+          settle.
+        L2 decay of 1.2e-6 in the gradient, so that Gadam is here Adam with averages, as it is
+          there.
+        Averages of every step from half of the epochs on at a constant rate; Padam alone has a step
+          schedule.
+        Starts and frequencies are averages of the same run: no step reads them.
+        The best start of Table 7.6 is chosen by the other seeds, so that no seed chooses for
+          itself.
+        Averages count as begun too soon if the iterates' perplexity falls 1 % further: set after
+          the results.
+    """),
     size="a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs.",
     sizes=(Size("LSTM", "penn-treebank", epochs=200),),
 )

@@ -19,7 +19,7 @@ from lambdahat.experiments.kit.claims import (
     paired_difference,
     slope,
 )
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.randommatrix import NoisyQuadratic, matching_rate
 from lambdahat.results.charts import Chart
 
@@ -288,29 +288,16 @@ EXPERIMENT = Experiment(
         "cpu": NoisyScale(5, 200),
         "paper": NoisyScale(20, 500),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no"
-            " values."
-        ),
-        (
-            "The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are"
-            " those of the exact laws."
-        ),
-        (
-            "The 30 steps were set after a first run at cpu: after 10, one window, the average has"
-            " less loss."
-        ),
-        (
-            "There the means were simulated, and their own noise left that comparison undecided;"
-            " now they are exact."
-        ),
-        "Far more is a factor of 10. A moving average starts from the first point.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no values.
+        The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are those
+          of the exact laws.
+        The 30 steps were set after a first run at cpu: after 10, one window, the average has less
+          loss.
+        There the means were simulated, and their own noise left that comparison undecided; now they
+          are exact.
+        Far more is a factor of 10. A moving average starts from the first point.
+    """),
     size="no experiment: derivations for a noisy quadratic in one dimension, and a theorem.",
 )

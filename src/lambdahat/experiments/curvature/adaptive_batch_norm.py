@@ -13,7 +13,14 @@ from lambdahat.experiments.curvature.adaptive_damping import (
 )
 from lambdahat.experiments.kit.cells import Row, Rows, curve, gap, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Table
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, saturated, subject
+from lambdahat.experiments.kit.experiment import (
+    SPECTRAL,
+    Experiment,
+    Size,
+    saturated,
+    sentences,
+    subject,
+)
 from lambdahat.results.charts import Chart
 
 RATE, LARGE_RATE = 1e-3, 3e-3
@@ -178,26 +185,18 @@ EXPERIMENT = Experiment(
             precision="bfloat16",
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     (
         *SHARED,
-        (
-            "AdamW at α = 0.001 with γ = 0 and 0.25, and the larger rate 0.003 of Figure 6.8; SGD"
-            " at 0.1 with L2 5e-4."
-        ),
-        (
-            "The dampings 1e-4 and 1e-3 stand for those of Figures 6.7 and 6.8. λ₁ is taken in"
-            " evaluation mode."
-        ),
-        (
-            "CIFAR-10 in place of CIFAR-100 and of ImageNet, VGG-16 with batch norm in place of"
-            " ResNet-50 too."
-        ),
-        "On a CPU a small WideResNet and 1,000 images of MNIST, 8 × 8.",
+        *sentences("""
+            AdamW at α = 0.001 with γ = 0 and 0.25, and the larger rate 0.003 of Figure 6.8; SGD at
+              0.1 with L2 5e-4.
+            The dampings 1e-4 and 1e-3 stand for those of Figures 6.7 and 6.8. λ₁ is taken in
+              evaluation mode.
+            CIFAR-10 in place of CIFAR-100 and of ImageNet, VGG-16 with batch norm in place of
+              ResNet-50 too.
+            On a CPU a small WideResNet and 1,000 images of MNIST, 8 × 8.
+        """),
     ),
     size=(
         "VGG-16 with batch norm on CIFAR-100, ResNet-50 on ImageNet; epochs and seeds are not in"

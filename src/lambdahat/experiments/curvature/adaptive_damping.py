@@ -34,7 +34,14 @@ from lambdahat.experiments.kit.claims import (
     least_decades,
     paired_difference,
 )
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, saturated, subject
+from lambdahat.experiments.kit.experiment import (
+    SPECTRAL,
+    Experiment,
+    Size,
+    saturated,
+    sentences,
+    subject,
+)
 from lambdahat.experiments.kit.training import images, network
 from lambdahat.results.charts import Chart, Series
 
@@ -372,22 +379,15 @@ PLAIN = (
     ),
     *_kfac((1e-2, 1e-1), (1e-3, 1e-2), (1e-4, 1e-3), (1e-4, 3e-4), (1e-4, 1e-4)),
 )
-SHARED = (
-    (
-        "The linear schedule (α₀ to half of the epochs, then down to α₀/100). SGD and KFAC have"
-        " momentum 0.9."
-    ),
-    "A run that diverged has the error of a network that guesses, and no λ₁.",
-    (
-        "Where a damping is tuned, it is by the validation error that is then compared, as in the"
-        " thesis."
-    ),
-    "Training errors that are 0 on both sides are not compared.",
-    (
-        "To match SGD is to err on less than 0.25 points more: set after the runs, where it had"
-        " been 1 point."
-    ),
-)
+SHARED = sentences("""
+    The linear schedule (α₀ to half of the epochs, then down to α₀/100). SGD and KFAC have momentum
+      0.9.
+    A run that diverged has the error of a network that guesses, and no λ₁.
+    Where a damping is tuned, it is by the validation error that is then compared, as in the thesis.
+    Training errors that are 0 on both sides are not compared.
+    To match SGD is to err on less than 0.25 points more: set after the runs, where it had been 1
+      point.
+""")
 
 EXPERIMENT = Experiment(
     "adaptive-damping",
@@ -401,31 +401,22 @@ EXPERIMENT = Experiment(
         ),
         "paper": AdaptiveScale("cifar10", 45_000, 5_000, 30, 3, "VGG-16", 2000, PLAIN),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     (
         *SHARED,
-        "No weight decay, no batch norm. KFAC takes the empirical Fisher, renewed every ten steps.",
-        (
-            "KFAC's first pair is read as α = 0.01, δ = 0.1, so that δ/α = 10 throughout; Table 6.2"
-            " prints α = 0.1."
-        ),
-        "Adam at δ = 0.1 is ours: over-damping is claimed and no value is given.",
-        (
-            "CIFAR-10 in place of CIFAR-100 and 30 epochs of 300; on a CPU a perceptron and 1,000"
-            " images of MNIST."
-        ),
-        (
-            "Without the claims that are then not testable the family is smaller, and over-damping"
-            " is decided on a CPU."
-        ),
-        (
-            "λ₁ of two runs is not compared where both fit every training image: it then falls with"
-            " the vanishing loss."
-        ),
+        *sentences("""
+            No weight decay, no batch norm. KFAC takes the empirical Fisher, renewed every ten
+              steps.
+            KFAC's first pair is read as α = 0.01, δ = 0.1, so that δ/α = 10 throughout; Table 6.2
+              prints α = 0.1.
+            Adam at δ = 0.1 is ours: over-damping is claimed and no value is given.
+            CIFAR-10 in place of CIFAR-100 and 30 epochs of 300; on a CPU a perceptron and 1,000
+              images of MNIST.
+            Without the claims that are then not testable the family is smaller, and over-damping is
+              decided on a CPU.
+            λ₁ of two runs is not compared where both fit every training image: it then falls with
+              the vanishing loss.
+        """),
         LEAST_EFFECT,
     ),
     size=(

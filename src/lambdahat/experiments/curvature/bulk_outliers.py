@@ -14,7 +14,7 @@ from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import eigenpairs, spectrum
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, over_seeds, settings_of, stems
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Images,
     Watch,
@@ -380,26 +380,16 @@ EXPERIMENT = Experiment(
             precision="bfloat16",
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "The spiked matrix: Wigner noise of scale 1 with spikes 4, 3, 2.5, and 0.5 below the"
-            " threshold 1."
-        ),
-        (
-            "The network is measured half-way, as in the figure, before the rate falls; CIFAR-10 in"
-            " place of CIFAR-100."
-        ),
-        (
-            "Held-out images stand for the true loss; kept is what lies in the span of their"
-            f" {PAIRS} leading ones."
-        ),
-        "On a CPU LeNet-5 and images of MNIST.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        The spiked matrix: Wigner noise of scale 1 with spikes 4, 3, 2.5, and 0.5 below the
+          threshold 1.
+        The network is measured half-way, as in the figure, before the rate falls; CIFAR-10 in place
+          of CIFAR-100.
+        Held-out images stand for the true loss; kept is what lies in the span of their {PAIRS}
+          leading ones.
+        On a CPU LeNet-5 and images of MNIST.
+    """),
     size=(
         "VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a)."
     ),

@@ -28,7 +28,7 @@ from lambdahat.experiments.kit.cells import (
     stems,
 )
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Images,
     curvature_problem,
@@ -481,30 +481,18 @@ EXPERIMENT = Experiment(
             precision="bfloat16",
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "CIFAR-10 in place of CIFAR-100, 60 epochs of 300, and 5,000 images for the curvature"
-            " at paper scale."
-        ),
-        "On a CPU LeNet-5 and images of MNIST.",
-        (
-            "SGD with momentum 0.9, weight decay 5e-4 and the linear schedule; curvature without"
-            " the decay term."
-        ),
-        (
-            "The bulk ends where weights fall below κ/P, κ = 5; beyond it P times the weight counts"
-            " eigenvalues."
-        ),
-        (
-            "The diagonal is that of the Gauss–Newton matrix with one label drawn from the network"
-            " for each image."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        CIFAR-10 in place of CIFAR-100, 60 epochs of 300, and 5,000 images for the curvature at
+          paper scale.
+        On a CPU LeNet-5 and images of MNIST.
+        SGD with momentum 0.9, weight decay 5e-4 and the linear schedule; curvature without the
+          decay term.
+        The bulk ends where weights fall below κ/P, κ = 5; beyond it P times the weight counts
+          eigenvalues.
+        The diagonal is that of the Gauss–Newton matrix with one label drawn from the network for
+          each image.
+    """),
     size=(
         "VGG-16 on CIFAR-100, 100 epochs in §4.2 and 300 in Figure 4.8, rate 0.05, 100 Lanczos"
         " steps, one run."

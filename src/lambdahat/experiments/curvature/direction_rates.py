@@ -24,7 +24,7 @@ from lambdahat.experiments.kit.cells import (
     settings_of,
 )
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, subject
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences, subject
 from lambdahat.experiments.kit.training import Images, curvature_problem, images, network
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.adaptive import Padam
@@ -278,21 +278,13 @@ EXPERIMENT = Experiment(
         ),
         "paper": DirectionScale("cifar10", 45_000, 100, 10, 3, "VGG-16", samples=2000, pairs=40),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Rates are read off an optimiser's own steps, along the Hessian's sharpest eigenvector"
-            " and random directions."
-        ),
-        (
-            "Adam's second moments are those of its training; δ and p are then changed, nothing is"
-            " trained anew."
-        ),
-        "KFAC: the exact Fisher at the point. Lanczos: Ritz pairs of the absolute Hessian there.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        Rates are read off an optimiser's own steps, along the Hessian's sharpest eigenvector and
+          random directions.
+        Adam's second moments are those of its training; δ and p are then changed, nothing is
+          trained anew.
+        KFAC: the exact Fisher at the point. Lanczos: Ritz pairs of the absolute Hessian there.
+    """),
     size="no run: §§6.3 and 6.6 derive these rates for any network.",
 )

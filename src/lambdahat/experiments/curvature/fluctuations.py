@@ -12,7 +12,7 @@ import numpy as np
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.randommatrix import Semicircle
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart, Series, short
@@ -216,23 +216,15 @@ EXPERIMENT = Experiment(
         "cpu": NoiseScale(10),
         "paper": NoiseScale(20, (50, 100, 200, 400, 800)),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        "σ_ε² is that of the matrix itself, tr(ε²)/P.",
-        (
-            "Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break"
-            " condition (ii)."
-        ),
-        "Of linear regression a sample's Hessian is xxᵀ, whose elements depend on each other.",
-        (
-            "The noise of b such samples is a shifted Marchenko–Pastur law, near a semicircle for P"
-            " ≪ b alone."
-        ),
-        f"Near is a distance of {NEAR:g}, apart one of {APART:g}: set before any run.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        σ_ε² is that of the matrix itself, tr(ε²)/P.
+        Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break
+          condition (ii).
+        Of linear regression a sample's Hessian is xxᵀ, whose elements depend on each other.
+        The noise of b such samples is a shifted Marchenko–Pastur law, near a semicircle for P ≪ b
+          alone.
+        Near is a distance of {NEAR:g}, apart one of {APART:g}: set before any run.
+    """),
     size="no experiment: a theorem, of any noise that meets its conditions.",
 )

@@ -21,7 +21,7 @@ from lambdahat.experiments.curvature.lanczos_theorems import (
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, errors, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.results import Array
@@ -375,22 +375,14 @@ EXPERIMENT = Experiment(
         "cpu": DensityScale((225, 2000), 1000, 20),
         "paper": DensityScale((225, 10_000), 1000, 5),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        "One start vector, uniform on the sphere, 30 steps; matrices are scaled to a limit law.",
-        (
-            "The distance is Wasserstein's, between the eigenvalues and the Ritz values with their"
-            " weights."
-        ),
-        (
-            f"Outliers of the known spectrum are above {EDGE:g}, found if a Ritz value is within"
-            f" {NEAR:.0%} of the width."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        One start vector, uniform on the sphere, 30 steps; matrices are scaled to a limit law.
+        The distance is Wasserstein's, between the eigenvalues and the Ritz values with their
+          weights.
+        Outliers of the known spectrum are above {EDGE:g}, found if a Ritz value is within
+          {NEAR:.0%} of the width.
+    """),
     size=(
         "matrices of P = 225 and 10,000, one of 1,000 with a known spectrum, 30 Lanczos steps;"
         " draws are not said."

@@ -14,7 +14,7 @@ from torch import Tensor
 from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.randommatrix import convergence_terms, lanczos_bound, power_bound
@@ -524,29 +524,16 @@ EXPERIMENT = Experiment(
         "cpu": TheoremScale(1000, 30, 20),
         "paper": TheoremScale(1000, 30, 100),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the"
-            " sphere; float64."
-        ),
-        (
-            "Both methods have the same m vectors v, Hv, …, Hᵐ⁻¹v, and one product more for the"
-            " quotient."
-        ),
-        (
-            "A spectrum like a network's: 47 % on [0, 15], 2 % on [0, 60], 1 % on [−10, 0], the"
-            " rest at 0 (§4.5.2)."
-        ),
-        f"An eigenvalue is found if a Ritz value is within {FOUND:g} of the spectrum's width.",
-        (
-            "One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was"
-            " asked after the runs."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the
+          sphere; float64.
+        Both methods have the same m vectors v, Hv, …, Hᵐ⁻¹v, and one product more for the quotient.
+        A spectrum like a network's: 47 % on [0, 15], 2 % on [0, 60], 1 % on [−10, 0], the rest at 0
+          (§4.5.2).
+        An eigenvalue is found if a Ritz value is within {FOUND:g} of the spectrum's width.
+        One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was asked
+          after the runs.
+    """),
     size="bounds and their proofs; Table 4.5 has their terms.",
 )

@@ -17,7 +17,7 @@ from lambdahat.data.splits import augment
 from lambdahat.estimators import eigenpairs
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import Images, curvature_problem, images, network
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.kfac import KFAC
@@ -357,33 +357,19 @@ EXPERIMENT = Experiment(
             "cifar10", 10_000, 5_000, 10, 2, "VGG-16", (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3)
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "20 Lanczos steps on a batch of its own, as large as the gradient's, before every step;"
-            " no momentum."
-        ),
-        (
-            "SGD has momentum 0.9; all rates are constant; the best rate is that of least mean"
-            " training error."
-        ),
-        (
-            "SGD at 0.01, of the example code in Table 4.4, was compared after SGD at its best rate"
-            " had come out faster."
-        ),
-        (
-            "The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the"
-            " thesis says."
-        ),
-        (
-            "CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14"
-            " images of MNIST."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        20 Lanczos steps on a batch of its own, as large as the gradient's, before every step; no
+          momentum.
+        SGD has momentum 0.9; all rates are constant; the best rate is that of least mean training
+          error.
+        SGD at 0.01, of the example code in Table 4.4, was compared after SGD at its best rate had
+          come out faster.
+        The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the
+          thesis says.
+        CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14 images
+          of MNIST.
+    """),
     size=(
         "VGG-16 on CIFAR-100, batches of 128, 20 Lanczos steps; epochs and seeds are not in the"
         " text."

@@ -12,7 +12,7 @@ import numpy as np
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.randommatrix import damping_as_shrinkage
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart
@@ -227,33 +227,18 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§6.3.2, Eq. 6.5",
     {"smoke": ShrinkScale(2, 40), "cpu": ShrinkScale(5), "paper": ShrinkScale(20, 400)},
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "The multiplicative noise model: sample covariances of Gaussian draws, whose truth is"
-            " known."
-        ),
-        (
-            "β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean"
-            " eigenvalue."
-        ),
-        (
-            "The best eigenvalues for the sample's eigenvectors are vᵀCv: no estimator that keeps"
-            " these vectors errs less."
-        ),
-        (
-            "Steps are compared at the best learning rate for each, for a random gradient; the"
-            " damping is the best of 61."
-        ),
-        (
-            "Three spectra: of the inverse Wishart law, for which linear shrinkage is known to be"
-            " optimal, and two others."
-        ),
-        "Errors are means over both P/N; a first run at cpu judged each apart, with the best β.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        The multiplicative noise model: sample covariances of Gaussian draws, whose truth is known.
+        β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean
+          eigenvalue.
+        The best eigenvalues for the sample's eigenvectors are vᵀCv: no estimator that keeps these
+          vectors errs less.
+        Steps are compared at the best learning rate for each, for a random gradient; the damping is
+          the best of 61.
+        Three spectra: of the inverse Wishart law, for which linear shrinkage is known to be
+          optimal, and two others.
+        Errors are means over both P/N; a first run at cpu judged each apart, with the best β.
+    """),
     size="no experiment of its own: an identity, and a theorem of Bun et al. that is cited.",
 )

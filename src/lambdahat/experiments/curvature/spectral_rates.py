@@ -23,7 +23,7 @@ from lambdahat.experiments.kit.cells import (
     settings_of,
 )
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, subject
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import images, network
 from lambdahat.optim.averaging import SWA, Averaged
 from lambdahat.optim.schedules import averaging_decay
@@ -243,29 +243,17 @@ EXPERIMENT = Experiment(
             "cifar10", 45_000, 5_000, 36, 3, "PreResNet-110", augmented=True, rate=0.1
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Eq. 4.3 with its misprints mended; Ritz values below 0 do not count; no factor beside"
-            " the measured rate."
-        ),
-        (
-            "Measured nine times in the training, averages over the last ninth, as 20 of 180 epochs"
-            " and from epoch 161."
-        ),
-        (
-            "The baseline falls to half of its rate where averaging begins (Eq. 13, flatness"
-            " paper). Weight decay 3e-4."
-        ),
-        (
-            "CIFAR-10 in place of CIFAR-100 and 36 epochs of 180; on a CPU a small WideResNet and 8"
-            " × 8 images of MNIST."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        Eq. 4.3 with its misprints mended; Ritz values below 0 do not count; no factor beside the
+          measured rate.
+        Measured nine times in the training, averages over the last ninth, as 20 of 180 epochs and
+          from epoch 161.
+        The baseline falls to half of its rate where averaging begins (Eq. 13, flatness paper).
+          Weight decay 3e-4.
+        CIFAR-10 in place of CIFAR-100 and 36 epochs of 180; on a CPU a small WideResNet and 8 × 8
+          images of MNIST.
+    """),
     size=(
         "PreResNet-110 on CIFAR-100, 180 epochs, rates learnt every 20 epochs by 20 Lanczos steps"
         " on batches of 128."

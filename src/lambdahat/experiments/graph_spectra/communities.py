@@ -20,8 +20,8 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve
 from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results.charts import Chart, Series, short
@@ -230,30 +230,18 @@ EXPERIMENT = Experiment(
         "cpu": CommunityScale(5),
         "paper": CommunityScale(10),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in"
-            " <LAMBDAHAT_DATA>/graphs."
-        ),
-        (
-            "Without them the largest components of ca-CondMat, ca-HepTh and soc-brightkite, or"
-            " else made graphs."
-        ),
-        (
-            "A claim about a named graph is not judged on another; whether the count of that"
-            " settles is a claim of ours."
-        ),
-        "The seeds are of the probes: n counts estimates of one graph.",
-        (
-            "No graph at hand is one of products bought together; a second collaboration graph"
-            " stands for Amazon."
-        ),
-        "λ* is the first minimum, at its word (Algorithm 5); the widest gap is counted beside it.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in
+          <LAMBDAHAT_DATA>/graphs.
+        Without them the largest components of ca-CondMat, ca-HepTh and soc-brightkite, or else made
+          graphs.
+        A claim about a named graph is not judged on another; whether the count of that settles is a
+          claim of ours.
+        The seeds are of the probes: n counts estimates of one graph.
+        No graph at hand is one of products bought together; a second collaboration graph stands for
+          Amazon.
+        λ* is the first minimum, at its word (Algorithm 5); the widest gap is counted beside it.
+    """),
     size="DBLP (317,080 nodes), Amazon (334,863) and YouTube (1,134,890).",
 )

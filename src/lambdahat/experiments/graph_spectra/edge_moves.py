@@ -12,7 +12,7 @@ import numpy as np
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, errors, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs import edge_perturbation
 from lambdahat.graphs.read import graph
 from lambdahat.graphs.structure import Graph
@@ -244,26 +244,16 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§3.7, Theorem 3, Corollary 3.1",
     {"smoke": EdgeScale(2, 20, (4, 8)), "cpu": EdgeScale(5), "paper": EdgeScale(20, 200)},
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Two connected clusters without an edge between them, then links between different"
-            " random nodes."
-        ),
-        (
-            "Eigenvalues are exact and compared in order; of the joined graph the second is what"
-            " the second 0 has become."
-        ),
-        "Eq. 3.13 is printed without the factors 1/2d that its proof has; both forms are tried.",
-        (
-            "Two single edges, joined to a path of four nodes, are where its terms cancel: it has"
-            " no condition on degrees."
-        ),
-        "That case was sought after Eq. 3.13 had held on all drawn graphs.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        Two connected clusters without an edge between them, then links between different random
+          nodes.
+        Eigenvalues are exact and compared in order; of the joined graph the second is what the
+          second 0 has become.
+        Eq. 3.13 is printed without the factors 1/2d that its proof has; both forms are tried.
+        Two single edges, joined to a path of four nodes, are where its terms cancel: it has no
+          condition on degrees.
+        That case was sought after Eq. 3.13 had held on all drawn graphs.
+    """),
     size="no experiment: a theorem and its corollary, of any graph.",
 )

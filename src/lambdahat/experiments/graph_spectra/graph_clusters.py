@@ -24,7 +24,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.spectra import eigenvalues
 from lambdahat.graphs.structure import Graph
@@ -525,47 +525,27 @@ EXPERIMENT = Experiment(
         "cpu": ClusterScale((9, 30, 90, 240), TENTH, 6, 2, 6),
         "paper": ClusterScale((9, 30, 90, 240), LARGE, 10, 3, 10, links=(LINKS, 1.0)),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Planted graphs: clusters of 20 to 40 nodes, inner edges with probability ½; the thesis"
-            " gives neither."
-        ),
-        (
-            "The two large graphs are made at a tenth of their size at the scale cpu, with a tenth"
-            " of the clusters."
-        ),
-        (
-            "Mean degree 20 in the mixed graphs, 20 edges out of a cluster on average; the thesis"
-            " gives neither."
-        ),
-        "Lanczos is smoothed by a Gaussian of width 0.02; the thesis gives none.",
-        (
-            "Isolated nodes have eigenvalue 0: Email then has 20 components, NetScience 396, the"
-            " thesis's true numbers."
-        ),
-        (
-            "Email and NetScience are read from <LAMBDAHAT_DATA>/graphs; without the files made"
-            " graphs take their place."
-        ),
-        (
-            "λ* of Algorithm 5 lies in the widest gap below 1. At the first minimum, behind the 0,"
-            " claims are ours."
-        ),
-        (
-            "On Email and NetScience n counts estimates of one graph, elsewhere graphs; slopes are"
-            " means over seeds."
-        ),
-        (
-            "That the area below Email's λ* is 20 is judged over six seeds of the probes; one seed"
-            " was judged at first."
-        ),
-        "“Ours” also splits its probes by a random walk's guess at the clusters.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        Planted graphs: clusters of 20 to 40 nodes, inner edges with probability ½; the thesis gives
+          neither.
+        The two large graphs are made at a tenth of their size at the scale cpu, with a tenth of the
+          clusters.
+        Mean degree 20 in the mixed graphs, 20 edges out of a cluster on average; the thesis gives
+          neither.
+        Lanczos is smoothed by a Gaussian of width 0.02; the thesis gives none.
+        Isolated nodes have eigenvalue 0: Email then has 20 components, NetScience 396, the thesis's
+          true numbers.
+        Email and NetScience are read from <LAMBDAHAT_DATA>/graphs; without the files made graphs
+          take their place.
+        λ* of Algorithm 5 lies in the widest gap below 1. At the first minimum, behind the 0, claims
+          are ours.
+        On Email and NetScience n counts estimates of one graph, elsewhere graphs; slopes are means
+          over seeds.
+        That the area below Email's λ* is 20 is judged over six seeds of the probes; one seed was
+          judged at first.
+        “Ours” also splits its probes by a random walk's guess at the clusters.
+    """),
     size=(
         "9 to 240 clusters of 30 nodes with 80 moments; mixed graphs of 201,600 nodes (305"
         " clusters) and 404,420 (1,355); Email (1,003 nodes) and NetScience (1,589)."

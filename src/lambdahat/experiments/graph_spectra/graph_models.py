@@ -10,8 +10,8 @@ from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Table
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.random_models import Model, fit_model, which_model
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Series
 
@@ -293,33 +293,21 @@ EXPERIMENT = Experiment(
         "cpu": ModelScale(SIZES, 8, 5000, 600, 4),
         "paper": ModelScale(SIZES, 20, 5000, 1000, 5),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        f"Watts–Strogatz has k = {NEIGHBOURS} neighbours; the thesis gives none.",
-        (
-            "A model's spectrum is that of its moments averaged over several draws; the thesis"
-            " compares single draws."
-        ),
-        "The parameter is found by a scan and Brent's method, in the thesis on a grid of 0.001.",
-        f"The large Barabási–Albert graph has r = {LARGE_R}; the thesis gives none.",
-        (
-            "YouTube is <LAMBDAHAT_DATA>/graphs/com-youtube.ungraph.*; without it soc-brightkite,"
-            " or else a made graph."
-        ),
-        (
-            "A claim about YouTube is not judged on another graph; of that it is a claim of ours,"
-            " and n counts estimates."
-        ),
-        (
-            "Divergences depend on the number of moments and on where the fit stops: their order is"
-            " compared."
-        ),
-        "Models have 600 nodes at the scale cpu, 1,000 in the thesis.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        Watts–Strogatz has k = {NEIGHBOURS} neighbours; the thesis gives none.
+        A model's spectrum is that of its moments averaged over several draws; the thesis compares
+          single draws.
+        The parameter is found by a scan and Brent's method, in the thesis on a grid of 0.001.
+        The large Barabási–Albert graph has r = {LARGE_R}; the thesis gives none.
+        YouTube is <LAMBDAHAT_DATA>/graphs/com-youtube.ungraph.*; without it soc-brightkite, or else
+          a made graph.
+        A claim about YouTube is not judged on another graph; of that it is a claim of ours, and n
+          counts estimates.
+        Divergences depend on the number of moments and on where the fit stops: their order is
+          compared.
+        Models have 600 nodes at the scale cpu, 1,000 in the thesis.
+    """),
     size=(
         "graphs of 50, 100 and 150 nodes, a large Barabási–Albert graph whose size Table 3.1b does"
         " not print, and YouTube; the number of graphs is not in the text."

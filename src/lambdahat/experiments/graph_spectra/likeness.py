@@ -11,8 +11,8 @@ import numpy as np
 from lambdahat.experiments.graph_spectra.graph_subjects import SUBJECTS, real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Table, mean_of
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
 from lambdahat.graphs.similarities import Similarity, similarity
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Heat
 
@@ -229,32 +229,20 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§3.6.3, Figure 3.4",
     {"smoke": LikenessScale(2, 16, 150), "cpu": LikenessScale(5), "paper": LikenessScale(10)},
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        "The five collaboration graphs are the thesis's, read from <LAMBDAHAT_DATA>/graphs.",
-        (
-            "Luxembourg's roads in three parts, cut by distance, stand for those of three states"
-            " where their files lack."
-        ),
-        (
-            "Two social networks stand for the three gene networks; what is said of human and mouse"
-            " genes is not tested."
-        ),
-        (
-            "The thesis's claim needs its gene and road networks, and is not judged; that of the"
-            " graphs at hand is ours."
-        ),
-        "The seeds are of the probes: n counts estimates of the same graphs.",
-        "Collaborations against roads alone was asked after the stricter form had failed.",
-        "Where no file is there, made graphs of each kind take their place, and the table says so.",
-        (
-            "All spectra are fitted with one penalty; divergences depend on it and on the number of"
-            " moments."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        The five collaboration graphs are the thesis's, read from <LAMBDAHAT_DATA>/graphs.
+        Luxembourg's roads in three parts, cut by distance, stand for those of three states where
+          their files lack.
+        Two social networks stand for the three gene networks; what is said of human and mouse genes
+          is not tested.
+        The thesis's claim needs its gene and road networks, and is not judged; that of the graphs
+          at hand is ours.
+        The seeds are of the probes: n counts estimates of the same graphs.
+        Collaborations against roads alone was asked after the stricter form had failed.
+        Where no file is there, made graphs of each kind take their place, and the table says so.
+        All spectra are fitted with one penalty; divergences depend on it and on the number of
+          moments.
+    """),
     size="3 biological, 5 citation and 3 road networks of SNAP, 100 moments.",
 )

@@ -15,7 +15,7 @@ from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import BOUNDS, TOLERANCE, components, eigenvalues, probed_moments
 from lambdahat.maxent import MaxentDensity, fit
@@ -328,29 +328,16 @@ EXPERIMENT = Experiment(
         "cpu": SpectraScale(5000, 5),
         "paper": SpectraScale(5000, 10),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the"
-            " text; it has no number."
-        ),
-        (
-            "That it needs many more moments is judged at both; the second was added after the"
-            " results were seen."
-        ),
-        (
-            "Moments come from 100 probes without their share in the known null space"
-            " (graphs.spectrum)."
-        ),
-        (
-            "Theorem 2 is read off all eigenvalues, with a Gaussian kernel; its binomial is over m,"
-            " not r."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the text; it
+          has no number.
+        That it needs many more moments is judged at both; the second was added after the results
+          were seen.
+        Moments come from 100 probes without their share in the known null space (graphs.spectrum).
+        Theorem 2 is read off all eigenvalues, with a Gaussian kernel; its binomial is over m, not
+          r.
+    """),
     size=(
         "Erdős–Rényi (p = 0.001) and Barabási–Albert graphs of n = 5,000, 3 to 100 moments; draws"
         " are not said."

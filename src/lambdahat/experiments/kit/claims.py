@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,6 +294,20 @@ class Claim:
         seeds = f" (n = {self.reading.count}{tail})" if self.reading.count > 1 else ""
         reason = f"; not testable: {self.unmet}" if self.unmet else ""
         return f"{self.reading}{self.unit}{seeds}{reason}"
+
+
+class Claims(list[Claim]):
+    """A list of claims to which ``add`` appends what it makes of its arguments, with the settings
+    that the claims share.
+    """
+
+    def __init__(self, claims: Iterable[Claim] = (), **shared: Any) -> None:
+        super().__init__(claims)
+        self.shared = shared
+
+    def add(self, sentence: str, source: str, published: str, *test: Any, **settings: Any) -> None:
+        """Append a ``Claim`` of these arguments; they override the shared settings."""
+        self.append(Claim(sentence, source, published, *test, **{**self.shared, **settings}))
 
 
 def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:

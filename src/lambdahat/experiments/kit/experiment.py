@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import dedent
 from typing import Any
 
 from lambdahat._core.check import require, require_choice
@@ -442,3 +443,22 @@ def saturated(*parts: Rows) -> str:
     found = [value for rows in parts for value in rows.values("training error")]
     found += [100 - value for rows in parts for value in rows.values("training accuracy")]
     return "every run fits all of its training images" if found and max(found) == 0 else ""
+
+
+def sentences(text: str) -> tuple[str, ...]:
+    """The sentences of a text, each on a line of its own; indented lines continue the one before.
+
+    >>> sentences('''
+    ...     One seed.
+    ...     All data
+    ...       at once.
+    ... ''')
+    ('One seed.', 'All data at once.')
+    """
+    found: list[str] = []
+    for line in dedent(text).strip().splitlines():
+        if line.startswith(" "):
+            found[-1] += f" {line.strip()}"
+        else:
+            found.append(line)
+    return tuple(found)

@@ -18,7 +18,7 @@ from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kernel_matrix import kernel_matrix
@@ -387,30 +387,18 @@ EXPERIMENT = Experiment(
         "cpu": KernelScale(1000, 6),
         "paper": KernelScale(1000, 20),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is"
-            " chosen for the row's κ."
-        ),
-        (
-            "MEMe is Algorithm 3: moments on [0, λ_u], λ_u the largest absolute row sum, 50 probes"
-            " of ±1, matched to 1e-8."
-        ),
-        "On 10⁴ points the same is solved on a grid, as the thesis did.",
-        (
-            f"One method errs less than another if by {LEAST:g} of the printed decades or more: set"
-            " after the results."
-        ),
-        (
-            "Chebyshev has degree 30 and Lanczos 30 steps, each with 50 probes and without a"
-            " preconditioner."
-        ),
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is chosen
+          for the row's κ.
+        MEMe is Algorithm 3: moments on [0, λ_u], λ_u the largest absolute row sum, 50 probes of ±1,
+          matched to 1e-8.
+        On 10⁴ points the same is solved on a grid, as the thesis did.
+        One method errs less than another if by {LEAST:g} of the printed decades or more: set after
+          the results.
+        Chebyshev has degree 30 and Lanczos 30 steps, each with 50 probes and without a
+          preconditioner.
+    """),
     size=(
         "squared-exponential kernels of 1,000 Gaussian inputs in six dimensions, 30 moments; draws"
         " and the scale of the inputs are not in the text."

@@ -20,7 +20,7 @@ from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
 from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.experiments.kit.store import outside_file
 from lambdahat.maxent import MaxentDensity, fit, fit_classical
 from lambdahat.operators.matrix import Matrix, operator
@@ -365,31 +365,19 @@ EXPERIMENT = Experiment(
         "cpu": MomentScale((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 5),
         "paper": MomentScale((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 20),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        (
-            "The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point"
-            " Laplacian stands for it."
-        ),
-        (
-            "bcsstk16 is in <LAMBDAHAT_DATA>/matrices; without it a small grid with entries over"
-            " nine decades is taken."
-        ),
-        "50 Hutchinson probes (±1), as in Table 2.1: the text gives none for the figure.",
-        "The classical algorithm makes 2,000 rounds at most; the thesis gives no number.",
-        (
-            "n counts seeds of the probes on one matrix, the grid. What BMxnt's error does on"
-            " Ecology is not judged on it."
-        ),
-        (
-            "An error rises or falls by 0.1 decades or more, and is vastly improved by one; bounds"
-            " set after the results."
-        ),
-        "Entropies are those on [0, λ_u]: they differ by log λ_u from those on [0, 1].",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences("""
+        The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point Laplacian
+          stands for it.
+        bcsstk16 is in <LAMBDAHAT_DATA>/matrices; without it a small grid with entries over nine
+          decades is taken.
+        50 Hutchinson probes (±1), as in Table 2.1: the text gives none for the figure.
+        The classical algorithm makes 2,000 rounds at most; the thesis gives no number.
+        n counts seeds of the probes on one matrix, the grid. What BMxnt's error does on Ecology is
+          not judged on it.
+        An error rises or falls by 0.1 decades or more, and is vastly improved by one; bounds set
+          after the results.
+        Entropies are those on [0, λ_u]: they differ by log λ_u from those on [0, 1].
+    """),
     size="the Ecology matrix, n = 80,900, up to 30 moments; that very matrix is not at hand.",
 )

@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.batch_points import (
     CLAIMED_SIZE,
     SCALES,
@@ -652,60 +652,34 @@ def run(cell: Cell, device: str) -> list[Row]:
     )
 
 
-ASSUMPTIONS = (
-    (
-        "CIFAR-10 in place of CIFAR-100, which cannot be had here; SGD with momentum 0.9 and no"
-        " weight decay."
-    ),
-    (
-        "Each network is trained once: a claim is about this network, and n counts its batches, not"
-        " networks."
-    ),
-    (
-        "Batches are drawn without replacement from the full data, ten of each size unless the"
-        " scale says fewer."
-    ),
-    (
-        "What is said of several epochs and sizes is first averaged over them, batch by batch; four"
-        " batches have a bulk."
-    ),
-    "σ² is Algorithm 8 with its 1/N put in and ‖H̄v‖² in place of (vᵀH̄v)².",
-    (
-        "Theorem 16 is read as the spiked covariance with the measured spectrum as population, in"
-        " consistent units."
-    ),
-    (
-        "“Within one standard deviation” is of the batches' own spread, as the error bars of Figure"
-        " 5.6 are."
-    ),
-    (
-        "It holds if more than 48 % of the batches are within one of the prediction, as where it is"
-        " one from their mean."
-    ),
-    "A better fit is one by 10 % or more in λ'₁; the thesis gives no number.",
-    (
-        "Predictions are judged as made; the error of their σ² or τ² counts where a model's λ'₁ is"
-        " to be the mean."
-    ),
-    (
-        "A batch's eigenvalues come from a fixed number of Lanczos steps, which see a bulk's edge a"
-        " little inside."
-    ),
-    (
-        "That λ'₁ exceeds λ₁, equals a model's and falls as 1/b is judged at the last epoch, the"
-        " first at B = 128."
-    ),
-    "A network whose last loss is above 0.9·ln 10, that of guessing, tests nothing.",
-    (
-        "The directional model is ours: τ² = mean_i‖(H_i − H̄)φ‖² along each eigenvector in place"
-        " of Pσ²."
-    ),
-    "That n counts batches, the 48 % and these 10 % were decided after the results were seen.",
-    (
-        "Figure 5.6 has training by KFAC too, which eigenvalues-through-training has; here is SGD's"
-        " half."
-    ),
-)
+ASSUMPTIONS = sentences("""
+    CIFAR-10 in place of CIFAR-100, which cannot be had here; SGD with momentum 0.9 and no weight
+      decay.
+    Each network is trained once: a claim is about this network, and n counts its batches, not
+      networks.
+    Batches are drawn without replacement from the full data, ten of each size unless the scale says
+      fewer.
+    What is said of several epochs and sizes is first averaged over them, batch by batch; four
+      batches have a bulk.
+    σ² is Algorithm 8 with its 1/N put in and ‖H̄v‖² in place of (vᵀH̄v)².
+    Theorem 16 is read as the spiked covariance with the measured spectrum as population, in
+      consistent units.
+    “Within one standard deviation” is of the batches' own spread, as the error bars of Figure 5.6
+      are.
+    It holds if more than 48 % of the batches are within one of the prediction, as where it is one
+      from their mean.
+    A better fit is one by 10 % or more in λ'₁; the thesis gives no number.
+    Predictions are judged as made; the error of their σ² or τ² counts where a model's λ'₁ is to be
+      the mean.
+    A batch's eigenvalues come from a fixed number of Lanczos steps, which see a bulk's edge a
+      little inside.
+    That λ'₁ exceeds λ₁, equals a model's and falls as 1/b is judged at the last epoch, the first at
+      B = 128.
+    A network whose last loss is above 0.9·ln 10, that of guessing, tests nothing.
+    The directional model is ours: τ² = mean_i‖(H_i − H̄)φ‖² along each eigenvector in place of Pσ².
+    That n counts batches, the 48 % and these 10 % were decided after the results were seen.
+    Figure 5.6 has training by KFAC too, which eigenvalues-through-training has; here is SGD's half.
+""")
 
 EXPERIMENT = Experiment(
     "batch-eigenvalues",
@@ -713,11 +687,7 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§5.5 and 5.6, Theorem 17, Figures 5.2, 5.4, 5.5 and 5.6 (SGD)",
     {scale: EigenScale(subjects) for scale, subjects in SCALES.items()},
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 training images, 300 epochs, batches of 128, 10 batches;"

@@ -31,7 +31,7 @@ from lambdahat.experiments.kit.claims import (
     mean_of,
     paired_difference,
 )
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.kit.training import final_row, images, train_by_sgd
 from lambdahat.experiments.minibatch.largest_rates import (
     FACTOR,
@@ -782,59 +782,36 @@ def trajectory(rows: Sequence[Row], epochs: int) -> Row:
     return {"before": errors[:full][-1], "oscillation": oscillation, "least": min(errors)}
 
 
-ASSUMPTIONS = (
-    (
-        "CIFAR-10 in place of CIFAR-100 and ImageNet-32: 16,384 images at 8 × 8 (cpu), 10,240 at 32"
-        " × 32 (paper)."
-    ),
-    "8 epochs (cpu) and 20 (paper) of the thesis's 300, by its schedule, Eq. 5.37.",
-    "Crops and flips, which the thesis has, at paper alone. Momentum is 0.9.",
-    (
-        "On a CPU a small network stands for VGG-16, and WideResNet-10×1 for 28×10; on a GPU"
-        " PreResNet-20 does."
-    ),
-    (
-        "All batches are whole: the number of images is a multiple of 2,048. Rate times steps is"
-        " the same at every B."
-    ),
-    (
-        "The thesis does not print α₀ of VGG-16BN: 0.1 (cpu) and 0.05 (paper) here. Others are"
-        " tried on a CPU."
-    ),
-    (
-        "Images, epochs and rates of cpu were chosen by trial runs from seeds 0 and 1: that at B ="
-        " 128 was to learn."
-    ),
-    "The rules on what is judged were set after those, and before the other runs.",
-    (
-        "VGG-16 without batch norm has α₀ = 0.02, where the thesis has 0.01 and 300 epochs; γ is"
-        " the same as with it."
-    ),
-    (
-        "Validation images stand for the thesis's test images too. n counts seeds: start, images"
-        " and batches."
-    ),
-    (
-        f"An error is kept if it changes by at most {SAME:g} %, as the thesis's own does from B ="
-        " 128 to 1,024."
-    ),
-    f"Nothing is judged of scaling where the run at B = 128 errs on more than {LOST:g} % itself.",
-    (
-        f"Of “unstable” runs nothing is judged where the largest B errs on at most {SAME:g} % more"
-        " than B = 128."
-    ),
-    (
-        f"A run oscillates if its error changes {OSCILLATES:g} times as much per epoch as that at B"
-        " = 128."
-    ),
-    "That is read from the end of the first quarter of the run on, as long as the rate is full.",
-    "The similar solutions, of which distance and error are compared, are those up to B = 1,024.",
-    (
-        f"A run does not train if its loss ends above {FALL:g} of a guess's. One that diverged errs"
-        " as a guess does."
-    ),
-    "Other rules with batch norm, and the cost of α ∝ B with and without it, are claims of ours.",
-)
+ASSUMPTIONS = sentences(f"""
+    CIFAR-10 in place of CIFAR-100 and ImageNet-32: 16,384 images at 8 × 8 (cpu), 10,240 at 32 × 32
+      (paper).
+    8 epochs (cpu) and 20 (paper) of the thesis's 300, by its schedule, Eq. 5.37.
+    Crops and flips, which the thesis has, at paper alone. Momentum is 0.9.
+    On a CPU a small network stands for VGG-16, and WideResNet-10×1 for 28×10; on a GPU PreResNet-20
+      does.
+    All batches are whole: the number of images is a multiple of 2,048. Rate times steps is the same
+      at every B.
+    The thesis does not print α₀ of VGG-16BN: 0.1 (cpu) and 0.05 (paper) here. Others are tried on a
+      CPU.
+    Images, epochs and rates of cpu were chosen by trial runs from seeds 0 and 1: that at B = 128
+      was to learn.
+    The rules on what is judged were set after those, and before the other runs.
+    VGG-16 without batch norm has α₀ = 0.02, where the thesis has 0.01 and 300 epochs; γ is the same
+      as with it.
+    Validation images stand for the thesis's test images too. n counts seeds: start, images and
+      batches.
+    An error is kept if it changes by at most {SAME:g} %, as the thesis's own does from B = 128 to
+      1,024.
+    Nothing is judged of scaling where the run at B = 128 errs on more than {LOST:g} % itself.
+    Of “unstable” runs nothing is judged where the largest B errs on at most {SAME:g} % more than B
+      = 128.
+    A run oscillates if its error changes {OSCILLATES:g} times as much per epoch as that at B = 128.
+    That is read from the end of the first quarter of the run on, as long as the rate is full.
+    The similar solutions, of which distance and error are compared, are those up to B = 1,024.
+    A run does not train if its loss ends above {FALL:g} of a guess's. One that diverged errs as a
+      guess does.
+    Other rules with batch norm, and the cost of α ∝ B with and without it, are claims of ours.
+""")
 
 LARGE = ("square root", (1024, 2048)), ("constant", (1024, 2048))
 FAR = ("square root", (1024,)), ("constant", (1024,))
@@ -892,11 +869,7 @@ EXPERIMENT = Experiment(
             augmented=True,
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 with and without batch norm and WideResNet-28×10 on CIFAR-100 (45,000 training"

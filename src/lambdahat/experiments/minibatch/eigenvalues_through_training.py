@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.batch_eigenvalues import (
     CLOSE,
     LEARNT,
@@ -690,59 +690,35 @@ SCALES = {
     ),
 }
 
-ASSUMPTIONS = (
-    (
-        "CIFAR-10 in place of CIFAR-100, which cannot be had here, and VGG-16 at the scale paper"
-        " alone, by its Hessian."
-    ),
-    (
-        "n counts seeds: each has its own images, start and order of batches, which SGD and KFAC of"
-        " a seed share."
-    ),
-    (
-        "The start is measured once, for both. SGD and KFAC have momentum 0.9, batches of 128 and"
-        " no weight decay."
-    ),
-    (
-        "The thesis gives no settings for Figure 5.6: KFAC has α = 0.003, δ = 0.1 and the empirical"
-        " Fisher."
-    ),
-    (
-        "They were chosen by the training loss, to fall about as fast as SGD's; curvature had been"
-        " seen at α = 0.01 alone."
-    ),
-    (
-        "Ten batches of each size are drawn without replacement at every stop; LeNet-5 on a CPU and"
-        " VGG-16 have B = 128."
-    ),
-    "σ² is Algorithm 8 with its 1/N put in and ‖H̄v‖² in place of (vᵀH̄v)².",
-    (
-        "Theorem 16 is read as the spiked covariance with the measured spectrum as population, in"
-        " consistent units."
-    ),
-    (
-        "“Within one standard deviation”: |predicted − mean of ten batches|/(their deviation), mean"
-        " over epochs, is < 1."
-    ),
-    "A better fit is one by 10 % or more in the mean λ'₁ of ten batches, as in batch-eigenvalues.",
-    (
-        "That batches' λ₁ moves away from the full data's is read as λ'₁ − λ₁ at the last stop"
-        " above that at the start."
-    ),
-    (
-        "A batch's eigenvalues come from 15 Lanczos steps, of convolutions on a CPU and of VGG-16"
-        " from 10."
-    ),
-    (
-        "So few see λ'₁ well where it is apart, but λ'_P far inside: it is in the tables, and"
-        " nothing is judged by it."
-    ),
-    "A network of which a seed ends with a loss above 0.9·ln 10, that of guessing, tests nothing.",
-    (
-        "The directional model is ours, and so are comparisons of KFAC with SGD, of which the text"
-        " says nothing."
-    ),
-)
+ASSUMPTIONS = sentences("""
+    CIFAR-10 in place of CIFAR-100, which cannot be had here, and VGG-16 at the scale paper alone,
+      by its Hessian.
+    n counts seeds: each has its own images, start and order of batches, which SGD and KFAC of a
+      seed share.
+    The start is measured once, for both. SGD and KFAC have momentum 0.9, batches of 128 and no
+      weight decay.
+    The thesis gives no settings for Figure 5.6: KFAC has α = 0.003, δ = 0.1 and the empirical
+      Fisher.
+    They were chosen by the training loss, to fall about as fast as SGD's; curvature had been seen
+      at α = 0.01 alone.
+    Ten batches of each size are drawn without replacement at every stop; LeNet-5 on a CPU and
+      VGG-16 have B = 128.
+    σ² is Algorithm 8 with its 1/N put in and ‖H̄v‖² in place of (vᵀH̄v)².
+    Theorem 16 is read as the spiked covariance with the measured spectrum as population, in
+      consistent units.
+    “Within one standard deviation”: |predicted − mean of ten batches|/(their deviation), mean over
+      epochs, is < 1.
+    A better fit is one by 10 % or more in the mean λ'₁ of ten batches, as in batch-eigenvalues.
+    That batches' λ₁ moves away from the full data's is read as λ'₁ − λ₁ at the last stop above that
+      at the start.
+    A batch's eigenvalues come from 15 Lanczos steps, of convolutions on a CPU and of VGG-16 from
+      10.
+    So few see λ'₁ well where it is apart, but λ'_P far inside: it is in the tables, and nothing is
+      judged by it.
+    A network of which a seed ends with a loss above 0.9·ln 10, that of guessing, tests nothing.
+    The directional model is ours, and so are comparisons of KFAC with SGD, of which the text says
+      nothing.
+""")
 
 EXPERIMENT = Experiment(
     "eigenvalues-through-training",
@@ -750,11 +726,7 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§5.6, Figures 5.5 and 5.6",
     SCALES,
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 images, 300 epochs by SGD and KFAC, 10 batches of 128; seeds"

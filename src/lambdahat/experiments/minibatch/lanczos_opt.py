@@ -22,7 +22,7 @@ from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.models.perceptrons import softmax_regression
 from lambdahat.results.charts import Chart, Heat, Series
 
@@ -540,27 +540,18 @@ EXPERIMENT = Experiment(
         "cpu": LanczosScale(replace(SCALES["cpu"], seeds=6)),
         "paper": LanczosScale(SCALES["paper"], together=5),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        f"Full-batch steps at α = {RATE:g}, 500 at paper scale: the thesis does not say how many.",
-        "1,000 training images of MNIST drawn anew for each seed; pixels in [0, 1].",
-        "Weights and biases are uniform on ±1/√inputs at the start.",
-        (
-            "50 Lanczos steps from a random vector: at every step at paper scale, every ten at cpu"
-            " scale."
-        ),
-        "The dampings are ours: those of the figures are not in the text.",
-        "GD takes the same α; it is Eq. 6.6 with η = 0 and δ = 1.",
-        (
-            "“As δ falls” is judged over all dampings, and as a claim of ours over those that fit"
-            " the training data."
-        ),
-        "n counts seeds: draws of 1,000 images with a start each.",
-    ),
+    *(cells, run, claims, tables, charts),
+    sentences(f"""
+        Full-batch steps at α = {RATE:g}, 500 at paper scale: the thesis does not say how many.
+        1,000 training images of MNIST drawn anew for each seed; pixels in [0, 1].
+        Weights and biases are uniform on ±1/√inputs at the start.
+        50 Lanczos steps from a random vector: at every step at paper scale, every ten at cpu scale.
+        The dampings are ours: those of the figures are not in the text.
+        GD takes the same α; it is Eq. 6.6 with η = 0 and δ = 1.
+        “As δ falls” is judged over all dampings, and as a claim of ours over those that fit the
+          training data.
+        n counts seeds: draws of 1,000 images with a start each.
+    """),
     size=(
         "logistic regression on 1,000 images of MNIST, 10,000 test images, α = 0.01, 50 Lanczos"
         " steps; steps of training and seeds are not in the text."

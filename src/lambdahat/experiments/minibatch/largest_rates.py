@@ -13,7 +13,7 @@ from torch import Tensor
 from lambdahat._core.check import require_choice
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.stability_edges import (
     FEWEST,
     HELD,
@@ -726,64 +726,36 @@ def _loss(ground: PreparedSubject, cells: Cells) -> Tensor:
     return cells.judged(ground.probe)[0]
 
 
-ASSUMPTIONS = (
-    f"A run trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.",
-    (
-        f"It is steady if besides no tenth of it has a mean batch loss above {RISE:g} of the start:"
-        " a form of ours."
-    ),
-    "The number of steps is the same at every batch size, so that all have as long to diverge.",
-    f"The edge is searched by sections to a factor {SECTION.resolution:.2f}.",
-    (
-        "λ₁ is that of the Hessian at the start, and after as many steps of SGD at half its largest"
-        " stable rate."
-    ),
-    (
-        "That the edge is 2/λ₁ within a factor 2 is our question: the thesis calls Eq. 5.34 a"
-        " pessimistic bound."
-    ),
-    (
-        "Images have mean 0 and deviation 1; no weight decay, no augmentation, no schedule. n"
-        " counts starts."
-    ),
-    (
-        "Scaling rules start from half the largest stable rate at the reference batch; the thesis"
-        " takes all of it."
-    ),
-    (
-        f"An error is kept if it rises by at most {SAME:g} %, as the thesis's own does from B = 128"
-        " to 1,024."
-    ),
-    (
-        f"Nothing is judged of scaling where the run that is scaled errs on more than {LOST:g} %"
-        " itself."
-    ),
-    (
-        "The slope that should be 1 is read up to the rule's threshold, if three batch sizes or"
-        " more lie there."
-    ),
-    (
-        "If not, it is also read up to where the measured rates stop growing, by a fit to the same"
-        " rates."
-    ),
-    (
-        "That other end, the bound on the run that is scaled, and the 1.5 % were chosen after the"
-        " results were seen."
-    ),
-    (
-        "“Unstable later” is a training loss near guessing after all epochs at a rate below the"
-        " edge of the search."
-    ),
-    (
-        "It was added after the results were seen; no loss on the way is stored, nor is the"
-        " variance that causes it."
-    ),
-    "A run that diverged has the validation error of a network that guesses, 90 %.",
-    (
-        "No network has batch normalisation: Figures 5.7c, 5.8b, 5.9 and 5.10 are those of"
-        " batch-norm-rates."
-    ),
-)
+ASSUMPTIONS = sentences(f"""
+    A run trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.
+    It is steady if besides no tenth of it has a mean batch loss above {RISE:g} of the start: a form
+      of ours.
+    The number of steps is the same at every batch size, so that all have as long to diverge.
+    The edge is searched by sections to a factor {SECTION.resolution:.2f}.
+    λ₁ is that of the Hessian at the start, and after as many steps of SGD at half its largest
+      stable rate.
+    That the edge is 2/λ₁ within a factor 2 is our question: the thesis calls Eq. 5.34 a pessimistic
+      bound.
+    Images have mean 0 and deviation 1; no weight decay, no augmentation, no schedule. n counts
+      starts.
+    Scaling rules start from half the largest stable rate at the reference batch; the thesis takes
+      all of it.
+    An error is kept if it rises by at most {SAME:g} %, as the thesis's own does from B = 128 to
+      1,024.
+    Nothing is judged of scaling where the run that is scaled errs on more than {LOST:g} % itself.
+    The slope that should be 1 is read up to the rule's threshold, if three batch sizes or more lie
+      there.
+    If not, it is also read up to where the measured rates stop growing, by a fit to the same rates.
+    That other end, the bound on the run that is scaled, and the 1.5 % were chosen after the results
+      were seen.
+    “Unstable later” is a training loss near guessing after all epochs at a rate below the edge of
+      the search.
+    It was added after the results were seen; no loss on the way is stored, nor is the variance that
+      causes it.
+    A run that diverged has the validation error of a network that guesses, 90 %.
+    No network has batch normalisation: Figures 5.7c, 5.8b, 5.9 and 5.10 are those of
+      batch-norm-rates.
+""")
 
 
 @dataclass(frozen=True)
@@ -843,11 +815,7 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§5.7 and 5.8.1, Figures 5.7a, 5.7b, 5.8a, 5.15 and 5.16",
     {scale: RateScale(subjects) for scale, subjects in SCALES.items()},
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs, batches of 128"

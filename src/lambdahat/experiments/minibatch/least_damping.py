@@ -18,7 +18,7 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size
+from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.largest_rates import (
     FALL,
     LOST,
@@ -413,41 +413,27 @@ LEAST: dict[str, Callable[[PreparedSubject, int], Frontier]] = {
     "adam": least_epsilon,
     "kfac": least_kfac_damping,
 }
-ASSUMPTIONS = (
-    f"It trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.",
-    (
-        "The number of steps is the same at every batch size. α = 1; no momentum beside Adam's β₁ ="
-        " 0.9, no decay."
-    ),
-    "KFAC takes the empirical Fisher, renewed at each of the first ten steps, then every ten.",
-    f"Scaling starts from {SAFETY:g} times the least damping at the reference batch size.",
-    "Eq. 5.36, its units mended, is αPσ²/(2bλ₁), with σ² of the Hessian at the start.",
-    (
-        "There Pσ²/(bλ₁) stands for what a batch adds to λ₁. A batch adds far more, for the noise"
-        " is not isotropic."
-    ),
-    (
-        "So α(λ₁(B) − λ₁)/2 with what five batches add is another rule than Eq. 5.36, and so is"
-        " that with τ² for Pσ²."
-    ),
-    (
-        "The rule for ε is that of SGD with averaged momentum at rate α/ε, which Adam is where ε is"
-        " large."
-    ),
-    (
-        "Validation errors are not compared where the run that is scaled errs on more than"
-        f" {LOST:g} % itself."
-    ),
-    (
-        f"An error is kept if it rises by at most {SAME:g} %. The thesis does not show constant"
-        " damping. n counts starts."
-    ),
-    (
-        "These two bounds, and to judge Eq. 5.36 with Pσ² by itself, were chosen after the results"
-        " were seen."
-    ),
-    "A run that diverged has the validation error of a network that guesses, 90 %.",
-)
+ASSUMPTIONS = sentences(f"""
+    It trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.
+    The number of steps is the same at every batch size. α = 1; no momentum beside Adam's β₁ = 0.9,
+      no decay.
+    KFAC takes the empirical Fisher, renewed at each of the first ten steps, then every ten.
+    Scaling starts from {SAFETY:g} times the least damping at the reference batch size.
+    Eq. 5.36, its units mended, is αPσ²/(2bλ₁), with σ² of the Hessian at the start.
+    There Pσ²/(bλ₁) stands for what a batch adds to λ₁. A batch adds far more, for the noise is not
+      isotropic.
+    So α(λ₁(B) − λ₁)/2 with what five batches add is another rule than Eq. 5.36, and so is that with
+      τ² for Pσ².
+    The rule for ε is that of SGD with averaged momentum at rate α/ε, which Adam is where ε is
+      large.
+    Validation errors are not compared where the run that is scaled errs on more than {LOST:g} %
+      itself.
+    An error is kept if it rises by at most {SAME:g} %. The thesis does not show constant damping. n
+      counts starts.
+    These two bounds, and to judge Eq. 5.36 with Pσ² by itself, were chosen after the results were
+      seen.
+    A run that diverged has the validation error of a network that guesses, 90 %.
+""")
 
 
 @dataclass(frozen=True)
@@ -499,11 +485,7 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§5.8, Figures 5.11–5.14",
     {scale: DampingScale(subjects) for scale, subjects in SCALES.items()},
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
+    *(cells, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs by KFAC and"
