@@ -22,7 +22,7 @@ from lambdahat.experiments.averaging.averaged_training import (
     unready,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart, Series
 
@@ -111,117 +111,78 @@ def _decay_claims(of: dict[str, Rows]) -> list[Claim]:
     """Figure 7.1."""
     where = "§7.4, Figure 7.1"
     both = unready(of["Adam-IA"], of["SWA"])
-    return [
-        Claim(
-            "where averaging begins Adam's iterates are above SGD's",
-            where,
-            "they perform better",
-            gap(of["Adam-IA"], of["SWA"], "at start"),
-            unit=" points",
-            unmet=unlearnt(of["Adam-IA"], of["SWA"]),
-        ),
-        Claim(
-            "Adam gains less from averaging than SGD",
-            where,
-            "much worse",
-            gap(of["Adam-IA"], of["SWA"], "gain"),
-            "below",
-            unit=" points",
-            unmet=both,
-        ),
-        Claim(
-            "Adam-IA ends below SGD with averages",
-            where,
-            "much worse",
-            gap(of["Adam-IA"], of["SWA"], "accuracy"),
-            "below",
-            unit=" points",
-            unmet=both,
-        ),
-        Claim(
-            "Gadam ends above Adam-IA",
-            where,
-            "decoupled weight decay fixes this",
-            gap(of["Gadam"], of["Adam-IA"], "accuracy"),
-            unit=" points",
-            unmet=unready(of["Gadam"], of["Adam-IA"]),
-        ),
-        Claim(
-            "decoupled weight decay keeps ‖θ‖_∞ smaller (where averaging begins)",
-            "§7.4, Figure 7.1b",
-            "much stronger weight reduction",
-            decades(of["Gadam"], of["Adam-IA"], "max norm before"),
-            "below",
-            unit=" decades",
-            unmet=unlearnt(of["Gadam"], of["Adam-IA"]),
-        ),
-    ]
+    found = Claims()
+    sentence = "where averaging begins Adam's iterates are above SGD's"
+    reading = gap(of["Adam-IA"], of["SWA"], "at start")
+    unmet = unlearnt(of["Adam-IA"], of["SWA"])
+    found.add(sentence, where, "they perform better", reading, unit=" points", unmet=unmet)
+    sentence = "Adam gains less from averaging than SGD"
+    reading = gap(of["Adam-IA"], of["SWA"], "gain")
+    found.add(sentence, where, "much worse", reading, "below", unit=" points", unmet=both)
+    sentence = "Adam-IA ends below SGD with averages"
+    reading = gap(of["Adam-IA"], of["SWA"], "accuracy")
+    found.add(sentence, where, "much worse", reading, "below", unit=" points", unmet=both)
+    sentence = "Gadam ends above Adam-IA"
+    published = "decoupled weight decay fixes this"
+    reading = gap(of["Gadam"], of["Adam-IA"], "accuracy")
+    unmet = unready(of["Gadam"], of["Adam-IA"])
+    found.add(sentence, where, published, reading, unit=" points", unmet=unmet)
+    sentence = "decoupled weight decay keeps ‖θ‖_∞ smaller (where averaging begins)"
+    published = "much stronger weight reduction"
+    reading = decades(of["Gadam"], of["Adam-IA"], "max norm before")
+    unmet = unlearnt(of["Gadam"], of["Adam-IA"])
+    found.add(
+        sentence, "§7.4, Figure 7.1b", published, reading, "below", unit=" decades", unmet=unmet
+    )
+    return found
 
 
 def _norm_layer_claims(ends: Rows, of: dict[str, Rows], bare: dict[str, Rows]) -> list[Claim]:
     """Figure 7.2."""
     parts = (of["Gadam"], of["AdamW"], *bare.values())
-    return [
-        Claim(
-            "Gadam gains more over scheduled AdamW with batch norm than without",
-            "§7.4.1, Figure 7.2a",
-            "much larger",
-            margins(ends),
-            unit=" points",
-            unmet=unready(*parts),
-        ),
-        Claim(
-            "Gadam's effective rate α/‖θ‖² is above that of scheduled AdamW at the end",
-            "§7.4.1, Figure 7.2b",
-            "stays high, where the other vanishes",
-            decades(of["Gadam"], of["AdamW"], "effective rate"),
-            unit=" decades",
-            unmet=unlearnt(of["Gadam"], of["AdamW"]),
-        ),
-    ]
+    found = Claims()
+    sentence = "Gadam gains more over scheduled AdamW with batch norm than without"
+    source = "§7.4.1, Figure 7.2a"
+    published = "much larger"
+    found.add(sentence, source, published, margins(ends), unit=" points", unmet=unready(*parts))
+    sentence = "Gadam's effective rate α/‖θ‖² is above that of scheduled AdamW at the end"
+    published = "stays high, where the other vanishes"
+    reading = decades(of["Gadam"], of["AdamW"], "effective rate")
+    unmet = unlearnt(of["Gadam"], of["AdamW"])
+    found.add(sentence, "§7.4.1, Figure 7.2b", published, reading, unit=" decades", unmet=unmet)
+    return found
 
 
 def _weight_claims(ends: Rows, of: dict[str, Rows]) -> list[Claim]:
     """Figures 7.5 and 7.6."""
     averaged = ends.where(run=AVERAGED, **{"norm layers": WITH})
     parts = [of[name] for name in AVERAGED]
-    return [
-        Claim(
-            "the average's ‖θ‖ is below the mean of its iterates', over four optimisers",
-            "Theorem 20, Figures 7.5 and 7.6",
-            "always",
-            change(averaged, "average norm", "iterate norm"),
-            "below",
-            unmet=unlearnt(*parts),
-        ),
-        Claim(
-            "the average is above the last iterate, over four optimisers",
-            "§7.5.6, Figure 7.5",
-            "it surpasses",
-            change(averaged, "accuracy", "iterate accuracy"),
-            unit=" points",
-            unmet=unready(*parts),
-        ),
-        Claim(
-            "averaging at a high rate shortens the weights more than at a low one",
-            "§7.5.6",
-            "only then significant",
-            falls(of["SWA"], of[SLOW]),
-            unit=" decades",
-            unmet=unready(of["SWA"], of[SLOW]),
-        ),
-        Claim(
-            "Gadam's ‖θ‖ is in the end within a quarter of that of SWA",
-            "§7.5.6, Figure 7.6",
-            "comparable to SGD/SWA eventually",
-            decades(of["Gadam"], of["SWA"], "average norm"),
-            "within",
-            0.0,
-            COMPARABLE,
-            " decades",
-            unlearnt(of["Gadam"], of["SWA"]),
-        ),
-    ]
+    found = Claims()
+    sentence = "the average's ‖θ‖ is below the mean of its iterates', over four optimisers"
+    source = "Theorem 20, Figures 7.5 and 7.6"
+    reading = change(averaged, "average norm", "iterate norm")
+    found.add(sentence, source, "always", reading, "below", unmet=unlearnt(*parts))
+    sentence = "the average is above the last iterate, over four optimisers"
+    source = "§7.5.6, Figure 7.5"
+    reading = change(averaged, "accuracy", "iterate accuracy")
+    found.add(sentence, source, "it surpasses", reading, unit=" points", unmet=unready(*parts))
+    sentence = "averaging at a high rate shortens the weights more than at a low one"
+    published = "only then significant"
+    reading = falls(of["SWA"], of[SLOW])
+    unmet = unready(of["SWA"], of[SLOW])
+    found.add(sentence, "§7.5.6", published, reading, unit=" decades", unmet=unmet)
+    found.add(
+        "Gadam's ‖θ‖ is in the end within a quarter of that of SWA",
+        "§7.5.6, Figure 7.6",
+        "comparable to SGD/SWA eventually",
+        decades(of["Gadam"], of["SWA"], "average norm"),
+        "within",
+        0.0,
+        COMPARABLE,
+        " decades",
+        unlearnt(of["Gadam"], of["SWA"]),
+    )
+    return found
 
 
 def margins(ends: Rows) -> Reading:
@@ -329,14 +290,8 @@ def _chart(
     source: str,
     log: bool = False,
 ) -> Chart:
-    return Chart(
-        title,
-        "epoch",
-        label,
-        tuple(curve(name, of[name], column) for name in names),
-        y_log=log,
-        source=source,
-    )
+    series = tuple(curve(name, of[name], column) for name in names)
+    return Chart(title, "epoch", label, series, y_log=log, source=source)
 
 
 def _both(

@@ -21,7 +21,7 @@ from lambdahat.experiments.averaging.averaged_training import (
 )
 from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, errors, over_seeds, settings_of
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, correlation, mean_of
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, correlation, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.randommatrix import NoisyQuadratic
 from lambdahat.results.charts import Chart, Series
@@ -161,63 +161,24 @@ def claims(rows: Rows) -> list[Claim]:
         column: f"the gain rises with P: {name} (points for each decade)"
         for column, name in GAINS.items()
     }
-    return [
-        Claim(
-            words["best gain"],
-            where,
-            f"near linear in P; {_printed_slope()}",
-            slopes(sizes, "best gain"),
-            unit=" points",
-            unmet=best,
-        ),
-        Claim(
-            words["SWA gain"],
-            where,
-            "",
-            slopes(sizes, "SWA gain"),
-            unit=" points",
-            unmet=swa,
-            own=True,
-        ),
-        Claim(
-            words["own gain"],
-            where,
-            "",
-            slopes(sizes, "own gain"),
-            unit=" points",
-            unmet=all_of_them,
-            own=True,
-        ),
-        Claim(
-            "small networks gain least: rank correlation of P and the best gain",
-            where,
-            "",
-            ranks(sizes, "best gain"),
-            unmet=best,
-            own=True,
-        ),
-        Claim(
-            "in the noisy quadratic ‖w_n‖² − ‖w_avg‖² rises as P (exponent)",
-            "Theorem 18",
-            "1",
-            slopes(_log(grown, "dimension"), "log gain"),
-            "within",
-            1.0,
-            0.1,
-            general=True,
-        ),
-        Claim(
-            "there ‖w_n‖ lies in a thin shell: its distance from √E‖w_n‖², in deviations",
-            "Theorem 18",
-            "0",
-            mean_of(made.values("misfit")),
-            "within",
-            0.0,
-            1.0,
-            " (n counts drawn quadratics)",
-            general=True,
-        ),
-    ]
+    said = Claims()
+    sentence = words["best gain"]
+    published = f"near linear in P; {_printed_slope()}"
+    said.add(sentence, where, published, slopes(sizes, "best gain"), unit=" points", unmet=best)
+    reading = slopes(sizes, "SWA gain")
+    said.add(words["SWA gain"], where, "", reading, unit=" points", unmet=swa, own=True)
+    reading = slopes(sizes, "own gain")
+    said.add(words["own gain"], where, "", reading, unit=" points", unmet=all_of_them, own=True)
+    sentence = "small networks gain least: rank correlation of P and the best gain"
+    said.add(sentence, where, "", ranks(sizes, "best gain"), unmet=best, own=True)
+    sentence = "in the noisy quadratic ‖w_n‖² − ‖w_avg‖² rises as P (exponent)"
+    reading = slopes(_log(grown, "dimension"), "log gain")
+    said.add(sentence, "Theorem 18", "1", reading, "within", 1.0, 0.1, general=True)
+    sentence = "there ‖w_n‖ lies in a thin shell: its distance from √E‖w_n‖², in deviations"
+    reading = mean_of(made.values("misfit"))
+    unit = " (n counts drawn quadratics)"
+    said.add(sentence, "Theorem 18", "0", reading, "within", 0.0, 1.0, unit, general=True)
+    return said
 
 
 def unmet_in(ends: Rows, averages: Mapping[str, tuple[str, ...]]) -> str:
@@ -283,56 +244,33 @@ def tables(rows: Rows) -> list[Table]:
         (f"{size:,}", *(str(over_seeds(made.where(dimension=size), column)) for column in columns))
         for size in made.distinct("dimension")
     )
-    return [
-        Table(
-            f"Networks on {ends[0]['data']}: accuracy in %",
-            ("network", "P", *OPTIMIZERS, *GAINS.values()),
-            tuple(lines),
-        ),
-        Table(
-            f"Noisy quadratic after {STEPS} steps at rate {RATE}: ‖w‖²",
-            ("P", "final", "its mean", "average", "its mean"),
-            squares,
-        ),
-    ]
+    out = []
+    title = f"Networks on {ends[0]['data']}: accuracy in %"
+    out.append(Table(title, ("network", "P", *OPTIMIZERS, *GAINS.values()), tuple(lines)))
+    title = f"Noisy quadratic after {STEPS} steps at rate {RATE}: ‖w‖²"
+    out.append(Table(title, ("P", "final", "its mean", "average", "its mean"), squares))
+    return out
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Gain over P beside the printed one, and the quadratic's distances over P."""
     found, made = gains(rows), rows.where(subject="quadratic")
     series = [_over(found, "parameters", column, words) for column, words in GAINS.items()]
-    series.append(
-        Series(
-            "best average over SGD, thesis",
-            [size for size, _ in PRINTED.values()],
-            [gain for _, gain in PRINTED.values()],
-            style="points",
-            published=True,
-        )
-    )
+    label = "best average over SGD, thesis"
+    places = [size for size, _ in PRINTED.values()]
+    heights = [gain for _, gain in PRINTED.values()]
+    series.append(Series(label, places, heights, style="points", published=True))
     squares = tuple(
         _over(made, "dimension", column, words)
         for column, words in (("final", "last iterate"), ("average", "average"))
     )
-    return [
-        Chart(
-            "Gain of averaging against the number of parameters",
-            "P",
-            "points of accuracy",
-            tuple(series),
-            x_log=True,
-            source="Figure 7.8d",
-        ),
-        Chart(
-            "Squared distance from the minimum of a noisy quadratic",
-            "P",
-            "‖w‖²",
-            squares,
-            x_log=True,
-            y_log=True,
-            source="Theorem 18",
-        ),
-    ]
+    out = []
+    title = "Gain of averaging against the number of parameters"
+    axis = "points of accuracy"
+    out.append(Chart(title, "P", axis, tuple(series), x_log=True, source="Figure 7.8d"))
+    title = "Squared distance from the minimum of a noisy quadratic"
+    out.append(Chart(title, "P", "‖w‖²", squares, x_log=True, y_log=True, source="Theorem 18"))
+    return out
 
 
 def _over(rows: Rows, place: str, column: str, words: str) -> Series:

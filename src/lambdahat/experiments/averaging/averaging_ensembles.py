@@ -26,7 +26,7 @@ from lambdahat.experiments.averaging.averaged_training import (
     unready,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.problem.batches import Batches
 from lambdahat.results.charts import Chart
@@ -122,76 +122,53 @@ def claims(rows: Rows) -> list[Claim]:
     none, most = rows.where(decay=decays[0]), rows.where(decay=decays[-1])
     others, unmet = rows.where(decay=decays[1:]), unready(none, most)
     where = "§7.5.4, Figure 7.3b"
-    return [
-        Claim(
-            f"averaging gains more at weight decay {decays[-1]:g} than at 0",
-            where,
-            "no regularisation corresponds to the lowest improvement",
-            gap(most, none, "average gain"),
-            unit=" points",
-            unmet=unmet,
-        ),
-        Claim(
-            "averaging gains more with weight decay than without",
-            where,
-            "weight decay is essential",
-            gap(others, none, "average gain"),
-            unit=" points",
-            unmet=unready(none, *(rows.where(decay=decay) for decay in decays[1:])),
-        ),
-        Claim(
-            "before averaging strong weight decay is worse",
-            where,
-            "it decreases test performance before starting IA",
-            gap(most, none, "before"),
-            "below",
-            unit=" points",
-            unmet=unmet,
-        ),
-        Claim(
-            "after averaging it is better",
-            where,
-            "more than makes up for this",
-            gap(most, none, "accuracy"),
-            unit=" points",
-            unmet=unmet,
-        ),
-        Claim(
-            "weight decay raises the gain of averaging more than that of an ensemble",
-            "§7.5.4, Figure 7.3",
-            "the ensemble's is largely agnostic to it",
-            rises(most, none),
-            unit=" points",
-            unmet=unmet,
-        ),
-        Claim(
+    found = Claims()
+    sentence = f"averaging gains more at weight decay {decays[-1]:g} than at 0"
+    published = "no regularisation corresponds to the lowest improvement"
+    reading = gap(most, none, "average gain")
+    found.add(sentence, where, published, reading, unit=" points", unmet=unmet)
+    found.add(
+        "averaging gains more with weight decay than without",
+        where,
+        "weight decay is essential",
+        gap(others, none, "average gain"),
+        unit=" points",
+        unmet=unready(none, *(rows.where(decay=decay) for decay in decays[1:])),
+    )
+    sentence = "before averaging strong weight decay is worse"
+    published = "it decreases test performance before starting IA"
+    reading = gap(most, none, "before")
+    found.add(sentence, where, published, reading, "below", unit=" points", unmet=unmet)
+    sentence = "after averaging it is better"
+    published = "more than makes up for this"
+    reading = gap(most, none, "accuracy")
+    found.add(sentence, where, published, reading, unit=" points", unmet=unmet)
+    sentence = "weight decay raises the gain of averaging more than that of an ensemble"
+    source = "§7.5.4, Figure 7.3"
+    published = "the ensemble's is largely agnostic to it"
+    found.add(sentence, source, published, rises(most, none), unit=" points", unmet=unmet)
+    found.add(
+        (
             f"the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g} points"
-            " of that at 0",
-            "§7.5.4, Figure 7.3a",
-            "largely agnostic to the weight decay",
-            gap(most, none, "ensemble gain"),
-            "within",
-            0.0,
-            AGNOSTIC,
-            " points",
-            unlearnt(none, most),
+            " of that at 0"
         ),
-        Claim(
-            "an ensemble is above its members, over all weight decays",
-            "§7.5.4, Figure 7.3a",
-            "it improves",
-            change(rows, "ensemble", "member"),
-            unit=" points",
-            unmet=unlearnt(rows),
-        ),
-        Claim(
-            "averaged iterates lie further apart with weight decay (1 − ‖θ̄‖/mean‖θ‖)",
-            "§7.5.4",
-            "a greater solution difference between epochs",
-            gap(most, none, "distance"),
-            unmet=unmet,
-        ),
-    ]
+        "§7.5.4, Figure 7.3a",
+        "largely agnostic to the weight decay",
+        gap(most, none, "ensemble gain"),
+        "within",
+        0.0,
+        AGNOSTIC,
+        " points",
+        unlearnt(none, most),
+    )
+    sentence = "an ensemble is above its members, over all weight decays"
+    source = "§7.5.4, Figure 7.3a"
+    reading = change(rows, "ensemble", "member")
+    found.add(sentence, source, "it improves", reading, unit=" points", unmet=unlearnt(rows))
+    sentence = "averaged iterates lie further apart with weight decay (1 − ‖θ̄‖/mean‖θ‖)"
+    published = "a greater solution difference between epochs"
+    found.add(sentence, "§7.5.4", published, gap(most, none, "distance"), unmet=unmet)
+    return found
 
 
 def rises(upper: Rows, lower: Rows) -> Reading:
@@ -218,33 +195,24 @@ def tables(rows: Rows) -> list[Table]:
 
 def charts(rows: Rows) -> list[Chart]:
     """Gains and accuracies over weight decay."""
-    return [
-        Chart(
-            "Gain of ensembles and of averages",
-            "weight decay",
-            "points of accuracy",
-            (
-                curve("ensemble", rows, "ensemble gain", "decay"),
-                curve("average", rows, "average gain", "decay"),
-            ),
-            source="Figure 7.3",
-        ),
-        Chart(
-            "Accuracy",
-            "weight decay",
-            "accuracy, %",
-            tuple(
-                curve(words, rows, column, "decay")
-                for column, words in (
-                    ("member", "one network"),
-                    ("ensemble", "ensemble"),
-                    ("before", "before averaging"),
-                    ("accuracy", "average"),
-                )
-            ),
-            source="Figure 7.3",
-        ),
-    ]
+    out = []
+    title = "Gain of ensembles and of averages"
+    series = (
+        curve("ensemble", rows, "ensemble gain", "decay"),
+        curve("average", rows, "average gain", "decay"),
+    )
+    out.append(Chart(title, "weight decay", "points of accuracy", series, source="Figure 7.3"))
+    levels = tuple(
+        curve(words, rows, column, "decay")
+        for column, words in (
+            ("member", "one network"),
+            ("ensemble", "ensemble"),
+            ("before", "before averaging"),
+            ("accuracy", "average"),
+        )
+    )
+    out.append(Chart("Accuracy", "weight decay", "accuracy, %", levels, source="Figure 7.3"))
+    return out
 
 
 EXPERIMENT = Experiment(

@@ -32,7 +32,7 @@ from lambdahat.experiments.averaging.averaged_training import (
     unsettled,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart, Series
 
@@ -114,29 +114,24 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> li
     tuned = paired_difference(
         tuned_start(made, "accuracy"), made.where(start=REFERENCE).paired("accuracy")
     )
-    return [
-        *(
-            Claim(
-                f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%}"
-                " of the run",
-                "§7.8.4, Figure 7.11",
-                "for any reasonable T_avg",
-                gap(made.where(start=share), scheduled, "accuracy"),
-                unit=" points",
-                unmet=learnt or unsettled(begun_at(epochs, share, base)),
-            )
-            for share in SENSIBLE
-        ),
+    found = Claims(
         Claim(
-            f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against"
-            f" {REFERENCE:.0%} of the run)",
-            "§7.8.4, Table 7.6",
-            tuned_from,
-            tuned,
+            f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%}"
+            " of the run",
+            "§7.8.4, Figure 7.11",
+            "for any reasonable T_avg",
+            gap(made.where(start=share), scheduled, "accuracy"),
             unit=" points",
-            unmet=learnt,
-        ),
-    ]
+            unmet=learnt or unsettled(begun_at(epochs, share, base)),
+        )
+        for share in SENSIBLE
+    )
+    sentence = (
+        f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against"
+        f" {REFERENCE:.0%} of the run)"
+    )
+    found.add(sentence, "§7.8.4, Table 7.6", tuned_from, tuned, unit=" points", unmet=learnt)
+    return found
 
 
 def begun_at(epochs: Rows, share: float, base: str) -> Rows:
@@ -186,27 +181,17 @@ def _frequency_claims(of: dict[str, Rows], made: Rows, flat: Rows) -> list[Claim
         made.where(start=REFERENCE, frequency=1),
         made.where(start=REFERENCE, frequency=0),
     )
-    return [
-        Claim(
-            "averaging every step or once per epoch makes little difference",
-            "§7.8.6, Figure 7.13b",
-            "very insensitive",
-            gap(seldom, often, "accuracy"),
-            "within",
-            0.0,
-            SMALL_CHANGE,
-            " points",
-            half,
-        ),
-        Claim(
-            "averaging once per epoch is above averaging every step",
-            "§7.8.6, Figure 7.13b",
-            "slightly better",
-            gap(seldom, often, "accuracy"),
-            unit=" points",
-            unmet=half,
-        ),
-    ]
+    found = Claims()
+    sentence = "averaging every step or once per epoch makes little difference"
+    source = "§7.8.6, Figure 7.13b"
+    published = "very insensitive"
+    reading = gap(seldom, often, "accuracy")
+    found.add(sentence, source, published, reading, "within", 0.0, SMALL_CHANGE, " points", half)
+    sentence = "averaging once per epoch is above averaging every step"
+    source = "§7.8.6, Figure 7.13b"
+    reading = gap(seldom, often, "accuracy")
+    found.add(sentence, source, "slightly better", reading, unit=" points", unmet=half)
+    return found
 
 
 def _schedule_claims(of: dict[str, Rows]) -> list[Claim]:
@@ -220,34 +205,23 @@ def _schedule_claims(of: dict[str, Rows]) -> list[Claim]:
         if gap_now > NO_GAP
         else ""
     )
-    return [
-        Claim(
-            "the gap between training and held-out accuracy is wider after step decay than at a"
-            " flat rate",
-            "§7.5.5, Figure 7.4",
-            "ΔE₂ > ΔE₁",
-            generalization(step, flat),
-            unit=" points",
-            unmet=unlearnt(flat, step) or wide,
-        ),
-        Claim(
-            "step decay is above a flat rate",
-            "§7.5.5, Figure 7.4",
-            "it is",
-            gap(step, flat, "accuracy"),
-            unit=" points",
-            unmet=unready(flat, step),
-        ),
-        Claim(
-            "AdamW at a flat rate is below scheduled AdamW",
-            "§7.4.1",
-            "by more than 5 points, not drawn",
-            gap(of["AdamW, flat"], of["AdamW, linear"], "accuracy"),
-            "below",
-            unit=" points",
-            unmet=unready(of["AdamW, flat"], of["AdamW, linear"]),
-        ),
-    ]
+    found = Claims(unit=" points")
+    sentence = (
+        "the gap between training and held-out accuracy is wider after step decay than at a"
+        " flat rate"
+    )
+    source = "§7.5.5, Figure 7.4"
+    reading = generalization(step, flat)
+    found.add(sentence, source, "ΔE₂ > ΔE₁", reading, unmet=unlearnt(flat, step) or wide)
+    sentence = "step decay is above a flat rate"
+    source = "§7.5.5, Figure 7.4"
+    found.add(sentence, source, "it is", gap(step, flat, "accuracy"), unmet=unready(flat, step))
+    sentence = "AdamW at a flat rate is below scheduled AdamW"
+    published = "by more than 5 points, not drawn"
+    reading = gap(of["AdamW, flat"], of["AdamW, linear"], "accuracy")
+    unmet = unready(of["AdamW, flat"], of["AdamW, linear"])
+    found.add(sentence, "§7.4.1", published, reading, "below", unmet=unmet)
+    return found
 
 
 def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
@@ -257,53 +231,30 @@ def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
     rival, ahead = against_best(others, both)
     runner, faster = against_best({**others, "Gadam": of["Gadam"]}, both, "early")
     rough = [fluctuation(epochs.where(run=name)) for name in ("AdamW + LH", "AdamW, linear")]
-    return [
-        *lookahead_pairs(of, where),
-        Claim(
-            "Lookahead makes AdamW converge faster (accuracy over the first third)",
-            where,
-            "clearly",
-            gap(of["AdamW + LH"], of["AdamW, linear"], "early"),
-            unit=" points",
-            unmet=unlearnt(of["AdamW + LH"], of["AdamW, linear"]),
-        ),
-        Claim(
-            "Lookahead makes AdamW fluctuate less from epoch to epoch",
-            where,
-            "it reduces fluctuations",
-            paired_difference(*rough),
-            "below",
-            unit=" points",
-            unmet=unlearnt(of["AdamW + LH"]),
-        ),
-        Claim(
-            f"{both} is within {SMALL_CHANGE:g} point of Gadam",
-            where,
-            "only marginally worse (VGG-16)",
-            gap(of[both], of["Gadam"], "accuracy"),
-            "within",
-            0.0,
-            SMALL_CHANGE,
-            " points",
-            unready(of[both], of["Gadam"]),
-        ),
-        Claim(
-            f"{both} is above all others but Gadam (here above {rival}, the best of them)",
-            where,
-            "still stronger than all others (VGG-16)",
-            ahead,
-            unit=" points",
-            unmet=unready(of[both], of[rival]),
-        ),
-        Claim(
-            f"{both} converges fastest (accuracy over the first third, here against {runner})",
-            where,
-            "at the fastest speed in all the optimisers tested (VGG-16)",
-            faster,
-            unit=" points",
-            unmet=unlearnt(of[both], of[runner]),
-        ),
-    ]
+    found = Claims(lookahead_pairs(of, where))
+    sentence = "Lookahead makes AdamW converge faster (accuracy over the first third)"
+    reading = gap(of["AdamW + LH"], of["AdamW, linear"], "early")
+    unmet = unlearnt(of["AdamW + LH"], of["AdamW, linear"])
+    found.add(sentence, where, "clearly", reading, unit=" points", unmet=unmet)
+    sentence = "Lookahead makes AdamW fluctuate less from epoch to epoch"
+    published = "it reduces fluctuations"
+    reading = paired_difference(*rough)
+    unmet = unlearnt(of["AdamW + LH"])
+    found.add(sentence, where, published, reading, "below", unit=" points", unmet=unmet)
+    sentence = f"{both} is within {SMALL_CHANGE:g} point of Gadam"
+    published = "only marginally worse (VGG-16)"
+    reading = gap(of[both], of["Gadam"], "accuracy")
+    unmet = unready(of[both], of["Gadam"])
+    found.add(sentence, where, published, reading, "within", 0.0, SMALL_CHANGE, " points", unmet)
+    sentence = f"{both} is above all others but Gadam (here above {rival}, the best of them)"
+    published = "still stronger than all others (VGG-16)"
+    unmet = unready(of[both], of[rival])
+    found.add(sentence, where, published, ahead, unit=" points", unmet=unmet)
+    sentence = f"{both} converges fastest (accuracy over the first third, here against {runner})"
+    published = "at the fastest speed in all the optimisers tested (VGG-16)"
+    unmet = unlearnt(of[both], of[runner])
+    found.add(sentence, where, published, faster, unit=" points", unmet=unmet)
+    return found
 
 
 def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[Claim]:
@@ -358,33 +309,15 @@ def _automatic_claims(of: dict[str, Rows]) -> list[Claim]:
     parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
     # that they may begin too soon is part of what is tested
     unmet = unlearnt(*parts) or saturated(*parts)
-    return [
-        Claim(
-            "GadamAuto is above SWA-Auto",
-            "Table 7.7",
-            "75.39 and 73.93",
-            gap(of["Gadam-Auto"], of["SWA-Auto"], "accuracy"),
-            unit=" points",
-            unmet=unmet,
-        ),
-        Claim(
-            "the automatic start costs SGD more than it costs Gadam",
-            "§7.8.7",
-            "0.64 and 0.34 points",
-            losses(of),
-            unit=" points",
-            unmet=unmet,
-        ),
-        Claim(
-            "SWA-Auto is below scheduled SGD",
-            "§7.8.7, Tables 7.2 and 7.7",
-            "73.93 and 74.15",
-            gap(of["SWA-Auto"], of["SGD, linear"], "accuracy"),
-            "below",
-            unit=" points",
-            unmet=unmet,
-        ),
-    ]
+    found = Claims(unit=" points", unmet=unmet)
+    reading = gap(of["Gadam-Auto"], of["SWA-Auto"], "accuracy")
+    found.add("GadamAuto is above SWA-Auto", "Table 7.7", "75.39 and 73.93", reading)
+    sentence = "the automatic start costs SGD more than it costs Gadam"
+    found.add(sentence, "§7.8.7", "0.64 and 0.34 points", losses(of))
+    sentence = "SWA-Auto is below scheduled SGD"
+    reading = gap(of["SWA-Auto"], of["SGD, linear"], "accuracy")
+    found.add(sentence, "§7.8.7, Tables 7.2 and 7.7", "73.93 and 74.15", reading, "below")
+    return found
 
 
 def generalization(upper: Rows, lower: Rows) -> Reading:
@@ -537,14 +470,12 @@ def _average_tables(rows: Rows) -> list[Table]:
         mean(made.where(run="AdamW, flat", start=start, frequency=0), "accuracy").value
         for start in STARTS
     )
-    return [
-        Table(
-            f"Averages by start (best of Gadam {best:.2f}; thesis, CIFAR-100, {PRINTED_BEST})",
-            ("T_avg, share of the run", *names),
-            starts,
-        ),
-        Table("Averages by frequency, from half of the run on", ("an iterate", *names), often),
-    ]
+    out = []
+    title = f"Averages by start (best of Gadam {best:.2f}; thesis, CIFAR-100, {PRINTED_BEST})"
+    out.append(Table(title, ("T_avg, share of the run", *names), starts))
+    title = "Averages by frequency, from half of the run on"
+    out.append(Table(title, ("an iterate", *names), often))
+    return out
 
 
 def _words(every: int) -> str:
@@ -565,46 +496,26 @@ def charts(rows: Rows) -> list[Chart]:
         curve(name, made.where(run=name, frequency=0), "accuracy", "start")
         for name in made.distinct("run")
     )
-    return [
-        Chart(
-            "Training and held-out accuracy",
-            "epoch",
-            "accuracy, %",
-            tuple(gaps),
-            source="Figure 7.4",
-        ),
-        Chart(
-            "Lookahead",
-            "epoch",
-            "accuracy, %",
-            tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD),
-            source="Figure 7.12",
-        ),
-        Chart(
-            "Start of averaging", "share of the run", "accuracy, %", starts, source="Figure 7.11"
-        ),
-        Chart(
-            "Frequency of averaging",
-            "an iterate is averaged",
-            "accuracy, %",
-            tuple(
-                _by_frequency(made.where(run=name, start=REFERENCE), name)
-                for name in made.distinct("run")
-            ),
-            source="Figure 7.13b",
-        ),
-    ]
+    out = []
+    title = "Training and held-out accuracy"
+    out.append(Chart(title, "epoch", "accuracy, %", tuple(gaps), source="Figure 7.4"))
+    series = tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD)
+    out.append(Chart("Lookahead", "epoch", "accuracy, %", series, source="Figure 7.12"))
+    title = "Start of averaging"
+    out.append(Chart(title, "share of the run", "accuracy, %", starts, source="Figure 7.11"))
+    title = "Frequency of averaging"
+    across = "an iterate is averaged"
+    series = tuple(
+        _by_frequency(made.where(run=name, start=REFERENCE), name) for name in made.distinct("run")
+    )
+    out.append(Chart(title, across, "accuracy, %", series, source="Figure 7.13b"))
+    return out
 
 
 def _by_frequency(rows: Rows, name: str) -> Series:
     readings = [over_seeds(rows.where(frequency=every), "accuracy") for every in FREQUENCIES]
-    return Series(
-        name,
-        [_words(every) for every in FREQUENCIES],
-        [reading.value for reading in readings],
-        errors(readings),
-        "points",
-    )
+    places = [_words(every) for every in FREQUENCIES]
+    return Series(name, places, [reading.value for reading in readings], errors(readings), "points")
 
 
 EXPERIMENT = Experiment(

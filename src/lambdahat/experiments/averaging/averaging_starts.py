@@ -36,7 +36,14 @@ from lambdahat.experiments.averaging.averaging_schedules import (
 )
 from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart
 
@@ -125,14 +132,12 @@ def best_claim(network: str, rows: Rows) -> Claim:
     gadam, gadam_x = (tuned_start(averages_of(rows, name), "accuracy") for name in AVERAGED)
     flat = [rows.where(kind="end", run=BASES[name] + FLAT) for name in AVERAGED]
     printed = " to ".join(f"{PRINTED[family(network), name][0]:.2f}" for name in reversed(AVERAGED))
-    return Claim(
-        f"{network}: GadamX with its best T_avg is above Gadam with its own (over the other seeds)",
-        "§7.8.4, Table 7.6",
-        printed,
-        paired_difference(gadam_x, gadam),
-        unit=" points",
-        unmet=unlearnt(*flat) or saturated(*flat),
+    sentence = (
+        f"{network}: GadamX with its best T_avg is above Gadam with its own (over the other seeds)"
     )
+    reading = paired_difference(gadam_x, gadam)
+    unmet = unlearnt(*flat) or saturated(*flat)
+    return Claim(sentence, "§7.8.4, Table 7.6", printed, reading, unit=" points", unmet=unmet)
 
 
 def averages_of(rows: Rows, name: str) -> Rows:
@@ -144,29 +149,20 @@ def lookahead_claims(prefix: str, ends: Rows) -> list[Claim]:
     """What the text says of Figure 7.12b."""
     of = {name: ends.where(run=name) for name in AHEAD}
     fast, slow, apart = widest(of, "early")
-    return [
-        *lookahead_pairs(of, WHERE, prefix),
-        Claim(
-            f"{prefix}at first all optimisers converge alike (accuracy over the first third, within"
-            f" {SMALL_CHANGE:g} point from {fast} to {slow}, the extremes)",
-            WHERE,
-            "the initial difference is minimal",
-            apart,
-            "within",
-            0.0,
-            SMALL_CHANGE,
-            " points",
-            unlearnt(*of.values()),
-        ),
-        Claim(
-            f"{prefix}{GADAM_AHEAD} is above Gadam",
-            WHERE,
-            "stronger than our result without Lookahead",
-            gap(of[GADAM_AHEAD], of["Gadam"], "accuracy"),
-            unit=" points",
-            unmet=unready(of[GADAM_AHEAD], of["Gadam"]),
-        ),
-    ]
+    found = Claims(lookahead_pairs(of, WHERE, prefix))
+    sentence = (
+        f"{prefix}at first all optimisers converge alike (accuracy over the first third, within"
+        f" {SMALL_CHANGE:g} point from {fast} to {slow}, the extremes)"
+    )
+    published = "the initial difference is minimal"
+    unmet = unlearnt(*of.values())
+    found.add(sentence, WHERE, published, apart, "within", 0.0, SMALL_CHANGE, " points", unmet)
+    sentence = f"{prefix}{GADAM_AHEAD} is above Gadam"
+    published = "stronger than our result without Lookahead"
+    reading = gap(of[GADAM_AHEAD], of["Gadam"], "accuracy")
+    unmet = unready(of[GADAM_AHEAD], of["Gadam"])
+    found.add(sentence, WHERE, published, reading, unit=" points", unmet=unmet)
+    return found
 
 
 def widest(of: dict[str, Rows], column: str) -> tuple[str, str, Reading]:
@@ -240,33 +236,22 @@ def charts(rows: Rows) -> list[Chart]:
     for network in rows.distinct("network"):
         part = rows.where(network=network)
         lines = [BASES[name] + SCHEDULED for name in AVERAGED]
-        out.append(
-            Chart(
-                f"Start of averaging, {network}",
-                "share of the run",
-                "accuracy, %",
-                tuple(
-                    curve(name, averages_of(part, name), "accuracy", "start") for name in AVERAGED
-                ),
-                source="Figure 7.11",
-                lines=tuple(
-                    (name, mean(part.where(kind="end", run=name), "accuracy").value)
-                    for name in lines
-                ),
-            )
+        title = f"Start of averaging, {network}"
+        across = "share of the run"
+        series = tuple(
+            curve(name, averages_of(part, name), "accuracy", "start") for name in AVERAGED
         )
+        marks = tuple(
+            (name, mean(part.where(kind="end", run=name), "accuracy").value) for name in lines
+        )
+        out.append(Chart(title, across, "accuracy, %", series, source="Figure 7.11", lines=marks))
         if family(network) == LOOKAHEAD_ON:
             epochs = part.where(kind="epoch")
-            out.append(
-                Chart(
-                    f"Lookahead, {network}",
-                    "epoch",
-                    "accuracy, %",
-                    tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD),
-                    source="Figure 7.12b",
-                    caption="Of the average from when there is one.",
-                )
-            )
+            title = f"Lookahead, {network}"
+            axis = "accuracy, %"
+            series = tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD)
+            caption = "Of the average from when there is one."
+            out.append(Chart(title, "epoch", axis, series, source="Figure 7.12b", caption=caption))
     return out
 
 

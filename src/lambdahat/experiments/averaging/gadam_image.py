@@ -30,7 +30,7 @@ from lambdahat.experiments.averaging.averaged_training import (
     unready,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds, stems
-from lambdahat.experiments.kit.claims import Claim, Table
+from lambdahat.experiments.kit.claims import Claim, Claims, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.kit.training import Images, curvature_problem, hessian_row
 from lambdahat.operators.curvature import hessian
@@ -67,7 +67,7 @@ def _spectrum_row(task: AveragedTask, trained: Trained, cell: Cell, mode: str) -
 
 def spectrum_claims(rows: Rows) -> list[Claim]:
     """Gadam's solutions are the sharper ones, in each mode, though as well trained and better."""
-    found = []
+    found = Claims()
     for network in rows.distinct("network"):
         part = rows.where(network=network)
         unmet = incomparable(*(part.where(optimizer=name) for name in SHARP))
@@ -77,16 +77,8 @@ def spectrum_claims(rows: Rows) -> list[Claim]:
                 f"{network}: Gadam generalises better with {WORDS[column]} above SGD's (batch norm"
                 f" in {mode} mode)"
             )
-            found.append(
-                Claim(
-                    words,
-                    f"§7.9, {MODES[mode]}",
-                    printed,
-                    decades(gadam, sgd, column),
-                    unit=" decades",
-                    unmet=unmet,
-                )
-            )
+            reading = decades(gadam, sgd, column)
+            found.add(words, f"§7.9, {MODES[mode]}", printed, reading, unit=" decades", unmet=unmet)
     return found
 
 
@@ -132,13 +124,8 @@ def spectrum_tables(rows: Rows) -> list[Table]:
         for mode in MODES
         for name in SHARP
     )
-    return [
-        Table(
-            "Solutions and their Hessian",
-            ("network", "batch norm", "optimiser", *COLUMNS.values()),
-            lines,
-        )
-    ]
+    title = "Solutions and their Hessian"
+    return [Table(title, ("network", "batch norm", "optimiser", *COLUMNS.values()), lines)]
 
 
 def spectrum_charts(rows: Rows) -> list[Chart]:
@@ -148,16 +135,8 @@ def spectrum_charts(rows: Rows) -> list[Chart]:
         for mode, source in MODES.items():
             part = rows.where(network=network, mode=mode, seed=0)
             series = tuple(stems(row["optimizer"], row) for row in part)
-            out.append(
-                Chart(
-                    f"Spectrum of the solutions, {network}, batch norm in {mode} mode",
-                    "eigenvalue",
-                    "weight",
-                    series,
-                    y_log=True,
-                    source=source,
-                )
-            )
+            title = f"Spectrum of the solutions, {network}, batch norm in {mode} mode"
+            out.append(Chart(title, "eigenvalue", "weight", series, y_log=True, source=source))
     return out
 
 
@@ -310,42 +289,23 @@ def network_claims(network: str, ends: Rows) -> list[Claim]:
     ]
     rival, reading = against_best(of, "GadamX")
     averaged = [of[name] for name in ("SWA", "Gadam", "GadamX")]
-    return [
-        *found,
-        Claim(
-            f"{network}: GadamX is above all others (here above {rival}, the best of them)",
-            where,
-            STRONGEST[kind],
-            reading,
-            unit=" points",
-            unmet=unready(of["GadamX"], of[rival]),
-        ),
-        Claim(
-            f"{network}: the average is above the iterates where averaging begins",
-            "§7.8.1, Figures 7.8 and 7.9",
-            "",
-            change(ends.where(optimizer=("SWA", "Gadam", "GadamX")), "accuracy", "before"),
-            unit=" points",
-            unmet=unready(*averaged),
-            own=True,
-        ),
-        Claim(
-            f"{network}: Gadam's λ₁ is above SGD's, whichever generalises better",
-            "§7.9, Figure 7.17",
-            "",
-            decades(of["Gadam"], of["SGD"], "largest"),
-            unit=" decades",
-            unmet=unlearnt(of["Gadam"], of["SGD"]),
-            own=True,
-        ),
-        Claim(
-            f"{network}: Gadam's weight norm is above SGD's",
-            "§7.9, Figure 7.16",
-            "always higher",
-            gap(of["Gadam"], of["SGD"], "solution norm"),
-            unmet=unlearnt(of["Gadam"], of["SGD"]),
-        ),
-    ]
+    said = Claims(found)
+    sentence = f"{network}: GadamX is above all others (here above {rival}, the best of them)"
+    unmet = unready(of["GadamX"], of[rival])
+    said.add(sentence, where, STRONGEST[kind], reading, unit=" points", unmet=unmet)
+    sentence = f"{network}: the average is above the iterates where averaging begins"
+    source = "§7.8.1, Figures 7.8 and 7.9"
+    value = change(ends.where(optimizer=("SWA", "Gadam", "GadamX")), "accuracy", "before")
+    said.add(sentence, source, "", value, unit=" points", unmet=unready(*averaged), own=True)
+    sentence = f"{network}: Gadam's λ₁ is above SGD's, whichever generalises better"
+    value = decades(of["Gadam"], of["SGD"], "largest")
+    unmet = unlearnt(of["Gadam"], of["SGD"])
+    said.add(sentence, "§7.9, Figure 7.17", "", value, unit=" decades", unmet=unmet, own=True)
+    sentence = f"{network}: Gadam's weight norm is above SGD's"
+    source = "§7.9, Figure 7.16"
+    value = gap(of["Gadam"], of["SGD"], "solution norm")
+    said.add(sentence, source, "always higher", value, unmet=unlearnt(of["Gadam"], of["SGD"]))
+    return said
 
 
 def printed_gap(kind: str, upper: str, lower: str) -> str:
@@ -398,13 +358,8 @@ def tables(rows: Rows) -> list[Table]:
             "λ₁",
             *(f"thesis, {data}" for data in PRINTED_ON),
         )
-        out.append(
-            Table(
-                f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}",
-                header,
-                tuple(lines),
-            )
-        )
+        title = f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
+        out.append(Table(title, header, tuple(lines)))
     return out + spectrum_tables(rows.where(kind="spectrum"))
 
 
@@ -424,17 +379,10 @@ def charts(rows: Rows) -> list[Chart]:
         for optimizer in OPTIMIZERS
         if (part := ends.where(network=name, optimizer=optimizer))
     ]
-    out.append(
-        Chart(
-            "Sharpness against accuracy",
-            "λ₁",
-            "accuracy, %",
-            tuple(sharp),
-            x_log=True,
-            source="§7.9",
-            caption="Not drawn in the thesis. Batch norm in evaluation mode.",
-        )
-    )
+    title = "Sharpness against accuracy"
+    axis = "accuracy, %"
+    caption = "Not drawn in the thesis. Batch norm in evaluation mode."
+    out.append(Chart(title, "λ₁", axis, tuple(sharp), x_log=True, source="§7.9", caption=caption))
     return out + spectrum_charts(rows.where(kind="spectrum"))
 
 
@@ -454,18 +402,15 @@ def network_charts(name: str, rows: Rows) -> list[Chart]:
         ),
         Series("thesis, CIFAR-10", OPTIMIZERS, printed, style="points", published=True),
     )
-    return [
-        Chart(
-            f"Accuracy on held-out images, {name}",
-            "epoch",
-            "accuracy, %",
-            accuracy,
-            source="Figures 7.8 and 7.9",
-            caption=caption,
-        ),
-        Chart(f"Weight norm, {name}", "epoch", "‖θ‖", norm, source="Figure 7.16", caption=caption),
-        Chart(f"Accuracy at the end, {name}", "optimiser", "accuracy, %", last, source="Table 7.3"),
-    ]
+    out = []
+    title = f"Accuracy on held-out images, {name}"
+    source = "Figures 7.8 and 7.9"
+    out.append(Chart(title, "epoch", "accuracy, %", accuracy, source=source, caption=caption))
+    title = f"Weight norm, {name}"
+    out.append(Chart(title, "epoch", "‖θ‖", norm, source="Figure 7.16", caption=caption))
+    title = f"Accuracy at the end, {name}"
+    out.append(Chart(title, "optimiser", "accuracy, %", last, source="Table 7.3"))
+    return out
 
 
 EXPERIMENT = Experiment(

@@ -35,9 +35,9 @@ from lambdahat.experiments.kit.cells import (
     over_seeds,
     settings_of,
 )
-from lambdahat.experiments.kit.claims import Claim, Table, paired_difference
-from lambdahat.models.language import lstm
+from lambdahat.experiments.kit.claims import Claim, Claims, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
+from lambdahat.models.language import lstm
 from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart, Series
 
@@ -264,36 +264,23 @@ def _average_claims(made: Rows, adam: Rows, epochs: Rows) -> list[Claim]:
         tuned_start(made.where(frequency=1), TEST, lowest=True), often.paired(TEST)
     )
     unmet = unready(epochs, "Gadam")
-    return [
-        *found,
-        Claim(
-            f"Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%}"
-            " of the run)",
-            "§7.8.4, Table 7.6",
-            "58.61 to 58.77",
-            tuned,
-            "below",
-            unmet=unlearnt(epochs, "Gadam"),
-        ),
-        Claim(
-            f"averaging every step or every {FREQUENCIES[-1]} makes little difference",
-            "§7.8.6, Figure 7.13a",
-            "very insensitive",
-            gap(seldom, often, "perplexity"),
-            "within",
-            0.0,
-            SMALL_CHANGE,
-            unmet=unmet,
-        ),
-        Claim(
-            f"averaging every {FREQUENCIES[-1]} steps is below averaging every step",
-            "§7.8.6, Figure 7.13a",
-            "slightly better",
-            gap(seldom, often, "perplexity"),
-            "below",
-            unmet=unmet,
-        ),
-    ]
+    said = Claims(found)
+    sentence = (
+        f"Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%}"
+        " of the run)"
+    )
+    source = "§7.8.4, Table 7.6"
+    published = "58.61 to 58.77"
+    said.add(sentence, source, published, tuned, "below", unmet=unlearnt(epochs, "Gadam"))
+    sentence = f"averaging every step or every {FREQUENCIES[-1]} makes little difference"
+    source = "§7.8.6, Figure 7.13a"
+    published = "very insensitive"
+    reading = gap(seldom, often, "perplexity")
+    said.add(sentence, source, published, reading, "within", 0.0, SMALL_CHANGE, unmet=unmet)
+    sentence = f"averaging every {FREQUENCIES[-1]} steps is below averaging every step"
+    reading = gap(seldom, often, "perplexity")
+    said.add(sentence, "§7.8.6, Figure 7.13a", "slightly better", reading, "below", unmet=unmet)
+    return said
 
 
 def unready(epochs: Rows, *names: str) -> str:
@@ -371,12 +358,11 @@ def tables(rows: Rows) -> list[Table]:
         )
         for start, every in kept
     )
-    return [
-        Table(title, header, tuple(lines)),
-        Table(
-            "Averages of Adam's iterates", ("from", "steps between", "validation", "test"), averages
-        ),
-    ]
+    out = []
+    out.append(Table(title, header, tuple(lines)))
+    heading = "Averages of Adam's iterates"
+    out.append(Table(heading, ("from", "steps between", "validation", "test"), averages))
+    return out
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -387,39 +373,26 @@ def charts(rows: Rows) -> list[Chart]:
     readings = [
         over_seeds(made.where(start=START, frequency=every), "perplexity") for every in FREQUENCIES
     ]
-    return [
-        Chart(
-            "Validation perplexity",
-            "epoch",
-            "perplexity",
-            series,
-            y_log=True,
-            source="Figure 7.10",
-            caption="Of the average from when there is one.",
-        ),
-        Chart(
-            "Start of averaging",
-            "share of the run",
-            "perplexity",
-            (
-                curve("validation", starts, "perplexity", "start"),
-                curve("test", starts, "test perplexity", "start"),
-            ),
-            source="Figure 7.11a",
-        ),
-        Chart(
-            "Frequency of averaging",
-            "steps between averaged iterates",
-            "validation perplexity",
-            (
-                Series(
-                    "Gadam", FREQUENCIES, [reading.value for reading in readings], errors(readings)
-                ),
-            ),
-            x_log=True,
-            source="Figure 7.13a",
-        ),
-    ]
+    out = []
+    title = "Validation perplexity"
+    source = "Figure 7.10"
+    caption = "Of the average from when there is one."
+    out.append(
+        Chart(title, "epoch", "perplexity", series, y_log=True, source=source, caption=caption)
+    )
+    title = "Start of averaging"
+    curves = (
+        curve("validation", starts, "perplexity", "start"),
+        curve("test", starts, "test perplexity", "start"),
+    )
+    out.append(Chart(title, "share of the run", "perplexity", curves, source="Figure 7.11a"))
+    title = "Frequency of averaging"
+    across = "steps between averaged iterates"
+    axis = "validation perplexity"
+    values = [reading.value for reading in readings]
+    over = (Series("Gadam", FREQUENCIES, values, errors(readings)),)
+    out.append(Chart(title, across, axis, over, x_log=True, source="Figure 7.13a"))
+    return out
 
 
 EXPERIMENT = Experiment(

@@ -13,6 +13,7 @@ from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import (
     Claim,
+    Claims,
     Reading,
     Table,
     mean_of,
@@ -102,103 +103,55 @@ def claims(rows: Rows) -> list[Claim]:
     late = found.where(steps=sorted(found.distinct("steps"))[-3:])
     end = exact.where(steps=max(exact.values("steps")))
     printed = math.log10((1 - DECAY) / (1 + DECAY))
-    return [
+    said = Claims()
+    sentence = (
+        "for the last iterate to have less loss than the average its rate must fall as 1/n"
+        " (exponent)"
+    )
+    reading = _exponent(rows, "matching rate")
+    said.add(sentence, "Theorem 19", "∝ 1/n", reading, "within", -1.0, 0.05)
+    sentence = f"at α ∝ 1/√n the average has less loss than the last iterate, n = {LONG[-1]:,}"
+    reading = _gap(end, "average loss, root", "final loss, root")
+    said.add(sentence, "Theorem 19", "always", reading, "below", unit=" decades")
+    sentence = f"at a fixed rate too, n = {LONG[-1]:,}"
+    reading = _gap(end, "average loss, fixed", "final loss, fixed")
+    said.add(sentence, "Theorem 19", "always", reading, "below", unit=" decades")
+    sentence = "the variance of the moving average is (1−ρ)/(1+ρ) times that of the last iterate"
+    published = "a factor (1−ρ)/(1+ρ)"
+    reading = _gap(last, "ema variance", "final variance")
+    said.add(sentence, "§7.5.2", published, reading, "within", printed, SAME, " decades")
+    sentence = "the variance of the moving average does not vanish (exponent of n)"
+    said.add(sentence, "§7.5.2", "0", _exponent(late, "ema variance"), "within", 0.0, SAME)
+    sentence = "the variance of the average vanishes (exponent of n)"
+    said.add(sentence, "§7.5", "-1", _exponent(late, "average variance"), "within", -1.0, SAME)
+    sentence = "averaging reduces noise far more than a moving average (variance at the most steps)"
+    reading = _gap(last, "average variance", "ema variance")
+    said.add(sentence, "§7.5.2", "far more aggressive", reading, "below", -1.0, unit=" decades")
+    sentence = "a moving average affects the convergence of the mean less than the average does"
+    reading = _gap(last, "ema bias", "average bias")
+    said.add(sentence, "§7.5.2", "less strongly", reading, "below", unit=" decades")
+    sentence = (
+        f"after {WINDOWS} steps, three windows of it, the moving average has less loss than the"
+        " average"
+    )
+    reading = _gap(early, "ema loss", "average loss")
+    said.add(sentence, "§7.5.2", "justified initially", reading, "below", unit=" decades")
+    said += (
         Claim(
-            "for the last iterate to have less loss than the average its rate must fall as 1/n"
-            " (exponent)",
-            "Theorem 19",
-            "∝ 1/n",
-            _exponent(rows, "matching rate"),
-            "within",
-            -1.0,
-            0.05,
-        ),
-        Claim(
-            f"at α ∝ 1/√n the average has less loss than the last iterate, n = {LONG[-1]:,}",
-            "Theorem 19",
-            "always",
-            _gap(end, "average loss, root", "final loss, root"),
-            "below",
-            unit=" decades",
-        ),
-        Claim(
-            f"at a fixed rate too, n = {LONG[-1]:,}",
-            "Theorem 19",
-            "always",
-            _gap(end, "average loss, fixed", "final loss, fixed"),
-            "below",
-            unit=" decades",
-        ),
-        Claim(
-            "the variance of the moving average is (1−ρ)/(1+ρ) times that of the last iterate",
-            "§7.5.2",
-            "a factor (1−ρ)/(1+ρ)",
-            _gap(last, "ema variance", "final variance"),
-            "within",
-            printed,
-            SAME,
+            f"the printed variance of the {words} is that of simulated ones, within {SAME:g}"
             " decades",
-        ),
-        Claim(
-            "the variance of the moving average does not vanish (exponent of n)",
-            "§7.5.2",
-            "0",
-            _exponent(late, "ema variance"),
+            "§7.5",
+            "its formula",
+            _gap(last, f"{name} variance", f"{name} printed"),
             "within",
             0.0,
             SAME,
-        ),
-        Claim(
-            "the variance of the average vanishes (exponent of n)",
-            "§7.5",
-            "-1",
-            _exponent(late, "average variance"),
-            "within",
-            -1.0,
-            SAME,
-        ),
-        Claim(
-            "averaging reduces noise far more than a moving average (variance at the most steps)",
-            "§7.5.2",
-            "far more aggressive",
-            _gap(last, "average variance", "ema variance"),
-            "below",
-            -1.0,
-            unit=" decades",
-        ),
-        Claim(
-            "a moving average affects the convergence of the mean less than the average does",
-            "§7.5.2",
-            "less strongly",
-            _gap(last, "ema bias", "average bias"),
-            "below",
-            unit=" decades",
-        ),
-        Claim(
-            f"after {WINDOWS} steps, three windows of it, the moving average has less loss than the"
-            " average",
-            "§7.5.2",
-            "justified initially",
-            _gap(early, "ema loss", "average loss"),
-            "below",
-            unit=" decades",
-        ),
-        *(
-            Claim(
-                f"the printed variance of the {words} is that of simulated ones, within {SAME:g}"
-                " decades",
-                "§7.5",
-                "its formula",
-                _gap(last, f"{name} variance", f"{name} printed"),
-                "within",
-                0.0,
-                SAME,
-                " decades",
-            )
-            for name, words in KINDS.items()
-            if name != "ema"
-        ),
-    ]
+            " decades",
+        )
+        for name, words in KINDS.items()
+        if name != "ema"
+    )
+    return said
 
 
 def _gap(rows: Rows, upper: str, lower: str) -> Reading:
@@ -239,13 +192,8 @@ def tables(rows: Rows) -> list[Table]:
             for what in ("variance", "printed", "bias")
         ),
     )
-    return [
-        Table(
-            f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1",
-            header,
-            tuple(lines),
-        )
-    ]
+    title = f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1"
+    return [Table(title, header, tuple(lines))]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -264,18 +212,10 @@ def charts(rows: Rows) -> list[Chart]:
         for title, label, what in (("Loss", "loss", "loss"), ("Noise", "variance", "variance"))
     ]
     rates = (curve("rate", rows, "matching rate", "steps"),)
-    return [
-        *shown,
-        Chart(
-            "The rate at which the last iterate matches the average",
-            "steps",
-            "rate",
-            rates,
-            x_log=True,
-            y_log=True,
-            source="Theorem 19",
-        ),
-    ]
+    out = [*shown]
+    heading = "The rate at which the last iterate matches the average"
+    out.append(Chart(heading, "steps", "rate", rates, x_log=True, y_log=True, source="Theorem 19"))
+    return out
 
 
 EXPERIMENT = Experiment(

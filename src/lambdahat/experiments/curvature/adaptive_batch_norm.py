@@ -12,7 +12,7 @@ from lambdahat.experiments.curvature.adaptive_damping import (
     run,
 )
 from lambdahat.experiments.kit.cells import Row, Rows, curve, gap, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Table
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table
 from lambdahat.experiments.kit.experiment import (
     SPECTRAL,
     Experiment,
@@ -55,55 +55,39 @@ def _best(rows: Rows, decay: float) -> Key:
 
 def claims(rows: Rows) -> list[Claim]:
     """A larger δ helps with and without decay; AdamW with it reaches SGD."""
-    found, what = [], subject(rows)
+    found, what = Claims(), subject(rows)
     decays = sorted(rows.where(optimizer="AdamW").distinct("decay"))
     for decay in decays:
         usual, best = _at(rows, ("AdamW", RATE, DEFAULT, decay)), _at(rows, _best(rows, decay))
         where = f"{what}: AdamW, α = 0.001, γ = {decay:g}, δ = {best[0]['damping']:g} against 10⁻⁸"
-        found += [
-            Claim(
-                f"{where}: the validation error falls",
-                "§6.5.2, Figure 6.7",
-                f"improves generalisation ({THEIRS})",
-                gap(usual, best, "error"),
-                unit=" points",
-            ),
-            Claim(
-                f"{where}: the training error does not rise (by {SAME:g} point)",
-                "§6.5.2, Figure 6.7",
-                f"slightly assists training ({THEIRS})",
-                gap(best, usual, "training error"),
-                "below",
-                SAME,
-                unit=" points",
-                unmet=saturated(best, usual),
-            ),
-        ]
+        text = f"{where}: the validation error falls"
+        printed = f"improves generalisation ({THEIRS})"
+        found.add(text, "§6.5.2, Figure 6.7", printed, gap(usual, best, "error"), unit=" points")
+        text = f"{where}: the training error does not rise (by {SAME:g} point)"
+        printed = f"slightly assists training ({THEIRS})"
+        value = gap(best, usual, "training error")
+        unmet = saturated(best, usual)
+        found.add(
+            text, "§6.5.2, Figure 6.7", printed, value, "below", SAME, unit=" points", unmet=unmet
+        )
     sgd, last = rows.where(kind="end", optimizer="SGD"), decays[-1]
     high = next(key for key in _keys(rows) if key[1] == LARGE_RATE)
     best = _at(rows, _best(rows, last))
-    return [
-        *found,
-        Claim(
-            f"{what}: AdamW, α = 0.001, γ = {last:g}, δ = {best[0]['damping']:g}: it matches SGD"
-            f" (excess of error below {MATCH:g} points)",
-            "Figures 6.7, 6.8",
-            f"matches ({RESNET}), outperforms ({THEIRS})",
-            gap(best, sgd, "error"),
-            "below",
-            MATCH,
-            unit=" points",
-        ),
-        Claim(
-            f"{what}: AdamW, α = {high[1]:g}, γ = {last:g}, δ = {high[2]:g}: it surpasses SGD"
-            " (validation error)",
-            "Figure 6.8",
-            f"surpasses ({RESNET})",
-            gap(sgd, _at(rows, high), "error"),
-            unit=" points",
-            barrier=MISSING,
-        ),
-    ]
+    sentence = (
+        f"{what}: AdamW, α = 0.001, γ = {last:g}, δ = {best[0]['damping']:g}: it matches SGD"
+        f" (excess of error below {MATCH:g} points)"
+    )
+    published = f"matches ({RESNET}), outperforms ({THEIRS})"
+    reading = gap(best, sgd, "error")
+    found.add(sentence, "Figures 6.7, 6.8", published, reading, "below", MATCH, unit=" points")
+    sentence = (
+        f"{what}: AdamW, α = {high[1]:g}, γ = {last:g}, δ = {high[2]:g}: it surpasses SGD"
+        " (validation error)"
+    )
+    published = f"surpasses ({RESNET})"
+    reading = gap(sgd, _at(rows, high), "error")
+    found.add(sentence, "Figure 6.8", published, reading, unit=" points", barrier=MISSING)
+    return found
 
 
 def tables(rows: Rows) -> list[Table]:

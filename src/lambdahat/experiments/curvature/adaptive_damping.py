@@ -28,6 +28,7 @@ from lambdahat.experiments.kit.cells import (
 from lambdahat.experiments.kit.claims import (
     LEAST_EFFECT,
     Claim,
+    Claims,
     Reading,
     Table,
     least,
@@ -88,14 +89,9 @@ def _worse(rows: Rows, sentence: str, source: str, upper: Key, lower: Key) -> Cl
     """
     before, after = PRINTED[lower][1], PRINTED[upper][1]
     bound, printed = -least(before, after), f"{before:g} to {after:g} % accuracy ({THEIRS})"
-    return Claim(
-        f"{sentence} by more than {bound:.2g} points",
-        source,
-        printed,
-        gap(at(rows, upper), at(rows, lower), "error"),
-        bound=bound,
-        unit=" points",
-    )
+    text = f"{sentence} by more than {bound:.2g} points"
+    reading = gap(at(rows, upper), at(rows, lower), "error")
+    return Claim(text, source, printed, reading, bound=bound, unit=" points")
 
 
 def _kfac_claims(rows: Rows, what: str) -> list[Claim]:
@@ -140,40 +136,32 @@ def _gap_of_gaps(rows: Rows, upper: Key, lower: Key) -> Reading:
 def _adam_claims(rows: Rows, what: str) -> list[Claim]:
     sgd = rows.where(kind="end", optimizer="SGD")
     best = min(LARGE, key=lambda key: over_seeds(at(rows, key), "error").value)
-    return [
-        Claim(
-            f"{what}: Adam, α = 0.0004, δ = 10⁻⁸: its validation error is above SGD's",
-            "§6.5.2, Figure 6.6",
-            f"significantly underperforms ({THEIRS})",
-            gap(at(rows, DEFAULT), sgd, "error"),
-            unit=" points",
-        ),
+    found = Claims(unit=" points")
+    sentence = f"{what}: Adam, α = 0.0004, δ = 10⁻⁸: its validation error is above SGD's"
+    published = f"significantly underperforms ({THEIRS})"
+    found.add(sentence, "§6.5.2, Figure 6.6", published, gap(at(rows, DEFAULT), sgd, "error"))
+    found.append(
         _worse(
             rows,
             f"{what}: Adam, α = 0.0004, δ = 10⁻⁸ against 0.0004: the validation error is higher",
             "§6.5.2, Table 6.1",
             DEFAULT,
             BETTER,
-        ),
-        Claim(
-            f"{what}: Adam, α = 0.0004, δ = 0.1 against 0.0004: over-damping raises the validation"
-            " error again",
-            "§6.5.2",
-            f"decreases the performance ({THEIRS})",
-            gap(at(rows, OVER), at(rows, BETTER), "error"),
-            unit=" points",
-        ),
-        Claim(
-            f"{what}: Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (excess of error"
-            f" below {MATCH:g} points)",
-            "§6.5.2",
-            f"match or even beat ({THEIRS})",
-            gap(at(rows, best), sgd, "error"),
-            "below",
-            MATCH,
-            unit=" points",
-        ),
-    ]
+        )
+    )
+    sentence = (
+        f"{what}: Adam, α = 0.0004, δ = 0.1 against 0.0004: over-damping raises the validation"
+        " error again"
+    )
+    published = f"decreases the performance ({THEIRS})"
+    found.add(sentence, "§6.5.2", published, gap(at(rows, OVER), at(rows, BETTER), "error"))
+    sentence = (
+        f"{what}: Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (excess of error"
+        f" below {MATCH:g} points)"
+    )
+    published = f"match or even beat ({THEIRS})"
+    found.add(sentence, "§6.5.2", published, gap(at(rows, best), sgd, "error"), "below", MATCH)
+    return found
 
 
 def _sharpness_claims(rows: Rows, what: str) -> list[Claim]:
@@ -198,20 +186,18 @@ def _sharpness_claims(rows: Rows, what: str) -> list[Claim]:
             LOWERED[-1],
         ),
     )
-    found = []
+    found = Claims()
     for words, lower, upper in pairs:
         low, high = PRINTED[lower][0], PRINTED[upper][0]
         bound, fitted = least_decades(low, high), saturated(at(rows, lower), at(rows, upper))
-        found.append(
-            Claim(
-                f"{what}: {words}: λ₁, by more than {bound:.2g} decades",
-                "Tables 6.1 to 6.3",
-                f"{low:g} to {high:g} ({THEIRS})",
-                decades(at(rows, upper), at(rows, lower), "largest"),
-                bound=bound,
-                unit=" decades",
-                unmet=f"{fitted}, and λ₁ falls with what is left of the loss" if fitted else "",
-            )
+        found.add(
+            f"{what}: {words}: λ₁, by more than {bound:.2g} decades",
+            "Tables 6.1 to 6.3",
+            f"{low:g} to {high:g} ({THEIRS})",
+            decades(at(rows, upper), at(rows, lower), "largest"),
+            bound=bound,
+            unit=" decades",
+            unmet=f"{fitted}, and λ₁ falls with what is left of the loss" if fitted else "",
         )
     return found
 
@@ -301,15 +287,8 @@ def _over_damping(rows: Rows, column: str, place: int) -> tuple[Series, ...]:
         )
         told = [key for key in chosen if key in PRINTED]
         values = [PRINTED[key][0] if place == 0 else 100 - PRINTED[key][1] for key in told]
-        out.append(
-            Series(
-                f"{label}, printed",
-                [key[2] for key in told],
-                values,
-                style="points",
-                published=True,
-            )
-        )
+        places = [key[2] for key in told]
+        out.append(Series(f"{label}, printed", places, values, style="points", published=True))
     return tuple(out)
 
 

@@ -13,7 +13,7 @@ import torch
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import eigenpairs, spectrum
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, over_seeds, settings_of, stems
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Claims, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Images,
@@ -173,49 +173,31 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
         max(abs(a - b) for a, b in zip(row["overlaps"], row["told"], strict=True)) for row in rows
     ]
     law = TracyWidom()
-    return [
-        Claim(
-            "spiked matrix: its three outliers are seen as such, and no other",
-            "Figure 6.1a",
-            "three",
-            over_seeds(rows, "outliers"),
-            "within",
-            len(SPIKES),
-            0.1,
-            general=True,
-        ),
-        Claim(
-            "spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law,"
-            f" {law.mean:.3f}, in units of its fluctuation, within {EDGE:g}",
-            "Tracy and Widom (1994)",
-            "none: Figure 6.1a shows such a region without figures",
-            over_seeds(rows, "last of the bulk"),
-            "within",
-            law.mean,
-            EDGE,
-            own=True,
-        ),
-        Claim(
-            "spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the"
-            " squared cosine, below 0.1)",
-            "Theorem 17",
-            "1 − σ²P/(Bλ²)",
-            mean_of(misses),
-            "below",
-            0.1,
-            general=True,
-        ),
-        Claim(
-            "spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike,"
-            " below 0.1)",
-            "§6.2.1",
-            "0",
-            over_seeds(rows, "hidden"),
-            "below",
-            0.1,
-            general=True,
-        ),
-    ]
+    found = Claims()
+    sentence = "spiked matrix: its three outliers are seen as such, and no other"
+    source = "Figure 6.1a"
+    reading = over_seeds(rows, "outliers")
+    found.add(sentence, source, "three", reading, "within", len(SPIKES), 0.1, general=True)
+    sentence = (
+        "spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law,"
+        f" {law.mean:.3f}, in units of its fluctuation, within {EDGE:g}"
+    )
+    source = "Tracy and Widom (1994)"
+    published = "none: Figure 6.1a shows such a region without figures"
+    reading = over_seeds(rows, "last of the bulk")
+    found.add(sentence, source, published, reading, "within", law.mean, EDGE, own=True)
+    sentence = (
+        "spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the"
+        " squared cosine, below 0.1)"
+    )
+    published = "1 − σ²P/(Bλ²)"
+    found.add(sentence, "Theorem 17", published, mean_of(misses), "below", 0.1, general=True)
+    sentence = (
+        "spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike,"
+        " below 0.1)"
+    )
+    found.add(sentence, "§6.2.1", "0", over_seeds(rows, "hidden"), "below", 0.1, general=True)
+    return found
 
 
 def _network_claims(rows: Rows) -> list[Claim]:
@@ -227,41 +209,27 @@ def _network_claims(rows: Rows) -> list[Claim]:
         if row["weight edge"] > 0 < row["edge"]
     ]
     sharp, flat = ({row["seed"]: row["kept"][place] for row in half} for place in (0, -1))
-    return [
-        Claim(
-            f"{what}: several outliers stand apart from the bulk (their number)",
-            "Figure 6.1b",
-            f"several ({THEIRS})",
-            over_seeds(half, "outliers"),
-            bound=1.0,
-        ),
-        Claim(
-            f"{what}: no more outliers than classes, {classes}",
-            "§6.4.1",
-            "at most the classes",
-            over_seeds(half, "outliers"),
-            "below",
-            classes + 0.5,
-        ),
-        Claim(
-            f"{what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the"
-            " fitted edge",
-            "Figure 6.1b",
-            f"an approximate threshold ({THEIRS})",
-            mean_of(ratios),
-            "within",
-            0.0,
-            FACTOR,
-            " decades",
-        ),
-        Claim(
-            f"{what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS}"
-            f" (share within their leading {PAIRS})",
-            "§6.2.1, Theorem 17",
-            "sharp directions retain more",
-            paired_difference(sharp, flat),
-        ),
-    ]
+    found = Claims()
+    sentence = f"{what}: several outliers stand apart from the bulk (their number)"
+    source = "Figure 6.1b"
+    found.add(sentence, source, f"several ({THEIRS})", over_seeds(half, "outliers"), bound=1.0)
+    sentence = f"{what}: no more outliers than classes, {classes}"
+    reading = over_seeds(half, "outliers")
+    found.add(sentence, "§6.4.1", "at most the classes", reading, "below", classes + 0.5)
+    sentence = (
+        f"{what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the"
+        " fitted edge"
+    )
+    source = "Figure 6.1b"
+    published = f"an approximate threshold ({THEIRS})"
+    found.add(sentence, source, published, mean_of(ratios), "within", 0.0, FACTOR, " decades")
+    sentence = (
+        f"{what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS}"
+        f" (share within their leading {PAIRS})"
+    )
+    source = "§6.2.1, Theorem 17"
+    found.add(sentence, source, "sharp directions retain more", paired_difference(sharp, flat))
+    return found
 
 
 def tables(rows: Rows) -> list[Table]:

@@ -27,7 +27,7 @@ from lambdahat.experiments.kit.cells import (
     settings_of,
     stems,
 )
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Claims, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Images,
@@ -86,65 +86,38 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
     full, near, noise = (_spectra(rows, name) for name in NAMES)
     tops = {row["seed"]: np.array(row["top"]) for row in near}
     apart = [float(np.abs(tops[row["seed"]] / np.array(row["top"]) - 1).mean()) for row in full]
-    return [
-        Claim(
-            "the Gauss–Newton matrix has the outliers of the Hessian (mean relative difference of"
-            f" the largest four, below {CLOSE:g})",
-            "§4.6.1, Figure 4.7",
-            "quite closely",
-            mean_of(apart),
-            "below",
-            CLOSE,
-        ),
-        Claim(
-            "the Hessian has mass below 0, more than 1 %",
-            "§4.6.1",
-            "37 %",
-            over_seeds(full, "negative"),
-            bound=0.01,
-        ),
-        Claim(
-            "without the Ritz value of most weight less than 1 % of the Hessian's mass is left"
-            " below 0",
-            "§4.6.1",
-            "0.05 %",
-            over_seeds(full, "negative rest"),
-            "below",
-            0.01,
-        ),
-        Claim(
-            "λ₁ of the gradient covariance is that of the Hessian, within a factor 2",
-            "§4.1.1",
-            "close",
-            decades(noise, full, "largest"),
-            "within",
-            0.0,
-            FACTOR,
-            " decades",
-        ),
-    ]
+    found = Claims()
+    sentence = (
+        "the Gauss–Newton matrix has the outliers of the Hessian (mean relative difference of"
+        f" the largest four, below {CLOSE:g})"
+    )
+    found.add(sentence, "§4.6.1, Figure 4.7", "quite closely", mean_of(apart), "below", CLOSE)
+    sentence = "the Hessian has mass below 0, more than 1 %"
+    found.add(sentence, "§4.6.1", "37 %", over_seeds(full, "negative"), bound=0.01)
+    sentence = (
+        "without the Ritz value of most weight less than 1 % of the Hessian's mass is left below 0"
+    )
+    found.add(sentence, "§4.6.1", "0.05 %", over_seeds(full, "negative rest"), "below", 0.01)
+    sentence = "λ₁ of the gradient covariance is that of the Hessian, within a factor 2"
+    reading = decades(noise, full, "largest")
+    found.add(sentence, "§4.1.1", "close", reading, "within", 0.0, FACTOR, " decades")
+    return found
 
 
 def _diagonal_claims(rows: Rows) -> list[Claim]:
     flat, near = rows.where(kind="diagonal"), _spectra(rows, "ggn")
-    return [
-        Claim(
-            "the diagonal misses λ₁: its largest element is less than half of it",
-            "§4.6.1, Figure 4.7",
-            "about 3 of 6.88",
-            decades(flat, near, "largest"),
-            "below",
-            -FACTOR,
-            unit=" decades",
-        ),
-        Claim(
-            "more elements of the diagonal are beyond the bulk than eigenvalues (difference of"
-            " their numbers)",
-            "§4.6.1, Figure 4.7",
-            "many spurious",
-            paired_difference(flat.paired("beyond"), flat.paired("eigenvalues beyond")),
-        ),
-    ]
+    found = Claims()
+    sentence = "the diagonal misses λ₁: its largest element is less than half of it"
+    source = "§4.6.1, Figure 4.7"
+    reading = decades(flat, near, "largest")
+    found.add(sentence, source, "about 3 of 6.88", reading, "below", -FACTOR, unit=" decades")
+    sentence = (
+        "more elements of the diagonal are beyond the bulk than eigenvalues (difference of"
+        " their numbers)"
+    )
+    reading = paired_difference(flat.paired("beyond"), flat.paired("eigenvalues beyond"))
+    found.add(sentence, "§4.6.1, Figure 4.7", "many spurious", reading)
+    return found
 
 
 def _probe_claims(rows: Rows) -> list[Claim]:
@@ -155,25 +128,13 @@ def _probe_claims(rows: Rows) -> list[Claim]:
         ends.append(
             max(abs(row[key] - other[key]) for key in ("largest", "smallest")) / row["largest"]
         )
-    return [
-        Claim(
-            f"two random vectors give the same extremes (difference over λ₁, below {SAME:g})",
-            "Figure 4.8",
-            "6.8885 and 6.8891",
-            mean_of(ends),
-            "below",
-            SAME,
-        ),
-        Claim(
-            f"two random vectors give the same mass at 0 (within {SAME_MASS:g})",
-            "Figure 4.8",
-            "unchanged",
-            gap(first, second, "at zero"),
-            "within",
-            0.0,
-            SAME_MASS,
-        ),
-    ]
+    found = Claims()
+    sentence = f"two random vectors give the same extremes (difference over λ₁, below {SAME:g})"
+    found.add(sentence, "Figure 4.8", "6.8885 and 6.8891", mean_of(ends), "below", SAME)
+    sentence = f"two random vectors give the same mass at 0 (within {SAME_MASS:g})"
+    reading = gap(first, second, "at zero")
+    found.add(sentence, "Figure 4.8", "unchanged", reading, "within", 0.0, SAME_MASS)
+    return found
 
 
 def excess(row: Row) -> float:
@@ -191,26 +152,19 @@ def _line_claims(rows: Rows) -> list[Claim]:
         {row["seed"]: excess(row) for row in lines[name]} for name in ("largest", "flattest")
     )
     distances = [{seed: abs(value) for seed, value in part.items()} for part in (flat, sharp)]
-    return [
-        Claim(
-            "along the sharpest direction training and test loss change alike (within a factor 2)",
-            "Table 4.3",
-            "similar",
-            mean_of(list(sharp.values())),
-            "within",
-            0.0,
-            FACTOR,
-            " decades",
-        ),
-        Claim(
-            "along a flat direction training and test loss change less alike (distance of the ratio"
-            " from 1)",
-            "Table 4.3",
-            "not necessarily flat",
-            paired_difference(*distances),
-            unit=" decades",
-        ),
-    ]
+    found = Claims()
+    sentence = (
+        "along the sharpest direction training and test loss change alike (within a factor 2)"
+    )
+    reading = mean_of(list(sharp.values()))
+    found.add(sentence, "Table 4.3", "similar", reading, "within", 0.0, FACTOR, " decades")
+    sentence = (
+        "along a flat direction training and test loss change less alike (distance of the ratio"
+        " from 1)"
+    )
+    published = "not necessarily flat"
+    found.add(sentence, "Table 4.3", published, paired_difference(*distances), unit=" decades")
+    return found
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -234,19 +188,14 @@ def tables(rows: Rows) -> list[Table]:
     diagonal = tuple(
         str(over_seeds(flat, key)) for key in ("largest", "edge", "eigenvalues beyond", "beyond")
     )
-    return [
-        Table(title, header, tuple(lines)),
-        Table(
-            "The diagonal of the Gauss–Newton matrix",
-            ("largest element", "edge of the bulk", "eigenvalues beyond", "elements beyond"),
-            (diagonal,),
-        ),
-        Table(
-            "Mean change of the loss within 1 of the solution",
-            ("direction of", "Ritz value", "log₁₀ test over training"),
-            tuple(_line_row(rows, name) for name in DIRECTIONS),
-        ),
-    ]
+    out = []
+    out.append(Table(title, header, tuple(lines)))
+    columns = ("largest element", "edge of the bulk", "eigenvalues beyond", "elements beyond")
+    out.append(Table("The diagonal of the Gauss–Newton matrix", columns, (diagonal,)))
+    heading = "Mean change of the loss within 1 of the solution"
+    named = ("direction of", "Ritz value", "log₁₀ test over training")
+    out.append(Table(heading, named, tuple(_line_row(rows, name) for name in DIRECTIONS)))
+    return out
 
 
 def _line_row(rows: Rows, name: str) -> tuple[str, str, str]:
@@ -270,44 +219,19 @@ def charts(rows: Rows) -> list[Chart]:
         stems(f"random vector {probe + 1}", _spectra(first, "hessian", probe)[0])
         for probe in (0, 1)
     )
-    out = [
-        Chart(
-            "Spectra",
-            "eigenvalue",
-            "weight",
-            tuple(shown),
-            y_log=True,
-            source="Tables 4.1 and 4.2, Figure 4.7",
-        ),
-        Chart(
-            "Ritz values and the diagonal",
-            "eigenvalue",
-            "share",
-            (diagonal, shown[1], shown[0]),
-            y_log=True,
-            source="Figure 4.7",
-        ),
-        Chart(
-            "Two random vectors, Hessian",
-            "eigenvalue",
-            "weight",
-            probes,
-            y_log=True,
-            source="Figure 4.8",
-        ),
-    ]
+    out = []
+    source = "Tables 4.1 and 4.2, Figure 4.7"
+    out.append(Chart("Spectra", "eigenvalue", "weight", tuple(shown), y_log=True, source=source))
+    title = "Ritz values and the diagonal"
+    curves = (diagonal, shown[1], shown[0])
+    out.append(Chart(title, "eigenvalue", "share", curves, y_log=True, source="Figure 4.7"))
+    title = "Two random vectors, Hessian"
+    out.append(Chart(title, "eigenvalue", "weight", probes, y_log=True, source="Figure 4.8"))
     for name, words in DIRECTIONS.items():
         row = first.where(kind="line", direction=name)[0]
         series = tuple(Series(part, row["offsets"], row[part]) for part in ("train", "test"))
-        out.append(
-            Chart(
-                f"Loss along the Ritz vector of {words} value",
-                "offset",
-                "loss",
-                series,
-                source="Table 4.3",
-            )
-        )
+        title = f"Loss along the Ritz vector of {words} value"
+        out.append(Chart(title, "offset", "loss", series, source="Table 4.3"))
     return out
 
 

@@ -23,7 +23,14 @@ from lambdahat.experiments.kit.cells import (
     over_seeds,
     settings_of,
 )
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences, subject
 from lambdahat.experiments.kit.training import Images, curvature_problem, images, network
 from lambdahat.operators.curvature import hessian
@@ -135,60 +142,35 @@ def claims(rows: Rows) -> list[Claim]:
     misses = [math.log10(row["ratio"] / (1 + row["largest"] / row["setting"])) for row in told]
     worst = max(abs(miss) for miss in misses)
     least, what = rows.where(optimizer="Padam", setting=POWERS[0]), subject(rows)
-    found = [
-        Claim(
-            f"{what}: SGD: the rate along flat and sharp directions is one",
-            "§6.3.1",
-            "1",
-            mean_of(rows.where(optimizer="SGD").values("ratio")),
-            "within",
-            1.0,
-            0.01,
-        ),
-        Claim(
-            f"{what}: Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of"
-            " measured over told, at worst)",
-            "§6.3.1",
-            "1 + (λ₁ − λ_P)/δ",
-            Reading(worst, 0.0),
-            "below",
-            CLOSE,
-            unit=" decades",
-        ),
-        Claim(
-            f"{what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones",
-            "§6.3.1",
-            "larger",
-            mean_of(list(logs(least, "ratio").values())),
-            unit=" decades",
-        ),
-    ]
+    found = Claims()
+    sentence = f"{what}: SGD: the rate along flat and sharp directions is one"
+    reading = mean_of(rows.where(optimizer="SGD").values("ratio"))
+    found.add(sentence, "§6.3.1", "1", reading, "within", 1.0, 0.01)
+    sentence = (
+        f"{what}: Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of"
+        " measured over told, at worst)"
+    )
+    reading = Reading(worst, 0.0)
+    found.add(sentence, "§6.3.1", "1 + (λ₁ − λ_P)/δ", reading, "below", CLOSE, unit=" decades")
+    sentence = f"{what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones"
+    reading = mean_of(list(logs(least, "ratio").values()))
+    found.add(sentence, "§6.3.1", "larger", reading, unit=" decades")
     for name, low, high in (
         ("Adam", DAMPINGS[0], DAMPINGS[-1]),
         ("KFAC", SECOND_ORDER[0], SECOND_ORDER[-1]),
         ("Lanczos", SECOND_ORDER[0], SECOND_ORDER[-1]),
     ):
         part = rows.where(optimizer=name)
-        found.append(
-            Claim(
-                f"{what}: {name}: damping lowers the rate of flat over sharp directions (δ ="
-                f" {low:g} to {high:g})",
-                "§6.3.1, Eq. 6.1",
-                "it controls it",
-                decades(part.where(setting=low), part.where(setting=high), "ratio"),
-                unit=" decades",
-            )
+        sentence = (
+            f"{what}: {name}: damping lowers the rate of flat over sharp directions (δ ="
+            f" {low:g} to {high:g})"
         )
+        reading = decades(part.where(setting=low), part.where(setting=high), "ratio")
+        found.append(Claim(sentence, "§6.3.1, Eq. 6.1", "it controls it", reading, unit=" decades"))
     quarter = rows.where(optimizer="Padam", setting=POWERS[2])
-    found.append(
-        Claim(
-            f"{what}: Padam: p = 1/8 has a lower rate of flat over sharp directions than p = 1/2",
-            "§6.6",
-            "increases sharp movement",
-            paired_difference(logs(least, "ratio"), logs(quarter, "ratio")),
-            unit=" decades",
-        )
-    )
+    sentence = f"{what}: Padam: p = 1/8 has a lower rate of flat over sharp directions than p = 1/2"
+    reading = paired_difference(logs(least, "ratio"), logs(quarter, "ratio"))
+    found.append(Claim(sentence, "§6.6", "increases sharp movement", reading, unit=" decades"))
     return found
 
 
@@ -218,13 +200,8 @@ def tables(rows: Rows) -> list[Table]:
         "ratio",
         "departure from one matrix",
     )
-    return [
-        Table(
-            f"{rows[0]['network']} trained by Adam, {rows[0]['data']}; α = {RATE:g}",
-            header,
-            tuple(lines),
-        )
-    ]
+    title = f"{rows[0]['network']} trained by Adam, {rows[0]['data']}; α = {RATE:g}"
+    return [Table(title, header, tuple(lines))]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -236,25 +213,17 @@ def charts(rows: Rows) -> list[Chart]:
         for value in SECOND_ORDER
     ]
     formula = Series("1 + λ₁/δ", SECOND_ORDER, told, style="points")
-    return [
-        Chart(
-            "Flat over sharp rate",
-            "damping δ",
-            "R_est-curv",
-            (*damped, formula),
-            x_log=True,
-            y_log=True,
-            source="Eq. 6.1, §6.3.1",
-        ),
-        Chart(
-            "Flat over sharp rate of Padam",
-            "power p",
-            "R_est-curv",
-            (_series(rows, "Padam"),),
-            y_log=True,
-            source="§6.6",
-        ),
-    ]
+    out = []
+    title = "Flat over sharp rate"
+    series = (*damped, formula)
+    source = "Eq. 6.1, §6.3.1"
+    out.append(
+        Chart(title, "damping δ", "R_est-curv", series, x_log=True, y_log=True, source=source)
+    )
+    title = "Flat over sharp rate of Padam"
+    series = (_series(rows, "Padam"),)
+    out.append(Chart(title, "power p", "R_est-curv", series, y_log=True, source="§6.6"))
+    return out
 
 
 def _series(rows: Rows, name: str) -> Series:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, mean_of, slope
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.randommatrix import Semicircle
 from lambdahat.results import Array
@@ -78,51 +78,23 @@ def claims(rows: Rows) -> list[Claim]:
     or seeds.
     """
     largest = max(rows.values("size"))
-    found = []
+    found = Claims()
     for kind in MET:
         part = rows.where(noise=kind)
         end = part.where(size=largest)
-        found += [
-            Claim(
-                f"{kind}: the distance from the semicircle falls with P (exponent)",
-                "Theorem 13",
-                "to 0",
-                _exponent(part),
-                "below",
-            ),
-            Claim(
-                f"{kind}: at P = {largest} it is below {NEAR:g}",
-                "Theorem 13",
-                "0",
-                over_seeds(end, "distance"),
-                "below",
-                NEAR,
-            ),
-            Claim(
-                f"{kind}: the spectrum ends at 2σ_ε, within {EDGE:.0%} at P = {largest}",
-                "Theorem 13",
-                "2",
-                over_seeds(end, "largest"),
-                "within",
-                2.0,
-                2 * EDGE,
-            ),
-        ]
+        sentence = f"{kind}: the distance from the semicircle falls with P (exponent)"
+        found.add(sentence, "Theorem 13", "to 0", _exponent(part), "below")
+        sentence = f"{kind}: at P = {largest} it is below {NEAR:g}"
+        found.add(sentence, "Theorem 13", "0", over_seeds(end, "distance"), "below", NEAR)
+        sentence = f"{kind}: the spectrum ends at 2σ_ε, within {EDGE:.0%} at P = {largest}"
+        found.add(sentence, "Theorem 13", "2", over_seeds(end, "largest"), "within", 2.0, 2 * EDGE)
     for kind, why in (
         (UNEVEN, "condition (ii) is broken"),
         (WIDE, "elements depend on each other"),
     ):
-        found.append(
-            Claim(
-                f"{kind}: {why}, and at P = {largest} the distance is above {APART:g}",
-                "here",
-                "not covered by Theorem 13",
-                over_seeds(rows.where(noise=kind, size=largest), "distance"),
-                "above",
-                APART,
-                own=True,
-            )
-        )
+        sentence = f"{kind}: {why}, and at P = {largest} the distance is above {APART:g}"
+        reading = over_seeds(rows.where(noise=kind, size=largest), "distance")
+        found.add(sentence, "here", "not covered by Theorem 13", reading, "above", APART, own=True)
     near = mean_of([math.log10(row["distance"]) for row in rows.where(noise=NARROW, size=largest)])
     wide = mean_of([math.log10(row["distance"]) for row in rows.where(noise=WIDE, size=largest)])
     gap = Reading(
@@ -131,18 +103,10 @@ def claims(rows: Rows) -> list[Claim]:
         near.dof + wide.dof,
         near.count,
     )
-    return [
-        *found,
-        Claim(
-            "samples: many more of them than P bring the semicircle nearer",
-            "here",
-            "not covered by Theorem 13",
-            gap,
-            "below",
-            unit=" decades",
-            own=True,
-        ),
-    ]
+    sentence = "samples: many more of them than P bring the semicircle nearer"
+    published = "not covered by Theorem 13"
+    found.add(sentence, "here", published, gap, "below", unit=" decades", own=True)
+    return found
 
 
 def _exponent(rows: Rows) -> Reading:
@@ -163,13 +127,8 @@ def tables(rows: Rows) -> list[Table]:
         (kind, *(str(over_seeds(rows.where(noise=kind, size=size), "distance")) for size in sizes))
         for kind in rows.distinct("noise")
     )
-    return [
-        Table(
-            "Greatest distance from the semicircle's distribution",
-            ("noise", *(f"P = {n}" for n in sizes)),
-            lines,
-        )
-    ]
+    title = "Greatest distance from the semicircle's distribution"
+    return [Table(title, ("noise", *(f"P = {n}" for n in sizes)), lines)]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -177,17 +136,8 @@ def charts(rows: Rows) -> list[Chart]:
     series = tuple(
         curve(kind, rows.where(noise=kind), "distance", "size") for kind in rows.distinct("noise")
     )
-    out = [
-        Chart(
-            "Distance from the semicircle",
-            "P",
-            "distance",
-            series,
-            x_log=True,
-            y_log=True,
-            source="Theorem 13",
-        )
-    ]
+    title = "Distance from the semicircle"
+    out = [Chart(title, "P", "distance", series, x_log=True, y_log=True, source="Theorem 13")]
     drawn = [row for row in rows if row.get("values")]
     place = np.linspace(-2, 2, 81)
     law = Series("semicircle", short(place), short(Semicircle(1.0).cdf(place)), published=True)
@@ -195,14 +145,8 @@ def charts(rows: Rows) -> list[Chart]:
         if row["size"] == max(other["size"] for other in drawn):
             shares = (np.arange(len(row["values"])) + 1) / len(row["values"])
             ours = Series("eigenvalues", row["values"], short(shares), style="step")
-            out.append(
-                Chart(
-                    f"Distribution, {row['noise']}",
-                    "eigenvalue over σ_ε",
-                    "share below",
-                    (ours, law),
-                )
-            )
+            title = f"Distribution, {row['noise']}"
+            out.append(Chart(title, "eigenvalue over σ_ε", "share below", (ours, law)))
     return out
 
 

@@ -20,7 +20,14 @@ from lambdahat.experiments.curvature.lanczos_theorems import (
     unit_start,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, errors, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
@@ -126,37 +133,24 @@ def _compared(exact: Array, nodes: Array, weights: Array) -> Row:
 
 def claims(rows: Rows) -> list[Claim]:
     """Support and shape by Lanczos, not by the diagonal; then what is said of each matrix."""
-    found = []
+    found = Claims()
     for name in rows.distinct("matrix"):
         part = _largest(rows, name)
         source, seen, flat = SOURCES[name], part.where(depth=DEPTH), part.where(method="diagonal")
-        found += [
-            Claim(
-                f"{name}: {DEPTH} Lanczos steps capture the support (error of its ends, below"
-                f" {SUPPORT:g} widths)",
-                source,
-                "impressively",
-                over_seeds(seen, "support"),
-                "below",
-                SUPPORT,
-            ),
-            Claim(
-                f"{name}: the diagonal misses the support (error of its ends, above {SUPPORT:g}"
-                " widths)",
-                "§4.5.1",
-                "fails",
-                over_seeds(flat, "support"),
-                bound=SUPPORT,
-            ),
-            Claim(
-                f"{name}: the diagonal is farther from the spectrum than Lanczos (ratio of"
-                " distances)",
-                "§4.5.1",
-                "nearly indistinguishable by Lanczos",
-                decades(flat, seen, "distance"),
-                unit=" decades",
-            ),
-        ]
+        sentence = (
+            f"{name}: {DEPTH} Lanczos steps capture the support (error of its ends, below"
+            f" {SUPPORT:g} widths)"
+        )
+        found.add(sentence, source, "impressively", over_seeds(seen, "support"), "below", SUPPORT)
+        sentence = (
+            f"{name}: the diagonal misses the support (error of its ends, above {SUPPORT:g} widths)"
+        )
+        found.add(sentence, "§4.5.1", "fails", over_seeds(flat, "support"), bound=SUPPORT)
+        sentence = (
+            f"{name}: the diagonal is farther from the spectrum than Lanczos (ratio of distances)"
+        )
+        published = "nearly indistinguishable by Lanczos"
+        found.add(sentence, "§4.5.1", published, decades(flat, seen, "distance"), unit=" decades")
     return [*found, *_law_claims(rows), *_known_claims(rows.where(matrix=KNOWN))]
 
 
@@ -166,55 +160,30 @@ def _largest(rows: Rows, name: str) -> Rows:
 
 
 def _law_claims(rows: Rows) -> list[Claim]:
-    found = []
+    found = Claims()
     for name in (WIGNER, WIDE):
         part = rows.where(matrix=name, depth=DEPTH)
         small, large = min(part.values("size")), max(part.values("size"))
-        found.append(
-            Claim(
-                f"{name}: one random vector shows more of the larger matrix (distance at P ="
-                f" {small:,} over {large:,})",
-                "Figures 4.3, 4.5",
-                "smoother",
-                _ratio(part, small, large),
-                unit=" decades",
-            )
+        sentence = (
+            f"{name}: one random vector shows more of the larger matrix (distance at P ="
+            f" {small:,} over {large:,})"
         )
+        source = "Figures 4.3, 4.5"
+        found.add(sentence, source, "smoother", _ratio(part, small, large), unit=" decades")
     half = _largest(rows, HALF).where(depth=DEPTH)
     second = over_seeds(_largest(rows, WIGNER).where(method="diagonal"), "second ratio")
     chi = _largest(rows, WIDE).where(method="diagonal")
     scaled = mean_of([value * chi[0]["size"] for value in chi.values("variance")])  # T/2 = P
-    return [
-        *found,
-        Claim(
-            "T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there",
-            "Figure 4.4",
-            "faithfully captured",
-            over_seeds(half, "at zero"),
-            "within",
-            0.5,
-            0.02,
-        ),
-        Claim(
-            "Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio"
-            " over P)",
-            "Eq. 4.18",
-            "1",
-            second,
-            "within",
-            1.0,
-            0.1,
-        ),
-        Claim(
-            "T = 2P: diagonal elements have the variance 2/T (T/2 times it)",
-            "§4.5.1",
-            "1",
-            scaled,
-            "within",
-            1.0,
-            0.1,
-        ),
-    ]
+    sentence = "T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there"
+    reading = over_seeds(half, "at zero")
+    found.add(sentence, "Figure 4.4", "faithfully captured", reading, "within", 0.5, 0.02)
+    sentence = (
+        "Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio over P)"
+    )
+    found.add(sentence, "Eq. 4.18", "1", second, "within", 1.0, 0.1)
+    sentence = "T = 2P: diagonal elements have the variance 2/T (T/2 times it)"
+    found.add(sentence, "§4.5.1", "1", scaled, "within", 1.0, 0.1)
+    return found
 
 
 def _ratio(rows: Rows, small: int, large: int) -> Reading:
@@ -232,61 +201,27 @@ def _ratio(rows: Rows, small: int, large: int) -> Reading:
 def _known_claims(rows: Rows) -> list[Claim]:
     few, many, flat = rows.where(depth=5), rows.where(depth=DEPTH), rows.where(method="diagonal")
     missed = {seed: 1 - value for seed, value in _shares(few).items()}
-    return [
-        Claim(
-            "known spectrum, m = 5: the mass at 0 is learnt, within 0.05",
-            "Figure 4.6b",
-            "half",
-            over_seeds(few, "at zero"),
-            "within",
-            0.5,
-            0.05,
-        ),
-        Claim(
-            "known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below"
-            f" {SUPPORT:g} widths)",
-            "Figure 4.6b",
-            "learnt",
-            over_seeds(few, "support"),
-            "below",
-            SUPPORT,
-        ),
-        Claim(
-            "known spectrum, m = 5: some outliers are missed (share)",
-            "Figure 4.6b",
-            "some",
-            mean_of(list(missed.values())),
-            bound=0.0,
-        ),
-        Claim(
-            f"known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)",
-            "Figure 4.6d",
-            "accurately",
-            paired_difference(_shares(many), _shares(few)),
-        ),
-        Claim(
-            f"known spectrum: m = {DEPTH} is nearer the spectrum than m = 5",
-            "Figure 4.6d",
-            "accurately",
-            decades(few, many, "distance"),
-            unit=" decades",
-        ),
-        Claim(
-            "known spectrum: the diagonal has nothing near 0 (its smallest element)",
-            "Figure 4.6c",
-            "3.3",
-            over_seeds(flat, "smallest"),
-            bound=1.0,
-        ),
-        Claim(
-            "known spectrum: the diagonal has no outliers (its largest element)",
-            "Figure 4.6c",
-            "5.3",
-            over_seeds(flat, "largest"),
-            "below",
-            EDGE,
-        ),
-    ]
+    found = Claims()
+    sentence = "known spectrum, m = 5: the mass at 0 is learnt, within 0.05"
+    found.add(sentence, "Figure 4.6b", "half", over_seeds(few, "at zero"), "within", 0.5, 0.05)
+    sentence = (
+        "known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below"
+        f" {SUPPORT:g} widths)"
+    )
+    found.add(sentence, "Figure 4.6b", "learnt", over_seeds(few, "support"), "below", SUPPORT)
+    sentence = "known spectrum, m = 5: some outliers are missed (share)"
+    found.add(sentence, "Figure 4.6b", "some", mean_of(list(missed.values())), bound=0.0)
+    sentence = f"known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)"
+    source = "Figure 4.6d"
+    found.add(sentence, source, "accurately", paired_difference(_shares(many), _shares(few)))
+    sentence = f"known spectrum: m = {DEPTH} is nearer the spectrum than m = 5"
+    source = "Figure 4.6d"
+    found.add(sentence, source, "accurately", decades(few, many, "distance"), unit=" decades")
+    sentence = "known spectrum: the diagonal has nothing near 0 (its smallest element)"
+    found.add(sentence, "Figure 4.6c", "3.3", over_seeds(flat, "smallest"), bound=1.0)
+    sentence = "known spectrum: the diagonal has no outliers (its largest element)"
+    found.add(sentence, "Figure 4.6c", "5.3", over_seeds(flat, "largest"), "below", EDGE)
+    return found
 
 
 def _shares(rows: Rows) -> dict[int, float]:
@@ -324,23 +259,18 @@ def charts(rows: Rows) -> list[Chart]:
     out = []
     for row in rows.where(method="diagonal", seed=0):
         name, size = row["matrix"], row["size"]
-        series = [
-            Series("eigenvalues", row["centres"], row["shares"], style="step"),
-            Series("diagonal", row["centres"], row["diagonal shares"], style="step"),
-        ]
+        series = []
+        series.append(Series("eigenvalues", row["centres"], row["shares"], style="step"))
+        series.append(Series("diagonal", row["centres"], row["diagonal shares"], style="step"))
         series += [
             Series(f"Lanczos, m = {ritz['depth']}", ritz["nodes"], ritz["weights"], style="stems")
             for ritz in rows.where(matrix=name, size=size, seed=0, method="Lanczos")
         ]
+        title = f"{name}, P = {size:,}"
+        curves = tuple(series)
+        source = SOURCES[name]
         out.append(
-            Chart(
-                f"{name}, P = {size:,}",
-                "eigenvalue",
-                "share",
-                tuple(series),
-                source=SOURCES[name],
-                y_log=name in (HALF, KNOWN),
-            )
+            Chart(title, "eigenvalue", "share", curves, source=source, y_log=name in (HALF, KNOWN))
         )
     series = []
     for name in LAWS:
@@ -351,17 +281,9 @@ def charts(rows: Rows) -> list[Chart]:
             series.append(
                 Series(f"{name}, {method}", sizes, [r.value for r in readings], errors(readings))
             )
-    out.append(
-        Chart(
-            "Distance to the eigenvalues",
-            "P",
-            "distance, in widths",
-            tuple(series),
-            x_log=True,
-            y_log=True,
-            source="§4.5",
-        )
-    )
+    title = "Distance to the eigenvalues"
+    axis = "distance, in widths"
+    out.append(Chart(title, "P", axis, tuple(series), x_log=True, y_log=True, source="§4.5"))
     return out
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
@@ -271,8 +271,8 @@ def _table_claims(rows: Rows) -> list[Claim]:
             "R",
         ),
     )
-    return [
-        *(
+    found = Claims(
+        (
             Claim(
                 sentence,
                 source,
@@ -284,26 +284,15 @@ def _table_claims(rows: Rows) -> list[Claim]:
                 own=name == "R",
             )
             for sentence, source, name in terms
-        ),
-        Claim(
-            "the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)",
-            "Table 4.5",
-            "always",
-            _exact(min(edges.values())),
-        ),
-        Claim(
-            "the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)",
-            "Table 4.5",
-            "it grows",
-            _exact(min(growth)),
-        ),
-        Claim(
-            "a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)",
-            "Table 4.5",
-            "it is reduced",
-            _exact(min(loss)),
-        ),
-    ]
+        )
+    )
+    text = "the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)"
+    found.add(text, "Table 4.5", "always", _exact(min(edges.values())))
+    text = "the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)"
+    found.add(text, "Table 4.5", "it grows", _exact(min(growth)))
+    text = "a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)"
+    found.add(text, "Table 4.5", "it is reduced", _exact(min(loss)))
+    return found
 
 
 def _exact(value: float) -> Reading:
@@ -316,33 +305,21 @@ def _misses(rows: Rows, name: str) -> list[float]:
 
 
 def _measured_claims(rows: Rows) -> list[Claim]:
-    found = []
+    found = Claims()
     for ratio in PRINTED:
         part = rows.where(ratio=ratio, depth=max(DEPTHS))
         power, krylov = (_logs(part.where(method=name)) for name in ("power", "Lanczos"))
-        found.append(
-            Claim(
-                f"λ₁/λ₂ = {ratio:g}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than"
-                " power iteration",
-                "§4.4.1",
-                "far superior",
-                paired_difference(power, krylov),
-                unit=" decades",
-            )
+        sentence = (
+            f"λ₁/λ₂ = {ratio:g}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than"
+            " power iteration"
         )
+        published = "far superior"
+        found.add(sentence, "§4.4.1", published, paired_difference(power, krylov), unit=" decades")
     for name, theorem in (("Lanczos", "Theorem 4"), ("power", "Theorem 5")):
         part = rows.where(method=name)
         over = max(math.log10(row["error"] / max(row["bound"], ROUNDING)) for row in part)
-        found.append(
-            Claim(
-                f"the error of {name} is within its bound (largest log₁₀ of error over bound)",
-                theorem,
-                "a bound",
-                _exact(over),
-                "below",
-                1e-6,
-            )
-        )
+        sentence = f"the error of {name} is within its bound (largest log₁₀ of error over bound)"
+        found.append(Claim(sentence, theorem, "a bound", _exact(over), "below", 1e-6))
     return found
 
 
@@ -351,73 +328,51 @@ def _logs(rows: Rows) -> dict[int, float]:
 
 
 def _shift_claims(rows: Rows) -> list[Claim]:
-    found = []
+    found = Claims()
     for name, words in (
         ("gap", "turns the Ritz values θ into μ − θ"),
         ("weight gap", "leaves the weights of the Ritz values"),
     ):
-        found.append(
-            Claim(
-                f"H → −H + μI {words}, and so learns nothing new (at worst)",
-                "Theorem 7",
-                "exactly",
-                _exact(max(rows.values(name))),
-                "below",
-                NEW,
-            )
-        )
+        sentence = f"H → −H + μI {words}, and so learns nothing new (at worst)"
+        found.add(sentence, "Theorem 7", "exactly", _exact(max(rows.values(name))), "below", NEW)
     return found
 
 
 def _top_claims(rows: Rows) -> list[Claim]:
     known, doubtful = (rows.where(spectrum=name) for name in SPECTRA)
-    return [
-        *_theorem_claims(known, "spectrum like a network's"),
-        Claim(
-            "the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the"
-            " spectrum",
-            "§4.4.4, Figure 4.3c",
-            "captured",
-            over_seeds(known, "low end"),
-            "below",
-            0.05,
-        ),
-        Claim(
-            "where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near"
-            " 1; m = 2)",
-            "proof of Theorem 8",
-            "negative",
-            over_seeds(doubtful, "shifted trace"),
-            "below",
-        ),
-        *_theorem_claims(doubtful, "one large eigenvalue"),
-    ]
+    found = Claims(_theorem_claims(known, "spectrum like a network's"))
+    sentence = (
+        "the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the spectrum"
+    )
+    source = "§4.4.4, Figure 4.3c"
+    found.add(sentence, source, "captured", over_seeds(known, "low end"), "below", 0.05)
+    sentence = (
+        "where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near"
+        " 1; m = 2)"
+    )
+    source = "proof of Theorem 8"
+    found.add(sentence, source, "negative", over_seeds(doubtful, "shifted trace"), "below")
+    found += _theorem_claims(doubtful, "one large eigenvalue")
+    return found
 
 
 def _theorem_claims(rows: Rows, what: str) -> list[Claim]:
     """Theorem 8: exactly, and to the share of the width at which an eigenvalue counts as found."""
     depth, met = rows[0]["m"], all(rows.values("condition"))
     unmet = "" if met else "Σ_{i≤m} λ_i is not below Σ_{i>m} λ_i"
-    return [
-        Claim(
-            f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies"
-            " below λ_m, in widths of the spectrum",
-            "Theorem 8",
-            "they are not",
-            over_seeds(rows, "below"),
-            unmet=unmet,
-        ),
-        Claim(
-            f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the"
-            " width (number found)",
-            "§4.4.4",
-            "cannot approximately match",
-            over_seeds(rows, "found"),
-            "below",
-            depth - 0.5,
-            unmet=unmet,
-        ),
-    ]
+    found = Claims(unmet=unmet)
+    sentence = (
+        f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies"
+        " below λ_m, in widths of the spectrum"
+    )
+    found.add(sentence, "Theorem 8", "they are not", over_seeds(rows, "below"))
+    sentence = (
+        f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the"
+        " width (number found)"
+    )
+    published = "cannot approximately match"
+    found.add(sentence, "§4.4.4", published, over_seeds(rows, "found"), "below", depth - 0.5)
+    return found
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -492,26 +447,16 @@ def charts(rows: Rows) -> list[Chart]:
         for letter, name in (("L", "Lanczos"), ("R", "power")):
             label = f"{name}, λ₁/λ₂ = {ratio:g}"
             terms.append(Series(label, DEPTHS, chosen.values(letter)))
+            heights = chosen.values(f"{letter} printed")
             terms.append(
-                Series(
-                    f"{label}, printed",
-                    DEPTHS,
-                    chosen.values(f"{letter} printed"),
-                    style="points",
-                    published=True,
-                )
+                Series(f"{label}, printed", DEPTHS, heights, style="points", published=True)
             )
-    return [
-        Chart(
-            "Error of the largest eigenvalue",
-            "m",
-            "(λ₁ − θ₁)/λ₁",
-            errors,
-            y_log=True,
-            source="§4.4.1",
-        ),
-        Chart("Terms of the bounds", "m", "L, R", tuple(terms), y_log=True, source="Table 4.5"),
-    ]
+    out = []
+    title = "Error of the largest eigenvalue"
+    out.append(Chart(title, "m", "(λ₁ − θ₁)/λ₁", errors, y_log=True, source="§4.4.1"))
+    title = "Terms of the bounds"
+    out.append(Chart(title, "m", "L, R", tuple(terms), y_log=True, source="Table 4.5"))
+    return out
 
 
 EXPERIMENT = Experiment(

@@ -225,44 +225,32 @@ def claims(rows: Rows) -> list[Claim]:
             seed: _range(part.where(seed=seed).values("training error"))
             for seed in part.distinct("seed")
         }
-        found.append(
-            Claim(
-                f"{what}: all rates from 1 to 10⁻⁴ with δ = 10α train alike (range of the last"
-                f" training errors, below {SIMILAR:g} points)",
-                "§4.3.1, Figure 4.2b",
-                f"almost identical ({theirs_were})",
-                mean_of(list(spread.values())),
-                "below",
-                SIMILAR,
-                unit=" points",
-            )
+        sentence = (
+            f"{what}: all rates from 1 to 10⁻⁴ with δ = 10α train alike (range of the last"
+            f" training errors, below {SIMILAR:g} points)"
         )
+        source = "§4.3.1, Figure 4.2b"
+        published = f"almost identical ({theirs_were})"
+        value = mean_of(list(spread.values()))
+        found.append(Claim(sentence, source, published, value, "below", SIMILAR, unit=" points"))
         ours = _best(rows, "Lanczos", name).where(kind="end")
         alike = rows.where(kind="end", optimizer="SGD", rate=SAME_FLAT_RATE)
-        found.append(
-            Claim(
-                f"{what}: it converges faster per step than SGD at α = {SAME_FLAT_RATE:g}, whose"
-                " rate along flat directions is the same (chosen after the results)",
-                "Table 4.4",
-                "none: Figure 4.2b names no rate",
-                paired_difference(alike.paired("along"), ours.paired("along")),
-                unit=" points",
-                own=True,
-            )
+        sentence = (
+            f"{what}: it converges faster per step than SGD at α = {SAME_FLAT_RATE:g}, whose"
+            " rate along flat directions is the same (chosen after the results)"
         )
+        published = "none: Figure 4.2b names no rate"
+        value = paired_difference(alike.paired("along"), ours.paired("along"))
+        found.append(Claim(sentence, "Table 4.4", published, value, unit=" points", own=True))
         for other in ("SGD", "Adam"):
             theirs = _best(rows, other).where(kind="end")
             reading = paired_difference(theirs.paired("along"), ours.paired("along"))
-            found.append(
-                Claim(
-                    f"{what}: it converges faster per step than {other} at its best rate (mean"
-                    " training error along the way)",
-                    "§4.3.1, Figure 4.2b",
-                    f"{other} significantly slower ({theirs_were})",
-                    reading,
-                    unit=" points",
-                )
+            sentence = (
+                f"{what}: it converges faster per step than {other} at its best rate (mean"
+                " training error along the way)"
             )
+            published = f"{other} significantly slower ({theirs_were})"
+            found.append(Claim(sentence, "§4.3.1, Figure 4.2b", published, reading, unit=" points"))
     return found
 
 
@@ -302,15 +290,8 @@ def charts(rows: Rows) -> list[Chart]:
         series = tuple(
             curve(f"α = {rate:g}", chosen.where(rate=rate), "training error") for rate in RATES
         )
-        out.append(
-            Chart(
-                f"Lanczos, {words}, δ = 10α",
-                "epoch",
-                "training error, %",
-                series,
-                source="Figure 4.2b",
-            )
-        )
+        title = f"Lanczos, {words}, δ = 10α"
+        out.append(Chart(title, "epoch", "training error, %", series, source="Figure 4.2b"))
     best = [
         curve(
             f"Lanczos, {words}, α = {best_rate(rows, 'Lanczos', name):g}",

@@ -136,16 +136,9 @@ def claims(rows: Rows) -> list[Claim]:
     """The identity; shrinkage against the sample; and against the best estimator with the
     sample's eigenvectors.
     """
-    found = [
-        Claim(
-            "damping is a rate and a linear shrinkage (relative difference, at worst)",
-            "Eq. 6.5",
-            "0",
-            Reading(max(rows.values("identity")), 0.0),
-            "below",
-            EXACT,
-        )
-    ]
+    sentence = "damping is a rate and a linear shrinkage (relative difference, at worst)"
+    reading = Reading(max(rows.values("identity")), 0.0)
+    found = [Claim(sentence, "Eq. 6.5", "0", reading, "below", EXACT)]
     for name in rows.distinct("spectrum"):
         part = rows.where(spectrum=name)
 

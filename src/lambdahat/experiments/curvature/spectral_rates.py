@@ -22,7 +22,7 @@ from lambdahat.experiments.kit.cells import (
     over_seeds,
     settings_of,
 )
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of, slope
+from lambdahat.experiments.kit.claims import Claim, Claims, Table, mean_of, slope
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import images, network
 from lambdahat.optim.averaging import SWA, Averaged
@@ -145,41 +145,24 @@ def claims(rows: Rows) -> list[Claim]:
     """The Nesterov variant beside the baseline, the other behind it, and its falling rate."""
     last, what = {name: rows.where(method=name, last=True) for name in METHODS}, subject(rows)
     theirs = "(PreResNet-110, CIFAR-100)"
-    return [
-        Claim(
-            f"{what}: SSGDMN performs well against SWA (error of the average, within {WELL:g}"
-            " points)",
-            "Figure 4.2a",
-            f"performs well {theirs}",
-            gap(last["SSGDMN"], last["SWA"], "average error"),
-            "within",
-            0.0,
-            WELL,
-            " points",
-        ),
-        Claim(
-            f"{what}: SSGDM does not perform as well as SSGDMN (error of the average)",
-            "§4.3.2",
-            f"not as well {theirs}",
-            gap(last["SSGDM"], last["SSGDMN"], "average error"),
-            unit=" points",
-        ),
-        Claim(
-            f"{what}: SSGDM does not perform as well as SWA (error of the average)",
-            "§4.3.2",
-            f"not as well {theirs}",
-            gap(last["SSGDM"], last["SWA"], "average error"),
-            unit=" points",
-        ),
-        Claim(
-            f"{what}: SSGDM learns to lower the rate (decades over the training)",
-            "§4.3.2",
-            f"drops at regular intervals {theirs}",
-            mean_of(_slopes(rows.where(method="SSGDM"))),
-            "below",
-            unit=" decades",
-        ),
-    ]
+    found = Claims()
+    sentence = (
+        f"{what}: SSGDMN performs well against SWA (error of the average, within {WELL:g} points)"
+    )
+    published = f"performs well {theirs}"
+    reading = gap(last["SSGDMN"], last["SWA"], "average error")
+    found.add(sentence, "Figure 4.2a", published, reading, "within", 0.0, WELL, " points")
+    sentence = f"{what}: SSGDM does not perform as well as SSGDMN (error of the average)"
+    reading = gap(last["SSGDM"], last["SSGDMN"], "average error")
+    found.add(sentence, "§4.3.2", f"not as well {theirs}", reading, unit=" points")
+    sentence = f"{what}: SSGDM does not perform as well as SWA (error of the average)"
+    reading = gap(last["SSGDM"], last["SWA"], "average error")
+    found.add(sentence, "§4.3.2", f"not as well {theirs}", reading, unit=" points")
+    sentence = f"{what}: SSGDM learns to lower the rate (decades over the training)"
+    published = f"drops at regular intervals {theirs}"
+    reading = mean_of(_slopes(rows.where(method="SSGDM")))
+    found.add(sentence, "§4.3.2", published, reading, "below", unit=" decades")
+    return found
 
 
 def _slopes(rows: Rows) -> list[float]:
@@ -218,16 +201,8 @@ def charts(rows: Rows) -> list[Chart]:
         lines = tuple(
             curve(words, rows.where(method=name), column) for name, words in METHODS.items()
         )
-        out.append(
-            Chart(
-                f"The {column} in use",
-                "epoch",
-                column,
-                lines,
-                y_log=column == "rate",
-                source="§4.3.2",
-            )
-        )
+        title = f"The {column} in use"
+        out.append(Chart(title, "epoch", column, lines, y_log=column == "rate", source="§4.3.2"))
     return out
 
 

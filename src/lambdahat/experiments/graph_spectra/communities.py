@@ -19,9 +19,9 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     stand_in,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve
-from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
-from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Reading, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results.charts import Chart, Series, short
@@ -98,37 +98,29 @@ def claims(rows: Rows) -> list[Claim]:
 
     A graph is one graph, whatever the probes: n counts estimates of it.
     """
-    found = []
+    found = Claims()
     for name, printed in PRINTED.items():
         part = rows.where(graph=name, method=FIRST)
         data, settles = part[0]["data"], name != "YouTube"
         change = f"{abs(printed[2] / printed[1] - 1):.1%}"
         words = f"the count changes by {'less' if settles else 'more'} than {SETTLED:.0%} {LAST}"
-        found.append(
-            Claim(
-                f"{name}: {words}",
-                PLACE,
-                change,
-                _change(part),
-                "below" if settles else "above",
-                SETTLED,
-                unit=UNIT,
-                unmet=stand_in(name, data),
-                barrier=MISSING,
-            )
+        found.add(
+            f"{name}: {words}",
+            PLACE,
+            change,
+            _change(part),
+            "below" if settles else "above",
+            SETTLED,
+            unit=UNIT,
+            unmet=stand_in(name, data),
+            barrier=MISSING,
         )
         if stand_in(name, data):
-            found.append(
-                Claim(
-                    f"{data}: the count settles, changing by less than {SETTLED:.0%} {LAST}",
-                    "this work",
-                    "no such graph",
-                    _change(part),
-                    "below",
-                    SETTLED,
-                    unit=UNIT,
-                    own=True,
-                )
+            sentence = f"{data}: the count settles, changing by less than {SETTLED:.0%} {LAST}"
+            published = "no such graph"
+            reading = _change(part)
+            found.add(
+                sentence, "this work", published, reading, "below", SETTLED, unit=UNIT, own=True
             )
     return found
 
@@ -206,16 +198,9 @@ def charts(rows: Rows) -> list[Chart]:
             Series(f"EGS, {drawn['moments']} moments", drawn["places"], drawn["density"]),
             Series(f"Lanczos, width {WIDTH:g}", drawn["places"], drawn["smoothed"]),
         )
+        title = f"{name}: spectral density"
         out.append(
-            Chart(
-                f"{name}: spectral density",
-                "λ",
-                "density",
-                lines,
-                y_log=True,
-                source="Figure 3.7",
-                caption=data,
-            )
+            Chart(title, "λ", "density", lines, y_log=True, source="Figure 3.7", caption=data)
         )
     return out
 

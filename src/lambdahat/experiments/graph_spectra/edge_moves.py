@@ -11,7 +11,7 @@ import numpy as np
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, errors, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs import edge_perturbation
 from lambdahat.graphs.read import graph
@@ -124,61 +124,36 @@ def claims(rows: Rows) -> list[Claim]:
         return Reading(max(row[column] / row[bound] for row in part), 0.0)
 
     over = Rows([{**row, "told": row["links"] / row["degree"]} for row in regular])
-    return [
-        Claim(
-            "no eigenvalue moves farther than ‖L' − L‖ (largest ratio)",
-            "Eq. 3.14",
-            "at most 1",
-            worst(rows.where(links=1), "largest move", "Weyl"),
-            "below",
-            1 + ROUNDING,
-        ),
-        Claim(
-            "clusters of degree 4 and more: no eigenvalue moves farther than Eq. 3.13 (largest"
-            " ratio)",
-            "Theorem 3",
-            "at most 1",
-            worst(drawn, "largest move", "printed"),
-            "below",
-            1.0,
-        ),
-        Claim(
-            "two single edges: no eigenvalue moves farther than Eq. 3.13, which is 0 there (largest"
-            " move)",
-            "Theorem 3",
-            "at most 0",
-            Reading(pair["largest move"] - pair["printed"], 0.0),
-            "below",
-            ROUNDING,
-        ),
-        Claim(
-            "clusters of degree 4 and more: nor than Eq. 3.13 with the factors 1/2d of its proof"
-            " (largest ratio)",
-            "here",
-            "at most 1",
-            worst(drawn, "largest move", "first order"),
-            "below",
-            1.0,
-            own=True,
-        ),
-        Claim(
-            "clusters of one degree d: a link moves the eigenvalue 0 by at most 1/d (largest"
-            " ratio)",
-            "Corollary 3.1",
-            "at most 1",
-            worst(over.where(links=1), "zero's move", "told"),
-            "below",
-            1.0,
-        ),
-        Claim(
-            "E links move it by at most E/d (largest ratio)",
-            "§3.7, remark",
-            "at most 1",
-            worst(over, "zero's move", "told"),
-            "below",
-            1.0,
-        ),
-    ]
+    found = Claims()
+    sentence = "no eigenvalue moves farther than ‖L' − L‖ (largest ratio)"
+    reading = worst(rows.where(links=1), "largest move", "Weyl")
+    found.add(sentence, "Eq. 3.14", "at most 1", reading, "below", 1 + ROUNDING)
+    sentence = (
+        "clusters of degree 4 and more: no eigenvalue moves farther than Eq. 3.13 (largest ratio)"
+    )
+    reading = worst(drawn, "largest move", "printed")
+    found.add(sentence, "Theorem 3", "at most 1", reading, "below", 1.0)
+    sentence = (
+        "two single edges: no eigenvalue moves farther than Eq. 3.13, which is 0 there (largest"
+        " move)"
+    )
+    reading = Reading(pair["largest move"] - pair["printed"], 0.0)
+    found.add(sentence, "Theorem 3", "at most 0", reading, "below", ROUNDING)
+    sentence = (
+        "clusters of degree 4 and more: nor than Eq. 3.13 with the factors 1/2d of its proof"
+        " (largest ratio)"
+    )
+    reading = worst(drawn, "largest move", "first order")
+    found.add(sentence, "here", "at most 1", reading, "below", 1.0, own=True)
+    sentence = (
+        "clusters of one degree d: a link moves the eigenvalue 0 by at most 1/d (largest ratio)"
+    )
+    reading = worst(over.where(links=1), "zero's move", "told")
+    found.add(sentence, "Corollary 3.1", "at most 1", reading, "below", 1.0)
+    sentence = "E links move it by at most E/d (largest ratio)"
+    source = "§3.7, remark"
+    found.add(sentence, source, "at most 1", worst(over, "zero's move", "told"), "below", 1.0)
+    return found
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -206,13 +181,8 @@ def tables(rows: Rows) -> list[Table]:
         "Eq. 3.13",
         "1/d",
     )
-    return [
-        Table(
-            f"One link between two clusters of {max(rows.values('nodes'))} nodes",
-            header,
-            tuple(lines),
-        )
-    ]
+    title = f"One link between two clusters of {max(rows.values('nodes'))} nodes"
+    return [Table(title, header, tuple(lines))]
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -224,16 +194,10 @@ def charts(rows: Rows) -> list[Chart]:
         readings = [over_seeds(part.where(links=place), "zero's move") for place in places]
         told = Series("E/d", places, [place / degree for place in places], published=True)
         ours = Series("measured", places, [reading.value for reading in readings], errors(readings))
+        title = f"Move of the eigenvalue 0, degree {degree}"
+        source = "Corollary 3.1"
         out.append(
-            Chart(
-                f"Move of the eigenvalue 0, degree {degree}",
-                "links",
-                "move",
-                (ours, told),
-                x_log=True,
-                y_log=True,
-                source="Corollary 3.1",
-            )
+            Chart(title, "links", "move", (ours, told), x_log=True, y_log=True, source=source)
         )
     return out
 

@@ -23,7 +23,7 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     stand_in,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, mean_of, slope
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.spectra import eigenvalues
@@ -183,54 +183,35 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _table_claims(rows: Rows) -> list[Claim]:
-    found = []
+    found = Claims()
     sizes = rows.distinct("clusters")
     for count in sizes:
         part = {method: rows.where(clusters=count, method=method) for method in METHODS}
         printed = [PRINTED[method][count] for method in (EGS, LANCZOS)]
         better = printed[0] < printed[1]
         words = f"EGS errs {'less' if better else 'more'} than smoothed Lanczos on {count} clusters"
-        found.append(
-            Claim(
-                words,
-                TABLE,
-                f"{printed[0]:g} against {printed[1]:g}",
-                decades(part[LANCZOS], part[EGS], "error"),
-                "above" if better else "below",
-                unit=" decades",
-            )
-        )
+        published = f"{printed[0]:g} against {printed[1]:g}"
+        reading = decades(part[LANCZOS], part[EGS], "error")
+        found.add(words, TABLE, published, reading, "above" if better else "below", unit=" decades")
         literal = decades(part[LANCZOS], part[FIRST], "error")
         found.append(
             replace(found[-1], sentence=f"at its first minimum {words}", reading=literal, own=True)
         )
-        found.append(
-            Claim(
-                f"the error on {count} clusters is at most the printed one, with probes split by a"
-                " walk",
-                "this work",
-                f"{printed[0]:g} by EGS",
-                over_seeds(part[OURS], "off"),
-                "below",
-                printed[0],
-                own=True,
-            )
+        sentence = (
+            f"the error on {count} clusters is at most the printed one, with probes split by a walk"
         )
+        published = f"{printed[0]:g} by EGS"
+        reading = over_seeds(part[OURS], "off")
+        found.add(sentence, "this work", published, reading, "below", printed[0], own=True)
     for method, falls in ((EGS, True), (LANCZOS, False)):
         words = (
             f"the error of {'EGS falls' if falls else 'smoothed Lanczos does not fall'} as graphs"
             " grow"
         )
-        found.append(
-            Claim(
-                words,
-                TABLE,
-                f"{_printed_slope(method):+.2g} decades a decade",
-                _growth(rows.where(method=method)),
-                "below" if falls else "above",
-                unit=" decades a decade",
-            )
-        )
+        published = f"{_printed_slope(method):+.2g} decades a decade"
+        reading = _growth(rows.where(method=method))
+        unit = " decades a decade"
+        found.add(words, TABLE, published, reading, "below" if falls else "above", unit=unit)
     return found
 
 
@@ -262,32 +243,18 @@ def _curve_claims(rows: Rows) -> list[Claim]:
         place, real = f"{FIGURE}{PANELS.get(name, '')}", name not in MIXED
         title, over = (name, OVER) if real else (_size(part), "")
         unmet = stand_in(name, part[0]["data"]) if real else ""
-        found.append(
-            Claim(
-                f"{title}: EGS errs less than smoothed Lanczos beyond 20 moments",
-                place,
-                "less",
-                decades(late.where(method=LANCZOS), late.where(method=EGS), "error"),
-                unit=f" decades{over}",
-                unmet=unmet,
-            )
-        )
+        sentence = f"{title}: EGS errs less than smoothed Lanczos beyond 20 moments"
+        reading = decades(late.where(method=LANCZOS), late.where(method=EGS), "error")
+        found.append(Claim(sentence, place, "less", reading, unit=f" decades{over}", unmet=unmet))
         literal = decades(late.where(method=LANCZOS), late.where(method=FIRST), "error")
         words = (
             f"{title}: at its first minimum EGS errs less than smoothed Lanczos beyond 20 moments"
         )
         found.append(replace(found[-1], sentence=words, reading=literal, own=True))
-        found.append(
-            Claim(
-                f"{title}: the error of EGS falls with the moments",
-                place,
-                "generally",
-                _trend(part.where(method=EGS)),
-                "below",
-                unit=f" decades in 10 moments{over}",
-                unmet=unmet,
-            )
-        )
+        sentence = f"{title}: the error of EGS falls with the moments"
+        reading = _trend(part.where(method=EGS))
+        unit = f" decades in 10 moments{over}"
+        found.append(Claim(sentence, place, "generally", reading, "below", unit=unit, unmet=unmet))
     return found
 
 
@@ -327,30 +294,13 @@ def _email_claims(rows: Rows) -> list[Claim]:
         if math.isfinite(cut)
     ]
     place = "§3.7.1.2, Figure 3.6"
-    return [
-        Claim(
-            "Email: how many eigenvalues lie below the first minimum of the density",
-            place,
-            "20",
-            mean_of(below),
-            "within",
-            20.0,
-            0.5,
-            OVER,
-            unmet,
-        ),
-        Claim(
-            "Email: the area of the density below its first minimum, times n",
-            place,
-            "20",
-            mean_of(part.values("found")),
-            "within",
-            20.0,
-            1.0,
-            OVER,
-            unmet,
-        ),
-    ]
+    found = Claims()
+    sentence = "Email: how many eigenvalues lie below the first minimum of the density"
+    found.add(sentence, place, "20", mean_of(below), "within", 20.0, 0.5, OVER, unmet)
+    sentence = "Email: the area of the density below its first minimum, times n"
+    reading = mean_of(part.values("found"))
+    found.add(sentence, place, "20", reading, "within", 20.0, 1.0, OVER, unmet)
+    return found
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -376,14 +326,10 @@ def tables(rows: Rows) -> list[Table]:
         f"{row['below']} [20]",
         f"{row['found']:.2f} [20]",
     )
-    return [
-        *out,
-        Table(
-            f"The first minimum of the Email graph's spectrum, {row['order']} moments",
-            header,
-            (cut,),
-        ),
-    ]
+    drawn = [*out]
+    heading = f"The first minimum of the Email graph's spectrum, {row['order']} moments"
+    drawn.append(Table(heading, header, (cut,)))
+    return drawn
 
 
 def _table(rows: Rows, links: float) -> Table:
@@ -421,40 +367,22 @@ def charts(rows: Rows) -> list[Chart]:
         part = curves.where(graph=name)
         lines = tuple(_log_mean(method, part.where(method=method), "moments") for method in METHODS)
         title = f"{name}: error of the number of clusters"
-        out.append(
-            Chart(
-                title,
-                "moments",
-                "fractional error",
-                lines,
-                y_log=True,
-                source=f"Figure 3.5{PANELS.get(name, '')}",
-                caption=f"Data: {part[0]['data']}.",
-            )
-        )
+        axis = "fractional error"
+        source = f"Figure 3.5{PANELS.get(name, '')}"
+        caption = f"Data: {part[0]['data']}."
+        out.append(Chart(title, "moments", axis, lines, y_log=True, source=source, caption=caption))
     (row,) = rows.where(kind="eigenvalues")
     numbers = [float(i + 1) for i in range(len(row["smallest"]))]
-    out.append(
-        Chart(
-            "Smallest eigenvalues of the Email graph",
-            "number",
-            "eigenvalue",
-            (Series("eigenvalues", numbers, row["smallest"], style="stems"),),
-            source="Figure 3.6, top",
-            caption=f"Data: {row['data']}.",
-        )
-    )
-    out.append(
-        Chart(
-            "Entropic spectrum of the Email graph near 0",
-            "λ",
-            "density",
-            (Series(f"EGS, {row['order']} moments", row["places"], row["density"]),),
-            y_log=True,
-            source="Figure 3.6, bottom",
-            caption=f"The first minimum is at {row['cut']:.2g}.",
-        )
-    )
+    heading = "Smallest eigenvalues of the Email graph"
+    series = (Series("eigenvalues", numbers, row["smallest"], style="stems"),)
+    source = "Figure 3.6, top"
+    caption = f"Data: {row['data']}."
+    out.append(Chart(heading, "number", "eigenvalue", series, source=source, caption=caption))
+    heading = "Entropic spectrum of the Email graph near 0"
+    series = (Series(f"EGS, {row['order']} moments", row["places"], row["density"]),)
+    source = "Figure 3.6, bottom"
+    caption = f"The first minimum is at {row['cut']:.2g}."
+    out.append(Chart(heading, "λ", "density", series, y_log=True, source=source, caption=caption))
     return out
 
 
@@ -464,24 +392,12 @@ def _planted_chart(rows: Rows) -> Chart:
         series.append(_log_mean(method, rows.where(method=method), "clusters"))
         if method in PRINTED:
             printed = PRINTED[method]
-            series.append(
-                Series(
-                    f"{method}, thesis",
-                    list(printed),
-                    list(printed.values()),
-                    style="points",
-                    published=True,
-                )
-            )
-    return Chart(
-        "Error of the number of clusters, planted",
-        "clusters",
-        "fractional error",
-        tuple(series),
-        x_log=True,
-        y_log=True,
-        source="Table 3.2",
-    )
+            label = f"{method}, thesis"
+            heights = list(printed.values())
+            series.append(Series(label, list(printed), heights, style="points", published=True))
+    title = "Error of the number of clusters, planted"
+    axis = "fractional error"
+    return Chart(title, "clusters", axis, tuple(series), x_log=True, y_log=True, source="Table 3.2")
 
 
 def _log_mean(label: str, rows: Rows, x: str) -> Series:

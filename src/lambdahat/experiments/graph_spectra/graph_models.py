@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Table
-from lambdahat.graphs.random_models import Model, fit_model, which_model
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.graphs.random_models import Model, fit_model, which_model
 from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Series
 
@@ -130,24 +130,18 @@ def claims(rows: Rows) -> list[Claim]:
     """Every parameter within a tenth of the truth, and the models' order for the two large
     graphs.
     """
-    found = []
+    found = Claims()
     fits = rows.where(kind="parameter")
     for model, printed in PRINTED.items():
         for size in fits.distinct("size"):
             part = fits.where(model=model, size=size)
             truth = true_parameter(model, size)
-            found.append(
-                Claim(
-                    f"{NAMES[model]}, n = {size}: the parameter is found (over the true one,"
-                    f" {truth:g})",
-                    "§3.6.1, Table 3.1a",
-                    f"{printed[size] / truth:.3g}",
-                    over_seeds(part, "share"),
-                    "within",
-                    1.0,
-                    MARGIN,
-                )
+            sentence = (
+                f"{NAMES[model]}, n = {size}: the parameter is found (over the true one, {truth:g})"
             )
+            source = "§3.6.1, Table 3.1a"
+            published = f"{printed[size] / truth:.3g}"
+            found.add(sentence, source, published, over_seeds(part, "share"), "within", 1.0, MARGIN)
     types = rows.where(kind="type")
     for name in types.distinct("graph"):
         part = types.where(graph=name)
@@ -157,18 +151,13 @@ def claims(rows: Rows) -> list[Claim]:
 
 def _type_claims(name: str, rows: Rows) -> list[Claim]:
     """That the third model is nearer than the others, as in Table 3.1b."""
-    theirs, found = DIVERGENCES[name], []
+    theirs, found = DIVERGENCES[name], Claims()
     for other in (ER, WS):
         sides = rows.where(model=other), rows.where(model=BA)
-        found.append(
-            Claim(
-                f"{name} ({rows[0]['data']}): {NAMES[BA]} is nearer than {NAMES[other]}",
-                "§3.6.2, Table 3.1b",
-                f"{theirs[BA]:g} against {theirs[other]:g}",
-                decades(*sides, "divergence"),
-                unit=" decades",
-            )
-        )
+        sentence = f"{name} ({rows[0]['data']}): {NAMES[BA]} is nearer than {NAMES[other]}"
+        source = "§3.6.2, Table 3.1b"
+        published = f"{theirs[BA]:g} against {theirs[other]:g}"
+        found.add(sentence, source, published, decades(*sides, "divergence"), unit=" decades")
     return found
 
 
@@ -233,11 +222,8 @@ def tables(rows: Rows) -> list[Table]:
             for model in PRINTED
         )
         title = f"{name} ({part[0]['data']}) and models of {part[0]['size']:,} nodes"
-        out.append(
-            Table(
-                title, ("model", "parameter", "divergence", "typical of the model", "thesis"), body
-            )
-        )
+        columns = ("model", "parameter", "divergence", "typical of the model", "thesis")
+        out.append(Table(title, columns, body))
     return out
 
 
@@ -251,16 +237,9 @@ def charts(rows: Rows) -> list[Chart]:
         shares.append(
             Series(f"{NAMES[model]}, thesis", list(found), theirs, style="points", published=True)
         )
-    out = [
-        Chart(
-            "Parameters found over the true ones",
-            "nodes",
-            "found / true",
-            tuple(shares),
-            source="Table 3.1a",
-            lines=(("true", 1.0),),
-        )
-    ]
+    title = "Parameters found over the true ones"
+    axis = "found / true"
+    out = [Chart(title, "nodes", axis, tuple(shares), source="Table 3.1a", lines=(("true", 1.0),))]
     types = rows.where(kind="type")
     for name in types.distinct("graph"):
         part, labels = types.where(graph=name), [NAMES[model] for model in PRINTED]

@@ -10,9 +10,9 @@ import numpy as np
 
 from lambdahat.experiments.graph_spectra.graph_subjects import SUBJECTS, real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Table, mean_of
-from lambdahat.graphs.similarities import Similarity, similarity
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.graphs.similarities import Similarity, similarity
 from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Heat
 
@@ -80,32 +80,19 @@ def claims(rows: Rows) -> list[Claim]:
 
     The thesis's claim is of its eleven graphs; of those at hand all is a claim of ours.
     """
-    found, unmet = [], _unlike(rows)
+    found, unmet = Claims(), _unlike(rows)
     for words, (group, thesis) in KINDS.items():
+        sentence = f"{thesis}: divergences within are much smaller than those to other kinds"
+        reading = mean_of(_parting(rows, group, max, min))
         found.append(
-            Claim(
-                f"{thesis}: divergences within are much smaller than those to other kinds",
-                PLACE,
-                "much smaller",
-                mean_of(_parting(rows, group, max, min)),
-                unit=UNIT,
-                unmet=unmet,
-                barrier=MISSING,
-            )
+            Claim(sentence, PLACE, "much smaller", reading, unit=UNIT, unmet=unmet, barrier=MISSING)
         )
         for of, bound, inner, outer in (("largest", 0.0, max, min), ("mean", 1.0, _mean, _mean)):
             less = "below the smallest" if of == "largest" else "less than a tenth of the mean"
-            found.append(
-                Claim(
-                    f"{words}: the {of} divergence within is {less} to all others",
-                    "this work",
-                    "other graphs",
-                    mean_of(_parting(rows, group, inner, outer)),
-                    bound=bound,
-                    unit=UNIT,
-                    own=True,
-                )
-            )
+            sentence = f"{words}: the {of} divergence within is {less} to all others"
+            published = "other graphs"
+            reading = mean_of(_parting(rows, group, inner, outer))
+            found.add(sentence, "this work", published, reading, bound=bound, unit=UNIT, own=True)
     known = rows.where(one=COLLABORATIONS + ROADS, other=COLLABORATIONS + ROADS)
     return found + [
         Claim(
@@ -190,18 +177,12 @@ def tables(rows: Rows) -> list[Table]:
         for i, name in enumerate(found.names)
     )
     count, moments = len(rows.distinct("seed")), rows[0]["moments"]
-    return [
-        Table(
-            "The graphs of Figure 3.4, and what was taken for them",
-            ("graph", "kind", "data", "nodes"),
-            about,
-        ),
-        Table(
-            f"Symmetric divergences, {moments} moments, mean of {count} seeds",
-            ("graph", *found.names),
-            lines,
-        ),
-    ]
+    out = []
+    title = "The graphs of Figure 3.4, and what was taken for them"
+    out.append(Table(title, ("graph", "kind", "data", "nodes"), about))
+    title = f"Symmetric divergences, {moments} moments, mean of {count} seeds"
+    out.append(Table(title, ("graph", *found.names), lines))
+    return out
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -211,16 +192,9 @@ def charts(rows: Rows) -> list[Chart]:
         [math.log10(value) if value > 0 else None for value in line] for line in found.divergences
     ]
     heat = Heat(list(found.names), list(found.names), values, "log₁₀ divergence")
-    return [
-        Chart(
-            "Divergence between entropic spectra",
-            "graph",
-            "graph",
-            heat=heat,
-            source="Figure 3.4",
-            caption="Collaboration graphs first, then roads, then social networks.",
-        )
-    ]
+    title = "Divergence between entropic spectra"
+    caption = "Collaboration graphs first, then roads, then social networks."
+    return [Chart(title, "graph", "graph", heat=heat, source="Figure 3.4", caption=caption)]
 
 
 EXPERIMENT = Experiment(

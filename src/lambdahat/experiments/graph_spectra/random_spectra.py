@@ -14,7 +14,14 @@ from numpy.polynomial.chebyshev import chebvander
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import BOUNDS, TOLERANCE, components, eigenvalues, probed_moments
@@ -151,17 +158,10 @@ def claims(rows: Rows) -> list[Claim]:
     few, many = min(circle.values("moments")), max(circle.values("moments"))
     values = [row["kl"] for row in sorted(circle, key=lambda row: row["moments"])]
     worst = Reading(max(b - a for a, b in pairwise(values)), 0.0)
-    found = [
-        Claim(
-            f"the divergence from the semicircle falls with the moments, {few} to {many} (largest"
-            " rise)",
-            "§3.5.1, Figure 3.2b",
-            "it falls",
-            worst,
-            "below",
-            0.0,
-        )
-    ]
+    sentence = (
+        f"the divergence from the semicircle falls with the moments, {few} to {many} (largest rise)"
+    )
+    found = [Claim(sentence, "§3.5.1, Figure 3.2b", "it falls", worst, "below", 0.0)]
     for name, figure in ((ER, "3.1"), (BA, "3.3"), (TREE, "3.3")):
         found += _graph_claims(rows.where(graph=name), name, figure)
     middle = sorted(rows.where(graph=ER)[0]["orders"])[1]
@@ -169,48 +169,32 @@ def claims(rows: Rows) -> list[Claim]:
     plain = rows.where(graph=ER, moments=middle)
     for name in (TREE, BA):
         words = f"{name}, needs more moments: with {middle} it is further off than Erdős–Rényi"
-        found.append(
-            Claim(
-                words,
-                "§3.5.2",
-                "many more",
-                decades(rows.where(graph=name, moments=middle), plain, off),
-                unit=" decades",
-            )
-        )
+        reading = decades(rows.where(graph=name, moments=middle), plain, off)
+        found.append(Claim(words, "§3.5.2", "many more", reading, unit=" decades"))
     return [*found, *_kernel_claims(rows.where(moments=KERNEL_ROW))]
 
 
 def _kernel_claims(rows: Rows) -> list[Claim]:
     second, tenth = rows.paired("bias 2"), rows.paired("bias 10")
-    return [
-        Claim(
-            f"a kernel of width {KERNEL:g} raises the second moment (share)",
-            "Theorem 2",
-            "biased upwards",
-            mean_of(list(second.values())),
-        ),
-        Claim(
-            f"a kernel of width {KERNEL:g} raises the tenth moment by a larger share",
-            "Theorem 2",
-            "more for higher moments",
-            paired_difference(tenth, second),
-        ),
-    ]
+    found = Claims()
+    sentence = f"a kernel of width {KERNEL:g} raises the second moment (share)"
+    found.add(sentence, "Theorem 2", "biased upwards", mean_of(list(second.values())))
+    sentence = f"a kernel of width {KERNEL:g} raises the tenth moment by a larger share"
+    published = "more for higher moments"
+    found.add(sentence, "Theorem 2", published, paired_difference(tenth, second))
+    return found
 
 
 def _graph_claims(rows: Rows, name: str, figure: str) -> list[Claim]:
     orders = sorted(rows[0]["orders"])
     first, last = (rows.where(moments=order) for order in (orders[0], orders[-1]))
     place = f"§3.5, Figure {figure}"
-    near = Claim(
+    sentence = (
         f"{name}: {orders[-1]} moments are nearer to the histogram than {orders[0]} ({BINS[0]}"
-        " bins)",
-        place,
-        "successively",
-        decades(first, last, f"off {BINS[0]}"),
-        unit=" decades",
+        " bins)"
     )
+    reading = decades(first, last, f"off {BINS[0]}")
+    near = Claim(sentence, place, "successively", reading, unit=" decades")
     if name == TREE:  # its spectrum fills the interval: there is no outside
         return [near]
     words = (
@@ -257,23 +241,12 @@ def charts(rows: Rows) -> list[Chart]:
     truth = Series("semicircle", short(places), short(8 / np.pi * np.sqrt(places * (1 - places))))
     fits = [Series(f"{row['moments']} moments", row["places"], row["density"]) for row in drawn]
     falling = Series("KL(semicircle‖p)", circle.values("moments"), circle.values("kl"))
-    out = [
-        Chart(
-            "The semicircle and its entropic spectra",
-            "λ",
-            "density",
-            (truth, *fits),
-            source="Figure 3.2a",
-        ),
-        Chart(
-            "Divergence from the semicircle",
-            "moments",
-            "divergence",
-            (falling,),
-            y_log=True,
-            source="Figure 3.2b",
-        ),
-    ]
+    out = []
+    title = "The semicircle and its entropic spectra"
+    out.append(Chart(title, "λ", "density", (truth, *fits), source="Figure 3.2a"))
+    title = "Divergence from the semicircle"
+    source = "Figure 3.2b"
+    out.append(Chart(title, "moments", "divergence", (falling,), y_log=True, source=source))
     for name in MODELS:
         out += _graph_charts(rows.where(graph=name), name)
     return out
@@ -298,24 +271,13 @@ def _graph_charts(rows: Rows, name: str) -> list[Chart]:
         )
         for bins in BINS
     )
-    return [
-        Chart(
-            f"Spectrum of {name}, n = {seen['nodes']:,}",
-            "λ",
-            "density",
-            (bars, *fits),
-            source=source,
-            caption=f"Histogram of all eigenvalues in {bins} bins.",
-        ),
-        Chart(
-            f"Distance from the histogram: {name}",
-            "moments",
-            "total variation",
-            off,
-            y_log=True,
-            source=source,
-        ),
-    ]
+    out = []
+    title = f"Spectrum of {name}, n = {seen['nodes']:,}"
+    caption = f"Histogram of all eigenvalues in {bins} bins."
+    out.append(Chart(title, "λ", "density", (bars, *fits), source=source, caption=caption))
+    title = f"Distance from the histogram: {name}"
+    out.append(Chart(title, "moments", "total variation", off, y_log=True, source=source))
+    return out
 
 
 EXPERIMENT = Experiment(

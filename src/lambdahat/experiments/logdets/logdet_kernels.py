@@ -17,7 +17,7 @@ from torch import Tensor
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
@@ -216,36 +216,22 @@ def claims(rows: Rows) -> list[Claim]:
     """Which method errs least at low and at high condition numbers, and the printed errors
     themselves.
     """
-    found = []
+    found = Claims()
     for printed in PRINTED:
         part = rows.where(condition=printed.condition)
         if not len(part):
             continue
         found += [_ordering(part, printed, other) for other in (CHEBYSHEV, LANCZOS)]
     last = rows.where(condition=max(rows.values("condition")))
-    found.append(
-        Claim(
-            "MEMe errs less than a tenth of Chebyshev at the largest κ",
-            "§2.6.1",
-            "orders of magnitude",
-            decades(last.where(method=CHEBYSHEV), last.where(method=MEME), "error"),
-            bound=1.0,
-            unit=" decades",
-        )
-    )
+    sentence = "MEMe errs less than a tenth of Chebyshev at the largest κ"
+    reading = decades(last.where(method=CHEBYSHEV), last.where(method=MEME), "error")
+    found.add(sentence, "§2.6.1", "orders of magnitude", reading, bound=1.0, unit=" decades")
     worst = max(rows.where(method=OURS["maxent"]).values("error"))
-    found.append(
-        Claim(
-            "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest"
-            " error)",
-            "this work",
-            "MEMe alone: 5.2 %",
-            Reading(worst, 0.0),
-            "below",
-            0.02,
-            own=True,
-        )
+    sentence = (
+        "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)"
     )
+    published = "MEMe alone: 5.2 %"
+    found.add(sentence, "this work", published, Reading(worst, 0.0), "below", 0.02, own=True)
     return found
 
 
@@ -260,15 +246,10 @@ def _ordering(rows: Rows, printed: Printed, other: str) -> Claim:
     sentence = (
         f"MEMe errs {'less' if better else 'more'} than {other} at κ = {printed.condition:.1e}"
     )
-    return Claim(
-        f"{sentence}, by {abs(least):.2f} decades or more",
-        TABLE,
-        f"{mine:g} against {theirs:g}",
-        reading,
-        "above" if better else "below",
-        least,
-        unit=" decades (above 0: MEMe errs less)",
-    )
+    text = f"{sentence}, by {abs(least):.2f} decades or more"
+    published = f"{mine:g} against {theirs:g}"
+    unit = " decades (above 0: MEMe errs less)"
+    return Claim(text, TABLE, published, reading, "above" if better else "below", least, unit=unit)
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -315,21 +296,14 @@ def tables(rows: Rows) -> list[Table]:
         for name in METHODS
     )
     size = rows[0]["size"]
-    return [
-        Table(
-            f"Relative error of log det, kernel matrices of {size:,} points", header, tuple(lines)
-        ),
-        Table(
-            "The same with a preconditioner",
-            ("κ", *OURS.values(), f"{OURS['maxent']}, largest"),
-            tuple(mine),
-        ),
-        Table(
-            "Products, and 95 % intervals that held the truth",
-            ("method", "products", "held"),
-            coverage,
-        ),
-    ]
+    out = []
+    title = f"Relative error of log det, kernel matrices of {size:,} points"
+    out.append(Table(title, header, tuple(lines)))
+    title = "The same with a preconditioner"
+    out.append(Table(title, ("κ", *OURS.values(), f"{OURS['maxent']}, largest"), tuple(mine)))
+    title = "Products, and 95 % intervals that held the truth"
+    out.append(Table(title, ("method", "products", "held"), coverage))
+    return out
 
 
 def _spread(reading: Reading) -> str:
@@ -345,15 +319,9 @@ def charts(rows: Rows) -> list[Chart]:
         if method in (CHEBYSHEV, LANCZOS, MEME):
             series.append(curve(method, rows.where(method=method), "error", "condition"))
             theirs = [printed.errors[method] for printed in kept]
-            series.append(
-                Series(
-                    f"{method}, thesis",
-                    [p.condition for p in kept],
-                    theirs,
-                    style="points",
-                    published=True,
-                )
-            )
+            label = f"{method}, thesis"
+            places = [p.condition for p in kept]
+            series.append(Series(label, places, theirs, style="points", published=True))
     mine = tuple(curve(name, rows.where(method=name), "error", "condition") for name in METHODS[3:])
     words = ("condition number", "relative error of log det")
     return [

@@ -19,7 +19,7 @@ from numpy.polynomial.chebyshev import chebvander
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Reading, Table, mean_of
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.experiments.kit.store import outside_file
 from lambdahat.maxent import MaxentDensity, fit, fit_classical
@@ -209,67 +209,35 @@ def claims(rows: Rows) -> list[Claim]:
     end, mine = theirs.where(moments=last), ours.where(moments=last)
     growth = decades(end, theirs.where(moments=4), "error")
     words = f"the error of BMxnt rises by {LEAST:g} decades or more from 4 to {last} moments"
-    return [
-        Claim(
-            "the entropy of MEMe falls with every moment (largest rise of all seeds)",
-            PLACE,
-            "smoothly",
-            Reading(max(_rises(ours)), 0.0),
-            "below",
-            ROUNDING,
-        ),
-        Claim(
-            "the entropy of BMxnt rises somewhere (largest rise)",
-            PLACE,
-            "from m > 12 on Ecology",
-            mean_of(_rises(theirs)),
-            bound=ROUNDING,
-        ),
-        Claim(
-            f"the error of MEMe falls by {LEAST:g} decades or more from 2 to {last} moments",
-            PLACE,
-            "continually",
-            decades(ours.where(moments=2), ours.where(moments=last), "error"),
-            bound=LEAST,
-            unit=" decades",
-        ),
-        Claim(
-            f"Ecology: {words}",
-            PLACE,
-            "for m > 4",
-            growth,
-            bound=LEAST,
-            unit=" decades",
-            unmet=f"measured on another matrix, {main[0]['data']}",
-            barrier=MISSING,
-        ),
-        Claim(
-            f"grid: {words}",
-            "this work",
-            "no such matrix",
-            growth,
-            bound=LEAST,
-            unit=" decades",
-            own=True,
-        ),
-        Claim(
-            f"MEMe errs less than BMxnt with {last} moments, by a decade or more",
-            PLACE,
-            "vastly improved",
-            decades(end, mine, "error"),
-            bound=1.0,
-            unit=" decades",
-        ),
-        Claim(
-            "with exact moments the error of MEMe falls with every moment (largest rise)",
-            "this work",
-            "continually",
-            Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0),
-            "below",
-            0.0,
-            own=True,
-        ),
-    ]
+    found = Claims()
+    sentence = "the entropy of MEMe falls with every moment (largest rise of all seeds)"
+    found.add(sentence, PLACE, "smoothly", Reading(max(_rises(ours)), 0.0), "below", ROUNDING)
+    sentence = "the entropy of BMxnt rises somewhere (largest rise)"
+    published = "from m > 12 on Ecology"
+    found.add(sentence, PLACE, published, mean_of(_rises(theirs)), bound=ROUNDING)
+    sentence = f"the error of MEMe falls by {LEAST:g} decades or more from 2 to {last} moments"
+    reading = decades(ours.where(moments=2), ours.where(moments=last), "error")
+    found.add(sentence, PLACE, "continually", reading, bound=LEAST, unit=" decades")
+    found.add(
+        f"Ecology: {words}",
+        PLACE,
+        "for m > 4",
+        growth,
+        bound=LEAST,
+        unit=" decades",
+        unmet=f"measured on another matrix, {main[0]['data']}",
+        barrier=MISSING,
+    )
+    sentence = f"grid: {words}"
+    published = "no such matrix"
+    found.add(sentence, "this work", published, growth, bound=LEAST, unit=" decades", own=True)
+    sentence = f"MEMe errs less than BMxnt with {last} moments, by a decade or more"
+    reading = decades(end, mine, "error")
+    found.add(sentence, PLACE, "vastly improved", reading, bound=1.0, unit=" decades")
+    sentence = "with exact moments the error of MEMe falls with every moment (largest rise)"
+    reading = Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0)
+    found.add(sentence, "this work", "continually", reading, "below", 0.0, own=True)
+    return found
 
 
 def _probes(rows: Rows) -> int:
@@ -316,11 +284,8 @@ def tables(rows: Rows) -> list[Table]:
             f"error, {MEME}, exact moments",
         )
         first = part[0]
-        out.append(
-            Table(
-                f"{first['data']}, n = {first['nodes']:,}: relative error of log det", header, lines
-            )
-        )
+        title = f"{first['data']}, n = {first['nodes']:,}: relative error of log det"
+        out.append(Table(title, header, lines))
     return out
 
 
@@ -342,16 +307,9 @@ def charts(rows: Rows) -> list[Chart]:
         out.append(
             Chart(f"Entropy: {words}", "moments", "entropy", entropy, source="Figure 2.1a, c")
         )
-        out.append(
-            Chart(
-                f"Error of log det: {words}",
-                "moments",
-                "relative error",
-                errors,
-                y_log=True,
-                source="Figure 2.1b, d",
-            )
-        )
+        title = f"Error of log det: {words}"
+        axis = "relative error"
+        out.append(Chart(title, "moments", axis, errors, y_log=True, source="Figure 2.1b, d"))
     return out
 
 

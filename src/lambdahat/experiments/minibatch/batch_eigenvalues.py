@@ -135,15 +135,9 @@ def _larger(points: Points) -> Iterator[Claim]:
         f"the largest eigenvalue of this network's batches of {batches.size} exceeds the full"
         " data's"
     )
-    yield Claim(
-        _at(point, text),
-        "§5.5, Figures 5.2, 5.4",
-        "larger",
-        ratio,
-        bound=1.0,
-        unit=" times",
-        unmet=unlearnt(points),
-    )
+    sentence = _at(point, text)
+    source = "§5.5, Figures 5.2, 5.4"
+    yield Claim(sentence, source, "larger", ratio, bound=1.0, unit=" times", unmet=unlearnt(points))
 
 
 def _within(points: Points) -> Iterator[Claim]:
@@ -178,15 +172,11 @@ def _near(points: Points, model: str, what: str, words: str, source: str, own: b
         f"the {model} model's {words} is within one standard deviation of this network's batches,"
         " over epochs and B"
     )
+    sentence = f"{points[0].name}: {text}"
+    place = "this work" if own else source
+    unmet = unlearnt(points)
     return Claim(
-        f"{points[0].name}: {text}",
-        "this work" if own else source,
-        "within 1 sd",
-        reading,
-        bound=AT_ONE,
-        unit=" of them",
-        unmet=unlearnt(points),
-        own=own,
+        sentence, place, "within 1 sd", reading, bound=AT_ONE, unit=" of them", unmet=unmet, own=own
     )
 
 
@@ -261,15 +251,12 @@ def _better(points: Points) -> Iterator[Claim]:
                 " 10 % or more"
             )
             own = better == OURS
+            sentence = f"{points[0].name}: {text}, over epochs and B"
+            source = "this work" if own else "§5.6, Figure 5.6"
+            unit = " in |ln(predicted/measured)|"
+            unmet = unlearnt(points)
             yield Claim(
-                f"{points[0].name}: {text}, over epochs and B",
-                "this work" if own else "§5.6, Figure 5.6",
-                "better",
-                gap,
-                bound=CLOSE,
-                unit=" in |ln(predicted/measured)|",
-                unmet=unlearnt(points),
-                own=own,
+                sentence, source, "better", gap, bound=CLOSE, unit=unit, unmet=unmet, own=own
             )
 
 
@@ -286,17 +273,11 @@ def _misses(points: Points, model: str) -> dict[int, float]:
 def _slope(points: Points) -> Iterator[Claim]:
     """Theorem 14: what a batch adds to an outlier falls as 1/b."""
     text = "λ'₁ − λ₁ of this network's batches falls as b^(−1)"
-    yield Claim(
-        _at(points[-1], text),
-        "Theorem 14",
-        "slope −1",
-        excess_slope(points[-1]),
-        "within",
-        -1.0,
-        MARGIN,
-        " over the means of batch sizes",
-        unlearnt(points),
-    )
+    sentence = _at(points[-1], text)
+    reading = excess_slope(points[-1])
+    unit = " over the means of batch sizes"
+    unmet = unlearnt(points)
+    yield Claim(sentence, "Theorem 14", "slope −1", reading, "within", -1.0, MARGIN, unit, unmet)
 
 
 def _variance_grows(points: Points) -> Iterator[Claim]:
@@ -307,14 +288,10 @@ def _variance_grows(points: Points) -> Iterator[Claim]:
         relative = [each["variance error"] / each["variance"] for each in (first, last)]
         reading = Reading(math.log(ratio), math.hypot(*relative))
         text = f"σ² grows from epoch {first['epoch']} to {last['epoch']} of this one run"
-        yield Claim(
-            f"{first.name}: {text}",
-            "§5.6, Figure 5.5",
-            "grows",
-            reading,
-            unit=" = ln of the ratio",
-            unmet=unlearnt(points),
-        )
+        sentence = f"{first.name}: {text}"
+        source = "§5.6, Figure 5.5"
+        unit = " = ln of the ratio"
+        yield Claim(sentence, source, "grows", reading, unit=unit, unmet=unlearnt(points))
 
 
 def _broadens(points: Points) -> Iterator[Claim]:
@@ -335,14 +312,9 @@ def _broadens(points: Points) -> Iterator[Claim]:
         f"{points[0].name}: the bulk of this network's batches of {size} is wider than the full"
         " data's, over epochs"
     )
-    yield Claim(
-        text,
-        "§5.5, Figures 5.2, 5.4",
-        "wider",
-        mean_of(ratios),
-        unit=" = ln of the ratio",
-        unmet=unlearnt(points),
-    )
+    source = "§5.5, Figures 5.2, 5.4"
+    reading = mean_of(ratios)
+    yield Claim(text, source, "wider", reading, unit=" = ln of the ratio", unmet=unlearnt(points))
 
 
 Groups = Sequence[Sequence[TrainingPoint]]
@@ -443,11 +415,8 @@ def _through_training(groups: Groups) -> Table:
         for group in groups
         for p in group
     )
-    return Table(
-        "Per-element variance and extreme eigenvalues of the full data through training",
-        header,
-        lines,
-    )
+    title = "Per-element variance and extreme eigenvalues of the full data through training"
+    return Table(title, header, lines)
 
 
 def _bulks(groups: Groups) -> Table:
@@ -505,16 +474,8 @@ def charts(rows: Rows) -> list[Chart]:
         )
         for group in groups
     )
-    out.append(
-        Chart(
-            "Variance of an element of the curvature",
-            "epoch",
-            "σ²",
-            variances,
-            y_log=True,
-            source="Figure 5.5",
-        )
-    )
+    title = "Variance of an element of the curvature"
+    out.append(Chart(title, "epoch", "σ²", variances, y_log=True, source="Figure 5.5"))
     return out
 
 
@@ -550,27 +511,17 @@ def _point_charts(point: TrainingPoint) -> list[Chart]:
         ),
         Series("full data", point["nodes"], point["weights"], style="stems"),
     )
-    out.append(
-        Chart(
-            f"{where}: spectrum",
-            "eigenvalue",
-            "share of eigenvalues",
-            spectra,
-            y_log=True,
-            source="Figures 5.2, 5.4, 6.1",
-        )
-    )
+    axis = "share of eigenvalues"
+    place = "Figures 5.2, 5.4, 6.1"
+    out.append(Chart(f"{where}: spectrum", "eigenvalue", axis, spectra, y_log=True, source=place))
     return out
 
 
 def _over_sizes(point: TrainingPoint, what: str) -> tuple[Series, ...]:
     sizes = [batches.size for batches in point.batches]
+    heights = [each.mean(what).value for each in point.batches]
     seen = Series(
-        "batches",
-        sizes,
-        [each.mean(what).value for each in point.batches],
-        [each.deviation(what) for each in point.batches],
-        "points",
+        "batches", sizes, heights, [each.deviation(what) for each in point.batches], "points"
     )
     told = [
         Series(

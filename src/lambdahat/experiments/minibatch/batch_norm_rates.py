@@ -26,6 +26,7 @@ from lambdahat.experiments.kit.cells import (
 from lambdahat.experiments.kit.claims import (
     MISSING,
     Claim,
+    Claims,
     Reading,
     Table,
     mean_of,
@@ -155,17 +156,12 @@ def _stable(setup: Setup) -> Claim:
         known, key=lambda item: abs(item[1].value), default=(setup.reference, UNKNOWN)
     )
     sizes = ", ".join(map(str, inside))
-    return Claim(
-        f"{setup.name}: at α ∝ B the validation error at B = {sizes} is that at {setup.reference}",
-        setup.figure,
-        "stable",
-        worst,
-        "within",
-        0.0,
-        SAME,
-        f" % at B = {size}, the worst",
-        unlearnt(setup),
+    sentence = (
+        f"{setup.name}: at α ∝ B the validation error at B = {sizes} is that at {setup.reference}"
     )
+    unit = f" % at B = {size}, the worst"
+    unmet = unlearnt(setup)
+    return Claim(sentence, setup.figure, "stable", worst, "within", 0.0, SAME, unit, unmet)
 
 
 def _dropping(setup: Setup) -> list[Claim]:
@@ -173,29 +169,17 @@ def _dropping(setup: Setup) -> list[Claim]:
     still at 2,048.
     """
     far, largest, unmet = setup.far, setup.sizes[-1], unlearnt(setup)
+    sentence = f"{setup.name}: at α ∝ B the validation error rises by little at B = {far}"
+    published = "1.47 % without batch norm, “a similar pattern” with it"
+    reading = setup.rise(far)
     found = [
-        Claim(
-            f"{setup.name}: at α ∝ B the validation error rises by little at B = {far}",
-            setup.figure,
-            "1.47 % without batch norm, “a similar pattern” with it",
-            setup.rise(far),
-            "below",
-            SAME,
-            unit=" %",
-            unmet=unmet,
-        )
+        Claim(sentence, setup.figure, published, reading, "below", SAME, unit=" %", unmet=unmet)
     ]
     if largest > far:
-        found.append(
-            Claim(
-                f"{setup.name}: it is higher still at B = {largest}",
-                setup.figure,
-                "“a larger drop still” without batch norm, “a similar pattern” with it",
-                gap(setup.at(largest), setup.at(far), "error"),
-                unit=" %",
-                unmet=unmet,
-            )
-        )
+        sentence = f"{setup.name}: it is higher still at B = {largest}"
+        published = "“a larger drop still” without batch norm, “a similar pattern” with it"
+        reading = gap(setup.at(largest), setup.at(far), "error")
+        found.append(Claim(sentence, setup.figure, published, reading, unit=" %", unmet=unmet))
     return found
 
 
@@ -206,15 +190,10 @@ def _untrained(setup: Setup) -> Claim:
     word = "do not train" if setup.normed else "diverge"
     rate = setup.at(size)[0]["rate"]
     unit = f" = training loss at α = {rate:.3g}, B = {size}; {bound:.3g} is near guessing"
-    return Claim(
-        f"{setup.name}: unstable runs {word}",
-        UNSTABLE,
-        word,
-        mean_of(list(losses.values())),
-        bound=bound,
-        unit=unit,
-        unmet=unlearnt(setup) or calm(setup),
-    )
+    sentence = f"{setup.name}: unstable runs {word}"
+    reading = mean_of(list(losses.values()))
+    unmet = unlearnt(setup) or calm(setup)
+    return Claim(sentence, UNSTABLE, word, reading, bound=bound, unit=unit, unmet=unmet)
 
 
 def _loss(row: dict[str, float]) -> float:
@@ -230,59 +209,36 @@ def _recovering(setup: Setup) -> list[Claim]:
     size, unmet = setup.sizes[-1], unlearnt(setup) or smooth(setup)
     source = f"{UNSTABLE}, {setup.figure}"
     part = setup.at(size)
-    return [
-        Claim(
-            f"{setup.name}, B = {size}: the error falls when the rate is reduced",
-            source,
-            "oscillatory trajectories converge",
-            paired_difference(part.paired("before"), part.paired("error")),
-            unit=" %",
-            unmet=unmet,
-        ),
-        Claim(
-            f"{setup.name}, B = {size}: it ends above that at B = {setup.reference}",
-            source,
-            "“they never reach peak performance”",
-            setup.rise(size),
-            unit=" %",
-            unmet=unmet,
-        ),
-    ]
+    found = Claims(unit=" %", unmet=unmet)
+    sentence = f"{setup.name}, B = {size}: the error falls when the rate is reduced"
+    reading = paired_difference(part.paired("before"), part.paired("error"))
+    found.add(sentence, source, "oscillatory trajectories converge", reading)
+    sentence = f"{setup.name}, B = {size}: it ends above that at B = {setup.reference}"
+    found.add(sentence, source, "“they never reach peak performance”", setup.rise(size))
+    return found
 
 
 def _rule_claims(setup: Setup) -> list[Claim]:
     """The linear rule against the others, eight times from the reference: the thesis has it of
     VGG-16 without norm.
     """
-    far, found = setup.far, []
+    far, found = setup.far, Claims()
     where, ours = f"{setup.name}, B = {far} from {setup.reference}", setup.normed
     printed = "35.65 against 38.92 %" + (" without batch norm" if ours else "")
     for rule in ("square root", "constant"):
         other = setup.at(far, rule)
         if not len(other) or far == setup.reference:
             continue
-        found.append(
-            Claim(
-                f"{where}: linear scaling generalises better than the {_rule(rule)}",
-                BESIDE,
-                printed if rule == "square root" else "",
-                gap(other, setup.at(far), "error"),
-                unit=" %",
-                unmet=unlearnt(setup),
-                own=ours or rule == "constant",
-            )
-        )
+        text = f"{where}: linear scaling generalises better than the {_rule(rule)}"
+        told = printed if rule == "square root" else ""
+        value = gap(other, setup.at(far), "error")
+        unmet = unlearnt(setup)
+        found.add(text, BESIDE, told, value, unit=" %", unmet=unmet, own=ours or rule == "constant")
         if rule == "square root":
-            found.append(
-                Claim(
-                    f"{where}: linear scaling ends further from the start than the {_rule(rule)}",
-                    BESIDE,
-                    "145.76 against 67.44" + (" without batch norm" if ours else ""),
-                    gap(setup.at(far), other, "distance"),
-                    unmet=unlearnt(setup),
-                    own=ours,
-                )
-            )
+            sentence = f"{where}: linear scaling ends further from the start than the {_rule(rule)}"
+            published = "145.76 against 67.44" + (" without batch norm" if ours else "")
+            reading = gap(setup.at(far), other, "distance")
+            found.add(sentence, BESIDE, published, reading, unmet=unlearnt(setup), own=ours)
     return found
 
 
@@ -295,24 +251,13 @@ def _linked(setup: Setup) -> Claim:
     links = mean_of(list(links_of(setup).values()))
     unit, unmet = " = rank correlation", unlearnt(setup)
     if not setup.normed:
-        return Claim(
-            f"{setup.name}: the further from the start, the lower the error",
-            f"{BESIDE}, Figure 5.8a",
-            "a strong link",
-            links,
-            "below",
-            unit=unit,
-            unmet=unmet,
-        )
-    return Claim(
-        f"{setup.name}: the further from the start, the higher the error",
-        f"{BESIDE}, Figure 5.8b",
-        "“distance … increasing as test error also increases”",
-        links,
-        unit=unit,
-        unmet=unmet,
-        own=setup.residual,
-    )
+        sentence = f"{setup.name}: the further from the start, the lower the error"
+        source = f"{BESIDE}, Figure 5.8a"
+        return Claim(sentence, source, "a strong link", links, "below", unit=unit, unmet=unmet)
+    sentence = f"{setup.name}: the further from the start, the higher the error"
+    source = f"{BESIDE}, Figure 5.8b"
+    published = "“distance … increasing as test error also increases”"
+    return Claim(sentence, source, published, links, unit=unit, unmet=unmet, own=setup.residual)
 
 
 def links_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, float]:
@@ -372,48 +317,27 @@ def _against(setup: Setup, twin: Setup) -> list[Claim]:
     slopes = [slopes_of(each, common) for each in (setup, twin)]
     size = common[-1]
     rises = [_rises(each, size) for each in (setup, twin)]
-    found = [
-        Claim(
-            f"{setup.name}: the link of distance and error is weaker than without batch norm",
-            f"{BESIDE}, Figure 5.8b",
-            "“much weaker”",
-            paired_difference(*links),
-            "below",
-            unit=" = difference of |rank correlation|",
-            unmet=unmet,
-        ),
-        Claim(
-            f"{setup.name}: it is smaller in magnitude than without batch norm",
-            f"{BESIDE}, Figure 5.8b",
-            "“much smaller in magnitude”",
-            paired_difference(*slopes),
-            "below",
-            unit=" % of error per doubling of the distance",
-            unmet=unmet,
-        ),
-        Claim(
-            f"{setup.name}: α ∝ B costs less at B = {size} than without batch norm",
-            "after Figure 5.7",
-            "",
-            paired_difference(*rises),
-            "below",
-            unit=" % of rise",
-            unmet=unmet,
-            own=True,
-        ),
-    ]
+    found = Claims(unmet=unmet)
+    sentence = f"{setup.name}: the link of distance and error is weaker than without batch norm"
+    source = f"{BESIDE}, Figure 5.8b"
+    unit = " = difference of |rank correlation|"
+    found.add(sentence, source, "“much weaker”", paired_difference(*links), "below", unit=unit)
+    sentence = f"{setup.name}: it is smaller in magnitude than without batch norm"
+    source = f"{BESIDE}, Figure 5.8b"
+    published = "“much smaller in magnitude”"
+    unit = " % of error per doubling of the distance"
+    found.add(sentence, source, published, paired_difference(*slopes), "below", unit=unit)
+    sentence = f"{setup.name}: α ∝ B costs less at B = {size} than without batch norm"
+    reading = paired_difference(*rises)
+    found.add(sentence, "after Figure 5.7", "", reading, "below", unit=" % of rise", own=True)
     if len(setup.ends.where(rule="search")) and len(twin.ends.where(rule="search")):
-        found.append(
-            Claim(
-                f"{setup.name}: the largest rate that trains at B = {setup.reference} is larger"
-                " than without it",
-                "§5.7.0.1",
-                "“a greater range of permissible learning rates”",
-                paired_difference(largest_rates(setup), largest_rates(twin)),
-                unit=" decades",
-                unmet=unmet,
-            )
+        sentence = (
+            f"{setup.name}: the largest rate that trains at B = {setup.reference} is larger"
+            " than without it"
         )
+        published = "“a greater range of permissible learning rates”"
+        reading = paired_difference(largest_rates(setup), largest_rates(twin))
+        found.append(Claim(sentence, "§5.7.0.1", published, reading, unit=" decades", unmet=unmet))
     return found
 
 
@@ -588,16 +512,9 @@ def charts(rows: Rows) -> list[Chart]:
     tried = [setup for setup in setups if len(setup.ends.where(rule="search"))]
     if tried:
         series = tuple(curve(setup.name, _tried(setup), "error", "rate") for setup in tried)
-        out.append(
-            Chart(
-                f"Rates at B = {tried[0].reference}",
-                "learning rate",
-                "validation error, %",
-                series,
-                x_log=True,
-                source="§5.7.0.1",
-            )
-        )
+        title = f"Rates at B = {tried[0].reference}"
+        axis = "validation error, %"
+        out.append(Chart(title, "learning rate", axis, series, x_log=True, source="§5.7.0.1"))
     return out
 
 
@@ -616,36 +533,23 @@ def _over_sizes(setup: Setup) -> Chart:
         series.append(curve(rule, part, "error", "batch"))
         printed = {} if setup.normed else PRINTED_ERRORS.get(rule, {})
         if printed:
-            series.append(
-                Series(
-                    f"{rule}, thesis, VGG-16 on CIFAR-100",
-                    list(printed),
-                    list(printed.values()),
-                    style="points",
-                    published=True,
-                )
-            )
+            label = f"{rule}, thesis, VGG-16 on CIFAR-100"
+            heights = list(printed.values())
+            series.append(Series(label, list(printed), heights, style="points", published=True))
+    title = f"{setup.name}: error over batch sizes"
+    axis = "validation error, %"
+    caption = f"Rates scaled from B = {setup.reference}."
     return Chart(
-        f"{setup.name}: error over batch sizes",
-        "batch size B",
-        "validation error, %",
-        tuple(series),
-        x_log=True,
-        source=setup.figure,
-        caption=f"Rates scaled from B = {setup.reference}.",
+        title, "batch size B", axis, tuple(series), x_log=True, source=setup.figure, caption=caption
     )
 
 
 def _over_epochs(setup: Setup, epochs: Rows) -> Chart:
     series = tuple(curve(f"B = {size}", epochs.where(batch=size), "error") for size in setup.sizes)
-    return Chart(
-        f"{setup.name}: error over epochs, α ∝ B",
-        "epoch",
-        "validation error, %",
-        series,
-        source=setup.figure,
-        caption="The rate falls in the second half.",
-    )
+    title = f"{setup.name}: error over epochs, α ∝ B"
+    axis = "validation error, %"
+    caption = "The rate falls in the second half."
+    return Chart(title, "epoch", axis, series, source=setup.figure, caption=caption)
 
 
 def _over_distance(setup: Setup) -> Chart:
@@ -655,23 +559,12 @@ def _over_distance(setup: Setup) -> Chart:
         series.append(Series(rule, part.values("distance"), part.values("error"), style="points"))
         if not setup.normed and rule in PRINTED_TEST:
             distance, error = PRINTED_TEST[rule]
-            series.append(
-                Series(
-                    f"{rule}, thesis, VGG-16 on CIFAR-100",
-                    [distance],
-                    [error],
-                    style="points",
-                    published=True,
-                )
-            )
-    return Chart(
-        f"{setup.name}: error over distance",
-        "distance from the start",
-        "validation error, %",
-        tuple(series),
-        x_log=True,
-        source="Figure 5.8b" if setup.normed else "Figure 5.8a",
-    )
+            label = f"{rule}, thesis, VGG-16 on CIFAR-100"
+            series.append(Series(label, [distance], [error], style="points", published=True))
+    title = f"{setup.name}: error over distance"
+    across = "distance from the start"
+    source = "Figure 5.8b" if setup.normed else "Figure 5.8a"
+    return Chart(title, across, "validation error, %", tuple(series), x_log=True, source=source)
 
 
 @dataclass(frozen=True)

@@ -226,14 +226,10 @@ def _span(courses: Courses) -> str:
 def _grows(courses: Courses) -> Iterator[Claim]:
     """Figures 5.5 and 5.6: the variance of curvature grows through training."""
     ratios = courses.by_seed(lambda points: _log(points[-1], points[0], "variance"))
-    yield Claim(
-        _text(courses, f"σ² grows {_span(courses)}"),
-        "§5.6, Figures 5.5, 5.6",
-        "grows",
-        mean_of(list(ratios.values())),
-        unit=LOG,
-        unmet=unlearnt(courses),
-    )
+    sentence = _text(courses, f"σ² grows {_span(courses)}")
+    source = "§5.6, Figures 5.5, 5.6"
+    reading = mean_of(list(ratios.values()))
+    yield Claim(sentence, source, "grows", reading, unit=LOG, unmet=unlearnt(courses))
 
 
 def _log(upper: TrainingPoint, lower: TrainingPoint, name: str) -> float:
@@ -245,14 +241,9 @@ def _larger(courses: Courses) -> Iterator[Claim]:
     size = near_claimed(courses.first[-1]).size
     ratios = courses.by_seed(lambda points: _excess_ratio(points[-1]))
     text = f"at epoch {courses.epochs[-1]} the mean λ₁ of batches of {size} exceeds the full data's"
-    yield Claim(
-        _text(courses, text),
-        "§5.5, Figures 5.2, 5.4, 5.6",
-        "larger",
-        mean_of(list(ratios.values())),
-        unit=LOG,
-        unmet=unlearnt(courses),
-    )
+    source = "§5.5, Figures 5.2, 5.4, 5.6"
+    reading = mean_of(list(ratios.values()))
+    yield Claim(_text(courses, text), source, "larger", reading, unit=LOG, unmet=unlearnt(courses))
 
 
 def _excess_ratio(point: TrainingPoint) -> float:
@@ -268,14 +259,11 @@ def _diverges(courses: Courses) -> Iterator[Claim]:
         f"the mean λ₁ of batches of {near_claimed(courses.first[-1]).size} moves away from the full"
         " data's"
     )
-    yield Claim(
-        _text(courses, f"{text} {_span(courses)}"),
-        "§5.6, Figure 5.6",
-        "diverges",
-        mean_of(list(moved.values())),
-        unit=" = λ'₁ − λ₁ at the end less that at the start, over seeds",
-        unmet=unlearnt(courses),
-    )
+    sentence = _text(courses, f"{text} {_span(courses)}")
+    source = "§5.6, Figure 5.6"
+    reading = mean_of(list(moved.values()))
+    unit = " = λ'₁ − λ₁ at the end less that at the start, over seeds"
+    yield Claim(sentence, source, "diverges", reading, unit=unit, unmet=unlearnt(courses))
 
 
 def _within(courses: Courses) -> Iterator[Claim]:
@@ -345,15 +333,9 @@ def _compared(every: Sequence[Courses]) -> Iterator[Claim]:
         for what, column in (("λ₁ of the full data", "full largest"), ("σ²", "variance")):
             upper, lower = (each.by_seed(partial(_last, column=column)) for each in (ours, other))
             text = f"{name}: at epoch {ours.epochs[-1]} KFAC's {what} is larger than SGD's"
-            yield Claim(
-                text,
-                "this work",
-                "larger",
-                paired_difference(upper, lower),
-                unit=LOG,
-                unmet=unlearnt(other) or unlearnt(ours),
-                own=True,
-            )
+            reading = paired_difference(upper, lower)
+            unmet = unlearnt(other) or unlearnt(ours)
+            yield Claim(text, "this work", "larger", reading, unit=LOG, unmet=unmet, own=True)
 
 
 def _last(points: Sequence[TrainingPoint], column: str) -> float:
@@ -388,11 +370,8 @@ def _full(every: Sequence[Courses]) -> Table:
         rest = [_mean(points, column) for column in ("anisotropy", "full largest", "full smallest")]
         lines.append((courses.name, courses.optimizer, str(epoch), *shown, f"{error:.0%}", *rest))
     seeds = max((len(courses.seeds) for courses in every), default=0)
-    return Table(
-        f"The full data through training: mean ± standard deviation over {seeds} seeds",
-        header,
-        tuple(lines),
-    )
+    title = f"The full data through training: mean ± standard deviation over {seeds} seeds"
+    return Table(title, header, tuple(lines))
 
 
 def _batches(every: Sequence[Courses]) -> Iterator[Table]:
@@ -505,17 +484,10 @@ def charts(rows: Rows) -> list[Chart]:
             for courses in every
             if courses.name == name
         )
-        out.append(
-            Chart(
-                f"{name}: standard deviation of an element of the curvature",
-                "epoch",
-                "σ",
-                both,
-                y_log=True,
-                source="Figures 5.5, 5.6",
-                caption="Mean and standard error over seeds.",
-            )
-        )
+        title = f"{name}: standard deviation of an element of the curvature"
+        source = "Figures 5.5, 5.6"
+        caption = "Mean and standard error over seeds."
+        out.append(Chart(title, "epoch", "σ", both, y_log=True, source=source, caption=caption))
     return out
 
 
@@ -531,15 +503,9 @@ def _largest(courses: Courses) -> Chart:
         "Means over seeds with their standard error; of batches the standard deviation between"
         " them."
     )
-    return Chart(
-        f"{courses.name}: λ₁ through training by {courses.optimizer}",
-        "epoch",
-        "λ₁",
-        (full, replace(seen, error=between), *told),
-        y_log=True,
-        source="Figure 5.6",
-        caption=caption,
-    )
+    title = f"{courses.name}: λ₁ through training by {courses.optimizer}"
+    series = (full, replace(seen, error=between), *told)
+    return Chart(title, "epoch", "λ₁", series, y_log=True, source="Figure 5.6", caption=caption)
 
 
 def _predicted(courses: Courses, model: str) -> Series:

@@ -21,7 +21,14 @@ from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.models.perceptrons import softmax_regression
 from lambdahat.results.charts import Chart, Heat, Series
@@ -164,64 +171,33 @@ def claims(rows: Rows) -> list[Claim]:
     last = _last(rows).where(method=METHOD)
     dampings, etas = _grid(last)
     low, high, first, strong = min(dampings), max(dampings), min(etas), max(etas)
-    found = [
-        Claim(
-            "generalisation suffers as δ falls: test error per tenfold δ",
-            SOURCE,
-            "rises as δ falls",
-            _slope(last, dampings),
-            "below",
-            unit=" %",
-        ),
-        Claim(
-            "generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit"
-            " the training data",
-            SOURCE,
-            "rises as δ falls",
-            _slope(last, _fitted(last)),
-            "below",
-            unit=" %",
-            own=True,
-        ),
-    ]
+    found = Claims(unit=" %")
+    sentence = "generalisation suffers as δ falls: test error per tenfold δ"
+    found.add(sentence, SOURCE, "rises as δ falls", _slope(last, dampings), "below")
+    sentence = (
+        "generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit"
+        " the training data"
+    )
+    published = "rises as δ falls"
+    found.add(sentence, SOURCE, published, _slope(last, _fitted(last)), "below", own=True)
     for damping in dampings:
         gap = paired_difference(
             _errors(last, "test", damping, strong), _errors(last, "test", damping, first)
         )
-        found.append(
-            Claim(
-                f"δ = {damping:g}: η = {strong:g} harms the test error against η = {first:g}",
-                SOURCE,
-                "harms at every δ",
-                gap,
-                unit=" %",
-            )
-        )
+        sentence = f"δ = {damping:g}: η = {strong:g} harms the test error against η = {first:g}"
+        found.append(Claim(sentence, SOURCE, "harms at every δ", gap, unit=" %"))
     costs = {
         (kind, damping): _cost(last, kind, damping, first, strong)
         for kind in ("training", "test")
         for damping in (low, high)
     }
-    found.append(
-        Claim(
-            f"at δ = {low:g} η = {strong:g} costs more in test error than in training error",
-            SOURCE,
-            "training hardly moves",
-            paired_difference(costs["test", low], costs["training", low]),
-            unit=" %",
-        )
-    )
+    sentence = f"at δ = {low:g} η = {strong:g} costs more in test error than in training error"
+    reading = paired_difference(costs["test", low], costs["training", low])
+    found.append(Claim(sentence, SOURCE, "training hardly moves", reading, unit=" %"))
     for kind in ("training", "test"):
         gap = paired_difference(costs[kind, high], costs[kind, low])
-        found.append(
-            Claim(
-                f"η = {strong:g} costs more {kind} error at δ = {high:g} than at δ = {low:g}",
-                SOURCE,
-                "suffers more",
-                gap,
-                unit=" %",
-            )
-        )
+        sentence = f"η = {strong:g} costs more {kind} error at δ = {high:g} than at δ = {low:g}"
+        found.append(Claim(sentence, SOURCE, "suffers more", gap, unit=" %"))
     return found
 
 
@@ -320,28 +296,14 @@ def charts(rows: Rows) -> list[Chart]:
             [[value if math.isfinite(value) else None for value in line] for line in values],
             "%",
         )
-        out.append(
-            Chart(
-                f"{measure.capitalize()} of LanczosOPT",
-                "η",
-                "δ",
-                heat=heat,
-                source="Figure 6.4",
-                caption="Percent after the last step, mean over the seeds that did not diverge.",
-            )
-        )
+        title = f"{measure.capitalize()} of LanczosOPT"
+        caption = "Percent after the last step, mean over the seeds that did not diverge."
+        out.append(Chart(title, "η", "δ", heat=heat, source="Figure 6.4", caption=caption))
     curves = [(f"δ = {d:g}", grid.where(damping=d, eta=min(etas))) for d in dampings]
     curves.append((DESCENT, rows.where(method=DESCENT)))
     series = tuple(_curve(name, part) for name, part in curves)
-    out.append(
-        Chart(
-            f"Test error on the way, η = {min(etas):g}",
-            "step",
-            "test error, %",
-            series,
-            source="Figure 6.2",
-        )
-    )
+    title = f"Test error on the way, η = {min(etas):g}"
+    out.append(Chart(title, "step", "test error, %", series, source="Figure 6.2"))
     return out
 
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from lambdahat._core.check import require_choice
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.stability_edges import (
     FEWEST,
@@ -98,11 +105,10 @@ def _proportional(frontier: Frontier, rule: RateRule) -> list[Claim]:
     slope = frontier.slope(high=threshold)
     few = _too_few(slope, f"up to the rule's threshold, {threshold:.3g}")
     unit = "" if few else f" up to the rule's threshold, B = {threshold:.3g}"
-    found = [
-        Claim(
-            sentence, "§5.7", "slope 1", slope, "within", 1.0, MARGIN, unit, few, _steady(frontier)
-        )
-    ]
+    found = Claims()
+    found.add(
+        sentence, "§5.7", "slope 1", slope, "within", 1.0, MARGIN, unit, few, _steady(frontier)
+    )
     end, _ = frontier.turning()
     slope = frontier.slope(high=end)
     if few and math.isfinite(slope.value):
@@ -170,16 +176,8 @@ def factor_claim(
     if not known:
         return Claim(sentence, source, "ratio 1", UNKNOWN, "within", 0.0, 1.0)
     size, worst = max(known, key=lambda item: abs(item[1].value))
-    return Claim(
-        sentence,
-        source,
-        "ratio 1",
-        worst,
-        "within",
-        0.0,
-        1.0,
-        f" = log₂ of the ratio at B = {size}",
-    )
+    unit = f" = log₂ of the ratio at B = {size}"
+    return Claim(sentence, source, "ratio 1", worst, "within", 0.0, 1.0, unit)
 
 
 def _square_root(frontier: Frontier) -> Claim:
@@ -196,14 +194,17 @@ def _linear_claims(runs: ScalingRuns) -> list[Claim]:
         _by_seed(runs.distance[runs.rules.index(rule), runs.batch_sizes.index(far)])
         for rule in ("linear", "square root")
     ]
-    return [
+    found = Claims(unmet=unlearnt(runs))
+    found.append(
         kept_claim(
             f"{where}: linear scaling keeps the validation error",
             "Figure 5.7a",
             "1.5 % more",
             runs,
             "linear",
-        ),
+        )
+    )
+    found.append(
         better_claim(
             f"{where}: linear scaling generalises better than the square root",
             "§5.7.0.2",
@@ -211,25 +212,16 @@ def _linear_claims(runs: ScalingRuns) -> list[Claim]:
             runs,
             "linear",
             "square root",
-        ),
-        Claim(
-            f"{where}: linear scaling ends further from the start than the square root",
-            "§5.7.0.2",
-            "145.76 against 67.44",
-            paired_difference(*distances),
-            unmet=unlearnt(runs),
-        ),
-        Claim(
-            f"{runs.network}, momentum, linear scaling: the further from the start, the lower the"
-            " error",
-            "Figure 5.8a",
-            "error falls",
-            _linked(runs),
-            "below",
-            unit=" = rank correlation",
-            unmet=unlearnt(runs),
-        ),
-    ]
+        )
+    )
+    sentence = f"{where}: linear scaling ends further from the start than the square root"
+    found.add(sentence, "§5.7.0.2", "145.76 against 67.44", paired_difference(*distances))
+    sentence = (
+        f"{runs.network}, momentum, linear scaling: the further from the start, the lower the error"
+    )
+    unit = " = rank correlation"
+    found.add(sentence, "Figure 5.8a", "error falls", _linked(runs), "below", unit=unit)
+    return found
 
 
 def _adam_rule(runs: ScalingRuns) -> Claim:
@@ -250,14 +242,8 @@ def _later(runs: ScalingRuns, frontier: Frontier) -> Claim:
     bound, source, published = FALL * GUESSED, "§5.7.0.1, Figure 5.7b", "unstable later"
     found = _nearest_below(runs, frontier)
     if found is None:
-        return Claim(
-            sentence,
-            source,
-            published,
-            UNKNOWN,
-            bound=bound,
-            unmet="no run has a rate below the edge",
-        )
+        unmet = "no run has a rate below the edge"
+        return Claim(sentence, source, published, UNKNOWN, bound=bound, unmet=unmet)
     row, place = found
     losses = runs.training_loss[row, place].nan_to_num(GUESSED, GUESSED).tolist()
     size, rate = runs.batch_sizes[place], float(runs.values[row, place])
@@ -524,17 +510,9 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
         figures = FIGURES[runs.optimizer, runs.scaled]
         title = f"{runs.network}, {runs.optimizer}: {runs.scaled} scaled from B = {runs.reference}"
         words, after = "batch size B", f"After {runs.epochs} epochs at every size."
-        out.append(
-            Chart(
-                title,
-                words,
-                "validation error, %",
-                _over_sizes(runs, 100 * runs.validation_error),
-                x_log=True,
-                source=figures[0],
-                caption=after,
-            )
-        )
+        axis = "validation error, %"
+        series = _over_sizes(runs, 100 * runs.validation_error)
+        out.append(Chart(title, words, axis, series, x_log=True, source=figures[0], caption=after))
         clouds = []
         for place, rule in enumerate(runs.rules):
             far, wrong = (
@@ -543,16 +521,10 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
             )
             fine = far.isfinite() & wrong.isfinite()
             clouds.append(Series(rule, far[fine].tolist(), wrong[fine].tolist(), style="points"))
-        out.append(
-            Chart(
-                f"{runs.network}, {runs.optimizer}: error and distance",
-                "distance from the start",
-                "validation error, %",
-                tuple(clouds),
-                x_log=True,
-                source=figures[1],
-            )
-        )
+        heading = f"{runs.network}, {runs.optimizer}: error and distance"
+        across = "distance from the start"
+        axis = "validation error, %"
+        out.append(Chart(heading, across, axis, tuple(clouds), x_log=True, source=figures[1]))
         out.append(
             Chart(
                 f"{title}, training",
@@ -573,14 +545,8 @@ def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[Series, ...]:
     series = []
     for rule, row in zip(runs.rules, values, strict=True):
         readings = [mean_of(each.tolist()) for each in row]
-        series.append(
-            Series(
-                rule,
-                runs.batch_sizes,
-                _known([r.value for r in readings]),
-                _known([r.stderr for r in readings]),
-            )
-        )
+        heights = _known([r.value for r in readings])
+        series.append(Series(rule, runs.batch_sizes, heights, _known([r.stderr for r in readings])))
     return tuple(series)
 
 

@@ -81,17 +81,9 @@ def claims_of(
             f"{frontier.network}, {NAMES[frontier.optimizer]}",
             FIGURES[frontier.optimizer],
         )
-        found.append(
-            Claim(
-                f"{where}: the least damping is proportional to 1/B",
-                f"Eq. 5.36, {figures}",
-                "slope −1",
-                frontier.slope(),
-                "within",
-                -1.0,
-                MARGIN,
-            )
-        )
+        sentence = f"{where}: the least damping is proportional to 1/B"
+        source = f"Eq. 5.36, {figures}"
+        found.append(Claim(sentence, source, "slope −1", frontier.slope(), "within", -1.0, MARGIN))
         for rule in (rule for rule in rules if rule.network == frontier.network):
             found += _rule_claims(where, frontier, rule)
     for runs in scaling:
@@ -204,16 +196,10 @@ def charts(rows: Rows) -> list[Chart]:
             for name, values in _expected(rule, mine).items()
         ]
         series = (*(edge_series(frontier, NAMES[frontier.optimizer]) for frontier in mine), *told)
+        title = f"{network}: the least damping at α = 1"
+        across = "batch size B"
         out.append(
-            Chart(
-                f"{network}: the least damping at α = 1",
-                "batch size B",
-                "damping",
-                series,
-                x_log=True,
-                y_log=True,
-                source="Eq. 5.36",
-            )
+            Chart(title, across, "damping", series, x_log=True, y_log=True, source="Eq. 5.36")
         )
     return out + scaling_charts(scaling_of(rows))
 
