@@ -53,9 +53,7 @@ class AdamScale(Scale):
 
 
 def cells(config: AdamScale) -> list[Cell]:
-    """Optimisers that average, and AdamW with a schedule, on the network with batch norm; the
-    last two also without.
-    """
+    """Runs with averages and scheduled AdamW with batch norm; two of them also without it."""
     base = shared_settings(
         config, "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds"
     )
@@ -78,9 +76,7 @@ def cells(config: AdamScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each epoch and one of the end, with norms where averaging begins and over the
-    averaged iterates.
-    """
+    """A row per epoch and one of the end, with norms before and during averaging."""
     task = image_task(cell, device)
     trained = train(cell, task)
     begun = [row for row in trained.rows if row["epoch"] >= cell["first"]] or trained.rows[-1:]
@@ -96,9 +92,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """What decoupled decay and batch norm do for averages, and what averages do to norms and to
-    the effective rate.
-    """
+    """Effects of decoupled decay and batch norm on averages, and of averages on norms."""
     ends = rows.where(kind="end")
     of = {
         name: ends.where(run=name, **{"norm layers": WITH}) for name in (*AVERAGED, "AdamW", SLOW)

@@ -104,9 +104,7 @@ class AveragePlan(NamedTuple):
 
 
 class Averages:
-    """A tracker for ``fit`` that keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) for each plan, as ``Gadam``
-    keeps its own.
-    """
+    """A ``fit`` tracker that keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) for each plan, as ``Gadam`` does."""
 
     name, unit, every = "averages", "step", 1
 
@@ -174,9 +172,7 @@ def averages(name: str) -> bool:
 
 
 def shared_settings(config: Any, *varied: str) -> Cell:
-    """The fields that all cells share; ``precision`` only where it is another than float32, as
-    stored cells have it.
-    """
+    """The fields that all cells share; ``precision`` only if not float32, as in stored cells."""
     base = settings_of(config, *varied)
     return {name: value for name, value in base.items() if (name, value) != ("precision", FULL)}
 
@@ -260,9 +256,7 @@ def _padam(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
 
 
 def schedule_of(cell: Cell, optimizer: Optimizer) -> LRScheduler:
-    """The cell's schedule of the rate, once per epoch; ``ratio`` and ``milestones`` where it has
-    its own.
-    """
+    """The cell's learning-rate schedule, stepped once per epoch."""
     name = cell["schedule"]
     settings: dict[str, Any] = {}
     if name in FINAL:
@@ -298,9 +292,7 @@ class AveragedTask:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run: a row for each epoch, and the network that the optimiser hands back: its average,
-    where it keeps one.
-    """
+    """A finished run: a row per epoch, and the optimiser's network, averaged where it averages."""
 
     rows: list[Row]
     solution: nn.Module
@@ -308,9 +300,7 @@ class Trained:
 
     @property
     def end(self) -> Row:
-        """The last epoch's row as one of the end, with the iterate's accuracy where averaging
-        began ("before").
-        """
+        """The last epoch's row, with the iterate's accuracy where averaging began ("before")."""
         last = {**self.rows[-1], "kind": "end", "stopped": self.rows[-1]["epoch"]}
         begun = [row for row in self.rows if row["averaged"]]
         before = begun[0] if begun else self.rows[-1]
@@ -318,9 +308,7 @@ class Trained:
 
 
 def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTask:
-    """A cell's network on a part of its data set, which follows the cell's seed; ``start`` is
-    that of the weights.
-    """
+    """A cell's network on its part of the data; ``start`` seeds the weights."""
     found = images(cell, device)
     model = network(
         cell["network"], found.shape, found.classes, cell["seed"] if start is None else start
@@ -394,9 +382,7 @@ def _epoch(row: Any, seen: Row) -> Row:
 
 @torch.no_grad()
 def judged(model: nn.Module, batches: Batches, top: int = 1) -> float:
-    """The share of held-out samples, in per cent, whose label is among the ``top`` largest
-    logits.
-    """
+    """The top-``top`` accuracy on held-out samples, in per cent."""
     was, hits, count = model.training, 0, 0
     model.eval()
     for batch in batches:
@@ -415,9 +401,7 @@ def size_of(task: AveragedTask) -> Row:
 
 
 def pairs(rows: Rows, name: str) -> dict[tuple[Any, Any], float]:
-    """A column for each network and seed, its mean over what else differs: claims "in all cases"
-    are read over both.
-    """
+    """A column's mean for each network and seed."""
     groups: dict[tuple[Any, Any], list[float]] = {}
     for row in rows:
         if row.get(name) is not None:
@@ -441,9 +425,7 @@ def change(rows: Rows, after: str, before: str) -> Reading:
 
 
 def decades(upper: Rows, lower: Rows, name: str) -> Reading:
-    """log₁₀ of the ratio of two settings, network by network and seed by seed; what has no
-    logarithm is left out.
-    """
+    """log₁₀ of the ratio of two settings, paired by network and seed."""
     logs = [
         {
             key: math.log10(value) if value > 0 else math.nan
@@ -462,9 +444,7 @@ def against_best(of: dict[str, Rows], name: str, column: str = "accuracy") -> tu
 
 
 def tuned_start(averages: Rows, name: str, lowest: bool = False) -> dict[Any, float]:
-    """A column at the start of averaging that is best over the other seeds: no seed chooses for
-    itself.
-    """
+    """A column at the start of averaging that is best for the other seeds."""
     seeds, best = averages.distinct("seed"), min if lowest else max
     out: dict[Any, float] = {}
     for seed in seeds:

@@ -48,9 +48,7 @@ PRINTED = {
 
 @dataclass(frozen=True)
 class DimensionScale(Scale):
-    """One scale: ``widths`` of a small network with batch norm, and ``dimensions`` of the
-    quadratic.
-    """
+    """One scale: ``widths`` of the small network and ``dimensions`` of the quadratic."""
 
     widths: tuple[int, ...]
     dimensions: tuple[int, ...]
@@ -120,9 +118,7 @@ def quadratic_row(cell: Cell) -> Row:
 
 
 def gains(rows: Rows) -> Rows:
-    """For each width and seed: P, and what averages gain in points of accuracy; "best" names the
-    better average.
-    """
+    """P and the accuracy that averaging gains, for each width and seed."""
     ends = rows.where(subject="network")
     out = []
     for name in ends.distinct("network"):
@@ -196,9 +192,7 @@ def _log(rows: Rows, place: str) -> Rows:
 
 
 def slopes(rows: Rows, column: str) -> Reading:
-    """The slope of a column over log₁₀ of the size, seed by seed: a seed's images are the same
-    at every size.
-    """
+    """The slope of a column over log₁₀ of the size, seed by seed."""
     parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
     return mean_of([_slope(part.values("log size"), part.values(column)) for part in parts])
 

@@ -57,9 +57,7 @@ class EnsembleScale(Scale):
 
 
 def cells(config: EnsembleScale) -> list[Cell]:
-    """Weight decay × seed; a cell trains one network with averages and the members of an
-    ensemble.
-    """
+    """Weight decay × seed; a cell trains one averaged network and the members of an ensemble."""
     base = shared_settings(config, "decays", "seeds")
     return [
         {**base, **recipe("SWA", config.rate, decay, config.epochs), "seed": seed}
@@ -96,9 +94,7 @@ def moved(rows: Sequence[Row]) -> float:
 
 
 def member(cell: Cell, number: int, device: str) -> nn.Module:
-    """A network trained by SGD, its rate falling to a hundredth, on the cell's data from another
-    start and order.
-    """
+    """A network trained by SGD on the cell's data from another start and order."""
     own = derived_seed(cell["seed"], "member", number)
     plan = recipe("SGD", cell["rate"], cell["decay"], cell["epochs"])
     return train({**cell, **plan, "seed": own}, image_task(cell, device, own)).solution

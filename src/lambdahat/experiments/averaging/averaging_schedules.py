@@ -92,9 +92,7 @@ def averaged_rows(
 
 
 def early(rows: list[Row]) -> float:
-    """Mean accuracy of the iterates over the first third of the epochs: how fast a run
-    converges.
-    """
+    """Mean accuracy of the iterates over the first third of the epochs, a measure of speed."""
     first = rows[: max(1, len(rows) // 3)]
     return float(sum(row["iterate accuracy"] for row in first) / len(first))
 
@@ -135,9 +133,7 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> li
 
 
 def begun_at(epochs: Rows, share: float, base: str) -> Rows:
-    """The iterates of a run at a flat rate where averages begin at a share of it, and at its
-    end.
-    """
+    """The iterates of a constant-rate run where averaging begins, and at its end."""
     last = max(epochs.values("epoch"), default=0)
     first = min(max(1, round(share * last)), last)
     before = epochs.where(epoch=first).paired("iterate accuracy")
@@ -258,9 +254,7 @@ def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
 
 
 def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[Claim]:
-    """What §7.8.5 says of both networks: Lookahead helps SGD, and helps AdamW less than averages
-    do.
-    """
+    """§7.8.5, on both networks: Lookahead helps SGD, and helps AdamW less than averaging."""
     said = (
         (
             "SGD + LH",
@@ -289,9 +283,7 @@ def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[
 
 
 def fluctuation(epochs: Rows) -> dict[Any, float]:
-    """The mean change of the iterates' accuracy from one epoch to the next, up or down, for each
-    seed.
-    """
+    """The mean absolute change of the iterates' accuracy per epoch, for each seed."""
     out = {}
     for seed in epochs.distinct("seed"):
         values = [
@@ -353,9 +345,7 @@ PRINTED_BEST = 76.11
 
 @dataclass(frozen=True)
 class ScheduleScale(Scale):
-    """One scale; ``adam_rate`` is AdamW's and Gadam's, ``patience`` that of the automatic ones
-    in epochs.
-    """
+    """One scale; ``adam_rate`` is for AdamW and Gadam, ``patience`` for automatic schedules."""
 
     network: str
     adam_rate: float
@@ -369,9 +359,7 @@ class ScheduleScale(Scale):
 
 
 def cells(config: ScheduleScale) -> list[Cell]:
-    """Run × seed; a run at a constant rate also has all averages of ``STARTS`` and
-    ``FREQUENCIES``.
-    """
+    """Run × seed; a constant-rate run also has the averages of ``STARTS`` and ``FREQUENCIES``."""
     base = shared_settings(config, "adam_rate", "patience", "rate", "coupled", "decoupled", "seeds")
     sgd, adam, epochs = (
         (config.rate, config.coupled),

@@ -61,9 +61,7 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class StartScale(Scale):
-    """One scale: networks, each with the side its images are pooled to; ``quick`` takes the
-    rates of small networks.
-    """
+    """One scale: networks, the side of their images; ``quick`` takes the small networks' rates."""
 
     networks: tuple[str, ...]
     side: int = 0
@@ -84,9 +82,7 @@ def cells(config: StartScale) -> list[Cell]:
 
 
 def recipes(network: str, config: StartScale) -> dict[str, Cell]:
-    """Both base optimisers at a constant rate and with their schedule; on one network those of
-    Figure 7.12b too.
-    """
+    """Both base optimisers at a constant and a scheduled rate; on one network also Lookahead."""
     bases = [BASES[name] for name in AVERAGED]
     wanted = {
         base + tail: (base, "flat" if tail == FLAT else "")
@@ -112,9 +108,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Of each network: any sensible start, what tuning it gains, GadamX over Gadam; Lookahead
-    where it was run.
-    """
+    """Any sensible start, what tuning it gains, GadamX over Gadam, Lookahead, by network."""
     found = []
     for network in rows.distinct("network"):
         part = rows.where(network=network)
@@ -229,9 +223,7 @@ def _best_line(network: str, name: str, rows: Rows) -> tuple[str, ...]:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Of each network accuracy by start beside the bases with their schedule; Lookahead over
-    epochs.
-    """
+    """Accuracy by start beside the scheduled bases, and Lookahead over epochs, by network."""
     out = []
     for network in rows.distinct("network"):
         part = rows.where(network=network)

@@ -51,9 +51,7 @@ WORDS = {"largest": "λ₁", "frobenius": "mean squared eigenvalue tr(H²)/P"}
 
 
 def spectrum_rows(cell: Cell, device: str) -> list[Row]:
-    """A row for each mode: the end of the run with λ₁, tr(H²)/P and the Ritz values of the
-    solution's Hessian.
-    """
+    """The end of the run with λ₁, tr(H²)/P and Ritz values of the Hessian, for each mode."""
     task = image_task(cell, device)
     trained = train(cell, task)
     return [_spectrum_row(task, trained, cell, mode) for mode in MODES]
@@ -83,9 +81,7 @@ def spectrum_claims(rows: Rows) -> list[Claim]:
 
 
 def incomparable(sgd: Rows, gadam: Rows) -> str:
-    """The thesis compares solutions that fit the training images alike, of which Gadam's
-    generalise better.
-    """
+    """Why two solutions cannot be compared: unequal fits, or Gadam does not generalise better."""
     fits = [over_seeds(part, "training accuracy").value for part in (sgd, gadam)]
     held = [over_seeds(part, "accuracy").value for part in (sgd, gadam)]
     if abs(fits[1] - fits[0]) > SIMILAR:
@@ -215,9 +211,7 @@ def cells(config: ImageScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each epoch, and one of the end with the sharpness of what the optimiser hands
-    back; or spectra.
-    """
+    """A row per epoch and one of the end with the solution's sharpness; or the spectra."""
     if cell.get("part") == "spectrum":
         return spectrum_rows(cell, device)
     task = image_task(cell, device)
@@ -229,9 +223,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def sharpness(model: nn.Module, task: AveragedTask, cell: Cell) -> Row:
-    """λ₁ of the loss on the first training images, by ``depth`` Lanczos steps with batch norm in
-    evaluation mode.
-    """
+    """λ₁ on the first training images by ``depth`` Lanczos steps, batch norm in evaluation mode."""
     first = next(iter(task.problem.batches)).data
     curvature = hessian(curvature_problem(model, Images(first, first, 0), cell))
     largest = spectrum(
@@ -262,9 +254,7 @@ STRONGEST = {
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Of each network: averages help each base, Gadam beats SGD, GadamX beats all; Gadam's norms
-    and spectra.
-    """
+    """Averages help each base, Gadam beats SGD, GadamX beats all; Gadam's norms and spectra."""
     ends = rows.where(kind="end")
     found = []
     for network in ends.distinct("network"):
@@ -309,9 +299,7 @@ def network_claims(network: str, ends: Rows) -> list[Claim]:
 
 
 def printed_gap(kind: str, upper: str, lower: str) -> str:
-    """The differences of two optimisers in Tables 7.2 and 7.3, for the thesis's network of this
-    kind.
-    """
+    """The differences of two optimisers in Tables 7.2 and 7.3, for this kind of network."""
     shown = (
         f"{high - low:+.2f} on {data}"
         for high, low, data in zip(
@@ -322,9 +310,7 @@ def printed_gap(kind: str, upper: str, lower: str) -> str:
 
 
 def tables(rows: Rows) -> list[Table]:
-    """A table for each network: accuracy, norm and sharpness of each optimiser beside the
-    printed accuracies.
-    """
+    """Accuracy, norm and sharpness of each optimiser beside the printed accuracies, by network."""
     out = []
     ends = rows.where(kind="end")
     for name in ends.distinct("network"):
@@ -364,9 +350,7 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Of each network accuracy and norm over epochs and the end beside the thesis's; sharpness;
-    spectra.
-    """
+    """Accuracy and norm over epochs, final accuracy beside the thesis's, sharpness, spectra."""
     out: list[Chart] = []
     for name in rows.distinct("network"):
         out += network_charts(name, rows.where(network=name))

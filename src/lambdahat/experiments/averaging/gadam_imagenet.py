@@ -298,9 +298,7 @@ def _by_run(ends: Rows) -> dict[str, Rows]:
 
 
 def told_apart(rows: Rows) -> list[tuple[str, str]]:
-    """The networks, each with what names it in claims and titles: nothing where there is but
-    one.
-    """
+    """The networks, each with its name for claims and titles; none if there is only one."""
     names = rows.distinct("network")
     return [(name, f", {name}" if len(names) > 1 else "") for name in names]
 

@@ -100,9 +100,7 @@ def cells(config: LanguageScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Rows of epochs and of the end with test perplexity; of Adam also each average, for it
-    never enters a step.
-    """
+    """Rows of epochs and of the end with test perplexity; of Adam also each average."""
     task, test = language_task(cell, device)
     steps = math.ceil(task.problem.num_samples / cell["batch"])
     chosen = list(plans(cell["epochs"], steps).values()) if cell["name"] == "Gadam" else []
@@ -136,9 +134,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def plans(epochs: int, steps: int) -> dict[tuple[float, int], AveragePlan]:
-    """By start (a share of the run) and frequency: all starts every step, and all frequencies
-    from the half on.
-    """
+    """The averages by start and frequency: all starts every step, all frequencies from half on."""
     wanted = [(start, 1) for start in STARTS] + [(START, every) for every in FREQUENCIES]
     return {
         (start, every): AveragePlan(max(1, round(start * epochs)) * steps, every)
@@ -300,9 +296,7 @@ def unlearnt(epochs: Rows, *names: str) -> str:
 
 
 def unsettled(epochs: Rows, name: str, start: float) -> str:
-    """Averages that begin while the iterates' perplexity is still to fall by more than
-    ``STEADY`` of itself.
-    """
+    """Why averages begin too soon: the perplexity still falls by more than ``STEADY`` of itself."""
     before, after = (_iterates(epochs, name, share) for share in (start, 1.0))
     if after < (1 - STEADY) * before:
         return (

@@ -34,9 +34,7 @@ SAME = 0.1
 
 @dataclass(frozen=True)
 class NoisyScale:
-    """Quadratics of ``size`` curvatures, drawn log-uniformly from [0.1, 1]; ``replicas`` of each
-    are simulated.
-    """
+    """Quadratics of ``size`` curvatures, log-uniform on [0.1, 1], with ``replicas`` of each."""
 
     seeds: int
     replicas: int
@@ -53,9 +51,7 @@ def cells(config: NoisyScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Rows by steps: simulated variances and means at a fixed rate, and exact losses at rates
-    that decay.
-    """
+    """Simulated variances and means at a fixed rate, exact losses at decaying rates, by step."""
     rng = np.random.default_rng(derived_seed(cell["seed"], "curvatures"))
     curvatures = np.power(10.0, rng.uniform(-1, 0, cell["size"]))
     made = NoisyQuadratic(curvatures, RATE, start=10.0)
@@ -65,9 +61,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _simulated(made: NoisyQuadratic, cell: Cell, steps: int) -> Row:
-    """Variance and loss of each kind of point, simulated, and how far its mean still is, by the
-    exact law.
-    """
+    """Variance and loss of each kind of point, simulated, and the exact distance of its mean."""
     points = made.simulate(steps, cell["replicas"], DECAY, cell["seed"])
     laws = {
         "final": made.final(steps),

@@ -84,9 +84,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _worse(rows: Rows, sentence: str, source: str, upper: Key, lower: Key) -> Claim:
-    """That the first setting's validation error is above the second's, where both accuracies are
-    printed.
-    """
+    """That one setting's validation error exceeds another's, where both accuracies are printed."""
     before, after = PRINTED[lower][1], PRINTED[upper][1]
     bound, printed = -least(before, after), f"{before:g} to {after:g} % accuracy ({THEIRS})"
     text = f"{sentence} by more than {bound:.2g} points"
@@ -165,9 +163,7 @@ def _adam_claims(rows: Rows, what: str) -> list[Claim]:
 
 
 def _sharpness_claims(rows: Rows, what: str) -> list[Claim]:
-    """λ₁ of two settings; not where both fit every training image, for there it follows the
-    vanishing loss.
-    """
+    """λ₁ of two settings, unless both fit every training image: there it follows the loss."""
     pairs = (
         (
             "Adam, α = 0.0004: less damping ends sharper (δ = 0.001 to 10⁻⁸)",
@@ -241,9 +237,7 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Training and validation error over epochs, and λ₁ and error over δ beside the printed
-    ones.
-    """
+    """Errors over epochs, and λ₁ and error over δ beside the printed ones."""
     out = []
     for optimizer, source in (("KFAC", "Figure 6.5"), ("Adam", "Figure 6.6")):
         shown = [key for key in keys(rows) if key[0] in (optimizer, "SGD")]

@@ -43,9 +43,7 @@ THEIRS = "VGG-16, CIFAR-100"
 
 @dataclass(frozen=True)
 class BulkScale(Scale):
-    """One scale: spiked matrices of ``size``, then networks; ``samples`` images on either side
-    for the Hessian.
-    """
+    """One scale: spiked matrices of ``size``, and networks with ``samples`` images per Hessian."""
 
     network: str
     samples: int

@@ -59,9 +59,7 @@ THEIRS = "VGG-16, CIFAR-100"
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Two matrices alike, a diagonal that is not, random vectors that agree, and lines through
-    the loss.
-    """
+    """Two similar matrices, a dissimilar diagonal, consistent probes, and lines of the loss."""
     found = [
         *_matrix_claims(rows),
         *_diagonal_claims(rows),
@@ -138,9 +136,7 @@ def _probe_claims(rows: Rows) -> list[Claim]:
 
 
 def excess(row: Row) -> float:
-    """log₁₀ of the ratio of the mean changes of the held-out and of the training loss along a
-    line.
-    """
+    """log₁₀ of the ratio of mean changes of held-out and training loss along a line."""
     middle = len(row["offsets"]) // 2
     changes = [np.abs(np.array(row[part]) - row[part][middle]).mean() for part in ("test", "train")]
     return float(math.log10(max(changes[0], 1e-12) / max(changes[1], 1e-12)))
@@ -267,9 +263,7 @@ def cells(config: SuiteScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Train; then a row for each spectrum, one for the diagonal, and one for each line of the
-    landscape.
-    """
+    """Train; then a row per spectrum, one for the diagonal, one per line of the landscape."""
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     train_by_sgd(model, found, cell, DECAY)
@@ -303,9 +297,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _shape_row(shape: Spectrum) -> Row:
-    """Extremes, negative mass with and without its heaviest Ritz value, mass at 0, and the Ritz
-    values.
-    """
+    """Extremes, negative mass with and without its heaviest Ritz value, mass at 0, Ritz values."""
     order = np.argsort(shape.nodes[0])
     nodes, weights = shape.nodes[0][order], shape.weights[0][order]
     negative = weights[nodes < 0]
@@ -322,9 +314,7 @@ def _shape_row(shape: Spectrum) -> Row:
 
 
 def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
-    """The Gauss–Newton diagonal, from labels that the network draws as in the thesis, beside the
-    Ritz values.
-    """
+    """The Gauss–Newton diagonal, from labels that the network draws, beside the Ritz values."""
     drawn = fisher(problem, kind="monte_carlo", seed=seed).known_diagonal()
     assert drawn is not None
     values, edge = drawn.double().cpu().numpy(), continuous_region(shape)[1]
@@ -341,9 +331,7 @@ def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
 
 
 def _lines(problem: Problem, found: Images, steps: Lanczos) -> list[Row]:
-    """The loss on both parts along the Ritz vectors of the largest, the smallest and the
-    smallest |θ|.
-    """
+    """Both losses along the Ritz vectors of the largest, the smallest and the smallest |θ|."""
     values = steps.ritz()[0]
     places = {
         "largest": int(values.argmax()),

@@ -135,9 +135,7 @@ def _row(
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """SGD has one rate; damping and smaller powers bring the others towards it; Lanczos steps by
-    the formula.
-    """
+    """SGD has one rate; damping and smaller powers approach it; Lanczos follows the formula."""
     told = rows.where(optimizer="Lanczos")
     misses = [math.log10(row["ratio"] / (1 + row["largest"] / row["setting"])) for row in told]
     worst = max(abs(miss) for miss in misses)

@@ -42,9 +42,7 @@ def cells(config: NoiseScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Eigenvalues in units of σ_ε: their greatest distance from the semicircle's distribution,
-    and the largest.
-    """
+    """Eigenvalues over σ_ε: the Kolmogorov distance from the semicircle, and the largest."""
     rng = np.random.default_rng(
         derived_seed(cell["seed"], "fluctuations", cell["noise"], cell["size"])
     )
@@ -57,9 +55,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _noise(kind: str, size: int, rng: np.random.Generator) -> Array:
-    """A symmetric fluctuation matrix; "samples" are those of linear regression, whose Hessians
-    are xxᵀ.
-    """
+    """A symmetric noise matrix; "samples" are those of linear regression, with Hessians xxᵀ."""
     if kind in (WIDE, NARROW):
         batch = size if kind == WIDE else 50 * size
         inputs = rng.standard_normal((batch, size))
@@ -74,9 +70,7 @@ def _noise(kind: str, size: int, rng: np.random.Generator) -> Array:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Where the conditions are met the distance vanishes; n counts matrices of the largest size,
-    or seeds.
-    """
+    """The distance vanishes where the conditions are met; n counts matrices, or seeds."""
     largest = max(rows.values("size"))
     found = Claims()
     for kind in MET:

@@ -69,9 +69,7 @@ def cells(config: DensityScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each depth of Lanczos and one for the diagonal; the first seed's also hold what
-    is drawn.
-    """
+    """A row per Lanczos depth and one for the diagonal; the first seed's also hold the curves."""
     name, size, seed = cell["matrix"], cell["size"], cell["seed"]
     values, matrix = (
         known_matrix(size, seed) if name == KNOWN else law_matrix(name, size, seed, device)
@@ -115,9 +113,7 @@ def _diagonal_row(exact: Array, diagonal: Tensor, cell: Cell, first: bool) -> Ro
 
 
 def _compared(exact: Array, nodes: Array, weights: Array) -> Row:
-    """Distances of a discrete spectrum to the exact one, in widths of it; its mass nearest 0;
-    outliers found.
-    """
+    """Relative distances of a discrete spectrum to the exact one, its mass at 0, its outliers."""
     low, high = float(exact.min()), float(exact.max())
     width = high - low
     apart = exact[exact > EDGE]

@@ -33,9 +33,7 @@ SHARES = ((0.47, 0.0, 15.0), (0.02, 0.0, 60.0), (0.01, -10.0, 0.0))
 
 
 def known_values(size: int, seed: int) -> Tensor:
-    """Eigenvalues (P,) of §4.5.2: 470 on [0, 15], 20 on [0, 60] and 10 on [−10, 0] of 1,000, the
-    others 0.
-    """
+    """Eigenvalues (P,) of §4.5.2: of 1,000, 470 on [0, 15], 20 on [0, 60], 10 on [−10, 0]."""
     rng = generator(seed, "known spectrum")
     parts = [
         low + (high - low) * torch.rand(round(share * size), generator=rng, dtype=torch.float64)
@@ -54,17 +52,13 @@ def known_matrix(size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def law_matrix(name: str, size: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """The eigenvalues and a random matrix (P, P) of one of ``LAWS``, the eigenvalues found on
-    ``device``.
-    """
+    """A random matrix (P, P) of one of ``LAWS`` and its eigenvalues, computed on ``device``."""
     matrix = _wigner(size, seed) if name == WIGNER else _symmetric(LAWS[name].sample(size, seed))
     return torch.linalg.eigvalsh(matrix.to(device)).cpu(), matrix
 
 
 def _wigner(size: int, seed: int) -> Tensor:
-    """All elements of variance 1/P, as in the thesis; the law's own sample has 2/P on the
-    diagonal.
-    """
+    """Elements of variance 1/P, as in the thesis; the law's sample has 2/P on the diagonal."""
     draw: Tensor = torch.randn(size, size, generator=generator(seed, "wigner"), dtype=torch.float64)
     return draw.triu().add(draw.triu(1).T).div(math.sqrt(size))
 
@@ -102,9 +96,7 @@ class TheoremScale:
 
 
 def cells(config: TheoremScale) -> list[Cell]:
-    """The table, then seed by seed: convergence at each ratio, the shift, and the top pairs of
-    two spectra.
-    """
+    """The table; then, by seed, convergence at each ratio, the shift, two spectra's top pairs."""
     found: list[Cell] = [{"part": "table"}]
     base = {"size": config.size, "steps": config.steps}
     for seed in range(config.seeds):
@@ -142,9 +134,7 @@ def _table(_: Cell, __: str) -> list[Row]:
 
 
 def _convergence(cell: Cell, device: str) -> list[Row]:
-    """Relative errors of λ₁ after m Lanczos steps, and of the Rayleigh quotient of Hᵐ⁻¹v from
-    the same start v.
-    """
+    """Relative errors of λ₁ by m Lanczos steps and by the Rayleigh quotient of Hᵐ⁻¹v."""
     values = torch.linspace(0, 1, cell["size"] - 1, dtype=torch.float64)
     values = torch.cat([values, torch.tensor([cell["ratio"]], dtype=torch.float64)]).to(device)
     start = unit_start(len(values), cell["seed"], "convergence", cell["ratio"]).to(device)
@@ -176,9 +166,7 @@ def _relative(exact: float, found: float) -> float:
 
 
 def _shift(cell: Cell, device: str) -> list[Row]:
-    """Ritz values of H and of −H + μI from one start: how far the second are from μ less the
-    first.
-    """
+    """How far the Ritz values of −H + μI are from μ minus those of H, from one start."""
     matrix = torch.diag(known_values(cell["size"], cell["seed"])).to(device)
     start = unit_start(cell["size"], cell["seed"], "shift").to(device)
     offset = float(matrix.max()) * (
@@ -194,9 +182,7 @@ def _shift(cell: Cell, device: str) -> list[Row]:
 
 
 def _doubtful_values(size: int, seed: int) -> Tensor:
-    """A spectrum that meets the condition of Theorem 8 at m = 2 while its shifted trace is
-    positive.
-    """
+    """A spectrum that meets the condition of Theorem 8 at m = 2 with positive shifted trace."""
     rest = 1 + 1e-3 * torch.rand(
         size - 1, generator=generator(seed, "doubtful"), dtype=torch.float64
     )
@@ -207,9 +193,7 @@ SPECTRA = {"like a network's": known_values, "one large": _doubtful_values}
 
 
 def _top(cell: Cell, device: str) -> list[Row]:
-    """The Ritz values beside the m largest eigenvalues, and the trace that the proof of Theorem
-    8 shifts.
-    """
+    """Ritz values beside the m largest eigenvalues, and the shifted trace of Theorem 8's proof."""
     values = SPECTRA[cell["spectrum"]](cell["size"], cell["seed"]).sort(descending=True).values
     steps = cell["steps"] if cell["spectrum"] == "like a network's" else 2
     start = unit_start(len(values), cell["seed"], "top").to(device)

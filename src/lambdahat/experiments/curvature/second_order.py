@@ -73,9 +73,7 @@ SCHEDULES: dict[str, Callable[[Optimizer, int], Any]] = {"linear": linear_decay,
 
 
 def train(model: nn.Module, found: Images, cell: Cell) -> Run | None:
-    """``fit`` in place by the cell's optimiser; None where so little damping left KFAC with
-    nothing to invert.
-    """
+    """``fit`` by the cell's optimiser, in place; None if KFAC's factors became singular."""
     problem = Problem(model, "cross_entropy", found.training)
     optimizer = MAKERS[cell["optimizer"]](model, cell)
     schedule = SCHEDULES[cell["schedule"]](optimizer, cell["epochs"])

@@ -48,9 +48,7 @@ def cells(config: ShrinkScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """One row: errors of the estimators, of the Newton steps that they give, and of Eq. 6.5 as
-    an identity.
-    """
+    """Errors of the estimators, of their Newton steps, and of Eq. 6.5 as an identity."""
     rng = np.random.default_rng(
         derived_seed(cell["seed"], "shrinkage", cell["spectrum"], cell["ratio"])
     )
@@ -100,9 +98,7 @@ def _apart(found: Array, truth: Array) -> float:
 
 
 def _steps(truth: Array, values: Array, vectors: Array, rng: np.random.Generator) -> Row:
-    """How far a damped Newton step on the sample is from the true one, without damping and at
-    the best one.
-    """
+    """Errors of Newton steps on the sample, without damping and with the best one."""
     gradient = rng.standard_normal(len(truth))
     wanted = np.asarray(np.linalg.solve(truth, gradient), np.float64)
     parts = vectors.T @ gradient
@@ -133,9 +129,7 @@ def _identity(values: Array) -> float:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """The identity; shrinkage against the sample; and against the best estimator with the
-    sample's eigenvectors.
-    """
+    """The identity; shrinkage against the sample, and against the best rotation-invariant one."""
     sentence = "damping is a rate and a linear shrinkage (relative difference, at worst)"
     reading = Reading(max(rows.values("identity")), 0.0)
     found = [Claim(sentence, "Eq. 6.5", "0", reading, "below", EXACT)]

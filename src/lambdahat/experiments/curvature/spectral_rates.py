@@ -78,9 +78,7 @@ class SpectralRates:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for every epoch: error of the iterate, of the average where there is one, rate and
-    momentum.
-    """
+    """A row per epoch: error of the iterate and of the average, rate and momentum."""
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     optimizer, schedule = _optimizer(model, cell)

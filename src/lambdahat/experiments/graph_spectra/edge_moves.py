@@ -25,9 +25,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class EdgeScale:
-    """Two clusters of ``nodes`` each: regular ones of each degree, and random ones of mean
-    degree 8.
-    """
+    """Two clusters of ``nodes`` each: regular of each degree, and random of mean degree 8."""
 
     seeds: int
     nodes: int = 100
@@ -49,9 +47,7 @@ def cells(config: EdgeScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each number of links, 1 to the degree by doubling: how far eigenvalues moved,
-    and bounds for one.
-    """
+    """How far eigenvalues moved, and the bounds, for 1, 2, 4, … links up to the degree."""
     made = nx.disjoint_union(*(_cluster(cell, part) for part in range(2)))
     rng, count = (
         np.random.default_rng(derived_seed(cell["seed"], "links", cell["degree"])),

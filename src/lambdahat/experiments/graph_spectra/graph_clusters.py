@@ -74,9 +74,7 @@ class ClusterScale:
 
 
 def cells(config: ClusterScale) -> list[Cell]:
-    """Planted clusters × links × seed; curves over moments for each graph × seed; and Email's
-    eigenvalues.
-    """
+    """Planted clusters × links × seed; curves over moments, graph × seed; Email's eigenvalues."""
     base = {"probes": config.probes}
     table = [
         {
@@ -120,9 +118,7 @@ def cells(config: ClusterScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Each method's count with its fractional error; or the smallest eigenvalues and the density
-    there.
-    """
+    """Each method's count with its relative error; or the smallest eigenvalues and the density."""
     if cell["kind"] == "planted":
         graph = planted(cell["clusters"], cell["links"], cell["seed"])
         return _judged(graph, cell, cell["clusters"], "planted")
@@ -216,9 +212,7 @@ def _table_claims(rows: Rows) -> list[Claim]:
 
 
 def _growth(rows: Rows) -> Reading:
-    """The slope of log₁₀ of the error over log₁₀ of the clusters, mean over seeds: one graph of
-    each size a seed.
-    """
+    """The slope of log₁₀ error over log₁₀ clusters, mean over seeds."""
     slopes = []
     for seed in rows.distinct("seed"):
         part = [row for row in rows.where(seed=seed) if math.isfinite(row["error"])]

@@ -35,9 +35,7 @@ LARGE_R = 5
 
 @dataclass(frozen=True)
 class ModelScale:
-    """Sizes and seeds of Table 3.1a; nodes of the large graph, of its models, and seeds of Table
-    3.1b.
-    """
+    """Sizes and seeds of Table 3.1a; nodes of the large graph and its models, seeds of 3.1b."""
 
     sizes: tuple[int, ...]
     seeds: int
@@ -127,9 +125,7 @@ def _large(cell: Cell) -> tuple[Graph, str]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Every parameter within a tenth of the truth, and the models' order for the two large
-    graphs.
-    """
+    """Every parameter within a tenth of the truth, and the models' order for two large graphs."""
     found = Claims()
     fits = rows.where(kind="parameter")
     for model, printed in PRINTED.items():
@@ -162,9 +158,7 @@ def _type_claims(name: str, rows: Rows) -> list[Claim]:
 
 
 def _youtube_claims(rows: Rows) -> list[Claim]:
-    """The same of one real graph, where n counts estimates; of a graph that stands for it, also
-    as a claim of ours.
-    """
+    """The same of one real graph, n counting estimates; of a substitute as our own claim."""
     data = rows[0]["data"]
     other, unit = stand_in(YOUTUBE, data), " decades over estimates of this graph"
     theirs = [

@@ -68,9 +68,7 @@ SUBJECTS = {
 
 
 def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:
-    """A graph of ``SUBJECTS`` and in words what it is; with ``nodes`` always a made one of about
-    so many.
-    """
+    """A graph of ``SUBJECTS`` with its description; with ``nodes`` a generated one of that size."""
     subject = SUBJECTS[name]
     for file in () if nodes else subject.files:
         path = outside_file("graphs", file)
@@ -86,16 +84,12 @@ def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:
 
 
 def stand_in(name: str, data: str) -> str:
-    """Why what was measured says nothing of a graph of ``SUBJECTS``: it is another. Empty where
-    it is the graph.
-    """
+    """Why the measured graph is not the one of ``SUBJECTS``; empty if it is."""
     return "" if data == SUBJECTS[name].files[0] else f"measured on another graph, {data}"
 
 
 def largest_component(whole: Graph, name: str, part: int | None) -> tuple[Graph, str]:
-    """The largest component, or one of three ``part``s of it by the distance from one of its
-    nodes; and its name.
-    """
+    """The largest component, or one of three ``part``s of it by distance, and its name."""
     largest = np.bincount(whole.components).argmax()
     start = int(np.flatnonzero(whole.components == largest)[0])
     kept = breadth_first_order(whole.adjacency, start, directed=False, return_predecessors=False)
@@ -108,9 +102,7 @@ def largest_component(whole: Graph, name: str, part: int | None) -> tuple[Graph,
 
 
 def collaboration(nodes: int, seed: int) -> Graph:
-    """Papers of 2 to 6 authors, one for three nodes, its authors near each other: each paper a
-    clique.
-    """
+    """Cliques of 2 to 6 neighbouring authors, one paper for every three nodes."""
     rng = np.random.default_rng(seed)
     pairs = []
     for _ in range(nodes // 3):
@@ -262,9 +254,7 @@ def lanczos_spectra(graph: Graph, depths: Sequence[int], probes: int, seed: int)
 
 
 def gap_count(density: MaxentDensity, graph: Graph) -> tuple[float, float]:
-    """n∫₀^{λ*} p dλ and λ*, in the gap below 1 that is widest in arccos(1 − λ); NaN where none
-    is believed.
-    """
+    """n∫₀^{λ*} p dλ and λ*, in the widest credible gap below 1 in arccos(1 − λ); NaN if none."""
     gaps = find_gaps(density, len(graph), int(graph.components.max()) + 1)
     if not gaps or gaps[0].angle < CELLS * math.pi / (len(density.coefficients) - 1):
         return math.nan, math.nan

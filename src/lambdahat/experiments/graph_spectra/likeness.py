@@ -46,9 +46,7 @@ def cells(config: LikenessScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for every two graphs: the divergence, its error over the probes, and what noise
-    alone would make of it.
-    """
+    """The divergence of every two graphs, its error over the probes, and its noise floor."""
     names = (*COLLABORATIONS, *ROADS, *SOCIAL)
     found = [real_graph(name, cell["nodes"]) for name in names]
     named = [
@@ -111,9 +109,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _unlike(rows: Rows) -> str:
-    """Why these are not the thesis's graphs: none of genes is at hand, and others may stand for
-    its roads.
-    """
+    """Why these are not the thesis's graphs: no gene networks, and substitutes for its roads."""
     data = {name: rows.where(one=name)[0]["data"] for name in COLLABORATIONS + ROADS}
     taken = sorted(
         {found.partition(",")[0] for name, found in data.items() if stand_in(name, found)}

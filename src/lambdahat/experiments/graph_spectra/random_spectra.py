@@ -42,9 +42,7 @@ HISTOGRAM_ROW, KERNEL_ROW = 0, -1  # in place of a number of moments
 
 @dataclass(frozen=True)
 class SpectraScale:
-    """Nodes and seeds of the random graphs; ``moments`` of their spectra and of the
-    semicircle's.
-    """
+    """Nodes and seeds of the random graphs; ``moments`` of their spectra and the semicircle's."""
 
     nodes: int
     seeds: int
@@ -63,9 +61,7 @@ def cells(config: SpectraScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each number of moments: how far the density is from the truth; curves of the
-    first seed.
-    """
+    """The density's distance from the truth by number of moments; curves of the first seed."""
     if cell["graph"] == SEMICIRCLE:
         return [_semicircle(count) for count in cell["orders"]]
     kind, parameter = MODELS[cell["graph"]]
@@ -83,9 +79,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _semicircle(count: int) -> Row:
-    """KL(semicircle‖p) for p with its exact moments, on [0, 1] with centre and radius ½
-    (§3.5.1).
-    """
+    """KL(semicircle‖p), p with its exact moments on [0, 1], centre and radius ½ (§3.5.1)."""
     angles = (np.arange(QUADRATURE) + 0.5) * np.pi / QUADRATURE
     x, weights = np.cos(angles), 2 * np.sin(angles) ** 2 / QUADRATURE
     truth = 4 / np.pi * np.sin(angles)  # of λ = (1 + x)/2
@@ -100,9 +94,7 @@ def _semicircle(count: int) -> Row:
 
 
 def _compared(density: MaxentDensity, values: Array, cell: Cell) -> Row:
-    """Total variation to the histogram at both numbers of bins, and the mass outside of the
-    eigenvalues above 0.
-    """
+    """Total variation to the histogram at both bin counts, and the mass beyond the eigenvalues."""
     count = len(density.coefficients) - 1
     row: Row = {"moments": count, "status": density.status.name}
     for bins in BINS:
@@ -134,9 +126,7 @@ def _histogram(values: Array) -> Row:
 
 
 def _smoothed(values: Array) -> Row:
-    """By which share a Gaussian kernel raises the moments of λ (Theorem 2): ⟨(λ + u)^m⟩/⟨λ^m⟩ −
-    1, m = 2 and 10.
-    """
+    """⟨(λ + u)^m⟩/⟨λ^m⟩ − 1 for m = 2 and 10: a Gaussian kernel raises moments (Theorem 2)."""
     row: Row = {"moments": KERNEL_ROW}
     for order in (2, 10):
         spread = [

@@ -111,9 +111,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def matched(points: Tensor, condition: float) -> tuple[LinearOperator, Tensor, float]:
-    """The kernel matrix whose condition number is nearest, its eigenvalues, and its length
-    scale, by bisection.
-    """
+    """The kernel matrix of the nearest condition number, its eigenvalues, its length scale."""
     low, high = 0.02, 2.0
     for _ in range(14):
         length = math.sqrt(low * high)
@@ -213,9 +211,7 @@ def _dual(alpha: Array, table: Array, wanted: Array) -> tuple[float, Array]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Which method errs least at low and at high condition numbers, and the printed errors
-    themselves.
-    """
+    """Which method errs least at low and at high condition numbers, and the printed errors."""
     found = Claims()
     for printed in PRINTED:
         part = rows.where(condition=printed.condition)
@@ -236,9 +232,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _ordering(rows: Rows, printed: Printed, other: str) -> Claim:
-    """Which of MEMe and another method errs less, as the table has it, by at least half the
-    decades that it prints.
-    """
+    """Whether MEMe or another method errs less, by at least half of the printed decades."""
     mine, theirs = printed.errors[MEME], printed.errors[other]
     told = math.log10(theirs / mine)
     reading = decades(rows.where(method=other), rows.where(method=MEME), "error")

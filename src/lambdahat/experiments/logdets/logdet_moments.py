@@ -122,9 +122,7 @@ LEAST = 0.1  # decades by which an error is to rise or fall
 
 @dataclass(frozen=True)
 class MomentScale:
-    """Sides of the grid, the other matrices, and seeds of the probes; ``sweeps`` are rounds of
-    the classical fit.
-    """
+    """Sides of the grid, the other matrices, probe seeds; ``sweeps`` of the classical fit."""
 
     sides: tuple[int, ...]
     others: tuple[str, ...]
@@ -146,9 +144,7 @@ def cells(config: MomentScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each number of moments and algorithm, on [0, λ_u] with Gershgorin's λ_u
-    (Algorithm 3).
-    """
+    """A row per number of moments and algorithm, on [0, λ_u], λ_u Gershgorin's (Algorithm 3)."""
     found = known(cell)
     bounds = (0.0, found.operator.known_bounds()[1])
     values, stderr = _moments(found, bounds, cell)
@@ -200,9 +196,7 @@ def _reading(density: MaxentDensity, found: Known) -> Row:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Of the grid, with measured moments. Where the thesis tells what the Ecology matrix shows,
-    that is not judged.
-    """
+    """Of the grid, with measured moments; what is said of the Ecology matrix is not judged."""
     main = rows.where(matrix=GRID)
     drawn, last = main.where(probes=_probes(main)), max(COUNTS)
     ours, theirs = drawn.where(by=MEME), drawn.where(by=CLASSICAL)

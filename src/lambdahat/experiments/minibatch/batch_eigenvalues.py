@@ -45,9 +45,7 @@ Points = Sequence[TrainingPoint]
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Every claim, network by network: at the last epoch where it is about one point of
-    training.
-    """
+    """Every claim, network by network, at the last epoch unless it compares epochs."""
     makers: tuple[Callable[[Points], Iterable[Claim]], ...] = (
         _larger,
         _within,
@@ -63,9 +61,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def unlearnt(points: Points) -> str:
-    """Why a network is no trained one: its last loss is near that of guessing. Empty where it is
-    below it.
-    """
+    """Why a network counts as untrained: its last loss is near guessing; "" if below it."""
     loss = points[-1]["loss"]
     return (
         ""
@@ -160,9 +156,7 @@ def _overlap(points: Points) -> Iterator[Claim]:
 
 
 def _near(points: Points, model: str, what: str, words: str, source: str, own: bool) -> Claim:
-    """Batches within one deviation of a prediction: more than AT_ONE of them if it is within one
-    of their mean.
-    """
+    """Batches within one deviation of a prediction: over AT_ONE if it is within one of the mean."""
     reading = mean_of(
         _by_batch(
             points, lambda each: _inside(each, model, what, 1, "measured").astype(float), what
@@ -183,9 +177,7 @@ def _near(points: Points, model: str, what: str, words: str, source: str, own: b
 def _by_batch(
     points: Points, value: Callable[[SizeBatches], NDArray[np.float64]], what: str
 ) -> list[float]:
-    """A value for each batch, its mean over epochs and sizes; those whose batches do not differ
-    are left out.
-    """
+    """A value per batch, its mean over epochs and sizes, without sizes whose batches agree."""
     every = [
         batches for point in points for batches in point.batches if batches.deviation(what) > 0
     ]
@@ -195,9 +187,7 @@ def _by_batch(
 
 
 def _mean(points: Points) -> Iterator[Claim]:
-    """Theorems 14 and 16 as equations for the mean over batches: ln(predicted/measured), mean
-    over batch sizes.
-    """
+    """Theorems 14 and 16 for the mean over batches: ln(predicted/measured), mean over sizes."""
     point = points[-1]
     for model in point.models:
         text = (
@@ -240,9 +230,7 @@ def _mean_ratio(point: TrainingPoint, model: str) -> Reading:
 
 
 def _better(points: Points) -> Iterator[Claim]:
-    """§5.6: the multiplicative noise process gives a better fit; |ln(predicted/measured)| of
-    single batches.
-    """
+    """§5.6: multiplicative noise fits better, by |ln(predicted/measured)| of single batches."""
     for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
         if {better, than} <= set(points[0].models):
             gap = paired_difference(_misses(points, than), _misses(points, better))
@@ -295,9 +283,7 @@ def _variance_grows(points: Points) -> Iterator[Claim]:
 
 
 def _broadens(points: Points) -> Iterator[Claim]:
-    """Figures 5.2 and 5.4: the bulk of a batch's spectrum is wider than that of the full data,
-    mean over epochs.
-    """
+    """Figures 5.2, 5.4: a batch's bulk is wider than the full data's, mean over epochs."""
     found = [
         [
             math.log(width / point["width"]) if width > 0 else math.nan
@@ -420,9 +406,7 @@ def _through_training(groups: Groups) -> Table:
 
 
 def _bulks(groups: Groups) -> Table:
-    """Bulk and outliers of the full data and bulks of batches, at the last epoch (Figures 5.2,
-    5.4, 6.1).
-    """
+    """Bulk and outliers of the full data, bulks of batches, last epoch (Figures 5.2, 5.4, 6.1)."""
     lines = []
     for point in (group[-1] for group in groups):
         edges = " … ".join(
@@ -460,9 +444,7 @@ def _text(value: float, error: float) -> str:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """For each network and operator λ'₁ and overlaps over batch sizes and two spectra; σ²
-    through training for all.
-    """
+    """λ'₁, overlaps and two spectra by network and operator; σ² through training for all."""
     groups = groups_of(rows)
     out = [chart for group in groups for chart in _point_charts(group[-1])]
     variances = tuple(
@@ -540,18 +522,14 @@ def _over_sizes(point: TrainingPoint, what: str) -> tuple[Series, ...]:
 
 @dataclass(frozen=True)
 class EigenScale:
-    """The networks of a scale, and the ``root`` that the seeds of starts, samples and batches
-    derive from.
-    """
+    """The networks of a scale, and the ``root`` of the seeds of starts, samples and batches."""
 
     subjects: tuple[BatchSubject, ...]
     root: int = 0
 
 
 def cells(config: EigenScale) -> list[Cell]:
-    """A cell for each network, epoch and operator. Each trains to its epoch, which costs little
-    beside measuring.
-    """
+    """A cell per network, epoch and operator; training again costs little beside measuring."""
     return [
         {
             "network": subject.network,

@@ -165,9 +165,7 @@ def _stable(setup: Setup) -> Claim:
 
 
 def _dropping(setup: Setup) -> list[Claim]:
-    """Figure 5.7c has "a similar pattern" to 5.7a: a small drop at B = 1,024, and a larger one
-    still at 2,048.
-    """
+    """Figure 5.7c, "a similar pattern" to 5.7a: a small drop at B = 1,024, a larger at 2,048."""
     far, largest, unmet = setup.far, setup.sizes[-1], unlearnt(setup)
     sentence = f"{setup.name}: at α ∝ B the validation error rises by little at B = {far}"
     published = "1.47 % without batch norm, “a similar pattern” with it"
@@ -203,9 +201,7 @@ def _loss(row: dict[str, float]) -> float:
 
 
 def _recovering(setup: Setup) -> list[Claim]:
-    """A WideResNet that oscillates comes back when the rate is reduced, and never reaches the
-    peak performance.
-    """
+    """An oscillating WideResNet recovers at a lower rate, but not to the peak performance."""
     size, unmet = setup.sizes[-1], unlearnt(setup) or smooth(setup)
     source = f"{UNSTABLE}, {setup.figure}"
     part = setup.at(size)
@@ -219,9 +215,7 @@ def _recovering(setup: Setup) -> list[Claim]:
 
 
 def _rule_claims(setup: Setup) -> list[Claim]:
-    """The linear rule against the others, eight times from the reference: the thesis has it of
-    VGG-16 without norm.
-    """
+    """The linear rule against the others at eight times the reference batch size."""
     far, found = setup.far, Claims()
     where, ours = f"{setup.name}, B = {far} from {setup.reference}", setup.normed
     printed = "35.65 against 38.92 %" + (" without batch norm" if ours else "")
@@ -261,9 +255,7 @@ def _linked(setup: Setup) -> Claim:
 
 
 def links_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, float]:
-    """Spearman's rank correlation of distance and error over batch sizes, by seed: those of
-    ``_points``.
-    """
+    """Spearman's rank correlation of distance and error over batch sizes, by seed."""
     return {
         seed: float(spearmanr(*points).statistic) for seed, points in _points(setup, sizes).items()
     }
@@ -305,9 +297,7 @@ def _twins(setups: list[Setup]) -> list[tuple[Setup, Setup]]:
 
 
 def _against(setup: Setup, twin: Setup) -> list[Claim]:
-    """With against without batch norm: the link of distance and error, the rates that train, how
-    far scaling goes.
-    """
+    """With against without batch norm: distance and error, the cost of scaling, largest rates."""
     unmet = unlearnt(setup) or unlearnt(twin)
     common = sorted(set(setup.sizes) & set(twin.sizes))
     links = [
@@ -361,9 +351,7 @@ def largest_rates(setup: Setup) -> dict[int, float]:
 
 
 def unlearnt(setup: Setup) -> str:
-    """Why runs say nothing of scaling: that at the reference errs on more than half itself.
-    Empty where it does not.
-    """
+    """Why scaling is not judged: the baseline run's error exceeds 50 %; "" if it does not."""
     base = over_seeds(setup.at(setup.reference), "error").value
     return (
         ""
@@ -373,9 +361,7 @@ def unlearnt(setup: Setup) -> str:
 
 
 def calm(setup: Setup) -> str:
-    """Why the largest batch says nothing of unstable runs: its error is no higher than the
-    reference's.
-    """
+    """Why the largest batch is not unstable: its error does not exceed the reference's."""
     rise = setup.rise(setup.sizes[-1]).value
     return (
         f"no run is unstable: at B = {setup.sizes[-1]} the error is {rise:+.1f} % off"
@@ -426,9 +412,7 @@ PRINTED_TEST = {"linear": (145.76, 34.64), "square root": (67.44, 37.55)}  # dis
 
 
 def tables(rows: Rows) -> list[Table]:
-    """The ends of all runs of each network, distance against error, and the rates tried at the
-    reference.
-    """
+    """The ends of all runs, distance against error, and the rates tried at the reference."""
     setups = setups_of(rows)
     out = [_runs(setup) for setup in setups]
     lines = [
@@ -501,9 +485,7 @@ def _search(setups: list[Setup]) -> Table:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """For each network the error over batch sizes by rule, over epochs by batch size, and over
-    the distance.
-    """
+    """The error over batch sizes by rule, over epochs by batch size, and over the distance."""
     setups, epochs = setups_of(rows), rows.where(kind="epoch", rule="linear")
     out = []
     for setup in setups:
@@ -638,9 +620,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def _epoch(row: Mapping[str, Any], guess: float) -> Row:
-    """An epoch in our words, errors in per cent. A network that diverged errs as one that
-    guesses, and is nowhere.
-    """
+    """An epoch's row, errors in per cent; a diverged network has chance error and no distance."""
     figures = {
         "training loss": row["loss"],
         "validation loss": row.get("validation_loss"),

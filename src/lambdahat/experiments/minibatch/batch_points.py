@@ -51,9 +51,7 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class BatchCell(Result):
-    """The batches of one size: what their own curvature shows, and what each model predicts of
-    it.
-    """
+    """The batches of one size: their measured curvature and each model's prediction."""
 
     measured: BatchEigenvalues
     predictions: Mapping[str, BatchPrediction] = field(default_factory=dict)
@@ -69,9 +67,7 @@ class BatchCell(Result):
         return effective_batch(self.batch_size, self.measured.population)
 
     def values(self, what: str) -> Array:
-        """The "largest" or "smallest" eigenvalue or the "overlaps" |φ̂₁ᵀφ₁|² of every batch,
-        (n,).
-        """
+        """The "largest" or "smallest" eigenvalue, or "overlaps" |φ̂₁ᵀφ₁|², of every batch, (n,)."""
         found: Array = getattr(self.measured, what)[:, 0]
         return found
 
@@ -91,9 +87,7 @@ class BatchCell(Result):
         ]
 
     def spread(self, model: str, end: str) -> float:
-        """The standard deviation of one batch about the prediction: between batches, and of the
-        prediction itself.
-        """
+        """The standard deviation of one batch about the prediction, including the prediction's."""
         told = self.predictions[model]
         error = float(self.predicted(model, end).stderr)
         return math.hypot(told.spread if end == "largest" else told.smallest_spread, _known(error))
@@ -165,9 +159,7 @@ class CurvaturePoint(Result):
         return tuple(self.cells[0].predictions)
 
     def predicted(self) -> CurvaturePoint:
-        """The same with the predictions of every model, and without the samples' own figures, by
-        far the most of it.
-        """
+        """The same with every model's predictions and without the bulky per-sample figures."""
         sources: dict[str, tuple[Spectrum | Eigenpairs, Estimate | DirectionalVariance]] = {
             "additive": (self.pairs, self.variance),
             "multiplicative": (self.spectrum, self.variance),
@@ -257,9 +249,7 @@ def training_stops(
     device: Device,
     make: Callable[[nn.Module, float], Optimizer] = sgd,
 ) -> Iterator[tuple[int, Problem]]:
-    """The network's problem after each of ``subject.epochs``, by the optimiser of ``make`` on
-    batches of 128.
-    """
+    """The network's problem after each of ``subject.epochs``, trained on batches of 128."""
     start, data = derived_seed(seed, subject.network), _full_data(subject, split, seed, device)
     model = make_model(
         subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options
@@ -291,9 +281,7 @@ def _full_data(
 
 
 def cut(x: Tensor, model: str) -> Tensor:
-    """The middle of images (n, C, H, W) that are larger than what LeNet-5 takes; of other
-    networks' all.
-    """
+    """The centre of images (n, C, H, W) that are too large for LeNet-5; others as they are."""
     if model != "lenet5" or x.shape[-1] == SIDE:
         return x
     edge = (x.shape[-1] - SIDE) // 2
@@ -372,9 +360,7 @@ SPECTRA = 4  # batches whose whole spectrum is seen
 def measure_point(
     subject: BatchSubject, epoch: int, problem: Problem, seed: int, spectra: int = SPECTRA
 ) -> Iterator[CurvaturePoint]:
-    """A network at one epoch through Hessian and GGN, without predictions; the whole spectrum of
-    so many batches.
-    """
+    """A network at one epoch through Hessian and GGN, with ``spectra`` batch spectra."""
     effort, stream = subject.effort, derived_seed(seed, subject.network, epoch)
     samples = None if effort.samples is None else min(effort.samples, problem.num_samples)
     elements = variance(problem, effort.probes, stream, samples)
@@ -479,9 +465,7 @@ def _pairs(
 
 
 def _without_vectors(pairs: Eigenpairs) -> Eigenpairs:
-    """The same for a file: the vectors of a large network are gigabytes, and nothing further
-    needs them.
-    """
+    """The pairs without vectors, which take gigabytes for a large network and are not needed."""
     return Eigenpairs(
         pairs.values,
         pairs.vectors[:, :0].cpu(),
@@ -556,9 +540,7 @@ def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
 
 
 def _told(cell: BatchCell) -> Row:
-    """What each model predicts, with the error of the prediction and the spread of one batch
-    about it.
-    """
+    """Each model's prediction, its error, and the spread of one batch about it."""
     found: Row = {}
     for model in cell.predictions:
         for what in SEEN:

@@ -54,9 +54,7 @@ OPTIMIZERS = ("SGD", "KFAC")
 
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
-    """A row for every point, and one for the batches of each size there, which keeps a store of
-    many runs small.
-    """
+    """A row per point and one per batch size there, which keeps a store of many runs small."""
     return [_short(row) for point in points for row in (_point_row(point), *_sizes(point))]
 
 
@@ -107,9 +105,7 @@ def _point_row(point: CurvaturePoint) -> Row:
 
 @dataclass(frozen=True)
 class Courses:
-    """The runs of one network by one optimiser, seen through one operator: the points of each
-    seed by epoch.
-    """
+    """The runs of one network and optimiser through one operator: points by seed and epoch."""
 
     optimizer: str
     seeds: dict[int, list[TrainingPoint]]
@@ -173,9 +169,7 @@ def excess(point: TrainingPoint) -> float:
 
 
 def distance(batches: SizeBatches, model: str) -> float:
-    """|predicted − mean of the batches| over their standard deviation; NaN where they do not
-    differ.
-    """
+    """|predicted − mean of the batches| over their standard deviation; NaN if that is 0."""
     spread = batches.deviation("largest")
     gap = abs(batches.told(model, "largest").value - batches.mean("largest").value)
     return gap / spread if spread > 0 else math.nan
@@ -203,9 +197,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def unlearnt(courses: Courses) -> str:
-    """Why these are no trained networks: of how many seeds the last loss is that of guessing.
-    Empty where of none.
-    """
+    """How many seeds end near the loss of guessing, as a reason not to judge; "" if none."""
     losses = [points[-1]["loss"] for points in courses.seeds.values()]
     missed = sum(not loss < LEARNT for loss in losses)
     return (
@@ -251,9 +243,7 @@ def _excess_ratio(point: TrainingPoint) -> float:
 
 
 def _diverges(courses: Courses) -> Iterator[Claim]:
-    """§5.6: the batches' extremal eigenvalues are expected to diverge from the full data's
-    during training.
-    """
+    """§5.6: the batches' extremal eigenvalues diverge from the full data's during training."""
     moved = courses.by_seed(lambda points: excess(points[-1]) - excess(points[0]))
     text = (
         f"the mean λ₁ of batches of {near_claimed(courses.first[-1]).size} moves away from the full"
@@ -315,16 +305,12 @@ def _better(courses: Courses) -> Iterator[Claim]:
 def _over_epochs(
     points: Sequence[TrainingPoint], model: str, measure: Callable[[SizeBatches, str], float]
 ) -> float:
-    """How far a model is from the batches of the thesis's size, mean over the epochs where that
-    can be told.
-    """
+    """How far a model is from the batches of the thesis's size, mean over epochs."""
     return mean_of([abs(measure(near_claimed(point), model)) for point in points]).value
 
 
 def _compared(every: Sequence[Courses]) -> Iterator[Claim]:
-    """KFAC's curvature against SGD's at the last epoch, from the same starts; the thesis draws
-    both, without words.
-    """
+    """KFAC's curvature against SGD's at the last epoch; the thesis draws both without comment."""
     by_place = {(courses.name, courses.optimizer): courses for courses in every}
     for (name, optimizer), ours in by_place.items():
         other = by_place.get((name, "SGD"))
@@ -344,9 +330,7 @@ def _last(points: Sequence[TrainingPoint], column: str) -> float:
 
 
 def tables(rows: Rows) -> list[Table]:
-    """The full data through training; batches and predictions through training; shares within
-    deviations.
-    """
+    """The full data, batches and predictions through training; shares within deviations."""
     every = courses_of(rows)
     return [_full(every), *_batches(every), _shares(every)]
 
@@ -471,9 +455,7 @@ def _shown(values: Sequence[float]) -> str:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """For each network and operator λ₁ of full data, batches and predictions through each
-    training, and both's σ.
-    """
+    """λ₁ of full data, batches and predictions through each training, and σ of both."""
     every = courses_of(rows)
     out = [_largest(courses) for courses in every]
     for name in dict.fromkeys(courses.name for courses in every):
@@ -520,9 +502,7 @@ def _series(courses: Courses, name: str, value: Callable[[TrainingPoint], float]
 
 @dataclass(frozen=True)
 class CourseScale:
-    """The networks of a scale, each trained from ``seeds`` starts by SGD at its own rate and by
-    KFAC at these.
-    """
+    """Networks, each trained from ``seeds`` starts by SGD at its own rate and by KFAC."""
 
     subjects: tuple[BatchSubject, ...]
     seeds: int
@@ -551,9 +531,7 @@ def _pair(config: CourseScale, subject: BatchSubject, seed: int) -> tuple[Cell, 
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """At each stop and for each operator a row for the full data, and one with predictions for
-    each batch size.
-    """
+    """At each stop and operator a row for the full data and one per batch size."""
     subject = subject_through(cell, tuple(cell["operators"]))
     make = sgd if cell["optimizer"] == "SGD" else partial(kfac, damping=cell["damping"])
     rows: list[Row] = []

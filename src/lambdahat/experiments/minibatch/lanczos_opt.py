@@ -75,9 +75,7 @@ class Softmax:
         return times
 
     def judged(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss and share of wrong answers, (S, R) each, in float64; both are NaN where the
-        loss is not finite.
-        """
+        """Mean loss and error rate, (S, R) each, in float64; NaN where the loss is not finite."""
         logits = self.logits(vectors)
         loss = (logits.logsumexp(-1) - (logits * self.targets.unsqueeze(2)).sum(-1)).mean(
             1, dtype=torch.float64
@@ -87,9 +85,7 @@ class Softmax:
 
 
 class StackedKrylov(NamedTuple):
-    """Orthonormal ``basis`` (S, R, m, P), the Ritz ``values`` (S, R, m) ≥ 0 and their vectors in
-    it (S, R, m, m).
-    """
+    """Orthonormal ``basis`` (S, R, m, P), Ritz ``values`` (S, R, m) ≥ 0, ``turn`` (S, R, m, m)."""
 
     basis: Tensor
     values: Tensor
@@ -97,9 +93,7 @@ class StackedKrylov(NamedTuple):
 
 
 def krylov(product: Callable[[Tensor], Tensor], start: Tensor, pairs: int) -> StackedKrylov:
-    """``pairs`` Lanczos steps for all from ``start`` (S, R, P), made orthogonal to the whole
-    basis twice a step.
-    """
+    """``pairs`` Lanczos steps from ``start`` (S, R, P), fully reorthogonalised twice a step."""
     basis = start.new_zeros(*start.shape[:2], pairs, start.shape[2])
     alpha = torch.zeros(*start.shape[:2], pairs, dtype=torch.float64, device=start.device)
     beta = torch.zeros_like(alpha)
@@ -165,9 +159,7 @@ BySeed = dict[int, float]
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """What is said of δ and of η, from the errors after the last step; differences are paired
-    over seeds.
-    """
+    """The effects of δ and η on the final errors, paired over seeds."""
     last = _last(rows).where(method=METHOD)
     dampings, etas = _grid(last)
     low, high, first, strong = min(dampings), max(dampings), min(etas), max(etas)
@@ -280,9 +272,7 @@ def _cell(rows: Rows, measure: str) -> str:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Heat maps of both errors over δ and η (Figure 6.4), and the test error on the way at each
-    δ (Figure 6.2).
-    """
+    """Both errors over δ and η (Figure 6.4), and the test error over steps by δ (Figure 6.2)."""
     grid, out = rows.where(method=METHOD), []
     dampings, etas = _grid(grid)
     last = _last(grid)
@@ -353,9 +343,7 @@ SCALES = {
 
 
 def rows_at(setting: LanczosSetting, seed: int, device: torch.device | str = "cpu") -> list[Row]:
-    """The grid of dampings δ and factors η, and gradient descent: a row for every run at every
-    look.
-    """
+    """All dampings δ and factors η, and gradient descent: a row per run and look."""
     return rows_of(setting.dampings, *trained(setting, seed, None, device))
 
 
@@ -390,9 +378,7 @@ def trained(
     split: Split | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[tuple[int, ...], dict[str, Tensor]]:
-    """When it was measured, and the measures (looks, S, R); ``split`` replaces the scale's own
-    data set.
-    """
+    """The steps of the looks and the measures (looks, S, R); ``split`` replaces the data set."""
     split = split or load(setting.data)
     require(
         setting.samples <= len(split.train[0]),

@@ -149,9 +149,7 @@ def _constant(frontier: Frontier, rule: RateRule) -> Claim:
 
 
 def _predicted(frontier: Frontier, rule: RateRule) -> Claim:
-    """Ours: Eq. 5.34 guarantees a fall of the loss below 2/λ₁, and the thesis calls it
-    pessimistic.
-    """
+    """Ours: below 2/λ₁ the loss falls by Eq. 5.34, which the thesis calls pessimistic."""
     limit = "2/λ₁" if frontier.optimizer == "sgd" else "the momentum-aware limit"
     sentence = (
         f"{name_of(frontier)}: the largest stable rate is {limit} of a batch ({rule.point}), within"
@@ -164,9 +162,7 @@ def _predicted(frontier: Frontier, rule: RateRule) -> Claim:
 def factor_claim(
     sentence: str, source: str, frontier: Frontier, expected: Mapping[int, float]
 ) -> Claim:
-    """That edges are as expected by batch size, within a factor 2 at every one: log₂ of the
-    worst ratio.
-    """
+    """That edges are within a factor 2 of the expected ones: log₂ of the worst ratio."""
     found = [
         (size, mean_of((edges / expected[size]).log2().tolist()))
         for size, edges in zip(frontier.batch_sizes, frontier.edges, strict=True)
@@ -233,9 +229,7 @@ def _adam_rule(runs: ScalingRuns) -> Claim:
 
 
 def _later(runs: ScalingRuns, frontier: Frontier) -> Claim:
-    """Figure 5.7b: rates that lower the loss at first become unstable later. A run that diverged
-    has a guess's loss.
-    """
+    """Figure 5.7b: rates that lower the loss at first become unstable later."""
     sentence = (
         f"{runs.network}, momentum: a rate that trains in the steps of the search is unstable later"
     )
@@ -301,9 +295,7 @@ def better_claim(
 
 
 def unlearnt(runs: ScalingRuns) -> str:
-    """Why runs say nothing of scaling: that which is scaled errs on more than half itself. Empty
-    where it does not.
-    """
+    """Why scaling is not judged: the baseline run's error exceeds 50 %; "" if it does not."""
     base = mean_of(
         [value for rule in runs.rules for value in errors_of(runs, rule, runs.reference).values()]
     ).value
@@ -340,9 +332,7 @@ def _linked(runs: ScalingRuns) -> Reading:
 
 
 def rule_slope(rule: RateRule, optimizer: str) -> float:
-    """The slope of the rule's own rates up to its threshold; NaN if too few batch sizes lie
-    there.
-    """
+    """The slope of the rule's own rates up to its threshold; NaN with too few batch sizes."""
     inside = torch.tensor([size <= rule.turning(optimizer) for size in rule.batch_sizes])
     if int(inside.sum()) < FEWEST:
         return math.nan
@@ -368,9 +358,7 @@ FIGURES = {
 
 
 def tables(rows: Rows) -> list[Table]:
-    """Stable rates and slopes of each network, λ₁ of its batches, and the runs under scaling
-    rules.
-    """
+    """Stable rates and slopes by network, λ₁ of batches, and the runs under scaling rules."""
     frontiers, rules, scaling = frontiers_of(rows), rules_of(rows), scaling_of(rows)
     networks = dict.fromkeys(frontier.network for frontier in frontiers)
     out = [
@@ -406,9 +394,7 @@ def _allowed(rule: RateRule, size: int) -> str:
 
 
 def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
-    """Where the growth ends by the rule and by the edges themselves, and the slopes on either
-    side of it.
-    """
+    """Where growth ends, by the rule and by the edges, and the slopes on either side."""
     lines = []
     for frontier in frontiers:
         own = [rule for rule in rules if rule.network == frontier.network]
@@ -459,9 +445,7 @@ def _curvature(rule: RateRule) -> Table:
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Stable rates over batch sizes with the rule's, errors under each scaling rule, and error
-    over distance.
-    """
+    """Stable rates with the rule's, errors under each scaling rule, error over distance."""
     frontiers, rules, out = frontiers_of(rows), rules_of(rows), []
     for network in dict.fromkeys(frontier.network for frontier in frontiers):
         edges = [
@@ -502,9 +486,7 @@ def edge_series(frontier: Frontier, name: str) -> Series:
 
 
 def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
-    """Over batch sizes under each rule validation error and training loss, and the error over
-    the distance.
-    """
+    """Validation error and training loss over batch sizes, and error over distance, by rule."""
     out = []
     for runs in scaling:
         figures = FIGURES[runs.optimizer, runs.scaled]
@@ -620,9 +602,7 @@ SCALES: dict[str, tuple[EdgeSubject, ...]] = {
 
 
 def rule_of(ground: PreparedSubject, point: str, seed: int) -> RateRule:
-    """The rule "at the start", or "trained" by as many steps of SGD at half its largest stable
-    rate.
-    """
+    """The rule "at the start", or "trained" by SGD at half its largest stable rate."""
     require_choice(point, "point", POINTS)
     if point == "at the start":
         return rule_at(ground, start_of(ground), point, seed)
@@ -726,9 +706,7 @@ ASSUMPTIONS = sentences(f"""
 
 @dataclass(frozen=True)
 class RateScale:
-    """The networks of a scale, and the ``root`` that the seeds of their starts, samples and
-    batches derive from.
-    """
+    """The networks of a scale, and the ``root`` of the seeds of starts, samples and batches."""
 
     subjects: tuple[EdgeSubject, ...]
     root: int = 0

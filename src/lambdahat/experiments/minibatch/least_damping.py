@@ -108,9 +108,7 @@ def claims_of(
 
 
 def _rule_claims(where: str, frontier: Frontier, rule: RateRule) -> list[Claim]:
-    """That the least damping is Eq. 5.36's, and that of our rule, which takes what batches add
-    to λ₁ instead of Pσ².
-    """
+    """That the least damping is Eq. 5.36's, and that of our rule by measured batch curvature."""
     kind = "heavy ball's at rate α/ε" if frontier.optimizer == "adam" else "α(λ₁(B) − λ₁)/2"
     sentence = f"{where}: the least damping is {kind}, λ₁(B) of batches, within a factor 2"
     expected = by_size(rule, expected_damping(rule, frontier.optimizer))
@@ -168,9 +166,7 @@ def _dampings(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateR
 
 
 def _expected(rule: RateRule, frontiers: Sequence[Frontier]) -> dict[str, dict[int, float]]:
-    """The dampings that are compared, by batch size: Eq. 5.36 with Pσ² and with τ², and with
-    what batches add to λ₁.
-    """
+    """Dampings by batch size: Eq. 5.36 with Pσ² and τ², and by what batches add to λ₁."""
     models = {"additive": "Eq. 5.36, Pσ²", "directional": "τ² for Pσ²"}
     told = {
         name: by_size(rule, rule.dampings(RATE, model))
@@ -292,9 +288,7 @@ def least_kfac_damping(
 def _largest_learning(
     ground: PreparedSubject, seed: int, size: int, row: tuple[int, Tensor], first: list[float]
 ) -> Tensor:
-    """Whether one seed's network learns at each 1/δ: from the largest down, for what passes
-    below it plays no part.
-    """
+    """Whether one seed's network learns at each 1/δ, from the largest down to the first."""
     index, inverse = row
     passed = torch.zeros(len(inverse), dtype=torch.bool)
     for column in reversed(range(len(inverse))):
@@ -424,18 +418,14 @@ ASSUMPTIONS = sentences(f"""
 
 @dataclass(frozen=True)
 class DampingScale:
-    """The networks of a scale, and the ``root`` that the seeds of their starts, samples and
-    batches derive from.
-    """
+    """The networks of a scale, and the ``root`` of the seeds of starts, samples and batches."""
 
     subjects: tuple[EdgeSubject, ...]
     root: int = 0
 
 
 def cells(config: DampingScale) -> list[Cell]:
-    """For each network: an optimiser's least damping at one batch size, the rule, and an
-    optimiser's scaled runs.
-    """
+    """An optimiser's least damping at one batch size, the rule, the scaled runs, by network."""
     found: list[Cell] = []
     for subject in config.subjects:
         whole = asdict(subject) | {"root": config.root}

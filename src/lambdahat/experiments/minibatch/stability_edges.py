@@ -111,9 +111,7 @@ def _narrowed(
 
 @dataclass(frozen=True)
 class Frontier(Result):
-    """The edges (sizes, S) of one quantity over batch sizes and seeds, for one network,
-    optimiser and criterion.
-    """
+    """Edges (sizes, S) over batch sizes and seeds for one network, optimiser and criterion."""
 
     network: str
     optimizer: str
@@ -132,9 +130,7 @@ class Frontier(Result):
         return float(self.centre()[self.batch_sizes.index(batch_size)])
 
     def stderr(self) -> Tensor:
-        """Their relative standard errors: of the logarithm over seeds, and of the last section;
-        NaN for one seed.
-        """
+        """Relative standard errors, over seeds and from the last section; NaN for one seed."""
         logs, found = self._logs()
         count = found.sum(1)
         around = (logs - (logs.sum(1) / count)[:, None]).where(found, 0.0).square().sum(1)
@@ -155,9 +151,7 @@ class Frontier(Result):
         return text if known == seeds else f"{text} ({known} of {seeds} seeds; {_counted(missing)})"
 
     def _missing(self, place: int) -> dict[str, int]:
-        """How many seeds have no edge, by what ``largest_passing`` says of them; the least of a
-        value 1/v is 0.
-        """
+        """How many seeds have no edge, by reason; an edge of a reciprocal can be 0."""
         edges = self.edges[place]
         counts = {
             "nothing is steady" if self.criterion == "steady" else "nothing trains": int(
@@ -174,9 +168,7 @@ class Frontier(Result):
         return logs.where(logs.isfinite(), 0.0), logs.isfinite()
 
     def slope(self, low: float = 0, high: float = math.inf) -> Reading:
-        """d log edge/d log B over the batch sizes in [low, high], mean over seeds; NaN with too
-        few sizes or seeds.
-        """
+        """d log edge/d log B over batch sizes in [low, high], mean over seeds; NaN with too few."""
         inside = [low <= size <= high for size in self.batch_sizes]
         logs = torch.tensor(self.batch_sizes, dtype=torch.float64).log()[inside]
         found = []
@@ -244,9 +236,7 @@ class StackedSettings:
 
 
 class StackedRule:
-    """SGD, SGD with momentum 0.9 or Adam, as torch has them, on stacked parameters; every cell
-    has a rate and an ε.
-    """
+    """SGD, SGD with momentum 0.9, or Adam on stacked parameters, with a rate and an ε each."""
 
     def __init__(self, parameters: Sequence[Tensor], settings: StackedSettings) -> None:
         require_choice(settings.optimizer, "optimizer", OPTIMIZERS)
@@ -391,9 +381,7 @@ class Cells:
 def _batches(
     seeds: int, samples: int, batch_size: int, steps: int, seed: int, device: torch.device
 ) -> Iterator[Tensor]:
-    """Indices (S, B), step by step; what is left of an epoch after its whole batches is not
-    used.
-    """
+    """Indices (S, B), step by step; an incomplete last batch of an epoch is dropped."""
     whole, done = samples // batch_size, 0
     for epoch in range(-(-steps // whole)):
         orders = [
@@ -444,9 +432,7 @@ def subject_of(cell: Mapping[str, Any]) -> EdgeSubject:
 
 @dataclass(frozen=True)
 class PreparedSubject:
-    """A subject made ready on a device: a network for every seed, its training samples, and the
-    test samples.
-    """
+    """A subject on a device: a network for every seed, its training and its test samples."""
 
     subject: EdgeSubject
     models: list[nn.Module]
@@ -466,9 +452,7 @@ class PreparedSubject:
 def prepared(
     subject: EdgeSubject, splits: Mapping[str, Split], seed: int, device: torch.device | str
 ) -> PreparedSubject:
-    """The subject's data, from ``splits`` where given there, and networks; images are cut to the
-    size LeNet-5 takes.
-    """
+    """The subject's data, from ``splits`` if given there, and its networks."""
     split = splits.get(subject.data) or load_split(subject.data)
     (x, y), (x_test, y_test) = split
     require(
@@ -649,9 +633,7 @@ class RateRule(Result):
         return torch.tensor(found, dtype=torch.float64)
 
     def excess(self, by: str = "measured") -> Tensor:
-        """What a batch adds to λ₁ (sizes,), as the batches show it or as a model predicts it; no
-        less than 0.
-        """
+        """What a batch adds to λ₁ (sizes,), measured or as a model predicts; at least 0."""
         batch = self.measured.mean(1) if by == "measured" else self.predicted[by]
         return (batch - self.full).clamp_min(0.0)
 
@@ -684,9 +666,7 @@ class RateRule(Result):
 
 
 def rule_at(ground: PreparedSubject, problem: Problem, point: str, seed: int) -> RateRule:
-    """Everything the rule needs, at the parameters of a problem over the ground's training
-    samples.
-    """
+    """The rate rule at the parameters of a problem over the subject's training samples."""
     pairs = eigenpairs(hessian(problem), PAIRS, tol=1e-3, seed=seed)
     samples = min(VARIANCE_SAMPLES, problem.num_samples)
     noise: dict[str, Noise] = {
@@ -718,9 +698,7 @@ def start_of(ground: PreparedSubject) -> Problem:
 
 
 def trained_from(ground: PreparedSubject, rate: float, seed: int) -> Problem:
-    """The first seed's network after the subject's steps of SGD at a rate, on batches of the
-    reference size.
-    """
+    """The first seed's network after SGD at a rate, on batches of the reference size."""
     subject = ground.subject
     cells = Cells(ground.models[:1], ground.train, StackedSettings("sgd", torch.tensor([[rate]])))
     cells.train(subject.reference, subject.steps, seed, f"{subject.network}, a trained point")
