@@ -8,7 +8,11 @@ are told in documents.py. Commands: test_commands.py.
 import contextlib
 import importlib.util
 import io
+import json
+import math
 import re
+import warnings
+from collections import Counter
 
 import pytest
 
@@ -16,14 +20,6 @@ import lambdahat as lh
 from lambdahat.cli import exits
 from lambdahat.results import Status
 from tests.documents import DOCS, PAGES, assert_alike, blocks, empty_folder
-
-
-def preamble(page):
-    """What a page takes for granted: the README a model and data of the reader's own."""
-    if page.name != "README.md":
-        return {}
-    x, y = lh.data.digits()
-    return {"model": lh.models.mlp([64, 4, 10]), "data": (x[:100], y[:100])}
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_is_shown(page, folder):
-    namespace = {"__name__": "documentation", **preamble(page)}
+    namespace = {"__name__": "documentation"}
     for kind, body, note, shown in blocks(page):
         if kind != "python" or note.startswith("skip: "):
             continue
@@ -60,6 +56,71 @@ def test_the_first_page_leads_to_every_page():
     linked = set(re.findall(r"\]\(([\w/-]+\.md)", (DOCS / "index.md").read_text(encoding="utf-8")))
     assert len(navigation) > 40
     assert set(navigation) - linked == {"index.md"}
+
+
+def test_the_navigation_has_its_groups():
+    navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    navigation = navigation.split("nav:\n")[1].split("exclude_docs:")[0]
+    groups = re.findall(r"^  - ([\w-]+):$", navigation, re.MULTILINE)
+    assert groups == ["Start", "How-to", "Understand", "Results", "Reference", "Decisions"]
+
+
+QUESTIONS = {
+    "What is the top Hessian eigenvalue of my ResNet?": "top-eigenvalue",
+    "What is the learning coefficient of my transformer?": "transformer-coefficient",
+    "Which learning rate can I use?": "learning-rate",
+    "How does sharpness change during training?": "sharpness-during-training",
+    "How do two checkpoints compare?": "compare-checkpoints",
+    "What does NOT_A_MINIMUM mean?": "not-a-minimum",
+}
+STOP_WORDS = {"a", "can", "do", "does", "how", "i", "is", "my", "of", "the", "what", "which"}
+
+
+def words(text):
+    """The search terms of a text: lower case, without markup, punctuation and stop words."""
+    tokens = re.split(r"[\s-]+", re.sub(r"<[^>]*>", " ", text).lower())
+    trimmed = (re.sub(r"^\W+|\W+$", "", token) for token in tokens)
+    return [word for word in trimmed if word and word not in STOP_WORDS]
+
+
+def rank(sections, query, boosts):
+    """Sections of the site's search index by BM25 over their fields, as lunr.js scores them."""
+    scores = dict.fromkeys((section["location"] for section in sections), 0.0)
+    for field, boost in boosts.items():
+        counts = {s["location"]: Counter(words(s.get(field) or "")) for s in sections}
+        mean = sum(map(Counter.total, counts.values())) / len(counts)
+        for term in words(query):
+            matches = sum(term in count for count in counts.values())
+            rarity = math.log(1 + abs((len(counts) - matches + 0.5) / (matches + 0.5)))
+            for location, count in counts.items():
+                length = 1.2 * (0.25 + 0.75 * count.total() / mean)
+                scores[location] += boost * rarity * 2.2 * count[term] / (length + count[term])
+    return sorted(scores, key=scores.__getitem__, reverse=True)
+
+
+@pytest.fixture(scope="session")
+def search_index(tmp_path_factory):
+    """The search index of the site, built without the reference, which takes most of the time."""
+    mkdocs_config = pytest.importorskip("mkdocs.config")
+    from mkdocs.commands.build import build
+
+    site = tmp_path_factory.mktemp("site")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        build(
+            mkdocs_config.load_config(
+                str(DOCS.parent / "mkdocs.yml"), site_dir=str(site), plugins=["search"]
+            )
+        )
+    return json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+
+
+def test_questions_find_their_pages_first(search_index):
+    boosts = {"title": 1000.0, "text": 1.0}  # those of the theme's index
+    for question, page in QUESTIONS.items():
+        assert (DOCS / f"{page}.md").read_text(encoding="utf-8").startswith(f"# {question}\n")
+        first = rank(search_index["docs"], question, boosts)[0]
+        assert first.split("#")[0] == f"{page}/", question
 
 
 def test_exit_codes_are_those_of_the_command():
