@@ -22,7 +22,7 @@ from lambdahat.experiments import published
 from lambdahat.experiments.kit.claims import BARRIERS, FAILS, HOLDS, MISSING, VERDICTS, Verdict
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings
 from lambdahat.experiments.kit.store import Store, stores_in
-from lambdahat.report.configurations import in_short
+from lambdahat.report.sections import in_short
 from lambdahat.report.style import sentence
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"

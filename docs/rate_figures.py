@@ -26,7 +26,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     rules_of,
     scaling_of,
 )
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from lambdahat.report.style import (
     AMBER,
     BLUE,

@@ -13,7 +13,7 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat.experiments import Store, find
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"

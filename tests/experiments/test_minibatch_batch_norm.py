@@ -24,7 +24,7 @@ from lambdahat.experiments.minibatch.batch_norm_rates import (
     slopes_of,
     trajectory,
 )
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from tests.experiments.minibatch_made import assert_same_rows, whole
 
 SEEDS = 6

@@ -35,7 +35,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     scaling_rows,
 )
 from lambdahat.randommatrix import predict
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from lambdahat.results import Eigenpairs, Estimate
 from tests.experiments.minibatch_made import assert_same_rows, whole
 

@@ -32,7 +32,7 @@ from lambdahat.experiments.minibatch.batch_points import (
     training_stops,
 )
 from lambdahat.randommatrix import effective_batch
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from tests.experiments.minibatch_made import N, cell, point, whole
 
 TEN = np.arange(10.0)  # mean 4.5, deviation √(55/6)

@@ -25,7 +25,7 @@ from lambdahat.experiments.minibatch.eigenvalues_through_training import (
     rows_of,
 )
 from lambdahat.optim import KFAC
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from tests.experiments.minibatch_made import assert_same_rows, cell, point, whole
 
 TEN = np.arange(10.0) - 4.5  # mean 0

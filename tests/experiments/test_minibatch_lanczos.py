@@ -25,7 +25,7 @@ from lambdahat.models import softmax_regression
 from lambdahat.operators import hessian
 from lambdahat.optim import LanczosNewton
 from lambdahat.problem import Problem
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 
 CLASSES, INPUTS, SAMPLES = 3, 4, 30
 

@@ -42,7 +42,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
 )
 from lambdahat.operators import hessian
 from lambdahat.randommatrix import largest_stable_rate
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from tests.experiments.minibatch_made import assert_same_rows, whole
 
 TINY = EdgeSubject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})

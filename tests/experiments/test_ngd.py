@@ -41,7 +41,7 @@ from lambdahat.experiments.ngd.training import (
     upto,
 )
 from lambdahat.experiments.ngd.vs_sgd import TINY
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw
 from tests.documents import ROOT
 
 EXPERIMENTS = [name for name in published.PLACES if name.startswith("ngd-")]

@@ -9,9 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from lambdahat.report.matplotlib_charts import draw
-from lambdahat.report.page import write_page
-from lambdahat.report.page_tables import grid
+from lambdahat.report.figures import draw
+from lambdahat.report.page import grid, write_page
 from lambdahat.report.plotly_charts import COLOURS, describe_chart, figure_of
 from lambdahat.report.sections import Section
 from lambdahat.results.charts import Chart, Heat, Series

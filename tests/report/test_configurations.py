@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lambdahat.report.configurations import in_full, in_short
+from lambdahat.report.sections import in_full, in_short
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 
 from lambdahat.experiments.kit.claims import VERDICTS, Table, Verdict
 from lambdahat.experiments.kit.runner import sweep
-from lambdahat.report.page import page, page_of_stores, write_page
-from lambdahat.report.page_markup import ASSETS
+from lambdahat.report.page import ASSETS, page, page_of_stores, write_page
 from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.sections import Card, Section, saved_in, section_of_store
 from lambdahat.report.style import sentence

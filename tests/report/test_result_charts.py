@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import lambdahat as lh
-from lambdahat.report.figures import plot
-from lambdahat.report.matplotlib_charts import draw
-from lambdahat.report.page_markup import slug
+from lambdahat.report.figures import draw, plot
+from lambdahat.report.page import slug
 from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.sections import fields_table, section_of_result, tables_of
 from lambdahat.results import Estimate, Result, Status

@@ -17,8 +17,7 @@ from lambdahat.cli.reproduce import say_errors, say_notes, show, write_tables
 from lambdahat.experiments.kit.experiment import Experiment, findings
 from lambdahat.experiments.kit.runner import sweep
 from lambdahat.experiments.ngd.digits import EXPERIMENT
-from lambdahat.report.figures import save_figure
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.figures import draw, save_figure
 from lambdahat.report.page import page_of_stores
 
 SCALE = "cpu"

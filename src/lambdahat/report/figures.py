@@ -1,25 +1,545 @@
-"""``plot``: a figure of any result, from the result alone."""
+"""``plot``: the charts of a result, drawn with matplotlib."""
 
 from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lambdahat._core.check import describe, require
 from lambdahat._core.storage import write_atomically
 from lambdahat.report import coefficient_charts, run_charts, spectral_charts  # noqa: F401  (registers the charts)
-from lambdahat.report.matplotlib_charts import draw, size_of
-from lambdahat.report.style import new_figure, tidy
-from lambdahat.results.charts import Chart, charts_of
+from lambdahat.report.style import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    MARKED,
+    PURPLE,
+    SKY,
+    TEXTED,
+    VERMILION,
+    is_field,
+    look_of,
+    minus,
+    names_of,
+    new_figure,
+    place_text,
+    side_by_side,
+    text_colour,
+    tidy,
+)
+from lambdahat.results import Array
+from lambdahat.results.charts import Chart, Heat, Series, charts_of
 from lambdahat.results.measurement import Measurement
 from lambdahat.training.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+PALETTE = (BLUE, VERMILION, GREEN, PURPLE, AMBER, SKY)  # in the order of COLOURS
+SHADES = "cividis"  # even in lightness, and the same to colour-blind readers
+# of those that share a colour
+DASHES = ("-", "--", ":", "-.")
+SYMBOLS = ("o", "s", "^", "X")
+HATCHES = ("", "//", "xx", "..")
+MARKS: dict[str, dict[str, Any]] = {
+    "hollow": {"marker": "o", "markerfacecolor": "white", "markersize": 5, "zorder": 4},
+    "star": {"marker": "*", "markersize": 12, "zorder": 4},
+    "cross": {"marker": "x", "markersize": 7, "markeredgewidth": 1.8, "zorder": 4},
+    "tick": {"marker": "|", "markersize": 12, "markeredgewidth": 1.5},
+    "diamond": {"marker": "D", "markerfacecolor": "white", "markersize": 6, "zorder": 4},
+}
+# a legend of more or longer names stands beside the frame; of too many there is none
+INSIDE, LETTERS, MOST = 8, 36, 24
+LEVELS = 10  # of contours
+CROWD = 300  # from so many points on their marks are small
+LINE = 0.28  # inches of height for each name down the left side
+CELL = 0.55, 0.35  # inches of a cell that has its number written in
+NAMED = 45  # letters of all names below an axis, beyond which they are slanted
+PER_INCH = 15  # letters of a caption
+
+
+def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
+    """Draw a chart and return its axes; a surface needs three-dimensional ones where ``ax`` is
+    given.
+    """
+    axes: Any = _new_axes(chart) if ax is None else ax
+    if chart.rows:
+        _draw_list(chart.rows, axes)
+    elif chart.heat is not None and chart.surface:
+        _draw_surface(chart.heat, axes)
+    else:
+        if chart.heat is not None:
+            _draw_map(chart.heat, axes)
+        _draw_series(chart, axes)
+    across, up = (
+        (chart.y_label, chart.x_label) if chart.horizontal else (chart.x_label, chart.y_label)
+    )
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.set_title(chart.title, fontsize="medium")
+    _draw_caption(chart, axes, caption)
+    return axes  # type: ignore[no-any-return]
+
+
+def size_of(chart: Chart) -> tuple[float, float]:
+    """Width and height in inches that a chart needs: names on the left and cells with their
+    numbers need room.
+    """
+    heat = chart.heat
+    if heat is not None and not is_field(heat) and max(len(heat.x), len(heat.y)) <= TEXTED:
+        names = 0.08 * max(len(_word(y)) for y in heat.y)
+        return max(6.4, 1.6 + names + CELL[0] * len(heat.x)), max(
+            4.0, 1.2 + 0.6 * names + CELL[1] * len(heat.y)
+        )
+    if not chart.horizontal:
+        return 6.4, 4.0
+    count = len(names_of(chart))
+    return (6.4, 1.9) if count == 1 else (8.4, 1.5 + LINE * count)
+
+
+def _new_axes(chart: Chart) -> Axes:
+    figure = new_figure(*size_of(chart))
+    return figure.add_subplot(projection="3d") if chart.surface else tidy(figure.add_subplot())
+
+
+def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
+    """The warning and the caption in small letters below the x label, where a layout engine
+    makes room for them.
+    """
+    parts = [(chart.warning, VERMILION)] + ([(chart.caption, GREY)] if caption else [])
+    width = int(PER_INCH * axes.get_window_extent().width / axes.figure.dpi)
+    look: dict[str, Any] = {
+        "textcoords": "offset points",
+        "ha": "center",
+        "va": "top",
+        "fontsize": "small",
+    }
+    below = 3.0
+    for text, colour in parts if axes.figure.get_layout_engine() is not None else []:
+        lines = textwrap.wrap(text, max(width, 20))
+        place = {"xy": (0.5, 0.0), "xycoords": axes.xaxis.label, "xytext": (0, -below)}
+        if lines:
+            axes.annotate("\n".join(lines), **place, **look, color=colour)
+        below += 12.0 * len(lines)
+
+
+class _Frame:
+    """Axes on which the x of a horizontal chart runs down the left side."""
+
+    def __init__(self, axes: Axes, chart: Chart) -> None:
+        self.axes, self.flipped = axes, chart.horizontal
+        self.x_axis, self.y_axis = self.ordered("x", "y")
+        self.names = names_of(chart)
+        # the x of series are numbers, not names
+        self.numbered = not self.names or bool(chart.x_names)
+
+    def ordered(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return (y, x) if self.flipped else (x, y)
+
+    def set(self, axis: str, what: str, *values: Any, **options: Any) -> None:
+        getattr(self.axes, f"set_{axis}{what}")(*values, **options)
+
+    def columns(self, series: Series) -> tuple[Array, Array, Any, Any]:
+        """x, y and their errors as numbers, NaN for what is unknown and None for no errors."""
+        x = np.array(
+            series.x if self.numbered else [self.names.index(place_text(at)) for at in series.x],
+            float,
+        )
+        y = np.array([math.nan if value is None else value for value in series.y], float)
+        above, below, across = (
+            _errors(part) for part in (series.error, series.below, series.x_error)
+        )
+        half = above if below is None or above is None else np.array([below, above])
+        return x, y, half, across
+
+    def plot(self, x: Any, y: Any, **look: Any) -> None:
+        self.axes.plot(*self.ordered(x, y), **look)
+
+    def error_bars(self, x: Array, y: Array, half: Any, across: Any, **look: Any) -> None:
+        if half is None and across is None:
+            self.plot(x, y, **look)
+            return
+        (first, second), (xerr, yerr) = self.ordered(x, y), self.ordered(across, half)
+        self.axes.errorbar(first, second, xerr=xerr, yerr=yerr, capsize=3, elinewidth=1, **look)
+
+    def fill(self, x: Array, low: Any, high: Any, **look: Any) -> None:
+        (self.axes.fill_betweenx if self.flipped else self.axes.fill_between)(
+            x, low, high, linewidth=0, **look
+        )
+
+    def write(self, x: Array, y: Array, texts: Sequence[str]) -> None:
+        """Texts to the right of points."""
+        look: Any = {
+            "textcoords": "offset points",
+            "va": "center",
+            "fontsize": "small",
+            "annotation_clip": False,
+        }
+        for at, value, text in zip(x, y, texts, strict=False):
+            self.axes.annotate(text, self.ordered(at, value), (6, 0), **look)
+
+    def mark(self, axis: str, at: float, **look: Any) -> None:
+        """A line across the frame at a place of one axis."""
+        (self.axes.axvline if axis == "x" else self.axes.axhline)(at, **look)
+
+    def shade(self, axis: str, low: float, high: float, **look: Any) -> None:
+        (self.axes.axvspan if axis == "x" else self.axes.axhspan)(low, high, linewidth=0, **look)
+
+
+def _errors(values: Sequence[float | None] | None) -> Any:
+    """Half-widths, 0 where they are unknown; None where all are."""
+    if values is None:
+        return None
+    known = np.array(
+        [0.0 if value is None or not math.isfinite(value) else value for value in values], float
+    )
+    return known if known.any() else None
+
+
+def _draw_series(chart: Chart, axes: Axes) -> None:
+    frame = _Frame(axes, chart)
+    if chart.heat is None or is_field(chart.heat):
+        _scale(chart, frame)
+    bars = [number for number, series in enumerate(chart.series) if series.style == "bars"]
+    beside = bars if side_by_side(chart) else []
+    for number, series in enumerate(chart.series):
+        place, turn = look_of(chart, number, len(PALETTE))
+        look = {"color": _colour(series, place), "label": series.name if series.legend else None}
+        if series.style == "bars":
+            hatched = look | ({"hatch": HATCHES[turn]} if turn else {})
+            count = max(len(beside), 1)
+            shift = beside.index(number) - (count - 1) / 2 if beside else 0.0
+            _draw_bars(series, frame, hatched, shift, count)
+        else:
+            _draw_one(chart, series, frame, look, turn)
+    for axis, lines in ((frame.y_axis, chart.lines), (frame.x_axis, chart.x_lines)):
+        for label, at in lines:
+            frame.mark(
+                axis, at, color=GREY, linewidth=0.9, linestyle="--", label=label or None, zorder=1
+            )
+    for axis, bands in ((frame.y_axis, chart.bands), (frame.x_axis, chart.x_bands)):
+        for label, low, high in bands:
+            frame.shade(axis, low, high, color=AMBER, alpha=0.15, label=label or None, zorder=0)
+    _limit(chart, frame)
+    _draw_legend(chart, axes)
+
+
+def _scale(chart: Chart, frame: _Frame) -> None:
+    places = [place for series in chart.series for place in series.x]
+    whole = bool(places) and all(
+        not isinstance(place, str) and float(place).is_integer() for place in places
+    )
+    if chart.x_log:
+        binary = whole and all(
+            float(place) > 0 and int(place) & (int(place) - 1) == 0 for place in places
+        )
+        frame.set(frame.x_axis, "scale", "log", base=2 if binary else 10)
+    elif chart.x_root:
+        roots = (lambda x: np.sqrt(np.maximum(x, 0)), lambda y: y**2)
+        frame.set(frame.x_axis, "scale", "function", functions=roots)
+    if chart.y_log:
+        frame.set(frame.y_axis, "scale", "log")
+    if frame.names:
+        small = {"fontsize": "small"} if chart.horizontal else {}
+        frame.set(frame.x_axis, "ticks", range(len(frame.names)), frame.names, **small)
+        if chart.horizontal:
+            frame.axes.grid(axis="y", visible=False)
+        elif sum(map(len, frame.names)) > NAMED:
+            frame.axes.tick_params(axis="x", labelrotation=40)
+            for label in frame.axes.get_xticklabels():
+                label.set_horizontalalignment("right")
+    elif whole and not chart.x_log and chart.heat is None:
+        from matplotlib.ticker import MaxNLocator
+
+        getattr(frame.axes, f"{frame.x_axis}axis").set_major_locator(
+            MaxNLocator(12, integer=True, min_n_ticks=1)
+        )
+
+
+def _limit(chart: Chart, frame: _Frame) -> None:
+    """The ends of the axes that the chart gives; the first name of a horizontal chart is on top."""
+    for axis, (low, high) in ((frame.x_axis, chart.x_range), (frame.y_axis, chart.y_range)):
+        if low is not None or high is not None:
+            frame.set(axis, "lim", low, high)
+    if chart.horizontal and frame.names:
+        frame.set(frame.x_axis, "lim", len(frame.names) - 0.4, -0.6)
+    if chart.x_root:
+        frame.set(
+            frame.x_axis,
+            "ticks",
+            [0.01, 0.1, 0.5, 1.0, 1.5, 2.0],
+            ["0.01", "0.1", "0.5", "1", "1.5", "2"],
+        )
+
+
+def _draw_legend(chart: Chart, axes: Axes) -> None:
+    """The names of series, lines and bands in this order, inside the frame where they fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    order = [series.name for series in chart.series] + [
+        mark[0] for mark in (*chart.lines, *chart.x_lines)
+    ]
+    ranks = sorted(
+        range(len(labels)),
+        key=lambda i: order.index(labels[i]) if labels[i] in order else len(order),
+    )
+    told = len(labels) > 1 or any(series.published or not series.legend for series in chart.series)
+    if not labels or not told or len(labels) > MOST:
+        return
+    place: dict[str, Any] = {}
+    if chart.heat is not None:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": len(labels)}
+    elif chart.horizontal or len(labels) > INSIDE or max(map(len, labels)) > LETTERS:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(
+        [handles[i] for i in ranks],
+        [labels[i] for i in ranks],
+        frameon=False,
+        fontsize="small",
+        **place,
+    )
+
+
+def _colour(series: Series, place: int | None) -> str:
+    if place is not None:
+        return PALETTE[place]
+    return "black" if series.colour == "ink" else GREY
+
+
+def _draw_one(chart: Chart, series: Series, frame: _Frame, look: dict[str, Any], turn: int) -> None:
+    """``turn`` says which of the dashes and marks."""
+    x, y, half, across = frame.columns(series)
+    marks = _marks(series, look["color"], turn)
+    if series.style == "rug":
+        frame.axes.plot(
+            x,
+            np.full(len(x), 0.97),
+            linestyle="none",
+            **look,
+            **marks,
+            transform=frame.axes.get_xaxis_transform(),
+        )
+    elif series.style in ("points", "stems") or (len(y) == 1 and series.style != "area"):
+        if series.style == "stems":
+            low = chart.y_range[0]
+            positive = y[y > 0]
+            floor = (
+                low
+                if low is not None
+                else positive.min() / 3
+                if chart.y_log and positive.size
+                else 0.0
+            )
+            frame.axes.vlines(x, floor, np.maximum(y, floor), color=look["color"], linewidth=1.1)
+        frame.error_bars(x, y, half, across, linestyle="none", **marks, **look)
+    else:
+        _draw_curve(chart, series, frame, look, marks, turn)
+    frame.write(x, y, series.texts)
+
+
+def _marks(series: Series, colour: str, turn: int) -> dict[str, Any]:
+    if series.mark:
+        return MARKS[series.mark]
+    if series.published:
+        return {
+            "marker": SYMBOLS[turn] if turn else "D",
+            "markersize": 6,
+            "markerfacecolor": "none",
+        }
+    size = 2 if len(series.x) >= CROWD else 4
+    return {"marker": SYMBOLS[turn], "markersize": size, "markerfacecolor": colour}
+
+
+def _draw_curve(
+    chart: Chart,
+    series: Series,
+    frame: _Frame,
+    look: dict[str, Any],
+    marks: dict[str, Any],
+    turn: int,
+) -> None:
+    x, y, half, across = frame.columns(series)
+    if series.style == "segments" or series.faint or (len(y) > MARKED and not series.published):
+        marks = {}
+    line = {
+        "linestyle": "--" if series.published or series.dashed else DASHES[turn],
+        "linewidth": 1.5,
+    }
+    if series.faint:
+        line |= {"linewidth": 0.5, "alpha": 0.25}
+    elif series.style == "segments":
+        # a short one is a fit or a tangent, over other marks
+        line["linewidth"] = 1.1 if len(y) > MARKED else 1.9
+    if series.style == "area":
+        frame.fill(x, 0.0, y, color=look["color"], alpha=0.12)
+    if series.style in ("joined", "area"):
+        frame.error_bars(x, y, half, across, **line, **marks, **look)
+        return
+    way: dict[str, Any] = {"drawstyle": "steps-post"} if series.style == "step" else {}
+    frame.plot(x, y, **line, **marks, **way, **look)
+    if half is not None:
+        below, above = half if half.ndim == 2 else (half, half)
+        positive = y[y > 0]
+        floor = 0.1 * positive.min() if chart.y_log and positive.size else -math.inf
+        edge: Any = {"step": "post"} if series.style == "step" else {}
+        low, high = np.maximum(y - below, floor), np.maximum(y + above, floor)
+        frame.fill(x, low, high, color=look["color"], alpha=0.18, **edge)
+
+
+def _draw_bars(
+    series: Series, frame: _Frame, look: dict[str, Any], shift: float, count: int
+) -> None:
+    """Bars of several series that share places stand side by side."""
+    x, y, half, _ = frame.columns(series)
+    gap = float(np.diff(np.unique(x)).min()) if len(np.unique(x)) > 1 else 1.0
+    width = (1.0 if len(x) > MARKED else 0.8) * gap / count
+    fill = (
+        {"facecolor": "none", "edgecolor": look["color"], "label": look["label"]}
+        if series.published
+        else look
+    )
+    bar, error = (frame.axes.barh, "xerr") if frame.flipped else (frame.axes.bar, "yerr")
+    bar(x + shift * width, y, width, **{error: half}, capsize=3, **fill)
+    frame.write(x, y, series.texts)
+
+
+def _matrix(values: Sequence[Sequence[float | None]]) -> Array:
+    return np.array(
+        [[math.nan if value is None else value for value in line] for line in values], float
+    )
+
+
+def _levels(values: Array, log: bool) -> tuple[Array, Any]:
+    """Round levels, or levels spaced by ratio, and the colours that go with them."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    if log and 0 < low < high:
+        return np.geomspace(low, high, LEVELS + 1), LogNorm(low, high)
+    levels = np.asarray(MaxNLocator(LEVELS).tick_values(low, high))
+    return (levels if len(levels) > 1 else np.array([low - 0.5, low + 0.5])), None
+
+
+def _draw_map(heat: Heat, axes: Any) -> None:
+    values = _matrix(heat.values)
+    shown = _draw_field(heat, values, axes) if is_field(heat) else _draw_cells(heat, values, axes)
+    bar = axes.figure.colorbar(shown, ax=axes, label=heat.name)
+    if is_field(heat) and heat.log:
+        bar.set_ticks(shown.levels[::2], labels=[f"{level:.2g}" for level in shown.levels[::2]])
+        bar.minorticks_off()
+
+
+def _draw_field(heat: Heat, values: Array, axes: Any) -> Any:
+    """Filled contours with labelled lines; the second matrix as dashed lines at the same levels."""
+    from matplotlib.patheffects import withStroke
+
+    levels, norm = _levels(values, heat.log)
+    shown = axes.contourf(heat.x, heat.y, values, levels=levels, norm=norm, cmap=SHADES)
+    lines = axes.contour(heat.x, heat.y, values, levels=levels, colors="white", linewidths=0.7)
+    for label in axes.clabel(
+        lines, levels[1:-1:2], fontsize=8, colors="black", fmt=lambda level: f"{level:.2g}"
+    ):
+        label.set_path_effects([withStroke(linewidth=2, foreground="white")])
+    if heat.beside is not None:
+        axes.contour(
+            heat.x,
+            heat.y,
+            _matrix(heat.beside),
+            levels=levels,
+            colors="black",
+            linewidths=0.9,
+            linestyles="--",
+        )
+        axes.plot(
+            [],
+            [],
+            color="black",
+            linestyle="--",
+            linewidth=0.9,
+            label=f"{heat.beside_name}, same levels",
+        )
+    if list(heat.x) == list(heat.y):
+        axes.set_box_aspect(1)
+    return shown
+
+
+def _draw_cells(heat: Heat, values: Array, axes: Any) -> Any:
+    from matplotlib.colors import LogNorm
+
+    positive = values[values > 0]
+    # one value spans no logarithmic scale
+    several = positive.size > 0 and positive.min() < positive.max()
+    norm = LogNorm(positive.min(), positive.max(), clip=True) if heat.log and several else None
+    shown = axes.imshow(values, cmap=SHADES, origin="lower", aspect="auto", norm=norm)
+    axes.grid(visible=False)
+    names = [_word(x) for x in heat.x]
+    slanted = {"rotation": 40, "ha": "right"} if sum(map(len, names)) > NAMED else {}
+    axes.set_xticks(range(len(heat.x)), names, **slanted)
+    axes.set_yticks(range(len(heat.y)), [_word(y) for y in heat.y])
+    if max(values.shape) <= TEXTED:
+        for (row, column), value in np.ndenumerate(values):
+            if math.isfinite(value):
+                shade = text_colour(shown.to_rgba(np.array([value]))[0][:3])
+                axes.text(
+                    column,
+                    row,
+                    minus(f"{value:.3g}"),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color=shade,
+                )
+    return shown
+
+
+def _draw_surface(heat: Heat, axes: Any) -> None:
+    across, up = np.meshgrid(np.array(heat.x, float), np.array(heat.y, float))
+    axes.plot_surface(
+        across, up, _matrix(heat.values), cmap=SHADES, linewidth=0, rstride=1, cstride=1
+    )
+    if heat.beside is not None:
+        wires = _matrix(heat.beside)
+        axes.plot_wireframe(
+            across, up, wires, color=VERMILION, linewidth=0.5, label=heat.beside_name
+        )
+        axes.legend(fontsize="small", frameon=False)
+    axes.set_zlabel(heat.name)
+    axes.locator_params(nbins=5)
+    axes.set_box_aspect(None, zoom=0.85)
+
+
+def _draw_list(rows: Sequence[tuple[str, str]], axes: Any) -> None:
+    """Names and values as a table without a frame around it."""
+    axes.set_axis_off()
+    left, right = (max(len(row[place]) for row in rows) for place in (0, 1))
+    share = min(max((left + 2) / (left + right + 2), 0.4), 0.7)
+    table = axes.table(
+        list(map(list, rows)),
+        cellLoc="left",
+        edges="horizontal",
+        loc="upper center",
+        colWidths=[share, 1 - share],
+    )
+    table.auto_set_font_size(False)
+    table.set_fontsize(9)
+    table.scale(1.0, 1.4)
+    for cell in table.get_celld().values():
+        cell.set_edgecolor("0.8")
+
+
+def _word(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
 
 PANEL = 5.2, 3.6  # inches
 
