@@ -43,9 +43,8 @@ from timing import arguments, report, set_tf32, setting
 from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
-from lambdahat.bench import devinterp_chains
-from lambdahat.bench.chain_rows import our_steps
-from lambdahat.bench.devinterp_chains import Settings
+from lambdahat.bench import chain_rows
+from lambdahat.bench.chain_rows import Settings, our_steps
 from lambdahat.sampling import kinetic, sgld
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.tuning.unadjusted import LONGEST_PILOT
@@ -113,7 +112,7 @@ def run_devinterp(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = devinterp_chains.sampled(model, LOSSES, data, settings)
+        run = chain_rows.sampled(model, LOSSES, data, settings)
 
     def blocks(energies: torch.Tensor) -> list[float]:
         return [float(value) for value in energies.mean(0).view(-1, BLOCK).mean(1)]

@@ -34,9 +34,8 @@ from timing import arguments, report, set_tf32, setting
 from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
-from lambdahat.bench import devinterp_chains
-from lambdahat.bench.chain_rows import our_steps
-from lambdahat.bench.devinterp_chains import Settings
+from lambdahat.bench import chain_rows
+from lambdahat.bench.chain_rows import Settings, our_steps
 from lambdahat.bench.problems import LOSS, Case, load
 from lambdahat.bench.timing import compare
 from lambdahat.sampling import sample, sgld
@@ -76,7 +75,7 @@ def trained_on(path: Path, name: str, batch_size: int, device: str) -> Case:
 
 def available() -> bool:
     try:
-        devinterp_chains.devinterp("slt.sampler")
+        chain_rows.devinterp("slt.sampler")
     except ImportError as error:
         print(f"devinterp: skipped, {error}")
         return False
@@ -128,8 +127,8 @@ def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -
         now = replace(settings, seed=1000 * seed)  # devinterp seeds chain i with seed + i
         found["lambdahat"].append(our_mean(problem, now))
         if available():
-            again = devinterp_chains.sampled(case.model, LOSSES, data, now, replacement=True)
-            run = devinterp_chains.sampled(case.model, LOSSES, data, now)
+            again = chain_rows.sampled(case.model, LOSSES, data, now, replacement=True)
+            run = chain_rows.sampled(case.model, LOSSES, data, now)
             runs = again.paired, run.paired, run.per_chain
             for name, values in zip(names[1:], runs, strict=True):
                 found[name].append(values.mean().item())
@@ -166,8 +165,8 @@ def baseline_spread(
     replacement, σ² the variance of a sample's loss at w*. The mean over the chain's batches varies
     far less.
     """
-    centre = devinterp_chains.losses_at(case.model, LOSSES, data)
-    taken = min(devinterp_chains.INIT_BATCHES * settings.batch_size, len(centre))
+    centre = chain_rows.losses_at(case.model, LOSSES, data)
+    taken = min(chain_rows.INIT_BATCHES * settings.batch_size, len(centre))
     return settings.nbeta * centre.std().item() * math.sqrt(1 / taken - 1 / len(centre))
 
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdahat._core.rng import generator
-from lambdahat.bench import exact
-from lambdahat.bench.graph_rows import torus, torus_moments
+from lambdahat.bench import problems
 from lambdahat.bench.limits import passes
 from lambdahat.bench.problems import LOSS, Case, load
+from lambdahat.bench.rows import torus, torus_moments
 from lambdahat.graphs import graph
 from lambdahat.graphs.spectra import eigenvalues, exact_moments
 from lambdahat.models import mlp
@@ -55,30 +55,34 @@ def dense(case):
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_the_trace_of_a_perceptron(activation):
     case = small(activation)
-    assert exact.perceptron_trace(case) == pytest.approx(float(dense(case).trace()), rel=1e-10)
+    assert problems.perceptron_trace(case) == pytest.approx(float(dense(case).trace()), rel=1e-10)
 
 
 def test_the_trace_of_a_piecewise_linear_network():
     case = small()
-    assert exact.piecewise_trace(case) == pytest.approx(exact.perceptron_trace(case), rel=1e-10)
+    assert problems.piecewise_trace(case) == pytest.approx(
+        problems.perceptron_trace(case), rel=1e-10
+    )
     case = other(
         nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
     )
-    assert exact.trace(case) == pytest.approx(float(dense(case).trace()), rel=1e-10)
+    assert problems.trace(case) == pytest.approx(float(dense(case).trace()), rel=1e-10)
 
 
 def test_products_and_eigenvalues():
     case = small("tanh")
     H = dense(case)
     v = torch.randn(len(H), generator=generator(0, "v")).double()
-    torch.testing.assert_close(exact.product(case, v), H @ v)
-    torch.testing.assert_close(exact.top_eigenvalues(case, 3), torch.linalg.eigvalsh(H).flip(0)[:3])
+    torch.testing.assert_close(problems.product(case, v), H @ v)
+    torch.testing.assert_close(
+        problems.top_eigenvalues(case, 3), torch.linalg.eigvalsh(H).flip(0)[:3]
+    )
 
 
 def test_gauss_newton_is_the_hessian_of_a_linear_model():
     linear = other(nn.Linear(4, 3))
     v = torch.randn(15, generator=generator(0, "v")).double()
-    torch.testing.assert_close(exact.gauss_newton_product(linear, v), dense(linear) @ v)
+    torch.testing.assert_close(problems.gauss_newton_product(linear, v), dense(linear) @ v)
 
 
 def test_the_kronecker_solution_of_one_layer_inverts_its_dense_matrix():
@@ -93,7 +97,7 @@ def test_the_kronecker_solution_of_one_layer_inverts_its_dense_matrix():
         torch.kron(G, A) + 0.1 * torch.eye(15).double(), matrix.reshape(-1)
     ).view(3, 5)
     expected = torch.cat([solved[:, :4].reshape(-1), solved[:, 4]])
-    torch.testing.assert_close(exact.kronecker_solution(linear, g, 0.1), expected)
+    torch.testing.assert_close(problems.kronecker_solution(linear, g, 0.1), expected)
 
 
 def test_the_moments_of_a_torus():

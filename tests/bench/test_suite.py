@@ -8,11 +8,10 @@ import sys
 import pytest
 import torch
 
-from lambdahat.bench import FAMILIES, Plan, estimates, exact, run
-from lambdahat.bench.estimates import trace_rows
+from lambdahat.bench import FAMILIES, Plan, problems, rows, run
 from lambdahat.bench.peers import PEERS
-from lambdahat.bench.products import WORKS
 from lambdahat.bench.records import OURS, UNIT
+from lambdahat.bench.rows import WORKS, trace_rows
 
 
 def installed(peer):
@@ -64,13 +63,13 @@ def test_peers_give_the_same_numbers(peer, plan):
     case = plan.case("mlp")
     v = torch.linspace(-1, 1, case.num_parameters)
     if peer.hvp is not None:
-        truth = exact.product(exact.double(case), v.double())
+        truth = problems.product(problems.double(case), v.double())
         torch.testing.assert_close(peer.hvp(case)(v).double(), truth, rtol=1e-3, atol=1e-5)
     if peer.exact_trace:
-        assert peer.trace(case, 0).value == pytest.approx(exact.trace(case), rel=1e-5)
+        assert peer.trace(case, 0).value == pytest.approx(problems.trace(case), rel=1e-5)
     if peer.kfac is not None:
         g = case.gradient()
-        truth = exact.kronecker_solution(case, g, 0.1)
+        truth = problems.kronecker_solution(case, g, 0.1)
         torch.testing.assert_close(peer.kfac(case, g, 0.1).double(), truth, rtol=1e-3, atol=1e-5)
 
 
@@ -110,7 +109,7 @@ def test_tf32_is_on_inside_only():
     try:
         for flag in flags:
             flag.allow_tf32 = False
-        with estimates._tf32():
+        with rows._tf32():
             assert all(flag.allow_tf32 for flag in flags)
         assert not any(flag.allow_tf32 for flag in flags)
     finally:

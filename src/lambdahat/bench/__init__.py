@@ -3,8 +3,7 @@ in one process.
 """
 
 from lambdahat.bench.plans import Plan
-from lambdahat.bench.records import BenchResult, BenchRow
-from lambdahat.bench.regressions import Regression, regressions
+from lambdahat.bench.records import BenchResult, BenchRow, Regression, regressions
 from lambdahat.bench.suite import FAMILIES, run
 
 __all__ = ["FAMILIES", "BenchResult", "BenchRow", "Plan", "Regression", "regressions", "run"]

@@ -18,16 +18,17 @@ import torch
 
 from lambdahat._core.check import require
 from lambdahat._core.progress import report
-from lambdahat.bench.chain_rows import chain_rows
-from lambdahat.bench.determinant_rows import determinant_rows
-from lambdahat.bench.devinterp_chains import devinterp
-from lambdahat.bench.estimates import estimate_rows
-from lambdahat.bench.graph_rows import graph_rows
-from lambdahat.bench.optimizer_rows import optimizer_rows
+from lambdahat.bench.chain_rows import chain_rows, devinterp
 from lambdahat.bench.peers import PEERS, VERSIONS
 from lambdahat.bench.plans import Plan
-from lambdahat.bench.products import product_rows
 from lambdahat.bench.records import BenchResult, BenchRow
+from lambdahat.bench.rows import (
+    determinant_rows,
+    estimate_rows,
+    graph_rows,
+    optimizer_rows,
+    product_rows,
+)
 
 Family = Callable[[Plan], Iterator[list[BenchRow]]]
 FAMILIES: dict[str, Family] = {

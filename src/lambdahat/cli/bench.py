@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.bench.plans import Plan
-from lambdahat.bench.records import OURS, UNIT, BenchResult, BenchRow
-from lambdahat.bench.regressions import Regression, failures, merged, regressions, require_alike
+from lambdahat.bench.records import (
+    OURS,
+    UNIT,
+    BenchResult,
+    BenchRow,
+    Regression,
+    failures,
+    merged,
+    regressions,
+    require_alike,
+)
 from lambdahat.bench.suite import described, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars

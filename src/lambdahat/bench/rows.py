@@ -1,0 +1,649 @@
+"""Rows of the benchmark: products, estimates, determinants, optimisers and graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.polynomial.chebyshev import chebvander
+from scipy.sparse.linalg import eigsh, splu
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lambdahat._core.rng import generator
+from lambdahat.bench import problems
+from lambdahat.bench.limits import Limit
+from lambdahat.bench.peers import Peer, Traced
+from lambdahat.bench.plans import Plan, rows
+from lambdahat.bench.problems import Case
+from lambdahat.bench.records import OURS, UNIT, BenchRow
+from lambdahat.bench.timing import Maker, Run, Timed
+from lambdahat.estimators import eigenpairs, logdet, spectrum, trace
+from lambdahat.experiments.graph_spectra.graph_subjects import planted
+from lambdahat.experiments.logdets.logdet_moments import laplacian
+from lambdahat.graphs.cluster_counts import clusters
+from lambdahat.graphs.read import graph
+from lambdahat.graphs.spectra import COLUMNS, components, probed_moments
+from lambdahat.graphs.structure import Graph, csr_tensor
+from lambdahat.models import mlp
+from lambdahat.operators.curvature import ggn, hessian
+from lambdahat.operators.kronecker import kfac
+from lambdahat.operators.matrix import operator
+from lambdahat.optim import KFAC, NGD
+from lambdahat.problem import Problem
+from lambdahat.results import Array
+from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, Stepped
+
+TOP, ACCURACY = 10, 0.01
+PROBES = 16  # of a trace whose error falls as 1/√probes: its time is scaled to the accuracy
+# products of a trace whose error falls faster: the first that is accurate is timed
+LADDER = (8, 16, 32, 64, 128)
+# Lanczos steps for each eigenvalue, likewise, and what is accurate in float32
+STEPS, NEAR = (2, 3, 4, 6, 8), 1e-5
+
+
+def estimate_rows(plan: Plan) -> Iterator[list[BenchRow]]:
+    """Traces, eigenvalues and densities; those of LeNet-5 without peers, which take minutes
+    there on a CPU.
+    """
+    for name in ("mlp", "lenet5", "tanh"):
+        yield trace_rows(plan, plan.case(name))
+    for name in ("mlp",) if plan.quick else ("mlp", "lenet5"):
+        alone = name == "lenet5" and not plan.gpu
+        truth = problems.top_eigenvalues(plan.case(name), 3 if plan.quick else TOP)
+        yield _eigenvalue_rows(plan, plan.case(name), truth, alone)
+        yield _density_rows(plan, plan.case(name), float(truth[0]), alone)
+    if plan.gpu and not plan.quick:
+        yield _density_rows(plan, plan.case("vgg16"), math.nan, alone=True)
+        with _tf32():
+            found = _density_rows(
+                plan, replace(plan.case("vgg16"), name="vgg16, TF32"), math.nan, alone=True
+            )
+        yield found
+
+
+def trace_rows(plan: Plan, case: Case) -> list[BenchRow]:
+    """tr H with a standard error of one per cent, which is a 95 % interval of 1.96 per cent either
+    side.
+
+    A peer does not know when to stop. Where it samples, its time of a few probes is scaled to a
+    standard error of one per cent. Else it is given 8, 16, 32, … products until the answer is
+    within one per cent of the truth, and only the last run counts: nobody without the truth would
+    be as quick.
+    """
+    truth = problems.trace(case)
+    makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
+    makers[OURS] = lambda: (
+        lambda: Traced(float(trace(hessian(case.problem()), tol=1.96 * ACCURACY)))
+    )
+    notes: dict[str, str] = {}
+    for peer in plan.able("trace"):
+        makers[peer.name] = partial(_peer_trace, peer, case, truth, notes, plan.quick)
+    timed = plan.timed(makers)
+    timed |= {
+        name: _scaled(name, one, truth, notes) for name, one in timed.items() if _sampled(one)
+    }
+
+    def error(found: Traced) -> float:
+        return ACCURACY if found.stderr else abs(found.value / truth - 1)
+
+    work = f"trace to {ACCURACY * 100:.0f} %"
+    # an answer three standard errors off would be a fault, one would not
+    return rows(
+        work,
+        case.name,
+        timed,
+        least=plan.limit(work, case),
+        error=error,
+        accuracy=3 * ACCURACY,
+        notes=notes,
+    )
+
+
+def _sampled(one: Timed) -> bool:
+    return isinstance(one.value, Traced) and bool(one.value.stderr)
+
+
+def _scaled(name: str, one: Timed, truth: float, notes: dict[str, str]) -> Timed:
+    """The time of as many probes as bring the standard error to the accuracy."""
+    factor = max((one.value.stderr / (ACCURACY * abs(truth))) ** 2, 1 / PROBES)
+    notes[name] = f"{PROBES} probes timed, scaled to {math.ceil(factor * PROBES):,}"
+    return replace(one, seconds=one.seconds * factor, cost=one.cost * factor)
+
+
+def _peer_trace(
+    peer: Peer, case: Case, truth: float, notes: dict[str, str], quick: bool
+) -> Callable[[], Traced]:
+    if peer.exact_trace:
+        return partial(peer.trace, case, 0)
+    for products in LADDER[:3] if quick else LADDER:
+        found = peer.trace(case, products)
+        if found.stderr is not None:
+            return partial(peer.trace, case, PROBES)
+        if abs(found.value / truth - 1) <= ACCURACY:
+            break
+    else:
+        notes[peer.name] = f"{products} products, not within {ACCURACY:.0%} yet"
+        return partial(peer.trace, case, products)
+    notes[peer.name] = f"{products} products"
+    return partial(peer.trace, case, products)
+
+
+def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list[BenchRow]:
+    top = len(truth)
+
+    def ours() -> Tensor:
+        # a residual of 1e-7 of the largest gives each to about 1e-6
+        return torch.as_tensor(eigenpairs(hessian(case.problem()), k=top, tol=1e-7).values)
+
+    def error(found: Tensor) -> float:
+        return float((found.cpu().double() / truth - 1).abs().max())
+
+    notes: dict[str, str] = {}
+
+    def peers_own(peer: Peer) -> Callable[[], Tensor]:
+        """A peer that does not know when to stop is given few steps, then more, until it is near
+        the truth.
+        """
+        if not peer.steps_given:
+            return partial(peer.top_eigenvalues, case, top)
+        for steps in STEPS:
+            run = partial(peer.top_eigenvalues, case, top, steps * top)
+            if error(run()) <= NEAR:
+                break
+        notes[peer.name] = f"{steps * top} steps"
+        return run
+
+    timed = _against(plan, case, "top_eigenvalues", ours, alone, peers_own)
+    work = f"top-{top} eigenvalues"
+    return rows(
+        work,
+        case.name,
+        timed,
+        least=plan.limit(work, case),
+        error=error,
+        accuracy=1e-4,
+        notes=notes,
+    )
+
+
+def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[BenchRow]:
+    """One probe. The error is that of the upper end, against λ₁: what else the probe shows is
+    chance.
+    """
+    depth = 20 if plan.quick else 100
+
+    def ours() -> tuple[Tensor, Tensor]:
+        found = spectrum(hessian(case.problem()), depth=depth, probes=1, seed=0)
+        return torch.as_tensor(found.nodes).flatten(), torch.as_tensor(found.weights).flatten()
+
+    def error(found: tuple[Tensor, Tensor]) -> float:
+        points, masses = (part.cpu().double() for part in found)
+        return abs(float(points[masses > 0].max()) / truth - 1)
+
+    timed = _against(
+        plan, case, "density", ours, alone, lambda peer: partial(peer.density, case, depth)
+    )
+    work = f"density, depth {depth}"
+    least = plan.limit(work, case, depth, "HVP")
+    if torch.backends.cudnn.allow_tf32:  # the rates of the machine are those of float32
+        least = Limit(least.units, least.why)
+    return rows(work, case.name, timed, least=least, error=error)
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Products of matrices and convolutions inside may round to TF32; outside, in the benchmark,
+    none does.
+    """
+    flags: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    for flag in flags:
+        flag.allow_tf32 = True
+    try:
+        yield
+    finally:
+        for flag in flags:
+            flag.allow_tf32 = False
+
+
+def _against(
+    plan: Plan, case: Case, method: str, ours: Run, alone: bool, peers_own: Callable[[Peer], Run]
+) -> dict[str, Timed]:
+    """Ours and, unless ``alone``, the peers that have the method."""
+    makers: dict[str, Maker] = {UNIT: lambda: case.gradient, OURS: lambda: ours}
+    for peer in [] if alone else plan.able(method):
+        makers[peer.name] = partial(peers_own, peer)
+    return plan.timed(makers)
+
+
+BLOCK = 8
+WORKS = {"hvp": "HVP", "ggn": "GGN product", "block": f"HVP, block of {COLUMNS}"}
+
+
+def product_rows(plan: Plan) -> Iterator[list[BenchRow]]:
+    """Each product on each network."""
+    networks = ("mlp", "lenet5") if plan.quick or not plan.gpu else ("mlp", "lenet5", "vgg16")
+    for name in networks:
+        for work in WORKS:
+            if not (work == "block" and name == "vgg16"):
+                yield _measured(plan, plan.case(name), work)
+
+
+def _measured(plan: Plan, case: Case, work: str) -> list[BenchRow]:
+    block = work == "block"
+    shape = (case.num_parameters, BLOCK) if block else (case.num_parameters,)
+    v = torch.randn(shape, generator=generator(0, "bench vector")).to(case.device)
+    operator = {"hvp": hessian, "ggn": ggn, "block": hessian}[work]
+    makers: dict[str, Maker] = {UNIT: lambda: case.gradient}
+    makers[OURS] = lambda: partial(operator(case.problem()).__matmul__, v)
+    for peer in plan.able(work):
+        makers[peer.name] = partial(_applied, getattr(peer, work), case, v)
+    timed = plan.timed(makers, long=case.name == "vgg16")
+    kind = "GGN product" if work == "ggn" else "HVP"
+    least = plan.limit(WORKS[work], case, BLOCK if block else 1, kind)
+    error = _error(case, work, v[:, 0] if block else v)
+    return rows(WORKS[work], case.name, timed, least=least, error=error, accuracy=1e-3)
+
+
+def _applied(make: Callable[[Case], Callable[[Tensor], Tensor]], case: Case, v: Tensor) -> Run:
+    return partial(make(case), v)
+
+
+def _error(case: Case, work: str, v: Tensor) -> Callable[[Tensor], float]:
+    """The relative error of a product, or of a block's first column, against double backward in
+    float64.
+    """
+    reference = problems.gauss_newton_product if work == "ggn" else problems.product
+    truth = reference(problems.double(case), v.double())
+
+    def error(found: Tensor) -> float:
+        first = found[:, 0] if found.ndim == 2 else found
+        return float((first.double() - truth).norm() / truth.norm())
+
+    return error
+
+
+SHIFT = 0.05
+
+
+class Effort(NamedTuple):
+    """Of a stochastic quadrature."""
+
+    probes: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Cube:
+    """The Laplacian of a cube of points, an accuracy, and the efforts that are tried for it, the
+    least first.
+    """
+
+    side: int
+    accuracy: float
+    ladder: tuple[Effort, ...]
+
+
+SMALL = Cube(32, 1e-2, (Effort(2, 10), Effort(5, 10), Effort(10, 20), Effort(20, 40)))
+LARGE = Cube(100, 2e-4, (Effort(3, 30),))  # beyond n = 10⁵ a factorisation takes minutes
+
+
+def determinant_rows(plan: Plan) -> Iterator[list[BenchRow]]:
+    """log det of a cube's Laplacian plus 0.05: one that the peers can take, and one of a million
+    rows.
+    """
+    yield _cube_rows(plan, replace(SMALL, side=8) if plan.quick else SMALL, plan.peers)
+    yield _cube_rows(plan, replace(LARGE, side=10) if plan.quick else LARGE, False)
+
+
+def _cube_rows(plan: Plan, cube: Cube, peers: bool) -> list[BenchRow]:
+    """The unit is one product with a vector, on the CPU."""
+    matrix, values = laplacian((cube.side,) * 3, SHIFT)
+    exact = float(np.log(values).sum())
+    ours = operator(matrix, psd=True)
+    v = torch.randn(ours.dim, generator=generator(0, "bench vector"), dtype=torch.float64)
+    makers: dict[str, Maker] = {UNIT: lambda: lambda: ours @ v}
+    notes = {"SciPy": "SuperLU, exact"}
+
+    def error(found: Any) -> float:
+        return abs(float(found) / exact - 1)
+
+    def chosen(name: str, estimate: Callable[[Effort], Any]) -> Run:
+        """The first effort that is near enough."""
+        for effort in cube.ladder:
+            if error(estimate(effort)) <= cube.accuracy:
+                break
+        notes[name] = f"{effort.probes} probes, depth {effort.depth}"
+        return partial(estimate, effort)
+
+    def mine(effort: Effort) -> Any:
+        return logdet(operator(matrix, psd=True), depth=effort.depth, probes=effort.probes)
+
+    makers[OURS] = lambda: chosen(OURS, mine)
+    if peers:
+        makers["SciPy"] = lambda: lambda: _factorised(matrix)
+        makers["linear_operator"] = lambda: chosen("linear_operator", _quadrature(matrix))
+    timed = plan.timed(makers)
+    effort = cube.ladder[0]  # the least that could do
+    least = Limit() if plan.quick else Limit(effort.depth * effort.probes, "its products")
+    work = f"log-determinant to {100 * cube.accuracy:g} %"
+    # few probes of a small matrix vary by more
+    accuracy = max(cube.accuracy, 0.01) if plan.quick else cube.accuracy
+    return rows(
+        work,
+        f"Laplacian, n = {cube.side**3:,}",
+        timed,
+        least=least,
+        error=error,
+        accuracy=accuracy,
+        unit="product",
+        notes=notes,
+    )
+
+
+def _factorised(matrix: Any) -> float:
+    """Σ log|u_ii| of SuperLU with the ordering for symmetric matrices."""
+    found = splu(matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+    return float(np.log(np.abs(found.U.diagonal())).sum())
+
+
+def _quadrature(matrix: Any) -> Callable[[Effort], float]:
+    """GPyTorch's, from conjugate gradients."""
+    linear = import_module("linear_operator")
+    settings = linear.settings
+    sparse = torch.sparse_csr_tensor(
+        torch.as_tensor(matrix.indptr),
+        torch.as_tensor(matrix.indices),
+        torch.as_tensor(matrix.data),
+        matrix.shape,
+    )
+
+    class Sparse(linear.LinearOperator):  # type: ignore[misc,name-defined]
+        def _matmul(self, rhs: Tensor) -> Tensor:
+            return sparse @ rhs
+
+        def _size(self) -> torch.Size:
+            return torch.Size(matrix.shape)
+
+        def _transpose_nonbatch(self) -> Any:
+            return self
+
+    def estimate(effort: Effort) -> float:
+        torch.manual_seed(0)
+        steps = (
+            settings.max_lanczos_quadrature_iterations(effort.depth),
+            settings.max_cg_iterations(effort.depth),
+        )
+        with settings.num_trace_samples(effort.probes), steps[0], steps[1]:
+            return float(Sparse(torch.empty(0, dtype=torch.float64)).logdet())
+
+    return estimate
+
+
+BATCH, OPTIMIZER_STEPS, DAMPING = (
+    128,
+    40,
+    1e-2,
+)  # 40 steps are whole periods of NGD's 4 and KFAC's 10
+SGD = "SGD step"
+# in SGD steps, on two CPU cores
+GOALS = {"NGD step": 2.2, "KFAC step": 2.5, "KFAC step, rank 32": 2.5}
+
+Optimizers = dict[str, Callable[[nn.Module], Any]]
+
+
+def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
+    """Whole training steps, forward and backward included, of the perceptron on batches of 128;
+    then the inverse.
+    """
+    sizes = [784, plan.width, plan.width, 10]
+    makers: dict[str, Maker] = {
+        SGD: lambda: _steps(sizes, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), plan)
+    }
+    for name, make in _optimizers(plan).items():
+        makers[name] = partial(_steps, sizes, make, plan)
+    timed = {
+        name: replace(one, seconds=one.seconds / _count(plan))
+        for name, one in plan.timed(makers, SGD).items()
+    }
+    for name in _optimizers(plan):
+        least = Limit() if plan.gpu or plan.quick else Limit(GOALS[name], "our goal")
+        yield rows(
+            name,
+            "mlp, batch 128",
+            {UNIT: timed[SGD], OURS: timed[name]},
+            least=least,
+            unit="SGD step",
+        )
+    yield _inverse_rows(plan)
+    if plan.gpu:
+        yield _stacked_rows(plan, sizes)
+
+
+def _count(plan: Plan) -> int:
+    """Steps of a run."""
+    return 4 if plan.quick else OPTIMIZER_STEPS
+
+
+def _optimizers(plan: Plan) -> Optimizers:
+    rank = 4 if plan.quick else 80
+    return {
+        "NGD step": lambda m: NGD(m.parameters(), lr=0.01, rank=rank, period=4),
+        "KFAC step": lambda m: KFAC(m, lr=0.01, damping=DAMPING, inverse_every=10),
+        "KFAC step, rank 32": lambda m: KFAC(
+            m, lr=0.01, damping=DAMPING, inverse_every=10, rank=32
+        ),
+    }
+
+
+def _steps(sizes: list[int], make: Callable[[nn.Module], Any], plan: Plan) -> Run:
+    """A function that takes 40 steps; its first call leaves the optimiser's first, denser
+    updates behind.
+    """
+    rng = generator(0, "bench batch")
+    x = torch.rand(BATCH, sizes[0], generator=rng).to(plan.device)
+    y = torch.randint(0, sizes[-1], (BATCH,), generator=rng).to(plan.device)
+    model = mlp(sizes).to(plan.device)
+    optimizer = make(model)
+
+    def run() -> None:
+        for _ in range(_count(plan)):
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    return run
+
+
+def _inverse_rows(plan: Plan) -> list[BenchRow]:
+    """(K + δI)⁻¹∇L with the exact Fisher's factors, from scratch."""
+    case = plan.case("mlp")
+    gradient = case.gradient()
+    truth = problems.kronecker_solution(case, gradient, DAMPING)
+
+    def ours() -> Tensor:
+        found: Tensor = kfac(case.problem()).inverse(DAMPING) @ gradient
+        return found
+
+    def error(found: Tensor) -> float:
+        return float((found.double() - truth).norm() / truth.norm())
+
+    makers: dict[str, Maker] = {UNIT: lambda: case.gradient, OURS: lambda: ours}
+    for peer in plan.able("kfac"):
+        makers[peer.name] = partial(partial, peer.kfac, case, gradient, DAMPING)
+    return rows("KFAC, factors and inverse", "mlp", plan.timed(makers), error=error, accuracy=1e-2)
+
+
+def _stacked_rows(plan: Plan, sizes: list[int]) -> list[BenchRow]:
+    """Ten seeds of NGD trained together, as ``fit_many`` does, over one: 40 steps with their
+    data, in a CUDA graph.
+    """
+    makers: dict[str, Maker] = {
+        UNIT: partial(_stacked, 1, sizes, plan.device),
+        OURS: partial(_stacked, 10, sizes, plan.device),
+    }
+    timed = {
+        name: replace(one, seconds=one.seconds / OPTIMIZER_STEPS)
+        for name, one in plan.timed(makers).items()
+    }
+    return rows(
+        "NGD step of ten seeds",
+        "mlp, batch 128",
+        timed,
+        least=Limit(2.0, "our goal"),
+        unit="step of one seed",
+    )
+
+
+def _stacked(members: int, sizes: list[int], device: str) -> Run:
+    rng = generator(0, "bench batch")
+    x = torch.rand(OPTIMIZER_STEPS * BATCH, sizes[0], generator=rng).to(device)
+    data = x, torch.randint(0, sizes[-1], (len(x),), generator=rng).to(device)
+    models = [mlp(sizes, seed=seed).to(device) for seed in range(members)]
+    stacked = StackedModel(models, Problem(models[0], "cross_entropy", data))
+    descent = StackedDescent(
+        stacked.parameters, "ngd", {**DEFAULTS["ngd"], "lr": 0.01, "rank": min(80, sizes[1] // 2)}
+    )
+    stepped = Stepped(stacked, descent, data)
+    orders = torch.stack([torch.randperm(len(x), generator=rng) for _ in range(members)]).to(device)
+    return lambda: stepped.epoch(orders, BATCH)
+
+
+MOMENTS, GRAPH_PROBES, DENSE = 100, 96, 3000
+# eigenvalues that a peer computes beyond the clusters, to see the gap
+CLUSTER_MOMENTS, BEYOND = 80, 10
+
+
+def graph_rows(plan: Plan) -> Iterator[list[BenchRow]]:
+    """Moments of a small torus, where all eigenvalues can be had, and a large one; a count of
+    clusters; on the CPU.
+    """
+    for side in (12, 16) if plan.quick else (45, 200):
+        yield _torus_rows(plan, side)
+    yield _cluster_rows(plan, 9 if plan.quick else 240)
+
+
+def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
+    """The error is the largest of all moments', against those of the known spectrum; a moment is
+    at most 1.
+    """
+    one = graph(torus(side))
+    exact = torus_moments(side, MOMENTS)
+    matrix = csr_tensor(one.normalized(), torch.float64)
+    block = torch.randn(
+        len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64
+    )
+    makers: dict[str, Maker] = {UNIT: lambda: lambda: matrix @ block}
+    makers[OURS] = lambda: (
+        lambda: probed_moments(one, MOMENTS, GRAPH_PROBES, 0, components(one)).values
+    )
+    if plan.peers:
+        makers["SciPy"] = lambda: lambda: _recurrence(one)
+        if len(one) <= DENSE:
+            makers["networkx"] = lambda: _all_eigenvalues(one)
+
+    def error(found: Array) -> float:
+        return float(np.abs(found - exact).max())
+
+    least = Limit() if plan.quick else Limit(GRAPH_PROBES / COLUMNS * MOMENTS / 2, "its products")
+    notes = {"SciPy": f"{PROBES} probes, one product a moment", "networkx": "all eigenvalues"}
+    timed = plan.timed(makers)
+    return rows(
+        f"{MOMENTS} graph moments",
+        f"torus, n = {len(one):,}",
+        timed,
+        least=least,
+        error=error,
+        accuracy=0.05,
+        unit=f"product with {COLUMNS} vectors",
+        notes=notes,
+    )
+
+
+def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
+    """How many clusters a graph of ``count`` planted ones has (Table 3.2, spectral thesis)."""
+    one = planted(count, 0.1, 0)
+    matrix = csr_tensor(one.normalized(), torch.float64)
+    block = torch.randn(
+        len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64
+    )
+    makers: dict[str, Maker] = {UNIT: lambda: lambda: matrix @ block}
+    makers[OURS] = lambda: lambda: float(clusters(one, CLUSTER_MOMENTS))
+    if plan.peers:
+        makers["SciPy"] = lambda: lambda: _largest_gap(one, count + BEYOND)
+
+    def error(found: float) -> float:
+        return abs(found / count - 1)
+
+    notes = {"SciPy": f"eigsh, {count + BEYOND} eigenvalues, a number it was told"}
+    return rows(
+        "cluster count",
+        f"{count} clusters, n = {len(one):,}",
+        plan.timed(makers),
+        error=error,
+        accuracy=0.05,
+        unit=f"product with {COLUMNS} vectors",
+        notes=notes,
+    )
+
+
+def _largest_gap(one: Graph, many: int) -> float:
+    """The number of the smallest eigenvalues λ of the Laplacian below the largest gap in
+    arccos(1 − λ).
+    """
+    start = generator(0, "bench vector")
+    values = eigsh(
+        one.normalized(),
+        many,
+        which="LA",
+        v0=torch.randn(len(one), generator=start).double().numpy(),
+    )[0]
+    return float(np.argmax(np.diff(np.arccos(np.clip(np.sort(values)[::-1], -1, 1)))) + 1)
+
+
+def torus(side: int) -> Array:
+    """The edges (2·side², 2) of a square grid that closes on itself."""
+    numbers = np.arange(side * side).reshape(side, side)
+    pairs = [
+        np.stack([numbers.ravel(), np.roll(numbers, -1, axis).ravel()], axis=1) for axis in (0, 1)
+    ]
+    return np.concatenate(pairs)
+
+
+def torus_moments(side: int, count: int) -> Array:
+    """tr T_k(L − I)/n for k = 0 … count: the eigenvalues of L are 1 − (cos a + cos b)/2."""
+    waves = np.cos(2 * np.pi * np.arange(side) / side)
+    values = -(waves[:, None] + waves) / 2
+    return np.asarray(chebvander(values.ravel(), count).mean(axis=0))
+
+
+def _recurrence(one: Graph) -> Array:
+    """T_{k+1} = 2BT_k − T_{k−1} on a block of random signs, B = −D^{−½}WD^{−½}, in SciPy and
+    numpy.
+    """
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (len(one), GRAPH_PROBES))
+    matrix = -one.normalized()
+    before, now = signs, matrix @ signs
+    found = [1.0, float((signs * now).mean())]
+    for _ in range(MOMENTS - 1):
+        before, now = now, 2 * (matrix @ now) - before
+        found.append(float((signs * now).mean()))
+    return np.array(found)
+
+
+def _all_eigenvalues(one: Graph) -> Run:
+    networkx = import_module("networkx")
+    made = networkx.from_scipy_sparse_array(one.adjacency)
+
+    def run() -> Array:
+        values = networkx.normalized_laplacian_spectrum(made).real
+        return np.asarray(chebvander(values - 1, MOMENTS).mean(axis=0))
+
+    return run
