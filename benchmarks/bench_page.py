@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 from lambdahat.bench import BenchResult
-from lambdahat.cli.bench import HEADER, as_row, findings, headline
+from lambdahat.cli.bench_command import HEADER, as_row, findings, headline
 from lambdahat.cli.tables import markdown_table
 from lambdahat.report.figures import plot
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from lambdahat.bench import FAMILIES, BenchResult, BenchRow
 from lambdahat.bench.records import OURS, UNIT
-from lambdahat.cli import bench
+from lambdahat.cli import bench_command
 from lambdahat.cli.app import app
 
 SIZES = {"quick": False, "samples": 2048, "batch size": 512, "hidden width": 256}
@@ -37,7 +37,7 @@ def runs(monkeypatch):
             watch(found)
         return found
 
-    monkeypatch.setattr(bench, "run", answer)
+    monkeypatch.setattr(bench_command, "run", answer)
     return costs
 
 
@@ -100,7 +100,7 @@ def test_what_is_to_be_explained_is_stated():
         *record(5.0).rows[1:],
         BenchRow("trace", "mlp", OURS, cost=3.0, limit=2.0, limit_why="DESIGN §5"),
     ]
-    assert bench.findings(BenchResult(tuple(rows), ABOUT)) == [
+    assert bench_command.findings(BenchResult(tuple(rows), ABOUT)) == [
         "peer is faster at HVP (mlp): ours takes 1.25 times as long",
         "trace (mlp) costs 1.5 times the limit, 2 × one gradient (DESIGN §5)",
     ]
@@ -142,7 +142,9 @@ def test_a_record_of_another_kind_of_run_is_refused_before_anything_is_measured(
 
 def test_a_task_of_ours_that_raises_is_told_by_the_exit_code(monkeypatch):
     broken = BenchRow("HVP", "mlp", OURS, note="ValueError: no")
-    monkeypatch.setattr(bench, "run", lambda *_: BenchResult((record(2.0).rows[0], broken), ABOUT))
+    monkeypatch.setattr(
+        bench_command, "run", lambda *_: BenchResult((record(2.0).rows[0], broken), ABOUT)
+    )
     result = call()
     assert result.exit_code == 1
     assert result.stderr.strip() == "HVP, mlp: no answer, ValueError: no"

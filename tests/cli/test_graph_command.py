@@ -114,7 +114,7 @@ def test_fit_takes_several_files_and_the_library_s_own_settings(files, monkeypat
         seen.append((one.name, args, given))
         return ModelFit(0.5, 0.1, model="erdos_renyi", parameter="p")
 
-    monkeypatch.setattr("lambdahat.cli.graphs.fit_model", fitted)
+    monkeypatch.setattr("lambdahat.cli.graph_commands.fit_model", fitted)
     documents = json.loads(
         call("fit", "random.txt", "cliques.txt", "--model", "erdos_renyi", "--json").stdout
     )

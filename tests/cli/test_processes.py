@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from lambdahat._measure import measure
+from lambdahat.cli.exits import MEASURED, of_torchrun, own_folder, rank
 from lambdahat.cli.loading import call_factory
-from lambdahat.cli.processes import MEASURED, of_torchrun, own_folder, rank
 from lambdahat.results.measurement import Measurement
 
 FACTORY = """

@@ -17,7 +17,7 @@ def main() -> None:
         if "RANK" not in os.environ:
             app(prog_name="lambdahat")
             return
-        from lambdahat.cli.processes import of_torchrun
+        from lambdahat.cli.exits import of_torchrun
 
         with of_torchrun(sys.argv[1:]):
             app(prog_name="lambdahat")

@@ -301,7 +301,7 @@ def bench(
 ) -> None:
     """Benchmark time, error and memory, in units of a gradient and against other libraries."""
     from lambdahat.bench.plans import Plan
-    from lambdahat.cli.bench import run_bench
+    from lambdahat.cli.bench_command import run_bench
 
     with exit_codes("finished tasks are kept" if out else ""):
         require_writable(out)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lambdahat.cli.exits import EXIT_CODES, exit_codes, output_path
+from lambdahat._core.check import require_choice
+from lambdahat.cli.exits import (
+    EXIT_CODES,
+    NAMELESS,
+    NOT_CONVERGED,
+    OK,
+    InputError,
+    exit_codes,
+    one_line,
+    output_path,
+    require_writable,
+    say,
+)
+from lambdahat.cli.measurements import bars
 from lambdahat.cli.options import Json, Quiet
+from lambdahat.cli.tables import print_json, print_table
+from lambdahat.data.catalogue import CATALOGUE, check, fetch, locate
+from lambdahat.data.sources import File, roots
 
 data_commands = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
 Names = Annotated[
@@ -28,7 +45,6 @@ DataFolder = Annotated[
 @data_commands.command("list", epilog=EXIT_CODES)
 def list_data(as_json: Json = False) -> None:
     """List every data set and the location of its files."""
-    from lambdahat.cli.datasets import run_list
 
     with exit_codes():
         code = run_list(as_json)
@@ -43,7 +59,6 @@ def fetch_data(
     quiet: Quiet = False,
 ) -> None:
     """Download and verify data sets; an interrupted download resumes."""
-    from lambdahat.cli.datasets import run_fetch
 
     with exit_codes("what has come is kept; the same command continues"):
         code = run_fetch(names, folder, mirror, quiet)
@@ -55,8 +70,95 @@ def check_data(
     names: Names = None, folder: DataFolder = None, as_json: Json = False, quiet: Quiet = False
 ) -> None:
     """Compare the files with their published checksums, or with their size if none is published."""
-    from lambdahat.cli.datasets import run_check
 
     with exit_codes():
         code = run_check(names or [], folder, as_json, quiet)
     raise typer.Exit(code)
+
+
+LISTED = ("data set", "training", "test", "what", "where")
+CHECKED = ("data set", "state", "where")
+UNPUBLISHED = "no published checksum"
+
+
+def run_list(as_json: bool) -> int:
+    """Every data set, and where its files are."""
+    rows = []
+    for name, entry in CATALOGUE.items():
+        found = None if entry.bundled else locate(name)
+        where = "bundled" if entry.bundled else "not here" if found is None else str(found.folder)
+        if found is not None and found.missing:
+            where += f" (without {', '.join(found.missing)})"
+        rows.append((name, entry.counts, entry.description, where))
+    if as_json:
+        keys = "name", "counts", "description", "where"
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_table(
+            LISTED, [(name, f"{n:,}", f"{m:,}", what, where) for name, (n, m), what, where in rows]
+        )
+    return OK
+
+
+def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, quiet: bool) -> int:
+    """Bring data sets; where nothing works, one line that says what was tried."""
+    for name in names:
+        require_choice(name, "data set", CATALOGUE)
+    if folder is None:
+        require_writable(roots()[0], "the folder of the data")
+    else:
+        require_writable(folder if folder == NAMELESS else folder.expanduser(), "--folder")
+    for name in names:
+        with bars(quiet):
+            try:
+                place = fetch(name, folder, mirror)
+            except ConnectionError as error:
+                raise InputError(one_line(error)) from None
+        if not quiet:
+            print(f"{name}: {place}")
+    return OK
+
+
+def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: bool) -> int:
+    """Compare files with their published checksums: those of the names, or of all that are here.
+
+    Where nobody published one, that is said and is no failure: only the size, if known, was
+    compared.
+    """
+    for name in names:
+        require_choice(name, "data set", CATALOGUE)
+    wanted = names or [
+        name for name, entry in CATALOGUE.items() if not entry.bundled and locate(name, folder)
+    ]
+    rows, wrong, notes = [], [], []
+    for name in wanted:
+        if CATALOGUE[name].bundled:
+            rows.append((name, "right", "bundled"))
+            continue
+        try:
+            found = check(name, folder)
+        except (ValueError, OSError) as error:
+            wrong.append(f"{name}: {one_line(error)}")
+            rows.append((name, "missing" if isinstance(error, FileNotFoundError) else "wrong", ""))
+        else:
+            rows.append((name, UNPUBLISHED if found.unpublished else "right", str(found.folder)))
+            if found.unpublished:
+                notes.append(f"{name}: {_untold(found.unpublished)}")
+    if as_json:
+        print_json([dict(zip(("name", "state", "where"), row, strict=True)) for row in rows])
+    elif not quiet:
+        print_table(CHECKED, rows) if rows else print("no data sets here")
+    for line in (*wrong, *notes):
+        say(line)
+    return NOT_CONVERGED if wrong else OK
+
+
+def _untold(files: Sequence[File]) -> str:
+    """What could not be checked of files without a published checksum, and what was."""
+    names = files[0].name if len(files) == 1 else f"{files[0].name} … {files[-1].name}"
+    compared = (
+        "their sizes are right"
+        if all(file.size is not None for file in files)
+        else "they are there, not empty"
+    )
+    return f"{UNPUBLISHED} of {names}; {compared}, other contents would not be noticed"

@@ -12,11 +12,10 @@ import torch
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat._measure import CURVATURES
-from lambdahat.cli.exits import OK, code_of, foreign_output, require_writable
+from lambdahat.cli.exits import OK, code_of, foreign_output, rank, require_writable
 from lambdahat.cli.forecast import duration, one_product, size
 from lambdahat.cli.loading import Choices, held_out_data, load_problem
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.processes import rank
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.estimators import Direction, landscape, towards
 from lambdahat.krylov import lanczos, random_vector

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from lambdahat._core.progress import progress
 from lambdahat._measure import MeasureSettings, measure, quantity_names
-from lambdahat.cli.exits import OK, code_of, foreign_output, require_writable, say
+from lambdahat.cli.exits import OK, code_of, foreign_output, own_folder, rank, require_writable, say
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast
 from lambdahat.cli.loading import Choices, load_problem
-from lambdahat.cli.processes import own_folder, rank
 from lambdahat.cli.tables import (
     NOTE,
     leaves,
