@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lambdahat.bench import BenchResult, BenchRow
+from lambdahat.bench import BenchResult, BenchRow, regressions
 from lambdahat.bench.records import OURS, UNIT, failures, merged
 from lambdahat.report.figures import plot
 from lambdahat.results import Result

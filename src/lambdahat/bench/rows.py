@@ -224,7 +224,7 @@ def _against(
 
 
 BLOCK = 8
-WORKS = {"hvp": "HVP", "ggn": "GGN product", "block": f"HVP, block of {COLUMNS}"}
+WORKS = {"hvp": "HVP", "ggn": "GGN product", "block": f"HVP, block of {BLOCK}"}
 
 
 def product_rows(plan: Plan) -> Iterator[list[BenchRow]]:
