@@ -553,7 +553,7 @@ def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
         return float(np.abs(found - exact).max())
 
     least = Limit() if plan.quick else Limit(GRAPH_PROBES / COLUMNS * MOMENTS / 2, "its products")
-    notes = {"SciPy": f"{PROBES} probes, one product a moment", "networkx": "all eigenvalues"}
+    notes = {"SciPy": f"{GRAPH_PROBES} probes, one product a moment", "networkx": "all eigenvalues"}
     timed = plan.timed(makers)
     return rows(
         f"{MOMENTS} graph moments",
