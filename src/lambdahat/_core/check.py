@@ -32,10 +32,14 @@ def require(
     Traceback (most recent call last):
     ValueError: depth must lie in [1, 5], got 9; at this size op.dense() is exact
     """
-    if condition:
-        return
+    if not condition:
+        raise error(message(name, expected, got, cure))
+
+
+def message(name: str, expected: str, got: object, cure: str = "") -> str:
+    """The text of an error, for a ``raise`` that type checkers understand."""
     text = got if isinstance(got, str) else describe(got)
-    raise error(f"{name} must {expected}, got {text}" + (f"; {cure}" if cure else ""))
+    return f"{name} must {expected}, got {text}" + (f"; {cure}" if cure else "")
 
 
 def require_count(
@@ -43,22 +47,20 @@ def require_count(
 ) -> int:
     """An integer in [least, most], as an ``int``."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    bounds = (
-        f"be an integer of at least {least}"
-        if most is None
-        else f"be an integer in [{least}, {most}]"
-    )
-    require(whole, name, bounds, describe(value), cure, TypeError)
-    require(least <= value and (most is None or value <= most), name, bounds, repr(value), cure)
-    return int(value)
+    if whole and least <= value and (most is None or value <= most):
+        return int(value)
+    bounds = f"of at least {least}" if most is None else f"in [{least}, {most}]"
+    require(whole, name, f"be an integer {bounds}", describe(value), cure, TypeError)
+    raise ValueError(message(name, f"be an integer {bounds}", repr(value), cure))
 
 
 def require_positive(value: Any, name: str, cure: str = "") -> float:
     """A finite real number above 0, as a ``float``."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if real and 0 < value < float("inf"):
+        return float(value)
     require(real, name, "be a number above 0", describe(value), cure, TypeError)
-    require(0 < value < float("inf"), name, "be a finite number above 0", repr(value), cure)
-    return float(value)
+    raise ValueError(message(name, "be a finite number above 0", repr(value), cure))
 
 
 def require_like(value: Any, default: Any, name: str, hint: str = "") -> None:
@@ -120,13 +122,8 @@ def require_choice(value: Any, name: str, choices: Collection[str], cure: str = 
     Traceback (most recent call last):
     ValueError: data set must be one of 'digits', 'mnist', got 'mnst'; did you mean 'mnist'?
     """
+    if isinstance(value, str) and value in choices:
+        return str(value)
     known = ", ".join(repr(choice) for choice in choices)
     cure = "; ".join(part for part in (did_you_mean(value, choices), cure) if part)
-    require(
-        isinstance(value, str) and value in choices,
-        name,
-        f"be one of {known}",
-        describe(value),
-        cure,
-    )
-    return str(value)
+    raise ValueError(message(name, f"be one of {known}", describe(value), cure))

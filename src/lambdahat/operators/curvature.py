@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count
-from lambdahat._core.device import default_context, side_stream
+from lambdahat._core.device import beside, default_context, side_stream
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.exact.closed_form import (
@@ -51,7 +51,7 @@ from lambdahat.operators.exact.validity import (
     samples_separate,
     why_no_factors,
 )
-from lambdahat.problem import Problem
+from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.losses import NAMED
@@ -92,30 +92,43 @@ class Products:
         self.device = problem.device
         self.stream = side_stream(problem.device)
         self.cache: list[linearise.Product] = []
-        budget = self._room() if memory is None else memory
-        with linearise.repeated():
-            self._prepare(budget)
-
-    def _prepare(self, budget: float) -> None:
-        """Choose the mode and keep what the budget holds."""
-        first: linearise.Product | None
-        first, self.graph_bytes = self._first_that_works()
-        count = len(self.problem.share)
-        self.kept = min(count, int(budget // max(self.graph_bytes, 1)))
-        if self.kept == 0:  # what it holds is needed
-            first = None
-        # forward mode takes twice the memory of the pass that a budget is made for
-        if (
-            self.kept < count
-            and len(self.modes) > 1
-            and self.problem.memory is None
-            and not self.recomputes
-        ):
-            self.mode = self._fastest_unkept()
-        self._fill(first)
         self.vmaps = not self.recomputes
         self.replay: Callable[[Tensor], Tensor] | None = None
         self.tried_replay = False
+        budget: float | None = memory
+        if budget is None and problem.memory is not None:
+            budget = GRAPHS * problem.memory
+        elif budget is None:
+            if self.device.type == "cuda":
+                # the graphs of operators that nobody holds wait in reference cycles
+                total = torch.cuda.get_device_properties(self.device).total_memory
+                if torch.cuda.memory_allocated(self.device) > CROWDED * total:
+                    _collect(self.device)
+            budget = GRAPH_FRACTION * free_memory(self.device)
+        with linearise.repeated():
+            first: linearise.Product | None
+            first, self.graph_bytes = self._first_that_works()
+            count = len(problem.share)
+            self.kept = min(count, int(budget // max(self.graph_bytes, 1)))
+            if self.kept == 0:  # what it holds is needed
+                first = None
+            # forward mode takes twice the memory of the pass that a budget is made for
+            if (
+                self.kept < count
+                and len(self.modes) > 1
+                and problem.memory is None
+                and not self.recomputes
+            ):
+                self.mode = self._fastest_unkept()
+            if self.mode not in ("reverse", "samples"):
+                self.kept = 0
+            for i, (_, batch) in enumerate(problem.share):
+                if i >= self.kept:
+                    break
+                product = first if i == 0 and first is not None else self._build(batch)
+                if self.kept == 0:  # memory ran out
+                    break
+                self.cache.append(product)
 
     def apply(self, rows: Tensor, only: int | None = None) -> Tensor:
         """Rows (k, P) times the operator: this rank's share of it, then the sum over ranks.
@@ -130,7 +143,12 @@ class Products:
 
     def _apply(self, rows: Tensor) -> Tensor:
         if len(rows) == 1:
-            return self._single(rows[0]).unsqueeze(0)
+            if self._may_replay() and not self.tried_replay:
+                self.tried_replay = True
+                self.replay = self._capture()
+            if self.replay is not None and self._may_replay():
+                return self.replay(rows[0]).unsqueeze(0)
+            return self._sum(rows[0], batched=False).unsqueeze(0)
         step = 1 if not self.vmaps or self._may_replay() else self._block()
         if len(rows) <= step:
             return self._block_product(rows)
@@ -138,15 +156,6 @@ class Products:
         for part, chunk in zip(out.split(step), rows.split(step), strict=True):
             part.copy_(self._block_product(chunk) if len(chunk) > 1 else self._apply(chunk))
         return out
-
-    def _single(self, row: Tensor) -> Tensor:
-        if self._may_replay():
-            if not self.tried_replay:
-                self.tried_replay = True
-                self.replay = self._capture()
-            if self.replay is not None:
-                return self.replay(row)
-        return self._sum(row, batched=False)
 
     def _block_product(self, rows: Tensor) -> Tensor:
         try:
@@ -171,7 +180,11 @@ class Products:
             )
         ]
         total: list[Tensor] = []
-        for product, weight in self._each(only):
+        for i, (weight, batch) in enumerate(self.problem.share):
+            if only is not None and i != only:
+                continue
+            weight = weight if only is None else 1.0
+            product = self.cache[i] if i < len(self.cache) else self._build(batch)
             parts = [part.to(self.dtype) for part in product(tangents, batched)]
             if total:
                 torch._foreach_add_(total, parts, alpha=weight)
@@ -183,14 +196,6 @@ class Products:
             return torch.zeros_like(rows)
         return torch.cat([part.reshape(*rows.shape[:-1], -1) for part in total], dim=-1)
 
-    def _each(self, only: int | None = None) -> Any:
-        for i, (weight, batch) in enumerate(self.problem.share):
-            if only is None or i == only:
-                yield (
-                    (self.cache[i] if i < len(self.cache) else self._build(batch)),
-                    weight if only is None else 1.0,
-                )
-
     def _first(self) -> Batch:
         """The first batch of the share or, where there is none in it, of the data."""
         return (
@@ -201,25 +206,18 @@ class Products:
         """The product of one batch; where memory runs out, once more without what was kept of
         the others.
         """
+        build = self.modes[self.mode]
         try:
-            return self._built(batch)
+            # graphs are built on a stream of their own, so that a CUDA graph can capture the
+            # backward passes on it
+            with beside(self.device, self.stream):
+                return build(self.problem, self.leaves, batch)
         except torch.OutOfMemoryError:
             self.cache.clear()
             self.kept, self.tried_replay, self.replay = 0, True, None
         _collect(self.device)
-        return self._built(batch)
-
-    def _built(self, batch: Batch) -> linearise.Product:
-        build = self.modes[self.mode]
-        if self.stream is None:
+        with beside(self.device, self.stream):
             return build(self.problem, self.leaves, batch)
-        # graphs are built on a stream of their own, so that a CUDA graph can capture the backward
-        # passes on it
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            product = build(self.problem, self.leaves, batch)
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        return product
 
     def _first_that_works(self) -> tuple[linearise.Product, int]:
         """The first batch's product in the first mode that the model can take, and the bytes its
@@ -230,7 +228,18 @@ class Products:
         for mode in list(self.modes):
             self.mode = mode
             try:
-                product, size = self._build_and_weigh(batch)
+                # the bytes that a product keeps or, where nothing is kept, that a pass takes
+                if mode == "reverse":
+                    product, size = linearise.saved_bytes(lambda: self._build(batch))
+                elif mode == "samples":
+                    product = self._build(batch)
+                    size = batch.size * self.problem.num_parameters * self.dtype.itemsize
+                else:
+                    with recomputing(self.recomputes):
+                        _, size = linearise.saved_bytes(
+                            lambda: self.problem.batch_loss(self.leaves, batch)
+                        )
+                    product = self._build(batch)
                 tangents = [torch.zeros_like(leaf) for leaf in self.leaves.values()]
                 with nullcontext() if self.problem.memory is None else LiveBytes() as seen:
                     product(tangents)
@@ -246,21 +255,6 @@ class Products:
         raise TypeError(
             "the model must be differentiable twice in some mode, got " + "; ".join(failures)
         )
-
-    def _build_and_weigh(self, batch: Batch) -> tuple[linearise.Product, int]:
-        """A product and the bytes it keeps or, where nothing is kept, those a pass of the model
-        takes.
-        """
-        if self.mode == "reverse":
-            return linearise.saved_bytes(lambda: self._build(batch))
-        if self.mode == "samples":
-            return (
-                self._build(batch),
-                batch.size * self.problem.num_parameters * self.dtype.itemsize,
-            )
-        with recomputing(self.recomputes):
-            _, size = linearise.saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
-        return self._build(batch), size
 
     def _fastest_unkept(self) -> str:
         """One timed product of the first batch in each mode, rebuilt as a batch that is not kept
@@ -281,23 +275,6 @@ class Products:
             except (RuntimeError, NotImplementedError):
                 seconds.pop(mode, None)
         return min(seconds, key=lambda mode: seconds[mode]) if seconds else next(iter(self.modes))
-
-    def _fill(self, first: linearise.Product | None) -> None:
-        """Keep the products of as many batches as the budget holds."""
-        if self.mode not in ("reverse", "samples"):
-            self.kept = 0
-        for i, (_, batch) in enumerate(self.problem.share):
-            if i >= self.kept:
-                break
-            product = first if i == 0 and first is not None else self._build(batch)
-            if self.kept == 0:  # memory ran out
-                break
-            self.cache.append(product)
-
-    def _room(self) -> float:
-        """Bytes for graphs: a part of the problem's budget, or of what is free."""
-        memory = self.problem.memory
-        return GRAPH_FRACTION * _room(self.device) if memory is None else GRAPHS * memory
 
     def _block(self) -> int:
         """Columns that go through vmap together: as many as keep their activations within the
@@ -355,17 +332,6 @@ class Products:
         return replay
 
 
-def _room(device: torch.device) -> int:
-    """What is free on a device, without the graphs of operators that nobody holds: they wait in
-    reference cycles.
-    """
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        if torch.cuda.memory_allocated(device) > CROWDED * total:
-            _collect(device)
-    return free_memory(device)
-
-
 def _collect(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
@@ -417,17 +383,17 @@ class Curvature(LinearOperator):
     @property
     def mode(self) -> str:
         """The mode in use; chosen at the first product."""
-        return self._ready().mode
+        return self.prepare().mode
 
     @property
     def kept_batches(self) -> int:
         """How many batches keep their graph between products."""
-        return self._ready().kept
+        return self.prepare().kept
 
     @property
     def graph_bytes(self) -> int:
         """Bytes of graph that one batch keeps."""
-        return self._ready().graph_bytes
+        return self.prepare().graph_bytes
 
     @property
     def stand_in(self) -> tuple[Curvature, int | None] | None:
@@ -444,21 +410,26 @@ class Curvature(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         if self.stand_in is not None:
             other, only = self.stand_in
-            return other._ready().apply(block.T.contiguous().to(other.dtype), only).T.to(self.dtype)
-        return self._ready().apply(block.T.contiguous()).T
+            return (
+                other.prepare().apply(block.T.contiguous().to(other.dtype), only).T.to(self.dtype)
+            )
+        return self.prepare().apply(block.T.contiguous()).T
 
-    def prepare(self) -> None:
-        """Choose the mode and build the graphs of products now."""
-        self._ready()
+    def prepare(self) -> Products:
+        """The products; the first call chooses the mode and builds the graphs."""
+        if self._products is None:
+            leaves = linearise.leaves_of(self.problem, self.problem.vector)
+            self._products = Products(self.problem, leaves, self.modes, self.memory, self.dtype)
+        return self._products
 
     def like(self, problem: Problem) -> Curvature:
-        """The same kind of operator for another problem of the same parameters."""
-        return self._like(problem)
+        """The same kind of operator for another problem."""
+        raise TypeError(f"{type(self).__name__} cannot be restricted by name")
 
     def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
         # what a subclass adds to a product is not in the graph
         plain = type(self)._apply is Curvature._apply
-        return self._ready().recordable() if plain and self.device.type == "cuda" else None
+        return self.prepare().recordable() if plain and self.device.type == "cuda" else None
 
     def budget(self) -> int | None:
         return self.problem.memory
@@ -488,17 +459,7 @@ class Curvature(LinearOperator):
         )
         if by_index:
             return super().restrict(which)
-        return self._like(self.problem.restrict(which))  # type: ignore[arg-type]
-
-    def _like(self, problem: Problem) -> Curvature:
-        """The same kind of operator for another problem."""
-        raise TypeError(f"{type(self).__name__} cannot be restricted by name")
-
-    def _ready(self) -> Products:
-        if self._products is None:
-            leaves = linearise.leaves_of(self.problem, self.problem.vector)
-            self._products = Products(self.problem, leaves, self.modes, self.memory, self.dtype)
-        return self._products
+        return self.like(self.problem.restrict(which))  # type: ignore[arg-type]
 
     @cached_property
     def _leaves(self) -> dict[str, Tensor]:
@@ -539,7 +500,7 @@ class Hessian(Curvature):
         super().__init__(problem, modes, mode, memory)
         self._options = (mode, memory)
 
-    def _like(self, problem: Problem) -> Hessian:
+    def like(self, problem: Problem) -> Hessian:
         return Hessian(problem, *self._options)
 
     @cached_property
@@ -685,7 +646,7 @@ class GaussNewton(Curvature):
             del self._few
         return found
 
-    def _like(self, problem: Problem) -> GaussNewton:
+    def like(self, problem: Problem) -> GaussNewton:
         return GaussNewton(problem, *self._recipe)
 
     @cached_property
@@ -763,7 +724,7 @@ class Covariance(Curvature):
             del self._few
         return found
 
-    def _like(self, problem: Problem) -> Covariance:
+    def like(self, problem: Problem) -> Covariance:
         return Covariance(problem, *self._options)
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -799,7 +760,7 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = 
     nothing kept), "finite" (central differences) or "auto": the first that the model can take, and
     the faster where the graphs do not fit in ``memory`` bytes.
     """
-    _require_problem(problem)
+    require_problem(problem)
     return Hessian(problem, mode, memory)
 
 
@@ -808,7 +769,7 @@ def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None
     """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of
     the model's output z.
     """
-    _require_problem(problem)
+    require_problem(problem)
     problem = problem.with_output("the Gauss–Newton matrix")
     loss = problem.loss_function
     convex = loss is not None and loss.convex
@@ -840,7 +801,7 @@ def fisher(
     the uncentred covariance). Class weights, ``pos_weight`` and label smoothing weigh what a target
     adds as they do in the Gauss–Newton matrix.
     """
-    _require_problem(problem)
+    require_problem(problem)
     require_kind(kind)
     if kind == "empirical":
         return gradient_covariance(problem, centred=False, mode=mode, memory=memory)
@@ -888,16 +849,5 @@ def gradient_covariance(
     """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; not centred, the
     empirical Fisher.
     """
-    _require_problem(problem)
+    require_problem(problem)
     return Covariance(problem, centred, mode, memory)
-
-
-def _require_problem(problem: Any) -> None:
-    require(
-        isinstance(problem, Problem),
-        "problem",
-        "be a lambdahat.Problem",
-        problem,
-        "make one with lh.Problem(model, loss, data)",
-        TypeError,
-    )

@@ -235,11 +235,6 @@ def repeated() -> Iterator[None]:
         yield
 
 
-def graph_nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """Every node of the autograd graph of some tensors, once."""
-    return nodes_below([tensor.grad_fn for tensor in tensors])
-
-
 def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
     """Some nodes of an autograd graph and every node below them, once."""
     seen: set[Any] = {None}
@@ -271,7 +266,10 @@ def require_graph(tensors: Sequence[Tensor]) -> None:
     """Raise where a node of the graph has no derivative: autograd would take it for a constant
     and say nothing.
     """
-    if any(type(node).__name__ in ("Error", "NotImplemented") for node in graph_nodes(tensors)):
+    if any(
+        type(node).__name__ in ("Error", "NotImplemented")
+        for node in nodes_below([tensor.grad_fn for tensor in tensors])
+    ):
         raise NotImplementedError("an operation of the model can be differentiated only once")
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,8 +215,13 @@ class PrecisionComparison:
             for part in _parts_of(operator)
             if isinstance(part, Curvature) and part.problem.reduced
         ]
-        if not models or not all(map(_fits, models)):
+        if not models:
             return None
+        for model in models:
+            # room for the vectors of a comparison; a problem's budget is kept for its estimators
+            free = model.budget() is None and model.free_memory()
+            if VECTORS * torch.float64.itemsize * model.dim > MEMORY_SHARE * free:
+                return None
         with default_context(), rng_untouched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -239,7 +242,7 @@ class PrecisionComparison:
         with default_context(), rng_untouched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pairs = [
-                (self._product(block, part, False), self._product(block, part, True))
+                [self._product(block, part, double) for double in (False, True)]
                 for part in range(count)
             ]
         image = torch.stack([double for _, double in pairs]).mean(dim=0)
@@ -260,19 +263,14 @@ class PrecisionComparison:
         return image, mean * torch.where(norm > 0, size / norm.clamp_min(1e-300), 0.0)
 
     def _product(self, block: Tensor, part: int, double: bool) -> Tensor:
-        with self._in_place(part, double):
-            return self.operator._apply(block).double()
-
-    @contextmanager
-    def _in_place(self, part: int, double: bool) -> Iterator[None]:
-        """The models replaced by their twins, on one part of the samples; no product is counted."""
+        """By the twins of the models, on one part of the samples; it is not counted."""
         counted = {id(each): (each, each.matvecs) for each in _parts_of(self.operator)}
         try:
             for model, twins in self._twins:
                 twin = twins.double if double else twins.own
                 only = part % twins.parts if twins.parts else None
                 model.stand_in = None if twin is model else (twin, only)
-            yield
+            return self.operator._apply(block).double()
         finally:
             for model, _ in self._twins:
                 model.stand_in = None
@@ -301,21 +299,18 @@ def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
     return list(found.values())
 
 
-def _fits(model: Curvature) -> bool:
-    """Whether there is room for the vectors of a comparison; a problem's budget is kept for its
-    estimators.
-    """
-    free = model.budget() is None and model.free_memory()
-    return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
-
-
 def _twins_of(model: Curvature, samples: int) -> _Twins:
     whole = model.problem.alone()
     few, parts = _sample_of(whole, samples)
     own = model if few is whole else model.like(few)
     try:
         wide = few.in_double(halved=parts == 0)
-        if _casts_inside(wide):
+        # whether the model or the loss casts to less than float64, by one pass of two samples
+        batch = wide.batches.first()
+        batch = batch if wide.norm == "train" else take(batch, slice(0, 2))
+        with torch.no_grad(), _Casts() as casts:
+            wide.batch_loss(wide.named(wide.vector), batch)
+        if casts.seen:
             wide = _perturbed(wide, torch.finfo(whole.vector.dtype).eps)
         double = model.like(wide)
         double.prepare()
@@ -360,17 +355,6 @@ class _Casts(TorchDispatchMode):
         )
         self.seen |= reduced and torch.float64 in entered
         return out
-
-
-def _casts_inside(problem: Problem) -> bool:
-    """Whether the model or the loss of a problem in float64 casts to less, by one evaluation on
-    two samples.
-    """
-    batch = problem.batches.first()
-    batch = batch if problem.norm == "train" else take(batch, slice(0, 2))
-    with torch.no_grad(), _Casts() as casts:
-        problem.batch_loss(problem.named(problem.vector), batch)
-    return bool(casts.seen)
 
 
 def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from lambdahat._core.check import describe, require, require_count
+from lambdahat._core.check import describe, message, require, require_count
 from lambdahat._core.storage import update_digest
 
 CACHE_FRACTION = 0.25
@@ -489,29 +489,20 @@ def _size(raw: Any) -> int:
     sizes = {
         leaf.shape[0] for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor) and leaf.ndim
     }
-    require(
-        len(sizes) == 1,
-        "data",
-        "have one tensor or more, all with the same first dimension",
-        f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors",
-        _expanding(raw, sizes),
-    )
-    return int(sizes.pop())
-
-
-def _expanding(raw: Any, sizes: set[int]) -> str:
-    """The cure for tensors of one row that all samples share, such as position_ids (1, T); empty
-    for others.
-    """
-    if len(sizes) != 2 or 1 not in sizes or not isinstance(raw, Mapping):
-        return ""
-    single = [
-        (name, leaf)
-        for name, leaf in raw.items()
-        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1
-    ]
-    calls = [f"{name}.expand({max(sizes)}{', -1' * (leaf.ndim - 1)})" for name, leaf in single]
-    return f"give each sample its own row: {', '.join(calls)}" if calls else ""
+    if len(sizes) == 1:
+        return int(sizes.pop())
+    cure = ""
+    if len(sizes) == 2 and 1 in sizes and isinstance(raw, Mapping):
+        # tensors of one row that all samples share, such as position_ids (1, T)
+        calls = [
+            f"{name}.expand({max(sizes)}{', -1' * (leaf.ndim - 1)})"
+            for name, leaf in raw.items()
+            if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1
+        ]
+        cure = f"give each sample its own row: {', '.join(calls)}" if calls else ""
+    got = f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors"
+    expected = "have one tensor or more, all with the same first dimension"
+    raise ValueError(message("data", expected, got, cure))
 
 
 def _bytes(raw: Any) -> int:

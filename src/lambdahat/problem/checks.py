@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._core.check import require
+from lambdahat._core.check import message, require
 from lambdahat.problem.batches import Batch, Batches, concatenate, take
 from lambdahat.problem.evaluators import (
     TARGET_KEYS,
@@ -173,24 +173,15 @@ def _first_loss(
 
 def _require_tensors(loss: Loss, output: Any, target: Any, batch: Batch) -> None:
     """A loss of the library's own is one of tensors."""
-    single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
-    require(
-        single,
-        "the model's output",
-        f"be a tensor for loss {loss.name!r}",
-        held_by(output),
-        'return it as "logits", wrap the model, or pass a callable loss(output, target)',
-        TypeError,
-    )
-    got = "inputs alone" if target is None else held_by(target)
-    require(
-        isinstance(target, Tensor),
-        "data",
-        f"give (inputs, targets) batches for loss {loss.name!r}",
-        got,
-        f"use (x, y) tuples, or dicts with the target under {_keys()}",
-        TypeError,
-    )
+    if not isinstance(output, Tensor) and not isinstance(loss, GaussianNLL):
+        cure = 'return it as "logits", wrap the model, or pass a callable loss(output, target)'
+        expected = f"be a tensor for loss {loss.name!r}"
+        raise TypeError(message("the model's output", expected, held_by(output), cure))
+    if not isinstance(target, Tensor):
+        got = "inputs alone" if target is None else held_by(target)
+        expected = f"give (inputs, targets) batches for loss {loss.name!r}"
+        cure = f"use (x, y) tuples, or dicts with the target under {_keys()}"
+        raise TypeError(message("data", expected, got, cure))
 
 
 def _keys() -> str:

@@ -258,10 +258,7 @@ class Problem:
         self._total = sum(terms)
         # the n of n·L and of nβ
         self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples
-        self._share_out()
-
-    def _share_out(self) -> None:
-        """This rank's share of the data, once all ranks agree on the whole."""
+        # this rank's share of the data, once all ranks agree on the whole
         cut = False
         if self.ranks.size > 1:
             point = self.named(self.vector), self.batches.first()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from math import prod
 
 import torch
@@ -54,12 +55,12 @@ class Space:
         """The space of named tensors, in their order."""
         return cls(tuple(parameters), tuple(tuple(tensor.shape) for tensor in parameters.values()))
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of elements of each parameter."""
         return tuple(prod(shape) for shape in self.shapes)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """P, the length of the flat vector."""
         return sum(self.sizes)

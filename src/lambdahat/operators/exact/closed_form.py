@@ -187,20 +187,24 @@ def accumulate(
     """
     sizes = [leaf.numel() if diagonal else 1 for leaf in leaves.values()]
     total = torch.zeros(sum(sizes), dtype=torch.float64, device=problem.device)
+    room, kind = _room(problem), problem.device.type if problem.device.type in CHUNK else "cpu"
+    # samples that are sent through together, by what their signals take
+    signal = factors.count * trusted.width * problem.dtype.itemsize
+    most = max(1, min(CHUNK[kind], min(CHUNK_BYTES[kind], room) // max(1, signal)))
     with twice_differentiable():
-        for batch, share in _parts(problem, factors, _chunk(problem, factors, trusted)):
+        for batch, share in _parts(problem, factors, most):
             squares: Squares = {}
             if trusted.names or extra is not None:
                 output, calls = recorded(problem, leaves, batch)
                 once, fit = used_once(leaves, batch, output, calls, trusted.names)
-                if factors.count:
-                    squares = _layered_squares(
-                        batch, output, once, fit, factors, diagonal, _room(problem)
-                    )
+                within = _holding(once, fit)
+                # parameters that enter once, through a layer with a closed form
+                if factors.count and within:
+                    signals, signs = factors.make(output.detach(), batch)
+                    found = pulled_squares([output], [signals], signs, within, diagonal, room)
+                    squares = {name: square for name, square in found.items() if name in fit}
                 if extra is not None:
-                    add_squares(
-                        squares, extra(Part(batch, share, output, once, fit, _room(problem)))
-                    )
+                    add_squares(squares, extra(Part(batch, share, output, once, fit, room)))
             rest = [name for name in leaves if name not in squares] if factors.count else []
             if rest:
                 squares |= _sample_squares(problem, leaves, batch, factors, rest, diagonal)
@@ -211,15 +215,6 @@ def accumulate(
                 ]
                 total.add_(torch.cat(parts), alpha=share)
     return problem.ranks.sum(total, "the squares of a trace")
-
-
-def _chunk(problem: Problem, factors: Factors, trusted: Trusted) -> int:
-    """How many samples to send through together."""
-    kind = problem.device.type if problem.device.type in CHUNK else "cpu"
-    room = min(CHUNK_BYTES[kind], _room(problem)) // max(
-        1, factors.count * trusted.width * problem.dtype.itemsize
-    )
-    return max(1, min(CHUNK[kind], room))
 
 
 def _room(problem: Problem) -> int:
@@ -292,26 +287,20 @@ def trusted_layers(few: Few) -> Trusted:
                 for name, said in own
                 if name in mixed.slopes
             }
-    close = _close(pairs, tolerance(few.problem))
+    if not pairs:
+        return Trusted(set(), width)
+    said = [pair[0] for pair in pairs.values()]
+    slopes = [slope.to(like.dtype) for like, slope in pairs.values()]
+    norms = torch._foreach_norm([*torch._foreach_sub(said, slopes), *slopes])
+    gaps, sizes = torch.stack(norms).view(2, -1).tolist()  # all read at once
+    allowed, rows = tolerance(few.problem), zip(pairs, gaps, sizes, strict=True)
+    close = {name for name, gap, size in rows if gap <= allowed * size}
     return Trusted({name for name in fit if name in close and f"{owner(name)}." in close}, width)
 
 
 def _by_rows(tensor: Tensor, factors: Tensor) -> Tensor:
     """(K, B, …), of a tensor (B, …) and factors (K, B)."""
     return tensor * factors.to(tensor.dtype).reshape(*factors.shape, *[1] * (tensor.ndim - 1))
-
-
-def _close(pairs: dict[str, tuple[Tensor, Tensor]], allowed: float) -> set[str]:
-    """The names of tensors that agree, all read at once."""
-    if not pairs:
-        return set()
-    said = [pair[0] for pair in pairs.values()]
-    found = [slope.to(like.dtype) for like, slope in pairs.values()]
-    norms = torch._foreach_norm([*torch._foreach_sub(said, found), *found])
-    gaps, sizes = torch.stack(norms).view(2, -1).tolist()
-    return {
-        name for name, gap, size in zip(pairs, gaps, sizes, strict=True) if gap <= allowed * size
-    }
 
 
 def used_once(
@@ -336,26 +325,6 @@ def _holding(once: dict[str, LayerCall], fit: set[str]) -> dict[str, LayerCall]:
     """The uses of the layers that some parameters belong to."""
     owners = {owner(name) for name in fit}
     return {prefix: call for prefix, call in once.items() if prefix in owners}
-
-
-def _layered_squares(
-    batch: Batch,
-    output: Tensor,
-    once: dict[str, LayerCall],
-    fit: set[str],
-    factors: Factors,
-    diagonal: bool,
-    room: int,
-) -> Squares:
-    """The squares of the parameters that enter once, through a layer that has a closed form and
-    the batch first.
-    """
-    within = _holding(once, fit)
-    if not within:
-        return {}
-    signals, signs = factors.make(output.detach(), batch)
-    found = pulled_squares([output], [signals], signs, within, diagonal, room)
-    return {name: square for name, square in found.items() if name in fit}
 
 
 def _sample_squares(

@@ -7,10 +7,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 
-from lambdahat.operators.linearise import graph_nodes
+from lambdahat.operators.linearise import nodes_below
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch
 
@@ -57,15 +56,45 @@ Calls = dict[str, list[LayerCall]]
 
 
 def recorded(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Calls]:
-    """The output for a batch and the uses of its layers, by the layer's name."""
-    with _recording(problem, leaves) as calls:
-        output: Tensor = problem.output(leaves, batch)
-    return output, calls
+    """The output for a batch and the uses of its layers that have a closed form, by the layer's
+    name.
+
+    Linear layers are recorded with their weights held constant too: what bends above them reaches
+    the layers below.
+    """
+    calls: Calls = {}
+
+    def note(prefix: str, layer: nn.Module, args: Any, kwargs: Any, left: Tensor) -> None:
+        if not left.requires_grad:
+            return
+        given = args[0] if args else kwargs["input"]
+        entered, slope = given.detach(), None
+        if isinstance(layer, nn.Linear):
+            slope = layer.weight.detach()
+        if isinstance(layer, BATCH_NORMS):
+            entered, slope = _standardised(layer, entered)
+        # edges, not tensors: a later in-place operation changes what a tensor is
+        came = get_gradient_edge(given) if given.requires_grad else None
+        edge = get_gradient_edge(left)
+        call = LayerCall(layer, entered, edge, left.numel(), came, slope)
+        calls.setdefault(prefix, []).append(call)
+
+    handles = [
+        # before the user's hooks, which may change what the layer gives
+        layer.register_forward_hook(partial(note, prefix), with_kwargs=True, prepend=True)
+        for prefix, layer in (() if problem.model is None else problem.model.named_modules())
+        if type(layer) in KNOWN and (type(layer) is nn.Linear or names_in(prefix, layer, leaves))
+    ]
+    try:
+        return problem.output(leaves, batch), calls
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def uses_of_leaves(output: Tensor) -> Counter[int]:
     """How often each leaf enters the graph of the output, by its id."""
-    children = (child for node in graph_nodes([output]) for child, _ in node.next_functions)
+    children = (child for node in nodes_below([output.grad_fn]) for child, _ in node.next_functions)
     return Counter(
         id(child.variable) for child in children if type(child).__name__ == "AccumulateGrad"
     )
@@ -87,49 +116,6 @@ def full_name(prefix: str, key: str) -> str:
 def owner(name: str) -> str:
     """The prefix of the layer that a parameter belongs to."""
     return name.rpartition(".")[0]
-
-
-@contextmanager
-def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[Calls]:
-    """Record what enters and leaves every layer that has a closed form, while the block runs.
-
-    Linear layers are recorded with their weights held constant too: what bends above them reaches
-    the layers below.
-    """
-    calls: Calls = {}
-    handles = []
-    for prefix, layer in () if problem.model is None else problem.model.named_modules():
-        if type(layer) not in KNOWN or not (
-            type(layer) is nn.Linear or names_in(prefix, layer, leaves)
-        ):
-            continue
-
-        def note(
-            layer: nn.Module, args: Any, kwargs: Any, left: Tensor, prefix: str = prefix
-        ) -> None:
-            if left.requires_grad:
-                calls.setdefault(prefix, []).append(
-                    _call(layer, args[0] if args else kwargs["input"], left)
-                )
-
-        # before the user's hooks, which may change what the layer gives
-        handles.append(layer.register_forward_hook(note, with_kwargs=True, prepend=True))
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _call(layer: nn.Module, given: Tensor, left: Tensor) -> LayerCall:
-    """Edges, not tensors: a later in-place operation changes what a tensor is."""
-    entered, slope = given.detach(), None
-    if isinstance(layer, nn.Linear):
-        slope = layer.weight.detach()
-    if isinstance(layer, BATCH_NORMS):
-        entered, slope = _standardised(layer, entered)
-    came = get_gradient_edge(given) if given.requires_grad else None
-    return LayerCall(layer, entered, get_gradient_edge(left), left.numel(), came, slope)
 
 
 def _standardised(layer: nn.Module, entered: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +162,15 @@ def pulled_squares(
     squares: Squares = {}
     edges = [call.left for call in calls.values()]
     room = SIGNAL_BYTES if room is None else room
-    for start in range(0, len(signs), step := _step(seeds, calls, room)):
+    # as many factors together as keep their signals within the budget, at a layer's output and, on
+    # the way there, at its input; half as many where one pass makes all of them, which holds those
+    # of two layers at a time beside the ones that are kept
+    row = sum(max(call.entered.numel(), call.width) for call in calls.values())
+    row *= seeds[0].element_size()
+    step = max(1, min(len(seeds[0]), room // max(1, row)))
+    if _together(step, seeds, calls):
+        step = max(1, min(step, room // max(1, 2 * row)))
+    for start in range(0, len(signs), step):
         part = slice(start, start + step)
         back = _signals(tops, edges, [seed[part] for seed in seeds], calls)
         for (prefix, call), deltas in zip(calls.items(), back, strict=True):
@@ -206,20 +200,6 @@ def add_squares(total: Squares, more: Squares) -> None:
     """Into the total, in place."""
     for name, square in more.items():
         total[name] = total[name] + square if name in total else square
-
-
-def _step(seeds: Sequence[Tensor], calls: dict[str, LayerCall], room: int) -> int:
-    """How many factors to send back together, so that their signals stay within the budget.
-
-    At a layer's output and, on the way there, at its input; half as many where one pass makes all
-    of them, which holds those of two layers at a time beside the ones that are kept.
-    """
-    row = (
-        sum(max(call.entered.numel(), call.width) for call in calls.values())
-        * seeds[0].element_size()
-    )
-    most = max(1, min(len(seeds[0]), room // max(1, row)))
-    return max(1, min(most, room // max(1, 2 * row))) if _together(most, seeds, calls) else most
 
 
 def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, LayerCall]) -> bool:
@@ -319,26 +299,17 @@ class _Shared:
         return copies + self.groups * count * self.outputs * (self.inputs + 1)
 
 
-def _shared(call: LayerCall) -> _Shared | None:
-    """None for batch-norm."""
-    layer = call.layer
-    if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
-        return None
-    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-    return _Shared(
-        tuple(layer.weight.shape),
-        groups,
-        call.width // max(1, len(call.entered) * len(layer.weight)),
-    )
-
-
 def _squares(call: LayerCall, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
     """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B), by as many samples as
     fit.
 
     Squares and their sums are taken in single precision at least.
     """
-    size, shared = len(call.entered), _shared(call)
+    size, layer, shared = len(call.entered), call.layer, None
+    if isinstance(layer, (nn.Linear, *CONVOLUTIONS)):  # not batch-norm
+        groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+        length = call.width // max(1, size * len(layer.weight))
+        shared = _Shared(tuple(layer.weight.shape), groups, length)
     wide = torch.promote_types(call.entered.dtype, torch.float32)
     numbers = (
         2 * len(signs) * call.width // max(1, size)

@@ -34,9 +34,9 @@ from lambdahat._core.rng import generator
 from lambdahat.operators.exact.layer_squares import Calls, recorded
 from lambdahat.operators.linearise import (
     empirical_residuals,
-    graph_nodes,
     kind_of,
     monte_carlo_residuals,
+    nodes_below,
     twice_differentiable,
 )
 from lambdahat.problem import Problem
@@ -120,7 +120,8 @@ def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
             given,
             failed="samples are normalised by the statistics of their batch",
         )
-    batch = _copied(given)
+    copied = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given.data)
+    batch = replace(given, data=copied)
     try:
         with twice_differentiable():
             output, calls = recorded(problem, leaves, batch)
@@ -130,13 +131,6 @@ def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
         reason = f"the model does not take {batch.size} samples ({said})"
         return Few(problem, leaves, given, batch, failed=reason)
     return Few(problem, leaves, given, batch, output, calls)
-
-
-def _copied(batch: Batch) -> Batch:
-    return replace(
-        batch,
-        data=tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch.data),
-    )
 
 
 def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
@@ -534,7 +528,11 @@ def form_of(few: Few) -> ModelForm:
     model may branch.
     """
     problem, leaves, batch, output = few.problem, few.leaves, few.batch, few.output
-    reason = _unfixed_statistics(problem) or few.failed
+    reason = few.failed
+    for name, layer in () if problem.model is None else problem.model.named_modules():
+        if isinstance(layer, BATCH_NORMS) and (layer.training or layer.running_mean is None):
+            reason = f"{name or type(layer).__name__} normalises by the statistics of its batch"
+            break
     if not reason and not isinstance(output, Tensor):
         reason = f"the model's output is a {type(output).__name__}, not one tensor"
     if reason:
@@ -557,26 +555,10 @@ def form_of_graph(
     if root is None:
         return ModelForm("", "")
     if normalised(problem, batch, output) is not None:
-        root = root.next_functions[0][
-            0
-        ]  # cross-entropy does not feel a last log-softmax: start at the logits
-    return _walk(root, {id(leaf): name for name, leaf in leaves.items()})
-
-
-def refused_form(reason: str) -> ModelForm:
-    """No closed form, and why."""
-    return ModelForm(reason, reason)
-
-
-def _unfixed_statistics(problem: Problem) -> str:
-    for name, layer in () if problem.model is None else problem.model.named_modules():
-        if isinstance(layer, BATCH_NORMS) and (layer.training or layer.running_mean is None):
-            return f"{name or type(layer).__name__} normalises by the statistics of its batch"
-    return ""
-
-
-def _walk(root: Any, names: dict[int, str]) -> ModelForm:
-    """Depth first over the graph, collecting for each node the parameters below it."""
+        # cross-entropy does not feel a last log-softmax: start at the logits
+        root = root.next_functions[0][0]
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    # depth first over the graph, collecting for each node the parameters below it
     below: dict[Any, frozenset[str]] = {None: frozenset()}
     stack: list[tuple[Any, bool]] = [(root, False)]
     curved, bends, parts = "", [], False
@@ -597,9 +579,8 @@ def _walk(root: Any, names: dict[int, str]) -> ModelForm:
         below[node] = frozenset().union(*sets)
         parts = parts or kind == "CopySlices"
         if any(made.dtype.is_complex for made in getattr(node, "_input_metadata", ())):
-            return refused_form(
-                "it computes with complex numbers"
-            )  # of which abs(z) is no piecewise linear function
+            # of which abs(z) is no piecewise linear function
+            return refused_form("it computes with complex numbers")
         reason = _objection(node, kind, sets)
         curved = curved or reason
         if kind in SMOOTH and len(children) == 1:
@@ -609,6 +590,11 @@ def _walk(root: Any, names: dict[int, str]) -> ModelForm:
     if bends and parts:  # which write was the smooth one cannot be told
         return refused_form("beside smooth activations it writes in place into part of a tensor")
     return ModelForm(curved, "", tuple(bends))
+
+
+def refused_form(reason: str) -> ModelForm:
+    """No closed form, and why."""
+    return ModelForm(reason, reason)
 
 
 def _objection(node: Any, kind: str, sets: list[frozenset[str]]) -> str:
@@ -649,7 +635,7 @@ class _Writes(TorchDispatchMode):
 
 def _hidden_writes(few: Few) -> str:
     """What a write in place into part of a tensor did: its node in the graph does not say."""
-    if not any(kind_of(node) == "CopySlices" for node in graph_nodes([few.output])):
+    if not any(kind_of(node) == "CopySlices" for node in nodes_below([few.output.grad_fn])):
         return ""
     with _Writes() as writes:
         few.problem.output(few.leaves, few.given)
