@@ -176,7 +176,7 @@ def trace(
     )
     if rounding is None:
         return found
-    return with_rounding(found, rounding.trace, tol * max(abs(float(found)), rounding.size))
+    return with_rounding(found, rounding.trace, tol * max(abs(float(found.value)), rounding.size))
 
 
 def _estimate(

@@ -202,14 +202,14 @@ class _Flag:
                     self._write(self._before)
 
 
-def _search(value: bool) -> None:
-    torch.backends.cudnn.benchmark = value
-
-
 _PLAIN_ATTENTION = _Flag(
     torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
 )
-_SEARCH = _Flag(lambda: bool(torch.backends.cudnn.benchmark), _search, True)
+_SEARCH = _Flag(
+    lambda: bool(torch.backends.cudnn.benchmark),
+    lambda value: setattr(torch.backends.cudnn, "benchmark", value),
+    True,
+)
 
 
 @contextmanager

@@ -222,6 +222,8 @@ def as_operator(
     cure: str = "for a problem call lh.hessian(problem)",
 ) -> LinearOperator:
     """The operator that a function was given, or the matrix that it was given as one."""
+    if isinstance(given, LinearOperator):
+        return given
     try:
         return operator(given)
     except TypeError as error:

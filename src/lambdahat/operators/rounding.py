@@ -154,32 +154,25 @@ def _measure(operator: LinearOperator, comparison: PrecisionComparison) -> Round
         tuple(root * float(piece.square().mean().sqrt()) for piece in part[:, 0].split(lengths))
         for part in (error, image)
     )
-    rows = _filled(rows, sizes, lengths, torch.finfo(operator.dtype).eps)
+    # One reading can be 0 by chance, so that errors of parameters with few rows are raised to what
+    # is usual in this operator: the relative error of all rows, and the rounding of a row of the
+    # usual size, for entries that cancel are made of such.
+    whole, total = (
+        sum(n * each**2 for each, n in zip(part, lengths, strict=True)) for part in (sizes, rows)
+    )
+    if whole > 0:
+        relative = math.sqrt(total / whole)
+        usual = torch.finfo(operator.dtype).eps * math.sqrt(whole / sum(lengths))
+        rows = tuple(
+            max(row, relative * size, usual) if n < SPARSE else row
+            for row, size, n in zip(rows, sizes, lengths, strict=True)
+        )
     random, leading = (
         RoundedProduct(float(e.norm()), float((x.double() * e).sum().abs()), float(y.norm()))
         for x, y, e in ((z, image, error), (v, image_v, error_v))
     )
     finite = all(map(math.isfinite, (random.error, random.size, leading.error, leading.size)))
     return Rounding(operator.dim, random, leading, rows, sizes, lengths) if finite else None
-
-
-def _filled(
-    rows: tuple[float, ...], sizes: tuple[float, ...], lengths: tuple[int, ...], eps: float
-) -> tuple[float, ...]:
-    """The errors of rows, those of parameters with fewer than ``SPARSE`` rows raised to what is
-    usual in this operator.
-
-    One reading can be 0 by chance. Usual is the relative error of all rows, and the rounding of a
-    row of the usual size: entries that cancel are made of such.
-    """
-    whole, error = (
-        sum(n * each**2 for each, n in zip(part, lengths, strict=True)) for part in (sizes, rows)
-    )
-    if not whole > 0:
-        return rows
-    relative, usual = math.sqrt(error / whole), eps * math.sqrt(whole / sum(lengths))
-    both = zip(rows, sizes, lengths, strict=True)
-    return tuple(max(row, relative * size, usual) if n < SPARSE else row for row, size, n in both)
 
 
 @dataclass(frozen=True)
@@ -287,7 +280,9 @@ def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
         if id(each) in found:
             continue
         found[id(each)] = each
-        for value in vars(each).values():
+        # a curvature multiplies by its own graphs alone; the Gauss–Newton matrix that a Hessian
+        # keeps for its closed forms is no part of its products
+        for value in () if isinstance(each, Curvature) else vars(each).values():
             several = (
                 value.values()
                 if isinstance(value, dict)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -175,11 +174,32 @@ class Evaluator:
         return self.read(self._run(parameters, args, kwargs))
 
     def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What the model gives for its arguments."""
-        with self._lent() as constants:
-            tensors = {**constants, **parameters}
-            with checkpoints_of(self.model, tensors) as met:
-                output = functional_call(self.model, tensors, args, dict(kwargs))
+        """What the model gives for its arguments.
+
+        A pass may write to the constants: it gets copies, and the user's stay as they are. The
+        first pass gets copies of all but large parameters. What it wrote to is copied for every
+        pass, and so are small buffers, for any batch may be the first that has one written. The
+        rest is watched, by version.
+        """
+        constants, first = self.constants, self._copied is None
+        names = self._copied if self._copied is not None else self._first_copied(constants)
+        copies = {name: constants[name].clone() for name in names}
+        own = {name: tensor for name, tensor in constants.items() if name not in copies}
+        before = [_version(tensor) for tensor in own.values()]
+        tensors = {**constants, **copies, **parameters}
+        with checkpoints_of(self.model, tensors) as met:
+            output = functional_call(self.model, tensors, args, dict(kwargs))
+        for (name, tensor), version in zip(own.items(), before, strict=True):
+            require(
+                _version(tensor) == version,
+                "the model",
+                "not write to tensors that are held constant",
+                f"a pass that wrote to {name!r}, which is now changed",
+                "put it back, and have forward write to a clone of it, or make it a buffer of at"
+                f" most {LARGE >> 20} MiB, which passes get copies of",
+            )
+        if first:
+            self._copied = self._still_copied(copies, constants)
         self.checkpoints = self.checkpoints or bool(met)
         return output
 
@@ -194,33 +214,6 @@ class Evaluator:
         if self.model_loss or (type(self.loss) is Custom and plain):
             return output
         return _held(output, LOGITS, output)
-
-    @contextmanager
-    def _lent(self) -> Iterator[dict[str, Tensor]]:
-        """The constants for one pass, which may write to them: it gets copies, and the user's stay
-        as they are.
-
-        The first pass gets copies of all but large parameters. What it wrote to is copied for every
-        pass, and so are small buffers, for any batch may be the first that has one written. The
-        rest is watched, by version.
-        """
-        constants, first = self.constants, self._copied is None
-        names = self._copied if self._copied is not None else self._first_copied(constants)
-        copies = {name: constants[name].clone() for name in names}
-        own = {name: tensor for name, tensor in constants.items() if name not in copies}
-        before = [_version(tensor) for tensor in own.values()]
-        yield {**constants, **copies}
-        for (name, tensor), version in zip(own.items(), before, strict=True):
-            require(
-                _version(tensor) == version,
-                "the model",
-                "not write to tensors that are held constant",
-                f"a pass that wrote to {name!r}, which is now changed",
-                "put it back, and have forward write to a clone of it, or make it a buffer of at"
-                f" most {LARGE >> 20} MiB, which passes get copies of",
-            )
-        if first:
-            self._copied = self._still_copied(copies, constants)
 
     def _first_copied(self, constants: dict[str, Tensor]) -> frozenset[str]:
         """What the first pass gets copies of: buffers, small parameters, and embeddings that

@@ -84,7 +84,15 @@ class Few:
         """
         if self._mixed is None or (twice and not self._mixed.twice):
             rng = generator(0, "mix of outputs", device=self.output.device)
-            mix = random_mix(self.output, normalised(self.problem, self.batch, self.output), rng)
+            mix = random_like(self.output, rng)
+            classes = normalised(self.problem, self.batch, self.output)
+            if classes is not None:
+                # A mix that sums to 0 over the classes does not feel the log-softmax that the loss
+                # does not feel. It is of sixteenths, below 8, whose sum has no rounding: a sum of
+                # 1e-7 would bring back what curvature the log-softmax has, by a multiple that grows
+                # with the data.
+                steps = (16 * mix).round().clamp(-63, 63) / 16
+                mix = steps - steps.roll(1, classes)
             try:
                 self._mixed = self._pulled(mix, twice)
             # an operation that can be differentiated only once
@@ -147,21 +155,6 @@ def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
     classes = 1 if loss._classes_first(output, problem.target(batch)) is output else output.ndim - 1
     dim: int = output.grad_fn._saved_dim  # type: ignore[attr-defined]  # a negative one is saved as unsigned
     return classes if (dim - 2**64 if dim >= 2**63 else dim) % output.ndim == classes else None
-
-
-def random_mix(output: Tensor, normalised: int | None, rng: torch.Generator) -> Tensor:
-    """Random weights u of the outputs, that sum to 0 over the classes where those are
-    ``normalised``.
-
-    Such a mix does not feel the log-softmax that the loss does not feel. It is of sixteenths, below
-    8, whose sum has no rounding: a sum of 1e-7 would bring back what curvature the log-softmax has,
-    by a multiple that grows with the data.
-    """
-    mix = random_like(output, rng)
-    if normalised is None:
-        return mix
-    steps = (16 * mix).round().clamp(-63, 63) / 16
-    return steps - steps.roll(1, normalised)
 
 
 def random_like(like: Tensor, rng: torch.Generator) -> Tensor:
@@ -541,7 +534,12 @@ def form_of(few: Few) -> ModelForm:
     if form.refused:
         return form
     with twice_differentiable():
-        reason = _hidden_writes(few)
+        # the node of a write in place into part of a tensor does not say what was written
+        if any(kind_of(node) == "CopySlices" for node in nodes_below([output.grad_fn])):
+            with _Writes() as writes:
+                problem.output(leaves, few.given)
+            others = sorted(writes.names - IN_PLACE)
+            reason = f"{others[0]} writes in place into part of a tensor" if others else ""
         if not reason and not form.bends:
             reason = _bend(few)
     return refused_form(reason) if reason else form
@@ -631,16 +629,6 @@ class _Writes(TorchDispatchMode):
         if name.endswith("_"):
             self.names.add(name)
         return func(*args, **(kwargs or {}))
-
-
-def _hidden_writes(few: Few) -> str:
-    """What a write in place into part of a tensor did: its node in the graph does not say."""
-    if not any(kind_of(node) == "CopySlices" for node in nodes_below([few.output.grad_fn])):
-        return ""
-    with _Writes() as writes:
-        few.problem.output(few.leaves, few.given)
-    others = sorted(writes.names - IN_PLACE)
-    return f"{others[0]} writes in place into part of a tensor" if others else ""
 
 
 def _bend(few: Few) -> str:
