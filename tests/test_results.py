@@ -422,6 +422,25 @@ def test_results_of_the_first_version_are_read_without_a_digest(tmp_path):
     assert Estimate.load(path).cost == 4
 
 
+STORED = Path(__file__).parent / "stored"  # written before the modules of results were moved
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "MaxentDensity"])
+def test_results_that_were_stored_earlier_are_read(name):
+    path = STORED / name.replace(", ", "-").replace(" ", "-").lower()
+    assert same(EXAMPLES[name], type(EXAMPLES[name]).load(path))
+
+
+def test_every_kind_that_was_stored_earlier_is_known():
+    """A file names the kind of its result and the fields: neither may be renamed."""
+    kinds = json.loads((STORED / "kinds.json").read_text())
+    assert len(kinds) > 50
+    for name, fields in kinds.items():
+        kind = storage._kind(name)
+        assert kind is not None, name
+        assert set(fields) <= {field.name for field in dataclasses.fields(kind)}, name
+
+
 def test_the_wrong_type_is_named(tmp_path):
     Estimate(1.0).save(tmp_path / "r")
     with pytest.raises(
