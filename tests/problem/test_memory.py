@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import lambdahat as lh
+from lambdahat._core.check import memory_bytes
 from lambdahat._core.rng import generator
-from lambdahat.problem.memory import LiveBytes, memory_bytes, pass_bytes
+from lambdahat.problem.memory import LiveBytes, pass_bytes
 from lambdahat.sampling import sgld
 from lambdahat.sampling.backends import Demand
 from lambdahat.sampling.backends.runner import Plan

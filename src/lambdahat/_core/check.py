@@ -5,8 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import re
 from collections.abc import Collection
 from typing import Any
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
+    **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)},
+}
 
 
 def describe(value: object) -> str:
@@ -127,3 +135,20 @@ def require_choice(value: Any, name: str, choices: Collection[str], cure: str = 
     known = ", ".join(repr(choice) for choice in choices)
     cure = "; ".join(part for part in (did_you_mean(value, choices), cure) if part)
     raise ValueError(message(name, f"be one of {known}", describe(value), cure))
+
+
+def memory_bytes(memory: Any, least: int = 1) -> int | None:
+    """A budget as a number of bytes; "4GiB" and "500MB" are known.
+
+    >>> memory_bytes("4GiB"), memory_bytes(1000), memory_bytes(None)
+    (4294967296, 1000, None)
+    """
+    if memory is None:
+        return None
+    if not isinstance(memory, str):
+        return require_count(memory, "memory", least)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", memory)
+    if found is None or found[2] not in _UNITS:
+        expected = 'be a number of bytes or a text such as "4GiB" or "500MB"'
+        raise ValueError(message("memory", expected, describe(memory)))
+    return require_count(int(float(found[1]) * _UNITS[found[2]]), "memory", least)

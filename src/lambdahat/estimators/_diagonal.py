@@ -10,19 +10,11 @@ from torch import Tensor
 from lambdahat._core.check import require, require_count, require_positive
 from lambdahat._core.device import default_context
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
-from lambdahat.estimators.sequential import (
-    MINIMUM,
-    NORMAL_QUANTILE,
-    SMALL,
-    Meter,
-    plain_pilot,
-    with_control,
-    with_rounding,
-)
+from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter, plain_pilot, with_control
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
-from lambdahat.operators.rounding import rounding_of
-from lambdahat.results import Estimate, Status
+from lambdahat.operators.rounding import rounding_of, with_rounding
+from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 
 MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 

@@ -21,11 +21,10 @@ from lambdahat.estimators.sequential import (
     deflated_mean,
     mean_until,
     plain_pilot,
-    with_rounding,
 )
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
-from lambdahat.operators.rounding import rounding_of
+from lambdahat.operators.rounding import rounding_of, with_rounding
 from lambdahat.results import Estimate
 
 SKEW = math.sqrt(8.0)  # the skewness of a square of a normal variable

@@ -28,11 +28,10 @@ from lambdahat.estimators.sequential import (
     orthonormal_beside,
     plain_pilot,
     with_control,
-    with_rounding,
 )
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
-from lambdahat.operators.rounding import rounding_of
+from lambdahat.operators.rounding import rounding_of, with_rounding
 from lambdahat.problem.space import Space
 from lambdahat.results import Estimate, Status
 

@@ -23,10 +23,9 @@ from lambdahat._core.device import full_precision
 from lambdahat._core.progress import report
 from lambdahat.estimators.probes import Probes, block_sizes, crowded
 from lambdahat.operators.base import LinearOperator
-from lambdahat.results import Estimate, Status, student_quantile
+from lambdahat.results import NORMAL_QUANTILE, Estimate, Status, student_quantile
 
 LEVEL = 0.95
-NORMAL_QUANTILE = student_quantile(LEVEL, math.inf)
 MINIMUM = 16
 # a pilot, its sketch and fresh probes take as many products as the dense diagonal of this order
 SMALL = 3 * MINIMUM
@@ -58,30 +57,6 @@ class Meter:
     def tell(self, expected: float) -> None:
         """Report progress towards ``expected`` products in all."""
         report(self.task, self.spent, min(self.limit, math.ceil(expected)))
-
-
-def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> Estimate:
-    """An estimate with the rounding ``error`` of the model's products in its standard error.
-
-    PRECISION_LIMIT where that alone takes more than half of the half-width that is ``allowed``.
-    """
-    before = estimate.stderr
-    if isinstance(before, Tensor):
-        joined = torch.hypot(
-            before.double(), torch.as_tensor(error, dtype=torch.float64, device=before.device)
-        )
-        size, share = (
-            float(torch.as_tensor(error).norm()),
-            float(before.norm()) / max(float(joined.norm()), 1e-300),
-        )
-        total: float | Tensor = joined
-    else:
-        size, total = float(error), math.hypot(float(before), float(error))
-        share = float(before) / total if total > 0 else 1.0
-    dof = math.inf if share == 0 or math.isinf(estimate.dof) else estimate.dof / share**4
-    rules = size > 0 and 2 * NORMAL_QUANTILE * size > allowed
-    status = Status.PRECISION_LIMIT if rules else estimate.status
-    return dataclasses.replace(estimate, stderr=total, dof=dof, status=status)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import memory_bytes, require, require_choice, require_count
 from lambdahat._core.device import beside, default_context, side_stream
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator
@@ -55,7 +55,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import Batch, free_memory
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.losses import NAMED
-from lambdahat.problem.memory import GRAPHS, PASS, LiveBytes, memory_bytes
+from lambdahat.problem.memory import GRAPHS, PASS, LiveBytes
 from lambdahat.problem.space import Pattern
 from lambdahat.results import Estimate
 

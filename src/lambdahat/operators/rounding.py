@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.curvature import Curvature
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batches, rng_untouched, take
+from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 
 # samples on which products are compared; of larger data sets, as many drawn at random
 FEW, MANY = 256, 4096
@@ -127,6 +128,30 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
     comparison = PrecisionComparison.of(operator, samples)
     kept[samples] = None if comparison is None else _measure(operator, comparison)
     return kept[samples]
+
+
+def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> Estimate:
+    """An estimate with the rounding ``error`` of the model's products in its standard error.
+
+    PRECISION_LIMIT where that alone takes more than half of the half-width that is ``allowed``.
+    """
+    before = estimate.stderr
+    if isinstance(before, Tensor):
+        joined = torch.hypot(
+            before.double(), torch.as_tensor(error, dtype=torch.float64, device=before.device)
+        )
+        size, share = (
+            float(torch.as_tensor(error).norm()),
+            float(before.norm()) / max(float(joined.norm()), 1e-300),
+        )
+        total: float | Tensor = joined
+    else:
+        size, total = float(error), math.hypot(float(before), float(error))
+        share = float(before) / total if total > 0 else 1.0
+    dof = math.inf if share == 0 or math.isinf(estimate.dof) else estimate.dof / share**4
+    rules = size > 0 and 2 * NORMAL_QUANTILE * size > allowed
+    status = Status.PRECISION_LIMIT if rules else estimate.status
+    return replace(estimate, stderr=total, dof=dof, status=status)
 
 
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:

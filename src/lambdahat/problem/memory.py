@@ -8,7 +8,6 @@ bytes of all tensors that live at the same time; batches are then cut to as many
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._core.check import describe, require, require_count
+from lambdahat._core.check import require
 from lambdahat.problem.batches import Batch, Batches, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import splits
@@ -30,36 +29,6 @@ from lambdahat.problem.evaluators import AnyEvaluator, Evaluator, Parameters
 
 PASS, GRAPHS = 0.25, 0.25
 M_MMAP_THRESHOLD = -3  # of malloc.h
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
-    **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)},
-}
-
-
-def memory_bytes(memory: Any, least: int = 1) -> int | None:
-    """A budget as a number of bytes; "4GiB" and "500MB" are known.
-
-    >>> memory_bytes("4GiB"), memory_bytes(1000), memory_bytes(None)
-    (4294967296, 1000, None)
-    """
-    if memory is None:
-        return None
-    if not isinstance(memory, str):
-        return require_count(memory, "memory", least)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", memory)
-    known = found is not None and found[2] in _UNITS
-    require(
-        known,
-        "memory",
-        'be a number of bytes or a text such as "4GiB" or "500MB"',
-        describe(memory),
-    )
-    assert found is not None
-    return require_count(int(float(found[1]) * _UNITS[found[2]]), "memory", least)
-
-
 _threshold = 1 << 25  # what glibc raises it to by itself, at most
 
 

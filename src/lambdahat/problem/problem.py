@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import memory_bytes, require, require_choice, require_count
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import digest, digest_tensors
 from lambdahat.problem.batches import (
@@ -24,7 +24,6 @@ from lambdahat.problem.batches import (
     rng_untouched,
 )
 from lambdahat.problem.checkpointing import recomputing
-from lambdahat.problem.checks import checked
 from lambdahat.problem.distributed import (
     Gathered,
     Ranks,
@@ -41,9 +40,10 @@ from lambdahat.problem.evaluators import (
     FunctionEvaluator,
     OutputEvaluator,
     Parameters,
+    checked,
 )
 from lambdahat.problem.losses import COUNTS, Custom, Loss, make_loss
-from lambdahat.problem.memory import fitted, memory_bytes
+from lambdahat.problem.memory import fitted
 from lambdahat.problem.network import (
     BATCH_NORMS,
     accumulating,

@@ -75,6 +75,9 @@ def student_quantile(level: float, dof: float) -> float:
     return float(stats.norm.ppf(tail) if math.isinf(dof) else stats.t.ppf(tail, dof))
 
 
+NORMAL_QUANTILE = student_quantile(0.95, math.inf)
+
+
 @dataclass(frozen=True)
 class Eigenpairs(Result):
     """k eigenpairs: ``values`` (k,) float64, orthonormal ``vectors`` (P, k), ``residuals`` ‖Av −
