@@ -178,8 +178,7 @@ def measure(
     folder: str | Path | None = None,
     keep_vectors: bool = True,
 ) -> Measurement:
-    """Measure each quantity named in ``what`` of the problem, most of them of one curvature
-    operator.
+    """Measure the quantities named in ``what``, most of them on one curvature operator.
 
     "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for
     it and for "llc_curve", "bayes_criteria", "temperature_regression", "free_energy" and "sweep",

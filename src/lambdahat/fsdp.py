@@ -384,8 +384,8 @@ def llc(
     nbeta: str | float = "n/log n",
     seed: int = 0,
 ) -> Estimate:
-    """λ̂ = nβ·(E[L(w)] − L(w*)) at the model's parameters w*, by SGLD chains one after the other
-    (Lau et al. 2023).
+    """λ̂ = nβ·(E[L(w)] − L(w*)) at the model's parameters w*, by sequential SGLD chains (Lau et al.
+    2023).
 
     A step is w − (ε/2)(nβ∇L_b + γ(w − w*)) + √ε·ξ on one of the problem's batches, drawn by its
     weight, and each loss is paired with that of w* on the same batch. The settings are given: there

@@ -238,8 +238,8 @@ class Status(Enum):
 
 
 class Result:
-    """Base of all results: ``save(path)`` and ``load(path)``, and a short text for each, shapes in
-    place of arrays.
+    """Base class of all results, with ``save(path)``, ``load(path)`` and a short text that shows
+    the shapes of arrays.
     """
 
     _types: ClassVar[dict[str, type[Result]]] = {}

@@ -53,8 +53,8 @@ def teacher_student(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Split:
-    """Inputs from N(0, I) and a teacher network's outputs for them, plus normal noise of deviation
-    ``noise``.
+    """Inputs from N(0, I) and a teacher network's outputs, plus Gaussian noise of standard
+    deviation ``noise``.
 
     >>> split = teacher_student(nn.Linear(3, 2), inputs=3, train=8, test=4)
     >>> tuple(split.train[1].shape), tuple(split.test[0].shape)
@@ -163,8 +163,8 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def digits_split(seed: int = 0, held_out: float = 0.2) -> Split:
-    """``digits()`` as (training, held-out) pairs, drawn at random by ``seed``; ``held_out`` is
-    the second's share.
+    """``digits()`` split at random by ``seed`` into (training, held-out) pairs; ``held_out`` is the
+    fraction held out.
     """
     require(0 < held_out < 1, "held_out", "lie in (0, 1)", repr(held_out))
     x, y = digits()

@@ -301,7 +301,9 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
 
 
 def load_text(name: str, folder: str | Path | None = None, verify: bool = True) -> Text:
-    """A text as one long row of numbers, with its vocabulary; found and verified as by ``load``."""
+    """A text as one sequence of token indices, with its vocabulary; located and verified as by
+    ``load``.
+    """
     texts = [key for key, entry in CATALOGUE.items() if "length" in entry.options]
     read = _read(require_choice(name, "name", texts), folder, verify)
     assert isinstance(read, Text)
@@ -356,8 +358,8 @@ def _bundled_digest(name: str) -> str:
 
 
 def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None) -> Path:
-    """Bring the files of a data set, verified, from the first source that works; the folder they
-    are in.
+    """Download and verify the files of a data set from the first source that works, and return
+    their folder.
 
     Files that are there and right are kept, a broken download is continued. ``folder`` is where
     they go (by default the folder that LAMBDAHAT_DATA names, else the user's cache); ``mirror`` is
@@ -402,7 +404,7 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
 
 
 def check(name: str, folder: str | Path | None = None) -> Found:
-    """Where a data set is; raises where a file of it is missing, empty or not the published one.
+    """Return the folder of a data set; raise if a file is missing, empty or not the published one.
 
     Of the files in ``unpublished`` of the answer no more than the size is known, so that other
     contents pass here.

@@ -246,7 +246,7 @@ def _read_small(folder: Path, name: str) -> Part:
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
-    """Pictures in one folder per class, read when asked for: (image (3, size, size), label).
+    """Images in one folder per class, read on access: (image (3, size, size), label).
 
     Classes are the folders in alphabetical order. A picture's shorter side is scaled to
     size·256/224 and its middle cut out. ``normalization``: "unit", "symmetric", or "standard" with

@@ -127,8 +127,7 @@ def augment(
     size: int | None = None,
     flip: bool = True,
 ) -> Tensor:
-    """Pad each of the images (B, C, H, W) with zeros, cut a random square from it, and mirror it
-    half of the time.
+    """Pad images (B, C, H, W) with zeros, crop a random square from each, and flip half of them.
 
     ``size`` is the side of the cut, the image's own by default. Everything is decided by
     ``generator``; one on the CPU gives the same images on any device.

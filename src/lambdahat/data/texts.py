@@ -19,8 +19,8 @@ END, UNKNOWN = "<eos>", "<unk>"
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text as numbers: ``train`` and ``test`` (n,) int64, ``valid`` where there is one, and
-    what they stand for.
+    """A tokenised text: ``train``, ``test`` and, if there is one, ``valid``, (n,) int64, with its
+    vocabulary.
     """
 
     train: Tensor
@@ -51,8 +51,8 @@ def windows(tokens: Tensor, length: int) -> Pair:
 
 
 def streams(tokens: Tensor, batch_size: int) -> Tensor:
-    """The text in ``batch_size`` equal pieces, (batch_size, n), for a recurrent network to read
-    side by side.
+    """Split a text into ``batch_size`` equal rows, (batch_size, n), which a recurrent network reads
+    in parallel.
     """
     require_count(batch_size, "batch_size", most=len(tokens))
     width = len(tokens) // batch_size

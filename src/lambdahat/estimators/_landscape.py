@@ -104,7 +104,7 @@ def random_direction(
 
 
 def towards(problem: Problem, end: Problem | Tensor) -> Tensor:
-    """The direction (P,) from a problem's parameters to others, its length their distance: offset 1
+    """The direction (P,) from a problem's parameters to others, of length their distance: offset 1
     is the other end.
 
     ``landscape(problem, towards(problem, other), distance=(0, 1))`` is the loss between two

@@ -60,7 +60,7 @@ class Sharpness(Result):
 
 @dataclass(frozen=True)
 class RelativeSharpness(Result):
-    """κ of each weight by name, and the plain ‖w‖²·tr H_w beside it."""
+    """κ of each weight by name, and the plain ‖w‖²·tr H_w."""
 
     layers: dict[str, Estimate]
     simple: dict[str, Estimate]

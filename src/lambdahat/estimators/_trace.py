@@ -128,7 +128,7 @@ def trace(
     probe: str | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """tr A, within ``tol`` relative at 95 % confidence, by as few products as it takes.
+    """Estimate tr A within a relative ``tol`` at 95 % confidence, with as few products as possible.
 
     The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm is
     there for operators whose trace is nearly 0, for which no number of probes would do; for a
@@ -216,7 +216,7 @@ def _estimate(
 def trace_per_layer(
     operator: OperatorLike, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
 ) -> dict[str, Estimate]:
-    """The trace of each layer's diagonal block A_ll, by one set of probes for all.
+    """The trace of each layer's diagonal block A_ll, from one set of probes.
 
     For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is taken to ``tol`` relative to the
     larger of |tr A_ll| and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is that of

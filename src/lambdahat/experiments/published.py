@@ -111,7 +111,7 @@ PAPER_SCALE = frozenset(
 
 
 def find(name: str) -> Experiment:
-    """The experiment of a name."""
+    """The experiment with this name."""
     module, constant = PLACES[require_choice(name, "experiment", PLACES)]
     found: Experiment = getattr(import_module(f"lambdahat.experiments.{module}"), constant)
     return found

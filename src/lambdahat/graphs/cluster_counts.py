@@ -120,7 +120,7 @@ class Gap(Result):
 
 @dataclass(frozen=True)
 class Clusters(Estimate):
-    """The number of clusters, unrounded, with its standard error; NaN with the status NO_GAP where
+    """The number of clusters, unrounded, with its standard error; NaN with the status NO_GAP if
     there is no gap.
 
     ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first, but for the one behind

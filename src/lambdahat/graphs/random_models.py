@@ -92,8 +92,8 @@ MODEL_SIZE = 1000
 
 @dataclass(frozen=True)
 class ModelFit(Estimate):
-    """The parameter (``value``, ``stderr``) of a random graph model nearest to a graph, and the
-    ``divergence`` left.
+    """The fitted parameter (``value``, ``stderr``) of a random-graph model, and the remaining
+    ``divergence``.
 
     ``model`` and ``parameter`` name them, ``size`` is the model's number of nodes, ``neighbours``
     the k of Watts–Strogatz. ``typical`` is the mean divergence of graphs drawn from the model
@@ -111,7 +111,7 @@ class ModelFit(Estimate):
 
 @dataclass(frozen=True)
 class ModelChoice(Result):
-    """How near each model comes to a graph: ``fits``, the nearest first."""
+    """The fits of all models to a graph, the closest first: ``fits``."""
 
     fits: tuple[ModelFit, ...]
     name: str = "graph"
@@ -132,7 +132,7 @@ def fit_model(
     seed: int = 0,
 ) -> ModelFit:
     """The parameter of "erdos_renyi", "watts_strogatz" or "barabasi_albert" whose spectrum is
-    nearest to the graph's.
+    closest to the graph's.
 
     The spectrum of a model is the density of maximum entropy with its moments averaged over
     ``draws`` graphs of ``size`` nodes (the graph's own, at most 1,000); §3.6.1 of the spectral
@@ -154,9 +154,7 @@ def fit_model(
 def which_model(
     graph: Graph, moments: int = 30, draws: int = 5, size: int | None = None, seed: int = 0
 ) -> ModelChoice:
-    """Every model's nearest parameter and divergence: which random model a graph looks like
-    (§3.6.2).
-    """
+    """Fit every random-graph model and rank them by divergence (§3.6.2)."""
     _require(graph, moments, draws)
     target = _moments(graph, moments, seed)
     fits = [_fit(target, _model(graph, kind, size, None), graph, draws, seed) for kind in MODELS]

@@ -100,7 +100,7 @@ def graph(
     directed: str = "max",
     name: str | None = None,
 ) -> Graph:
-    """An undirected ``Graph`` of a file, a networkx graph, a SciPy or dense adjacency matrix, or
+    """An undirected ``Graph`` from a file, a networkx graph, a SciPy or dense adjacency matrix, or
     edges.
 
     Files (also packed: .gz, .bz2, .xz) are read by their suffix, by how they begin, or as

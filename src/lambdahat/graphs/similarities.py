@@ -80,7 +80,7 @@ def similarity(
     seed: int = 0,
     tol: float = TOLERANCE,
 ) -> Similarity:
-    """½(KL(p‖q) + KL(q‖p)) between the spectra of every two graphs, in closed form (Eq. 3.12,
+    """½(KL(p‖q) + KL(q‖p)) between the spectra of each pair of graphs, in closed form (Eq. 3.12,
     spectral thesis).
 
     Spectra of graphs are made by ``spectrum`` with the same settings for all. How high the peaks of

@@ -246,7 +246,7 @@ def fit(
     tol: float = TOLERANCE,
     penalty: float | None = None,
 ) -> MaxentDensity:
-    """The density of maximum entropy with the given moments (Algorithm 1, spectral thesis).
+    """The maximum-entropy density with the given moments (Algorithm 1, spectral thesis).
 
     ``moments`` is what ``lh.moments`` returns, or φ_0 … φ_m (m + 1,) of ``basis`` on ``bounds``,
     exact or with ``stderr``. With a ``prior`` q₀, a density or a positive function of λ, the

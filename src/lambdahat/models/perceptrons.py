@@ -26,8 +26,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 def mlp(
     sizes: Sequence[int], activation: str = "relu", seed: int = 0, dropout: float = 0.0
 ) -> nn.Sequential:
-    """Linear layers of the given ``sizes`` (inputs, hidden …, outputs) with an activation between
-    each two.
+    """Linear layers of the given ``sizes`` (inputs, hidden …, outputs) with activations in between.
 
     ``dropout`` is the share of hidden units that training switches off.
 

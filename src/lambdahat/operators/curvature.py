@@ -846,7 +846,7 @@ def fisher(
 def gradient_covariance(
     problem: Problem, *, centred: bool = True, mode: str = "auto", memory: int | str | None = None
 ) -> Covariance:
-    """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; not centred, the
+    """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; uncentred, the
     empirical Fisher.
     """
     require_problem(problem)

@@ -165,8 +165,8 @@ Block = KroneckerBlock | DiagonalBlock
 
 
 class KFAC(LinearOperator):
-    """A block-diagonal approximation of the Fisher: ``blocks`` has one block for every layer or
-    loose parameter.
+    """A block-diagonal approximation of the Fisher: ``blocks`` has one block per layer or remaining
+    parameter.
 
     ``shared`` names the layers that are applied at several positions of a sample, for which
     ``sharing`` matters.
@@ -308,8 +308,8 @@ def kfac(
     samples: int = 1,
     seed: int = 0,
 ) -> KFAC:
-    """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at
-    today's parameters.
+    """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at the
+    current parameters.
 
     A linear or convolution layer's block is G ⊗ A, the moment of its output gradients and that of
     its inputs, the bias among the weights (Martens & Grosse 2015; convolutions: Grosse & Martens
@@ -400,8 +400,8 @@ def ekfac(
     samples: int = 1,
     seed: int = 0,
 ) -> KFAC:
-    """KFAC with the eigenvalues that are best in its eigenbasis: the Fisher's own diagonal there
-    (George et al. 2018).
+    """KFAC with optimal eigenvalues in its eigenbasis: the diagonal of the Fisher there (George et
+    al. 2018).
 
     Never further from the Fisher in Frobenius norm than KFAC with the same ``sharing``, which sets
     the eigenbasis; one more pass over the data. The arguments are those of ``kfac``.

@@ -170,7 +170,7 @@ class FromTorchOperator(LinearOperator):
 
 
 def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -> LinearOperator:
-    """A matrix as an operator.
+    """Wrap a matrix as an operator.
 
     Dense and sparse torch tensors, NumPy arrays and nested lists, SciPy's sparse matrices and
     ``LinearOperator``, and the operators of ``linear_operator`` and GPyTorch. Functions that take

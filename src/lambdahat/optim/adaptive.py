@@ -310,7 +310,7 @@ class GadamX(Gadam):
 
 
 class GadamAuto(Gadam):
-    """``Gadam`` that finds by itself when to average and when to stop, at a constant rate (§7.8.7,
+    """``Gadam`` that decides when to start averaging and when to stop, at a constant rate (§7.8.7,
     spectral thesis).
 
     After each epoch give ``record`` the validation loss, of ``average()`` once ``averaging`` is

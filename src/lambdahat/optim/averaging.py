@@ -85,8 +85,8 @@ class IterateAverage:
 
 
 def refresh_batch_norm(model: nn.Module, batches: Iterable[Any], limit: int | None = None) -> None:
-    """Renew ``model``'s batch-norm statistics from the first ``limit`` batches, by default all; a
-    batch is x or (x, …).
+    """Recompute the batch-norm statistics of ``model`` from the first ``limit`` batches, by default
+    all; a batch is x or (x, …).
 
     Where passing all the data would double an epoch's cost a sample does (§7.3.1, spectral thesis).
     """
@@ -460,8 +460,7 @@ class SWA(Averaged):
 
 
 class ASGD(HasAverage, torch.optim.ASGD):
-    """``torch.optim.ASGD`` (Polyak and Juditsky, 1992), whose average can be read as ``Gadam``'s
-    is.
+    """``torch.optim.ASGD`` (Polyak and Juditsky, 1992), with its average exposed as in ``Gadam``.
 
     Its rate is α/(1 + λαt)^a with λ ``lambd`` and a ``alpha``; the average holds the iterates from
     step ``t0`` + 2 on.

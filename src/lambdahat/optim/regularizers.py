@@ -38,8 +38,8 @@ Product = Callable[[list[Tensor]], list[Tensor]]
 
 
 class BatchProduct:
-    """v ↦ H v at the current parameters, by differentiating gradients again; vectors are lists
-    shaped as parameters.
+    """v ↦ Hv at the current parameters, by double differentiation; vectors are lists shaped like
+    the parameters.
 
     ``graphs`` are the gradients of one or more losses, each with its graph (``create_graph=True``,
     None where a loss does not depend on a parameter); H is the Hessian of their sum. A product
@@ -103,8 +103,7 @@ class BatchProduct:
 
 
 def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
-    """The product closure of a batch's ``loss``, a scalar with its graph: ``product(v)`` is H v on
-    that batch.
+    """Return ``product(v)`` = Hv for the Hessian of a batch's ``loss``, a scalar with its graph.
 
     Take it before ``loss.backward()``, and give that ``retain_graph=True``; or spare that pass, for
     ``product.gradient`` is what it would leave in ``.grad``. A model with weight norm is run within
@@ -264,7 +263,8 @@ class L2(Rule):
 
 
 class Metric(Rule):
-    """λHθ, which shrinks the Riemannian length ½θᵀHθ with H held (§3.8): one product a step.
+    """λHθ, which shrinks the Riemannian length ½θᵀHθ with H held constant (§3.8): one product per
+    step.
 
     ``reading="absolute_hessian"`` takes |H|θ by ``depth`` Lanczos steps instead (§4.3; Dauphin et
     al. 2014), which a direction of negative curvature cannot lengthen. For small models two more

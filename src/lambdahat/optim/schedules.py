@@ -94,7 +94,7 @@ SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
 
 
 def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any) -> LRScheduler:
-    """A schedule by its name in ``SCHEDULES``; ``settings`` are the factory's own."""
+    """A schedule by its name in ``SCHEDULES``, with the ``settings`` of its factory."""
     make = SCHEDULES[require_choice(name, "name", SCHEDULES)]
     known = list(inspect.signature(make).parameters)[2:]
     for key in settings:

@@ -21,7 +21,7 @@ NULL_MASS = 0.5
 
 
 class SpectralSGD(Descent):
-    """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the best rate and momentum of the local
+    """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the optimal rate and momentum of the local
     quadratic model.
 
     Eq. 4.3 of the spectral thesis as corrected, from the extremes λ₁ and λ_P of a Lanczos spectrum

@@ -68,8 +68,8 @@ def true_derivatives(model: nn.Module) -> None:
 
 @contextmanager
 def true_second_derivatives(model: nn.Module | None) -> Iterator[None]:
-    """Within, losses of the model can be differentiated more than once; the model is then as it
-    was.
+    """Context in which losses of the model can be differentiated more than once; the model is
+    restored on exit.
 
     Only the forward pass need be inside. For ``batch_product`` of a model with weight norm, whose
     own kernel has a wrong second derivative.

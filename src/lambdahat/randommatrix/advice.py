@@ -182,7 +182,7 @@ def _moved(levels: BatchLevels, request: AdviceRequest) -> list[Recommendation]:
 
 @dataclass(frozen=True)
 class Advice(Result):
-    """What a problem's curvature says about learning rate, batch size and damping.
+    """Recommended learning rate, batch size and damping, from a problem's curvature.
 
     ``levels`` are the measured numbers (``BatchLevels`` of a problem with norm="train"),
     ``recommendations`` what follows from them, each with its reason, and ``cautions`` what to mind.

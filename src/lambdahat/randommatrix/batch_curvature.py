@@ -44,7 +44,7 @@ FARTHEST = 20.0  # of a sample outside a subset, in the largest deviations withi
 
 @dataclass(frozen=True)
 class BatchEigenvalues(Result):
-    """Extreme eigenvalues of the curvature of single batches, each array one row a batch.
+    """Extreme eigenvalues of the curvature of single batches, one row per batch.
 
     ``largest`` (batches, k) falls along a row, ``smallest`` (batches, k) rises. ``overlaps``
     (batches, k) are |φ̂_mᵀφ_m|² of the m-th largest's vector with the full data's, if that was

@@ -78,7 +78,7 @@ class BulkFit(Result):
 
 
 def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> BulkFit:
-    """Bulk edges and outliers of a ``lh.Spectrum``, from each probe on its own and then together.
+    """Bulk edges and outliers of a ``lh.Spectrum``, computed per probe and then combined.
 
     Going inward from an end, nodes that are resolved and weigh no more than a few eigenvalues (P·w
     ≤ 30) are candidates as long as half of the weight is further in. Candidate i is apart with

@@ -219,8 +219,8 @@ def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
 
 @dataclass(frozen=True)
 class Outlier:
-    """An eigenvalue ``value`` of the sum that stands apart, the ``spike`` it comes from, and
-    |⟨φ', φ⟩|² of the two.
+    """An outlying eigenvalue ``value`` of the sum, the ``spike`` it comes from, and their overlap
+    |⟨φ', φ⟩|².
     """
 
     spike: float

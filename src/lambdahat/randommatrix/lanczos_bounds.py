@@ -56,8 +56,8 @@ def power_bound(eigenvalues: ArrayLike, overlap: float, products: int) -> float:
 
 
 def convergence_terms(ratio: float, steps: int) -> tuple[float, float]:
-    """L and R of Table 4.5: what the bounds of Lanczos and of power iteration multiply (λ₁ − λ_P)
-    tan²θ₁ with.
+    """L and R of Table 4.5: the factors of (λ₁ − λ_P) tan²θ₁ in the bounds of Lanczos and power
+    iteration.
 
     L = 1/c_{m−1}(2λ₁/λ₂ − 1)² and R = (λ₂/λ₁)^{2(m−1)} for ``ratio`` = λ₁/λ₂ and λ_P = 0: both have
     the same m vectors of the Krylov space to choose from.

@@ -71,8 +71,8 @@ class BatchView(Result):
 
 @dataclass(frozen=True)
 class BatchLevels(Result):
-    """What single batches show, where samples have no curvature of their own: batch-norm by the
-    batch's statistics.
+    """Measurements on single batches, for batch norm in training mode, where samples have no
+    curvature of their own.
     """
 
     operator: str
@@ -89,8 +89,7 @@ class BatchLevels(Result):
 
 @dataclass(frozen=True)
 class NoiseLevels(Result):
-    """What was measured: λ₁ and λ_P of all data, and how much a sample's curvature differs from
-    them.
+    """Measured λ₁ and λ_P of the full data, and the variance of the per-sample curvature.
 
     ``variance`` is σ² per element, ``directions`` have λ_j and τ_j² = mean_i‖(H_i − H̄)φ_j‖² of the
     sharpest eigenvectors, ``trace`` is tr H̄. Were the noise the same in all directions, τ² would

@@ -210,7 +210,8 @@ class NoisyQuadratic:
 
 
 def average_loss_bound(quadratic: NoisyQuadratic, steps: int) -> float:
-    """Martens's bound of E L of the average of w₀ … w_n for αB⁻¹H ≤ 1 (Eq. 7.38, spectral thesis).
+    """Martens's bound on the expected loss of the average of w₀ … w_n for αB⁻¹H ≤ 1 (Eq. 7.38,
+    spectral thesis).
 
     min(Tr(H⁻¹Σ)/(n+1), ½Tr(αB⁻¹Σ)) + min(‖H^{−½}Bw₀‖²/((n+1)α)², ‖B^½w₀‖²/((n+1)α), 3L(w₀)), Σ the
     noise. Only the rates α/B_j enter. SGD is α_j = α (Eq. 7.39), Adam with B = H^½ is α_j = α/√λ_j
@@ -230,7 +231,7 @@ def average_loss_bound(quadratic: NoisyQuadratic, steps: int) -> float:
 
 
 def final_loss_bound(quadratic: NoisyQuadratic) -> float:
-    """½Tr(αB⁻¹Σ), the bound of E L of the last of many iterates for αB⁻¹H ≤ 1.
+    """½Tr(αB⁻¹Σ), the bound on the expected loss of the last of many iterates for αB⁻¹H ≤ 1.
 
     The limit itself is ½Σ_j α_jσ²/(2 − α_jλ_j), which for SGD is Eq. 7.26. §7.6 of the spectral
     thesis prints ¼Tr(αB⁻¹Σ): that is below it.
@@ -262,7 +263,7 @@ def matching_rate(curvatures: ArrayLike, steps: int, noise: ArrayLike = 1.0) -> 
 
 
 def crossing_steps(quadratic: NoisyQuadratic) -> int:
-    """The n from which on the average of n iterates has less expected loss than the n-th of them.
+    """The n from which the average of n iterates has a lower expected loss than the n-th iterate.
 
     Both by their exact laws, at the quadratic's own rate and start. Before it the start is what
     matters, which the final iterate forgets as φⁿ and the average as 1/n.

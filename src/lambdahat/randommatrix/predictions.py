@@ -473,7 +473,7 @@ def _flat(values: float | torch.Tensor) -> Array:
 
 @dataclass(frozen=True)
 class PredictedOutlier(Result):
-    """One eigenvalue of all the data and what a batch shows of it.
+    """An eigenvalue of the full data and its predicted counterpart in a batch.
 
     ``batch`` is the mean over batches of the eigenvalue, the edge of the bulk where it drowns;
     ``spread`` its standard deviation between batches; ``overlap`` |φ̂ᵀφ|², 0 where it drowns.
@@ -487,7 +487,7 @@ class PredictedOutlier(Result):
 
 @dataclass(frozen=True)
 class BatchPrediction(Result):
-    """The extreme eigenvalues of the curvature of a random batch, predicted.
+    """Predicted extreme eigenvalues of the curvature of a random batch.
 
     The errors of ``largest``, ``smallest``, ``edges`` (lower, upper end of the noisy bulk), of the
     ``outliers`` and the rest come from those of the spectrum and of the variance. How far a single
@@ -525,7 +525,8 @@ def predict(
     population: int | None = None,
     model: str | None = None,
 ) -> BatchPrediction:
-    """The extreme eigenvalues, bulk edges and overlaps that batches of ``batch_size`` samples show.
+    """Predict the extreme eigenvalues, bulk edges and overlaps of batches of ``batch_size``
+    samples.
 
     ``spectrum`` is that of all the data (with ``Eigenpairs`` the rest of it is taken to be 0),
     ``population`` its number of samples N: b = B/(1 − B/N), without it b = B. ``variance`` is σ² of
@@ -688,9 +689,7 @@ def _require_inputs(spectrum: object, variance: object) -> None:
 
 @dataclass(frozen=True)
 class BatchComparison(Result):
-    """Predictions of one or more models, and what batches of the same sizes were measured to
-    show.
-    """
+    """Predictions of one or more models, and measurements on batches of the same sizes."""
 
     predictions: tuple[BatchPrediction, ...]
     measured: tuple[BatchEigenvalues, ...]

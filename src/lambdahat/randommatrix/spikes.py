@@ -42,7 +42,7 @@ from lambdahat.results import Array, Estimate, Spectrum
 
 
 def effective_batch(batch_size: int, population: int | None = None) -> float:
-    """b = B/(1 − B/N): the batch of independent draws that is as noisy as B of N without
+    """b = B/(1 − B/N): the number of independent draws that is as noisy as B of N without
     replacement.
 
     Eq. 5.5 of the spectral thesis. Infinite at B = N, where nothing is left to chance; B itself
@@ -80,7 +80,7 @@ def noise_scale(variance: float, dimension: int, batch: float) -> float:
 
 
 class SpikedModel(ABC):
-    """A bulk with noise, and what it makes of eigenvalues outside it.
+    """A noisy bulk and its effect on eigenvalues outside it.
 
     ``thresholds`` (lower, upper) are those of the true eigenvalue beyond which it stands apart,
     ``edges`` those of the noisy bulk. Methods take numbers or arrays and give arrays of the same
@@ -426,7 +426,7 @@ class Shrinkage(NamedTuple):
 
 
 def damping_as_shrinkage(damping: float, target: float = 1.0) -> Shrinkage:
-    """κ = 1 + δ/t and β = 1/κ: what a ``damping`` δ does to rate and curvature (Eq. 6.5 at t =
+    """κ = 1 + δ/t and β = 1/κ: the effect of a ``damping`` δ on rate and curvature (Eq. 6.5 at t =
     ``target`` = 1).
 
     >>> damping_as_shrinkage(0.25)
@@ -462,7 +462,7 @@ class LinearShrinkage(Result):
 def linear_shrinkage(
     spectrum: Spectrum, variance: Estimate | float, batch_size: int, population: int | None = None
 ) -> LinearShrinkage:
-    """How much to trust the curvature of a batch: β = signal/(signal + noise) (Ledoit and Wolf
+    """The optimal shrinkage of a batch's curvature: β = signal/(signal + noise) (Ledoit and Wolf
     2004).
 
     ``spectrum`` is that of the full data's curvature H̄, ``variance`` σ² that of an element of it

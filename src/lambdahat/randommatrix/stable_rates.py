@@ -56,8 +56,8 @@ class NoLimitError(ValueError):
 
 @dataclass(frozen=True)
 class StableRate(PositiveEstimate):
-    """The largest stable learning rate, the geometric mean over ``per_run``, runs with other batch
-    orders.
+    """The largest stable learning rate, the geometric mean over ``per_run``, runs with different
+    batch orders.
 
     ``stderr`` is of the runs and of the bisection's last interval, in quadrature. ``cost`` counts
     gradients of batches of ``batch_size`` samples. A run is stable if ``steps`` steps end at a loss
@@ -316,7 +316,7 @@ def _summed_up(found: list[tuple[float, float]], work: _Trials) -> StableRate:
 
 @dataclass(frozen=True)
 class RateRatio(Result):
-    """R_est-curv = α_flat/α_sharp with its parts, read off an optimiser's own steps.
+    """R_est-curv = α_flat/α_sharp with its parts, measured from an optimiser's own steps.
 
     ``sharp`` (k,) are the rates along the eigenvectors of ``curvatures`` (k,), ``flat`` the mean
     over directions orthogonal to them, with its error; ``ratio`` is that mean over the rate along

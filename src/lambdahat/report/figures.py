@@ -552,7 +552,7 @@ def save_figure(drawn: Any, path: Path, dpi: int = 150) -> None:
 
 
 def plot(result: Any, ax: Axes | None = None) -> Any:
-    """Draw any result and return its ``Axes``; what has several panels is returned as a ``Figure``.
+    """Plot any result and return its ``Axes``, or a ``Figure`` if it has several panels.
 
     Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``,
     ``Similarity``, ``Advice``, and mappings of several results. With ``ax`` all but the first draw

@@ -645,7 +645,7 @@ Find = Callable[[str], Experiment]
 
 
 def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
-    """Write one HTML file of any results, and return its path.
+    """Write results to one HTML file and return its path.
 
     ``results`` is a result, a mapping from names, a sequence, or a folder: of saved results, of the
     stores of experiments, or of both. The file needs no server and no network: it holds its charts,

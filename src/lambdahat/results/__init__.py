@@ -464,8 +464,7 @@ class Landscape(Result):
 
 @dataclass(frozen=True)
 class Variance(Result):
-    """What differs from sample to sample: the variance of an element of gradient, Hessian and
-    Gauss–Newton matrix.
+    """Variance over samples of an element of the gradient, the Hessian and the Gauss–Newton matrix.
 
     ``hessian_mean`` and ``ggn_mean`` are the mean eigenvalues tr H̄/P and tr Ḡ/P; the Gauss–Newton
     fields are None where the problem is one function. ``cost`` counts passes over the data.
@@ -485,7 +484,7 @@ class Variance(Result):
 
 @dataclass(frozen=True)
 class Diagnostics(Result):
-    """Whether chains can be believed, judged by nβ(L − L*) of their draws.
+    """Convergence diagnostics of chains, from nβ(L − L*) of their draws.
 
     ``rhat`` is the rank-normalised split R̂ and ``ess_bulk``, ``ess_tail``, ``ess_mean`` the
     effective sample sizes (Vehtari et al. 2021), over all chains. ``drift`` is the change from the
@@ -524,8 +523,8 @@ class Diagnostics(Result):
 
 @dataclass(frozen=True)
 class Chains(Result):
-    """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row a chain, one column
-    a draw.
+    """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row per chain, one
+    column per draw.
 
     ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same
     batches. ``full_losses`` are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U,

@@ -120,7 +120,7 @@ class Chart:
 
 @singledispatch
 def charts_of(result: Any) -> list[Chart]:
-    """The charts of a result, the one that tells most first.
+    """The charts of a result, the most informative first.
 
     ``@charts_of.register`` on a function that takes your own result type and returns its charts
     gives the type its figure in ``lh.plot`` and ``lh.page``. An unregistered dataclass is a list of

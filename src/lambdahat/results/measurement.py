@@ -18,7 +18,7 @@ NO_SETTINGS: dict[str, Any] = {"nbeta": None, "localization": None}
 
 @dataclass(frozen=True)
 class Measurement(Result):
-    """Everything measured of one problem: named results and what they were measured on."""
+    """Named results of one problem, and what they were measured on."""
 
     results: Mapping[str, Any]
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -49,7 +49,8 @@ SPACING = 1.0  # in ln β
 
 @dataclass(frozen=True)
 class BayesCriteria(Result):
-    """Readings of the posterior at β = 1 over n samples, ℓ_i(w) = −log p(x_i|w), E over its draws.
+    """Bayesian criteria of the posterior at β = 1 over n samples, ℓ_i(w) = −log p(x_i|w), E over
+    its draws.
 
     ``bayes_training_loss`` T = −(1/n) Σ log E[p(x_i|w)], ``gibbs_training_loss`` (1/n) Σ E[ℓ_i],
     ``functional_variance`` V = Σ Var[ℓ_i], ``waic`` T + V/n and ``singular_fluctuation`` ν = V/2

@@ -394,7 +394,7 @@ def sweep(
     coefficient: LearningCoefficient | None = None,
     mode: str = "auto",
 ) -> Sweep:
-    """λ̂ by SGLD at every step size and temperature, beside the point that ``llc`` chose.
+    """λ̂ by SGLD on a grid of step sizes and temperatures, with the point that ``llc`` chooses.
 
     ``coefficient`` is what ``llc(problem, kernel="sgld")`` found; without it, it is computed. Its
     localization and batch size hold in the whole grid. ``step_sizes`` are by default 1/16 to 16

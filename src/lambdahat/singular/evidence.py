@@ -268,8 +268,8 @@ def tail(distances: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class EffectiveDimensions(Result):
-    """How many directions the data determine, counted in four ways, at the curvature ``z`` of the
-    prior.
+    """Number of directions determined by the data, by four definitions, at the prior curvature
+    ``z``.
 
     ``parameters`` is P. ``rank`` counts the eigenvalues beyond ±``threshold``, ``negative`` those
     of them below 0. ``n_eff`` is Σ λ/(λ + z), and ``logdet`` is log det(I + H/z) = Σ log(1 + λ/z),

@@ -56,8 +56,8 @@ def checked_exponents(exponents: Sequence[int]) -> tuple[int, ...]:
 
 
 def crossing_expectation(exponents: Sequence[int], nbeta: float, localization: float) -> float:
-    """nβ·E[K] under p(w) ∝ exp(−nβ·K(w) − (γ/2)‖w‖²), K = ∏ w_i^{2k_i}: what λ̂ is at this
-    temperature, exactly.
+    """nβ·E[K] under p(w) ∝ exp(−nβ·K(w) − (γ/2)‖w‖²), K = ∏ w_i^{2k_i}: the exact λ̂ at this
+    temperature.
 
     K depends on s = Σ k_i·ln|w_i| alone, whose density under the Gaussian is a convolution of
     one-dimensional ones; both that and the last integral over s are done by the trapezoidal rule,
@@ -501,8 +501,8 @@ def regular(dimension: int) -> Coefficient:
 
 
 def normal_crossing(exponents: Sequence[int]) -> Coefficient:
-    """λ = 1/(2·max k_i) of K = ∏ w_i^{2k_i} at 0; the multiplicity is how many i reach the maximum
-    (Watanabe 2009).
+    """λ = 1/(2·max k_i) of K = ∏ w_i^{2k_i} at 0; the multiplicity counts the i that attain the
+    maximum (Watanabe 2009).
 
     >>> print(normal_crossing([1, 2, 2]))
     0.25 (multiplicity 2)

@@ -172,8 +172,8 @@ class Reweighting(Result):
 
 
 def reweighted(chains: Chains, nbeta: float) -> Reweighting:
-    """The weights exp(−(nβ' − nβ)·(L_n(w) − L_n(w*))), divided by their sum, that take draws from
-    nβ to nβ'.
+    """Normalised weights exp(−(nβ' − nβ)·(L_n(w) − L_n(w*))) that turn draws at nβ into draws at
+    nβ'.
 
     They need the loss of every draw over the whole data: chains of an exact kernel, or
     baseline="full". The way down in temperature is short: with energies nβ(L − L*) that follow a

@@ -102,7 +102,7 @@ class Comparison(Result):
 
 @dataclass(frozen=True)
 class Verification(Result):
-    """The comparisons of all cases, in their order."""
+    """The comparisons of all cases, in order."""
 
     rows: tuple[Comparison, ...]
     seed: int
@@ -161,7 +161,7 @@ def verify(
     quick: bool = False,
     folder: str | Path | None = None,
 ) -> Verification:
-    """``llc(problem)`` of every case at its defaults, beside the exact answer.
+    """Compare ``llc(problem)`` at its defaults with the exact answer of every case.
 
     ``cases`` are by default those of ``lambdahat.singular.known_cases``; ``quick`` takes one of
     each family. A case has the same seed whichever run beside it. With ``folder`` every finished

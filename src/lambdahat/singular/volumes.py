@@ -31,7 +31,8 @@ CHUNK = 1 << 22  # numbers that one mapped call may hold
 
 @dataclass(frozen=True)
 class VolumeScaling(Result):
-    """V(ε), the share of a ball of ``radius`` around w* where L − L* < ε, down to tiny shares.
+    """V(ε), the fraction of a ball of ``radius`` around w* where L − L* < ε, down to tiny
+    fractions.
 
     ``log_volumes`` (levels,) are the same for all populations, ``log_levels`` (populations, levels)
     the ε where each population saw them. ``coefficient`` is the slope λ at the ``multiplicity``

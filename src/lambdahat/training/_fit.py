@@ -667,8 +667,7 @@ def fit(
     checkpoint_steps: int | None = None,
     seed: int = 0,
 ) -> Run:
-    """Train the model that ``problem`` was made of, in place, for ``epochs`` passes over the
-    problem's data.
+    """Train the model of ``problem``, in place, for ``epochs`` passes over the problem's data.
 
     The model runs in training mode, with dropout and batch-norm statistics, and gets its modes back
     at the end. Each epoch sees the samples in an order that ``(seed, epoch)`` decides, in batches

@@ -183,7 +183,8 @@ def tracking(
     steps_per_epoch: int | None = None,
     resume: bool = False,
 ) -> Iterator[Tracking]:
-    """Measure along a training loop of your own: call ``step()`` and ``epoch()`` where they end.
+    """Track quantities in your own training loop: call ``step()`` and ``epoch()`` at the end of
+    each.
 
     The problem is one of the model that is trained: it shares the parameters, so it follows them.
     ``trackers`` are trackers or their names ("edge,trace"). Everything is measured once at the
@@ -243,8 +244,8 @@ def LightningTracker(
     problem_fn: Callable[[Any], Problem],
     folder: str | Path | None = None,
 ) -> Any:
-    """A ``lightning.pytorch.Callback`` that measures along training and logs the numbers to the
-    trainer's loggers.
+    """A ``lightning.pytorch.Callback`` that measures during training and logs to the trainer's
+    loggers.
 
     ``problem_fn(module)`` makes the problem when training starts. Give it the network inside the
     module, as ``lambda module: lh.Problem(module.network, "cross_entropy", data)``: a module also
@@ -315,7 +316,7 @@ def HuggingFaceTracker(
     problem_fn: Callable[[Any], Problem],
     folder: str | Path | None = None,
 ) -> Any:
-    """A ``transformers.TrainerCallback`` that measures along training; its numbers join
+    """A ``transformers.TrainerCallback`` that measures during training and adds to
     ``state.log_history``.
 
     ``problem_fn(model)`` makes the problem when training starts: ``lambda model: lh.Problem(model,

@@ -563,9 +563,7 @@ def weights(folder: str | Path, which: str = "last") -> dict[str, Tensor]:
 def load_run(
     folder: str | Path, which: str = "last", device: torch.device | str | None = None
 ) -> Problem:
-    """The problem of a run that ``lambdahat train`` made: its model at a checkpoint, on its
-    training data.
-    """
+    """The problem of a ``lambdahat train`` run: its model at a checkpoint, on its training data."""
     recipe = read_recipe(folder)
     split = recipe.split()
     model = recipe.network(split)

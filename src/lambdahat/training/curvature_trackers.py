@@ -296,8 +296,8 @@ class SpectrumTracker(_WarmTracker):
 
 @register("overlap", "drift")
 class TopTracker(_WarmTracker):
-    """The ``k`` largest eigenvalues of the Hessian and what becomes of their vectors, by Lanczos
-    from last time's.
+    """The ``k`` largest eigenvalues of the Hessian and how their vectors change, by Lanczos started
+    from the previous ones.
 
     Columns ``top_1`` … ``top_k``; ``top_overlap``, the share of ‖∇L‖² in their span (Eq. 5.34,
     spectral thesis), for one gradient more; ``top_drift`` = 1 − ‖UᵀU'‖²_F/k, U' the vectors of the

@@ -364,8 +364,8 @@ def fit_many(
     device: torch.device | str | None = None,
     **settings: Any,
 ) -> Ensemble:
-    """Train ``make_model(seed)`` for every seed at once, by "sgd" or "ngd", each as it would be
-    trained alone.
+    """Train ``make_model(seed)`` for all seeds at once, by "sgd" or "ngd", with the same results as
+    alone.
 
     ``settings`` are the optimiser's own: momentum and weight_decay; for "ngd" also what
     ``optim.NGD`` takes. ``lr``, ``momentum``, ``weight_decay`` and ``alpha`` may be sequences of

@@ -140,7 +140,7 @@ class Metrics:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a ``metrics.jsonl``; null is NaN, and a last line that was cut short is left out.
+    """The rows of a ``metrics.jsonl``; null becomes NaN, and an incomplete last line is skipped.
 
     Raises:
         Damaged: If a line is not as it was written; the message names the file and the line.

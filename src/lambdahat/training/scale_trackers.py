@@ -172,7 +172,7 @@ class NormTracker(SampledTracker):
 
 @register()
 class EffectiveRateTracker(SampledTracker):
-    """α/‖w‖², the effective learning rate of weights whose scale does not matter, as before batch
+    """α/‖w‖², the effective learning rate of scale-invariant weights, such as those before batch
     norm (§7.4, spectral thesis; Zhang et al. 2018).
 
     Column ``effective_rate``; for several parameter groups the largest of theirs, each with its own

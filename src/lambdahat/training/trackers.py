@@ -59,7 +59,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """What one measurement takes: between ``fewest`` and ``most`` products (or gradients) over
+    """Cost of one measurement: between ``fewest`` and ``most`` products (or gradients) over
     ``samples`` samples.
 
     0 products are a closed form: the time of a few gradients.
@@ -302,8 +302,7 @@ def make_tracker(
 
 
 def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTracker]:
-    """One tracker for each computation that the names ask for: a list, or a text such as
-    "llc,trace".
+    """The trackers of the named quantities, given as a list or a string such as "llc,trace".
 
     >>> [tracker.name for tracker in make_trackers("trace, llc, wbic")]
     ['trace', 'llc']

@@ -24,7 +24,7 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Reading:
-    """A number with its standard error and degrees of freedom; infinite ones where the error is
+    """A number with its standard error and degrees of freedom, which are infinite if the error is
     known.
     """
 
@@ -169,7 +169,7 @@ PRECONDITION, STAND_IN, MISSING = BARRIERS = "precondition", "stand-in", "missin
 
 @dataclass(frozen=True)
 class Verdict(Result):
-    """A claim, where it was made, whether it holds here, and the figures that say so.
+    """The verdict on a claim: its source, whether it holds here, and the numbers behind it.
 
     ``verdict`` is "holds", "does not hold", "undecided" where the figures do not tell, or "not
     testable here" where the run is not what the claim is about. ``evidence`` has our figures,
@@ -208,7 +208,7 @@ DIRECTIONS = ("above", "below", "within")
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper, and our reading of it.
+    """A claim of a paper and the statistic that tests it.
 
     It holds when the reading is significantly "above" or "below" ``bound``, or "within" ``margin``
     of it; it fails when the opposite is significant; else it is undecided. ``published`` is the

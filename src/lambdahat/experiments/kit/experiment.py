@@ -164,7 +164,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published experiment that can be run again.
+    """A published experiment that can be reproduced.
 
     ``paper`` is one of ``papers``, and ``part`` says where in it: sections, tables and figures.
     ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one;

@@ -174,7 +174,7 @@ def _acceptance(fall: Tensor) -> Tensor:
 def mala(
     step_size: float, nbeta: float, localization: Localization = 0.0, scale: Tensor | None = None
 ) -> HMC:
-    """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): SGLD's step on all
-    data, then a test.
+    """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): an SGLD step on all
+    data, accepted or rejected.
     """
     return HMC(step_size, nbeta, localization, scale, leapfrog=1, jitter=1.0)

@@ -20,7 +20,7 @@ Localization = float | Tensor | Mapping[str, float]
 
 
 class Streams:
-    """Random numbers for several chains at once, one row a chain.
+    """Random numbers for several chains at once, one row per chain.
 
     On the CPU every chain has a stream of its own, named by ``(seed, "chain", its number)``:
     however the chains are distributed over calls or processes, each draws the same numbers. On
@@ -132,8 +132,8 @@ Scale = Tensor | KroneckerScale
 
 @dataclass
 class State:
-    """Where chains are: ``position`` (…, P), the ``centre`` (P,) they are tied to, and what the
-    kernel remembers.
+    """State of the chains: ``position`` (…, P), the ``centre`` (P,) of the localization, and the
+    kernel's own variables.
 
     ``forces`` says whether steps tell about the force, at a pass or two over the parameters.
     """
@@ -146,8 +146,8 @@ class State:
 
 
 class Info(NamedTuple):
-    """What a step saw: the loss, the distance ‖w − w*‖ and the probability of acceptance, each
-    (…,).
+    """Information about a step: the loss, the distance ‖w − w*‖ and the acceptance probability,
+    each (…,).
 
     Kernels that never reject see the point they leave; the others the point they end at.
     ``gradients`` counts the evaluations of the step. Where the state asks for forces, there are

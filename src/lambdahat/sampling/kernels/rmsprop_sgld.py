@@ -24,7 +24,7 @@ from lambdahat.sampling.kernels.kernel import (
 
 @dataclass(frozen=True)
 class RMSpropSGLD(Kernel):
-    """SGLD preconditioned by running gradient squares (Li et al. 2016), as devinterp has it.
+    """SGLD preconditioned by running gradient squares (Li et al. 2016), as in devinterp.
 
     V ← aV + (1 − a)(∇L)², G = 1/(√V + e); w ← w − (ε/2)·G∇U + √(εG)·ξ. V starts at 1, is not
     corrected for that, and the Γ term of the paper, the divergence of G, is left out. With
