@@ -182,15 +182,15 @@ def measure(
 
     "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for
     it and for "llc_curve", "bayes_criteria", "temperature_regression", "free_energy" and "sweep",
-    such as {"draws": 1000, "nbeta": "batch"}, else all is found. "llc_curve" is λ̂ over γ, from
-    1/16 to 16 times the γ of "llc". "volume_scaling" is for small models only.
+    such as {"draws": 1000, "nbeta": "batch"}; settings not given are tuned. "llc_curve" is λ̂ over
+    γ, from 1/16 to 16 times the γ of "llc". "volume_scaling" is for small models only.
 
-    With ``folder``, every finished result is written there at once, and a later call with the same
-    problem and settings measures only what is missing; in the end ``Measurement.load(folder)``
-    reads everything. The problem is the same where all data, parameters, buffers, the model and the
-    loss are (``Problem.identity``, which passes over the data once); a folder of another one is
-    refused. A result that is damaged is measured again, with a warning. Without ``keep_vectors``
-    the eigenvectors, (P, top), are dropped.
+    With ``folder``, every finished result is written there immediately, and a later call with the
+    same problem and settings measures only what is missing; ``Measurement.load(folder)`` reads
+    everything. Two problems are the same if all data, parameters, buffers, the model and the loss
+    are (``Problem.identity``, which passes over the data once); a folder of a different problem is
+    refused. A damaged result is measured again, with a warning. Without ``keep_vectors`` the
+    eigenvectors, (P, top), are dropped.
     """
     require_problem(problem)
     names = quantity_names(what)

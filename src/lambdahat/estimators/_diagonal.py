@@ -25,18 +25,18 @@ def diagonal(
 ) -> Estimate:
     """The diagonal of A (P,), with the standard error of each element.
 
-    Exact where the operator knows it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas,
-    Kokiopoulou & Saad 2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². Where the
-    operator has a control variate C, diag C is known and diag(A − C) is sampled, if a pilot shows
-    that this is cheaper.
+    Exact if the operator provides it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas,
+    Kokiopoulou & Saad 2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². If the operator
+    has a control variate C, diag C is known and diag(A − C) is sampled, provided that a pilot shows
+    this to be cheaper.
 
     ``tol`` is the root-mean-square error relative to that of the diagonal: ‖stderr‖ ≤ tol·‖diag A‖.
-    ``probes`` fixes the number of probes instead. Where ``tol`` would take P products or more, the
-    P products of the exact diagonal are made.
+    ``probes`` fixes the number of probes instead. If ``tol`` would take P products or more, the
+    exact diagonal is computed with P products.
 
-    For a model in less than float64 the errors include its rounding: for each parameter tensor the
-    root mean square over the rows of the error matrix, measured on at most 256 samples.
-    PRECISION_LIMIT where that rules.
+    For a model below float64 the errors include its rounding: for each parameter tensor the root
+    mean square over the rows of the error matrix, measured on at most 256 samples. The status is
+    PRECISION_LIMIT if rounding dominates.
 
     >>> from lambdahat.operators import operator
     >>> diagonal(operator([[2.0, 1.0], [1.0, 3.0]])).value

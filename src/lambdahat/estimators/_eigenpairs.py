@@ -61,21 +61,22 @@ def eigenpairs(
 
     ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude"
     (descending |λ|) or "both": k at each end, in descending order. ``tol`` is the accuracy of the
-    values relative to the largest |λ|: a pair has converged when min(r, r²/gap) ≤ tol·max|θ|, r its
-    residual and gap the distance to its neighbour. ``max_memory`` bounds the bytes of the basis
-    (default: what the problem's ``memory`` leaves for vectors, or a quarter of the free memory);
-    ``basis`` "host" keeps it in the memory of the host. Very small operators are diagonalised
-    whole.
+    values relative to the largest |λ|: a pair has converged when min(r, r²/gap) ≤ tol·max|θ|, with
+    r its residual and gap the distance to its neighbour. ``max_memory`` bounds the bytes of the
+    basis (default: what the problem's ``memory`` leaves for vectors, or a quarter of the free
+    memory); ``basis`` "host" keeps it in host memory. Very small operators are diagonalised
+    densely.
 
-    The residuals are those of the Lanczos recurrence joined with the rounding seen in the products
-    and, for a model in less than float64, with the rounding inside the model: one combination of
-    the vectors found is multiplied in float64 too, on at most 4,096 samples, which ``cost`` does
-    not count. PRECISION_LIMIT where rounding keeps the values from ``tol``.
+    The residuals are those of the Lanczos recurrence combined with the rounding observed in the
+    products and, for a model below float64, with the rounding inside the model, for which one
+    combination of the vectors is also multiplied in float64, on at most 4,096 samples, which
+    ``cost`` does not count. The status is PRECISION_LIMIT if rounding keeps the values from
+    reaching ``tol``.
 
-    Repeated eigenvalues are returned as often as they occur: a few more products, from a random
-    vector orthogonal to the Krylov space, look for copies of the eigenvalues, and where they find
-    some Lanczos goes on beside what is known. A missing copy goes unnoticed with a probability of
-    at most 0.1 %. If ``max_matvecs`` ends that search, the status is NOT_CONVERGED.
+    Repeated eigenvalues are returned with their multiplicity: a few more products, from a random
+    vector orthogonal to the Krylov space, search for copies, and Lanczos continues orthogonally to
+    the known pairs if any are found. A missing copy goes unnoticed with a probability of at most
+    0.1 %. If ``max_matvecs`` ends that search, the status is NOT_CONVERGED.
     """
     operator = require_symmetric(operator, "eigenpairs")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")

@@ -36,10 +36,10 @@ def landscape(
     """L(θ + t·v) on ``points`` offsets t, or L(θ + t·v + s·w) on points × points.
 
     A direction is "random" (uniform on the unit sphere), "filter" (see ``random_direction``), a
-    vector (P,), ``Eigenpairs`` (their first vector), or what ``towards`` gives; one direction makes
-    a line, a sequence of two or a tensor (P, 2) a plane. A vector is taken with the length it has:
-    an offset of 1 is the vector's end. Offsets are even on [−distance, distance], or on
-    ``distance`` = (low, high). ``held_out`` is other data, or a problem on it. ``refresh``
+    vector (P,), ``Eigenpairs`` (their first vector), or the result of ``towards``; one direction
+    gives a line, a sequence of two or a tensor (P, 2) a plane. A vector is used with its own
+    length: an offset of 1 is the vector's end. Offsets are evenly spaced on [−distance, distance],
+    or on ``distance`` = (low, high). ``held_out`` is other data, or a problem on it. ``refresh``
     recomputes batch-norm statistics over the training data at each point, for both losses; without
     it the curvature vᵀHv of each direction is measured too.
     """

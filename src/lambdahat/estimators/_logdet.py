@@ -207,21 +207,21 @@ def logdet(
 ) -> Estimate:
     """log det A = tr log A of a positive definite operator.
 
-    "slq" is stochastic Lanczos quadrature, "maxent" the expectation of log λ under the density of
-    maximum entropy with 2·``depth`` Chebyshev moments (MEMe, Algorithm 3 of the spectral thesis),
-    "chebyshev" the Chebyshev series of log to that degree (Han, Malioutov and Shin 2015): each
-    makes ``depth`` products for each of ``probes`` probes, and the last two up to 30 more for the
-    bounds. "exact" is a Cholesky factorisation in float64, sparse if the matrix is; it stands in
-    for the others where P is at most 100 and neither ``depth`` nor ``tol`` is given, for then it
-    takes fewer products. Where the spectrum has but a few distinct values, Lanczos quadrature is
-    exact on each probe, and stands in for "maxent" and "chebyshev".
+    "slq" is stochastic Lanczos quadrature, "maxent" the expectation of log λ under the
+    maximum-entropy density with 2·``depth`` Chebyshev moments (MEMe, Algorithm 3 of the spectral
+    thesis), "chebyshev" the Chebyshev series of log to that degree (Han, Malioutov and Shin 2015).
+    Each makes ``depth`` products for each of ``probes`` probes, and the last two up to 30 more for
+    the bounds. "exact" is a Cholesky factorisation in float64, sparse if the matrix is; it replaces
+    the others if P is at most 100 and neither ``depth`` nor ``tol`` is given, since it then takes
+    fewer products. If the spectrum has only a few distinct values, Lanczos quadrature is exact on
+    each probe and replaces "maxent" and "chebyshev".
 
-    The standard error is that of the probes and, in quadrature, of the truncation; QUADRATURE when
-    the second is larger. A positive lower end of the spectrum bounds the truncation from both
-    sides. Where none is known only the way in which it falls with the depth tells of it, and an
-    eigenvalue near 0 that the products do not show is not in the error bar: POSITIVITY where no
-    Ritz value at the lower end has settled above 0 either. An eigenvalue that is not positive is an
-    error that names it.
+    The standard error combines those of the probes and of the truncation in quadrature; the status
+    is QUADRATURE if the second is larger. A positive lower bound of the spectrum bounds the
+    truncation from both sides. If none is known, the truncation error is extrapolated from how it
+    falls with depth, and an eigenvalue near 0 that no product reveals is not in the error bar: the
+    status is POSITIVITY if no Ritz value at the lower end has converged above 0 either. A
+    non-positive eigenvalue raises an error that names it.
 
     Args:
         operator: The operator, or a dense or sparse matrix.

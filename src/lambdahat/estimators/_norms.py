@@ -39,17 +39,17 @@ def frobenius_norm(
 ) -> Estimate:
     """‖A‖_F, within ``tol`` relative at 95 % confidence.
 
-    A few outliers dominate the norm of a network's Hessian, and make ‖Az‖² skewed. So they are
+    A few outliers dominate the norm of a network's Hessian and make ‖Az‖² skewed, so they are
     deflated: for Q an orthonormal basis of AΩ,
 
         ‖A‖²_F = ‖AQ‖²_F + ‖A(I − QQᵀ)‖²_F,
 
-    the first computed, the second the mean of ‖Au‖² over probes u that Q has not seen, uniform on
-    the sphere of radius √(P − r) in the complement of Q. The rank r grows while that saves
-    products. The standard error of the norm is that of its square over 2‖A‖_F (delta method), from
-    the inner products of different Au. Where probes would cost P products or more, all P columns
-    are computed. For a model in less than float64 the error includes its rounding, measured on at
-    most 256 samples; PRECISION_LIMIT where that rules.
+    where the first term is computed and the second is the mean of ‖Au‖² over probes u independent
+    of Q, uniform on the sphere of radius √(P − r) in the complement of Q. The rank r grows while
+    that saves products. The standard error of the norm is that of its square over 2‖A‖_F (delta
+    method), from the inner products of different Au. If probes would cost P products or more, all P
+    columns are computed. For a model below float64 the error includes its rounding, measured on at
+    most 256 samples; the status is PRECISION_LIMIT if rounding dominates.
 
     >>> from lambdahat.operators import operator
     >>> frobenius_norm(operator([[3.0, 0.0], [0.0, 4.0]])).value

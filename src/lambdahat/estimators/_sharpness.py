@@ -142,11 +142,11 @@ def sharpness(
 ) -> Sharpness:
     """Worst-case sharpness max_{‖T⁻¹ε‖≤ρ} L(θ + ε) − L(θ), adaptive as in Kwon et al. 2021 (ASAM).
 
-    ε = Tu with T = diag|θ| (``adaptive``; a parameter that is 0 stays where it is) or T = I. The
-    ascent in u starts from the best of ρ·T∇L/‖T∇L‖ (the closed form of the linear model) and ±ρφ, φ
-    the leading eigenvector of THT (the closed form of the quadratic model at a minimum), and takes
-    ``steps`` of projected ascent u ← Π(u + s·ρ·T∇L/‖T∇L‖) onto the ball ‖u‖ ≤ ρ, s from 1 and
-    halved when the loss does not rise. ``tol`` is that of the eigenpair.
+    ε = Tu with T = diag|θ| (``adaptive``; a parameter that is 0 is not perturbed) or T = I. The
+    ascent in u starts from the best of ρ·T∇L/‖T∇L‖ (the closed form of the linear model) and ±ρφ,
+    with φ the leading eigenvector of THT (the closed form of the quadratic model at a minimum), and
+    takes ``steps`` of projected ascent u ← Π(u + s·ρ·T∇L/‖T∇L‖) onto the ball ‖u‖ ≤ ρ, with s
+    starting at 1 and halved when the loss does not rise. ``tol`` is that of the eigenpair.
     """
     require_positive(radius, "radius")
     require_count(steps, "steps", least=0)

@@ -179,17 +179,17 @@ def spectrum(
     Saad 2017).
 
     Each probe is uniform on the unit sphere and costs ``depth`` products (default: 100, or P if
-    that is less). Its Ritz values and squared first components are the Gauss rule of the measure
-    the probe sees: Σ_j w_j θ_j^k = zᵀAᵏz for k ≤ 2·depth − 1. When a probe's Krylov space ends
-    early its row is filled up with nodes of weight 0.
+    that is less). Its Ritz values and squared first components are the Gauss rule of the probe's
+    spectral measure: Σ_j w_j θ_j^k = zᵀAᵏz for k ≤ 2·depth − 1. If a probe's Krylov space ends
+    early, its row is padded with nodes of weight 0.
 
-    ``basis`` says where the ``depth`` vectors of a run are kept: "device", "half" (as bfloat16 for
-    float32, half the bytes), "host" (the memory of the host, streamed through the GPU), or "auto",
-    the first of these that fits.
+    ``basis`` says where the ``depth`` vectors of a run are stored: "device", "half" (as bfloat16
+    for float32, half the bytes), "host" (host memory, streamed through the GPU), or "auto", the
+    first of these that fits.
 
-    For a model in less than float64, residuals and the errors of moments include the rounding
-    inside the model, by two products in each precision on at most 4,096 samples, which ``cost``
-    does not count. PRECISION_LIMIT where it changes the trace by more than the probes do, or the
+    For a model below float64, residuals and the errors of moments include its rounding, measured by
+    two products in each precision on at most 4,096 samples, which ``cost`` does not count. The
+    status is PRECISION_LIMIT if rounding changes the trace by more than the probes do, or the
     largest eigenvalue by more than 1 %.
     """
     operator = require_symmetric(operator, "spectrum")
@@ -235,20 +235,20 @@ def moments(
     """tr φ_k(A)/P for k = 0 … ``count``, with φ_k = xᵏ, the Chebyshev polynomial T_k or the
     Legendre polynomial P_k.
 
-    ``bounds`` is the interval that is mapped to [−1, 1] first; it must hold the spectrum. Without
-    it the two polynomial bases take it from a short Lanczos run, widen it where the moments show
-    eigenvalues outside, and measure again (``cost`` counts both); powers are those of A itself.
-    Products are made for blocks of probes, each gives two moments by (φ_i z)·(φ_j z), so that
-    ``count`` moments cost ⌈count/2⌉ products a probe. Legendre moments are convex combinations of
-    Chebyshev moments, so nothing is lost on the way.
+    ``bounds`` is the interval that is mapped to [−1, 1] first; it must contain the spectrum.
+    Without it the two polynomial bases estimate it by a short Lanczos run, widen it if the moments
+    reveal eigenvalues outside, and measure again (``cost`` counts both); power moments are those of
+    A itself. Products are computed for blocks of probes, and each gives two moments by (φ_i z)·(φ_j
+    z), so ``count`` moments cost ⌈count/2⌉ products per probe. Legendre moments are convex
+    combinations of Chebyshev moments, so no accuracy is lost.
 
     ``probe`` is "sphere" (as is "gaussian": each probe is divided by its own zᵀz, which makes the
-    moments those of a positive measure), "rademacher" or "orthogonal": probes on the sphere that
-    are orthogonal to each other, whose variance falls like that of a sample without replacement, to
-    0 for P of them. Errors include the rounding inside a model, as in ``spectrum``. There are
-    ``probes`` of them (50), or as many as bound the standard error of every moment by ``tol``
-    (Lemma 1, spectral thesis), and of powers of A itself by the share ``tol`` of the moment, where
-    A is positive semi-definite (Eq. 2.34).
+    moments those of a positive measure), "rademacher" or "orthogonal": mutually orthogonal probes
+    on the sphere, whose variance falls like that of a sample without replacement, to 0 for P of
+    them. Errors include the rounding inside a model, as in ``spectrum``. The number of probes is
+    ``probes`` (50), or as many as bound the standard error of every moment by ``tol`` (Lemma 1,
+    spectral thesis); for powers of a positive semi-definite A itself ``tol`` is relative to the
+    moment (Eq. 2.34).
     """
     operator = require_symmetric(operator, "moments")
     require_count(count, "count", least=1)

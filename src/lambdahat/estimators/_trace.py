@@ -130,11 +130,11 @@ def trace(
 ) -> Estimate:
     """Estimate tr A within a relative ``tol`` at 95 % confidence, with as few products as possible.
 
-    The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm is
-    there for operators whose trace is nearly 0, for which no number of probes would do; for a
-    positive semi-definite A it is never the larger. Where the probes would cost P products or more,
-    the dense diagonal is computed with P. The default ``max_matvecs`` is the smaller of 2P and
-    4000; when it is spent first, the status says so.
+    The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm guards
+    operators whose trace is close to 0, for which no number of probes would suffice; for a positive
+    semi-definite A it is never the larger. If the probes would cost P products or more, the dense
+    diagonal is computed with P. The default ``max_matvecs`` is the smaller of 2P and 4000; if it is
+    spent first, the status says so.
 
     Methods:
 
@@ -153,9 +153,9 @@ def trace(
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
-    For a model in less than float64 the error includes the rounding inside the model, measured by
-    two products in each precision on at most 256 samples, which ``cost`` does not count;
-    PRECISION_LIMIT where that rules. An exact trace of such a model has no other error.
+    For a model below float64 the error includes its rounding, measured by two products in each
+    precision on at most 256 samples, which ``cost`` does not count; the status is PRECISION_LIMIT
+    if rounding dominates. An exact trace of such a model has no other error.
 
     >>> from lambdahat.operators import operator
     >>> trace(operator([[2.0, 1.0], [1.0, 3.0]]))

@@ -55,9 +55,9 @@ def variance(
 
     Each probe is one vector v, uniform on the unit sphere; the errors are those of the mean over
     probes (NaN for one probe). With ``samples``, every probe also draws its own subset of that many
-    samples, so that the errors are of both. Without it all samples are used, and the gradient's
-    variance is exact; with P probes or more the P unit vectors are used instead, and everything is.
-    ``cost`` counts passes over the data: products and gradients.
+    samples, so the errors include both. Without it all samples are used, and the gradient's
+    variance is exact; with P probes or more the P unit vectors are used instead, and everything is
+    exact. ``cost`` counts passes over the data: products and gradients.
     """
     require_problem(problem)
     require_count(probes, "probes")

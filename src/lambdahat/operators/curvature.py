@@ -757,8 +757,8 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = 
     """The Hessian ∂²L/∂θ² of the mean loss.
 
     ``mode``: "reverse" (graph of the gradient kept between products), "forward" (dual numbers,
-    nothing kept), "finite" (central differences) or "auto": the first that the model can take, and
-    the faster where the graphs do not fit in ``memory`` bytes.
+    nothing kept), "finite" (central differences) or "auto": the first that the model supports, and
+    the faster one if the graphs do not fit in ``memory`` bytes.
     """
     require_problem(problem)
     return Hessian(problem, mode, memory)
@@ -796,10 +796,10 @@ def fisher(
     """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's
     inputs.
 
-    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix but for "gaussian_nll"),
-    "monte_carlo" (``samples`` targets a sample, drawn once) or "empirical" (the data's own targets:
-    the uncentred covariance). Class weights, ``pos_weight`` and label smoothing weigh what a target
-    adds as they do in the Gauss–Newton matrix.
+    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix except for
+    "gaussian_nll"), "monte_carlo" (``samples`` targets per sample, drawn once) or "empirical" (the
+    data's own targets: the uncentred covariance). Class weights, ``pos_weight`` and label smoothing
+    weight the contribution of a target as they do in the Gauss–Newton matrix.
     """
     require_problem(problem)
     require_kind(kind)

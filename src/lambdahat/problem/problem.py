@@ -79,22 +79,22 @@ class Problem:
     uses running statistics, "train" the statistics of each fixed batch, "frozen" running statistics
     with the layers' own parameters held constant. Dropout is off.
 
-    For labels of several positions, −100 left out, the loss is the mean over positions and n counts
-    samples. ``count`` "tokens" makes n the positions too; "sequences" makes the loss the mean over
-    samples of their sums, so that n·L is the negative log-likelihood either way. A model that moves
-    its own "labels" by one has them moved for any loss.
+    If labels have several positions (−100 is ignored), the loss is the mean over positions and n
+    counts samples. With ``count`` "tokens", n counts positions too; with "sequences", the loss is
+    the mean over samples of their sums. Either way n·L is the negative log-likelihood. If the model
+    shifts "labels" internally (causal language models), the same shift is applied under any loss.
 
-    ``memory``, in bytes or as "4GiB", is what operators, estimators and chains of this problem may
-    take beside the model and the data: batches are cut, graphs dropped and chains run one by one to
-    stay within it.
+    ``memory``, in bytes or as "4GiB", limits what operators, estimators and chains of this problem
+    may use in addition to the model and the data: batches are split, graphs dropped and chains run
+    one by one to stay within it.
 
-    ``ranks`` are the processes that share the work: "auto" all ranks of ``torch.distributed`` where
-    it is initialised, a process group, or None for this one alone. Every rank gives the same model
-    and the whole data.
+    ``ranks`` are the processes that share the work: "auto" for all ranks of ``torch.distributed``
+    if it is initialised, a process group, or None for this process alone. Every rank must have the
+    same model and all of the data.
 
     The model is never changed. Parameters and buffers are shared with it, so ``vector`` and the
     statistics follow later training, also with ``dtype`` or ``device``; operators copy them when
-    they are made.
+    they are constructed.
     """
 
     def __init__(

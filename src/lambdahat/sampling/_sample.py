@@ -54,20 +54,20 @@ def sample(
     """Sample exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²) around the problem's parameters w*, with
     ``kernel``.
 
-    Every chain starts at w*, takes ``burn_in`` steps that are thrown away and then ``draws`` ×
-    ``thin`` steps, every ``thin``-th of them a draw. A step sees ``batch_size`` random samples (512
-    by default; exact kernels see all), each chain its own unless ``shared_batches``, in
-    ``accumulate`` pieces where memory is short. Every loss is paired with the loss at w* on the
-    same batch; ``baseline`` "full" or "both" takes the loss of every draw over the whole data too,
-    which is another pass over it and not in ``cost``.
+    Every chain starts at w*, takes ``burn_in`` steps that are discarded and then ``draws`` ×
+    ``thin`` steps, of which every ``thin``-th is a draw. A step uses ``batch_size`` random samples
+    (512 by default; exact kernels use all), separately for each chain unless ``shared_batches``, in
+    ``accumulate`` pieces if memory is short. Every loss is paired with the loss at w* on the same
+    batch; ``baseline`` "full" or "both" also evaluates the loss of every draw on the whole data,
+    which is another pass and not in ``cost``.
 
-    ``observables`` are functions of the flat parameters, recorded draw by draw; of ``averages``
-    only the means over some twenty stretches of each chain are kept, whatever the number of draws;
+    ``observables`` are functions of the flat parameters, recorded for every draw; of ``averages``
+    only the means over about twenty segments of each chain are kept, whatever the number of draws;
     ``keep_parameters`` keeps the draws. ``forces`` records ‖∇U‖² and the virial (w − w*)·∇U, which
-    show the bias of the steps and what has not relaxed. Chains farther than ``bound`` from w* are
-    pulled back, which the status tells. ``mode`` is "batched", "sequential", "processes", "graph"
+    reveal step-size bias and incomplete relaxation. Chains farther than ``bound`` from w* are
+    pulled back, which the status reports. ``mode`` is "batched", "sequential", "processes", "graph"
     or "auto", the fastest. ``watch`` is called with nβ(L − L*) of the draws so far, (chains,
-    draws), some twenty times; if it returns True, the sampling stops there.
+    draws), about twenty times; sampling stops if it returns True.
     """
     require_problem(problem)
     _require_kernel(kernel)

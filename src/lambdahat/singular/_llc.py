@@ -79,11 +79,11 @@ def llc(
     """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau
     et al. 2023).
 
-    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). What is estimated is fixed before the
-    first step: nβ = n/ln n and γ, by a rule of the problem alone (P/‖w*‖², less where the data
-    determine most directions). How it is estimated is found by a pilot: kernel, step size, batch
-    size, burn-in and number of draws; ``chains.reasons`` says why each is what it is. What is given
-    is taken as it is.
+    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). The estimand is fixed before sampling:
+    nβ = n/ln n, and γ by a rule of the problem alone (P/‖w*‖², less if the data determine most
+    directions). The settings of the estimator are tuned in a pilot run: kernel, step size, batch
+    size, burn-in and number of draws; ``chains.reasons`` explains each. Settings that are given are
+    used as they are.
 
     Args:
         problem: The problem, at the parameters w* to be measured;
