@@ -7,7 +7,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The theme prints a notice at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test check docs bench bench-check bench-page cluster-check dist-check clean help
+.PHONY: demo test check docs docs-check bench bench-check bench-page cluster-check dist-check clean help
 
 demo: .venv/.dev ## The NGD paper in miniature, on digits; writes demo-output/
 	$(BIN)/lambdahat demo --out demo-output
@@ -25,6 +25,11 @@ check: .venv/.dev ## Style, types, layering
 
 docs: .venv/.dev ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+# The pages and figures that are made from stored runs are those that the stores give today.
+docs-check: .venv/.dev ## Tables and figures of the documentation against the stored runs
+	$(BIN)/python -m pytest -n auto --dist worksteal -m documents
+	$(BIN)/mkdocs build --strict --quiet
 
 # What everything costs beside the peers; then the questions that need neither hours nor data that are fetched.
 bench: .venv/.bench ## What everything costs beside the peers

@@ -12,6 +12,7 @@ from lambdahat.experiments.kit.claims import VERDICTS
 from lambdahat.experiments.ngd.preconditions import INTERPOLATED, LEARNT
 from tests.documents import DOCS, ROOT
 
+pytestmark = pytest.mark.documents
 STORES = ROOT / "benchmarks" / "results" / "reproductions"
 RULES = {
     "xor": ("XOR", "training accuracy"),

@@ -42,6 +42,7 @@ def test_a_saved_piece_has_the_rows_of_the_cells(script, tmp_path):
     assert loaded.verdicts == found.verdicts != ()
 
 
+@pytest.mark.documents
 def test_the_page_of_rates_is_that_of_the_stored_results(script):
     stored = [
         script("minibatch_pieces").Piece.load(path)
@@ -53,6 +54,7 @@ def test_the_page_of_rates_is_that_of_the_stored_results(script):
     assert shown.strip() == rates.markdown(stored).strip()
 
 
+@pytest.mark.documents
 def test_the_caution_about_damping_has_the_figures_of_the_stored_results(script):
     """What training needed at α = 1 over what the rule has by τ² and by Pσ², to the digits that
     the advice prints.

@@ -139,6 +139,7 @@ def test_bars_in_words_do_not_part_columns(script, one_toy, tmp_path):
     assert "| a \\| b |" in script.section(run)
 
 
+@pytest.mark.documents
 def test_the_page_is_that_of_the_stores(script):
     page = (DOCS / "reproductions.md").read_text(encoding="utf-8")
     command = (
@@ -148,6 +149,7 @@ def test_the_page_is_that_of_the_stores(script):
     assert script.written(page, STORES) == page, f"run {command}"
 
 
+@pytest.mark.documents
 def test_runs_at_paper_scale_are_of_marked_experiments(script):
     runs = [run for run in script.runs_in(STORES) if run.store.scale == "paper"]
     assert {run.experiment.name for run in runs} <= published.PAPER_SCALE <= set(published.PLACES)

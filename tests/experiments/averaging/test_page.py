@@ -9,6 +9,7 @@ from lambdahat.experiments.kit.cells import key_of
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, OPEN, UNTESTED
 from tests.documents import DOCS, ROOT
 
+pytestmark = pytest.mark.documents
 STORES = ROOT / "benchmarks" / "results" / "reproductions"
 NAMES = (
     "gadam-image",
