@@ -39,6 +39,7 @@ def part(name: str, figure: str) -> Callable[[], Any]:
 
 
 FIGURES: dict[str, Callable[[], Any]] = {
+    "architecture": part("architecture", "rooms"),
     "random-matrices": part("matrix", "ensembles"),
     "lanczos-and-diagonals": part("matrix", "lanczos_and_diagonals"),
     "batch-regimes": part("matrix", "batch_regimes"),
