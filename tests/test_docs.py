@@ -143,7 +143,7 @@ KERNELS = {
     "rmsprop_sgld": "kernels.RMSpropSGLD",
     "sghmc": "kernels.SGHMC",
     "sgnht": "kernels.SGNHT",
-    "hmc": "hamiltonian.HMC",
+    "hmc": "kernels.HMC",
 }
 
 
