@@ -4,6 +4,7 @@ flatness paper).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lambdahat.experiments.kit.cells import (
@@ -29,7 +30,7 @@ from lambdahat.experiments.kit.claims import (
     least_decades,
     paired_difference,
 )
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, subject
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes, subject
 from lambdahat.experiments.kit.training import (
     curvature_problem,
     final_row,
@@ -116,20 +117,18 @@ def run(cell: Cell, device: str) -> list[Row]:
     ]
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """For each network: better and sharper with weight decay, at once and apart; which mode
     shows it more.
     """
-    found = []
     for name in rows.distinct("network"):
         part = rows.where(network=name)
-        found += _rises(part)
+        yield from _rises(part)
         if len(part.distinct("mode")) > 1:
-            found += _magnified(part)
-    return found
+            yield from _magnified(part)
 
 
-def _rises(rows: Rows) -> list[Claim]:
+def _rises(rows: Rows) -> Iterator[Claim]:
     modes = rows.distinct("mode")
     better = _change(rows, "accuracy", "")
     sharper = {
@@ -139,15 +138,17 @@ def _rises(rows: Rows) -> list[Claim]:
         f"λ₁ in {mode} mode" if len(modes) > 1 else "λ₁": sharper["largest", mode] for mode in modes
     }
     paper, figure = _paper(rows)
-    both = jointly(
+    sentence = (
         f"{subject(rows)}: validation accuracy and {' and '.join(norms)} rise together with weight"
-        " decay",
-        f"§4, {figure}",
-        f"sharper, despite generalising better ({paper})",
-        {"validation accuracy": better, **norms},
+        " decay"
     )
+    printed = f"sharper, despite generalising better ({paper})"
+    both = jointly(sentence, f"§4, {figure}", printed, {"validation accuracy": better, **norms})
     excess = [_change(rows, "excess", "eval", "below")] if len(modes) == 1 else []
-    return [both, better, *sharper.values(), *excess]
+    yield both
+    yield better
+    yield from sharper.values()
+    yield from excess
 
 
 def _pair(rows: Rows) -> tuple[Rows, Rows]:
@@ -182,20 +183,13 @@ def _change(rows: Rows, column: str, mode: str, direction: str = "above") -> Cla
     )
     tail = f" (batch norm in {mode} mode)" if len(rows.distinct("mode")) > 1 and mode else ""
     change = "rises" if direction == "above" else "falls"
-    return Claim(
-        f"{subject(rows)}: {words} {change} with weight decay{least_told}{tail}",
-        f"§4, {figure}",
-        f"{printed} ({paper})",
-        reading,
-        direction,
-        bound,
-        unit=unit,
-    )
+    sentence = f"{subject(rows)}: {words} {change} with weight decay{least_told}{tail}"
+    said = f"{printed} ({paper})"
+    return Claim(sentence, f"§4, {figure}", said, reading, direction, bound, unit=unit)
 
 
-def _magnified(rows: Rows) -> list[Claim]:
+def _magnified(rows: Rows) -> Iterator[Claim]:
     """The ratio of decayed to plain in evaluation mode over that in training mode."""
-    found = []
     paper, figure = _paper(rows)
     for column in SHARPNESS:
         rises = {}
@@ -208,23 +202,15 @@ def _magnified(rows: Rows) -> list[Claim]:
         sentence = (
             f"{subject(rows)}: {NAMES[column]} rises more in evaluation than in training mode"
         )
-        found.append(
-            Claim(
-                sentence,
-                f"§4, {figure}",
-                f"massively magnified ({paper})",
-                reading,
-                unit=" decades",
-            )
+        yield Claim(
+            sentence, f"§4, {figure}", f"massively magnified ({paper})", reading, unit=" decades"
         )
-    return found
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """A table for each network and mode of its batch norm: without and with weight decay, and
     the ratio.
     """
-    out = []
     for name in rows.distinct("network"):
         for mode in rows.where(network=name).distinct("mode"):
             part = rows.where(network=name, mode=mode)
@@ -246,8 +232,7 @@ def tables(rows: Rows) -> list[Table]:
                 *(f"weight decay {half[0]['decay']:g}" for half in (without, decayed)),
                 "ratio",
             )
-            out.append(Table(title, header, tuple(lines)))
-    return out
+            yield Table(title, header, tuple(lines))
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -343,25 +328,19 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Reduced at the paper's scale: 100 epochs of CIFAR-100 where the paper has 300.",
-        (
-            "On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000"
-            " images of 8 × 8."
-        ),
-        "There the images are CIFAR-10's in place of CIFAR-100's.",
-        (
-            "There weight decay is 5e-3, for over so few steps 5e-4 would shorten the weights by a"
-            " few per cent at most."
-        ),
-        (
-            "Learning rate 0.1 for residual networks, of the paper's grid; it states 0.03 for the"
-            " nine-layer one alone."
-        ),
-        (
-            "The Hessian is that of the first training images, not cropped or flipped; in training"
-            " mode in their batches."
-        ),
-        "The paper's Frobenius norm is read as tr(H²)/P.",
+        *notes("""
+            Reduced at the paper's scale: 100 epochs of CIFAR-100 where the paper has 300.
+            On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000
+              images of 8 × 8.
+            There the images are CIFAR-10's in place of CIFAR-100's.
+            There weight decay is 5e-3, for over so few steps 5e-4 would shorten the weights by a
+              few per cent at most.
+            Learning rate 0.1 for residual networks, of the paper's grid; it states 0.03 for the
+              nine-layer one alone.
+            The Hessian is that of the first training images, not cropped or flipped; in training
+              mode in their batches.
+            The paper's Frobenius norm is read as tr(H²)/P.
+        """),
         LEAST_EFFECT,
     ),
     size=(

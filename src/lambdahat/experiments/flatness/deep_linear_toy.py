@@ -7,6 +7,7 @@ prints the first term alone (Eq. 2), which has rank 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, gap, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, notes
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart, Series
@@ -118,57 +119,26 @@ def _minimiser(decay: float) -> Row:
     return {"decay": decay, "norm": math.sqrt(3) * size, **_described(weights, 1.0)}
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Rank, trace and λ₁ of §2, what a rescaling does, and what weight decay does."""
-    return [
-        *_rank_claims(rows.where(kind="point")),
-        *_rescaling_claims(rows.where(kind="rescaled")),
-        *_decay_claims(rows.where(kind="minimiser")),
-    ]
+    yield from _rank_claims(rows.where(kind="point"))
+    yield from _rescaling_claims(rows.where(kind="rescaled"))
+    yield from _decay_claims(rows.where(kind="minimiser"))
 
 
-def _rank_claims(rows: Rows) -> list[Claim]:
+def _rank_claims(rows: Rows) -> Iterator[Claim]:
     three = rows.where(depth=3)
     longer = gap(rows.where(depth=max(rows.values("depth"))), three, "rank")
-    return [
-        Claim(
-            "the Hessian of three weights has rank 1",
-            "§2, Eq. 3",
-            "1",
-            over_seeds(three, "rank"),
-            "within",
-            1.0,
-            0.5,
-        ),
-        Claim(
-            "a longer product has no higher rank (their difference)",
-            "§2",
-            "0",
-            longer,
-            "within",
-            0.0,
-            0.5,
-        ),
-        Claim(
-            "λ₁ is the trace (relative difference, at worst)",
-            "§2, Eq. 3",
-            "0",
-            _worst(three, "gap"),
-            "within",
-            0.0,
-            0.01,
-        ),
-        Claim(
-            "the trace is X²·L·Σ(w_iw_j)² (relative difference, at worst)",
-            "§2, Eq. 3 mended",
-            "none: it prints |X| for X²",
-            _worst(three, "trace error"),
-            "within",
-            0.0,
-            EXACT,
-            own=True,
-        ),
-    ]
+    sentence = "the Hessian of three weights has rank 1"
+    yield Claim(sentence, "§2, Eq. 3", "1", over_seeds(three, "rank"), "within", 1.0, 0.5)
+    sentence = "a longer product has no higher rank (their difference)"
+    yield Claim(sentence, "§2", "0", longer, "within", 0.0, 0.5)
+    sentence = "λ₁ is the trace (relative difference, at worst)"
+    yield Claim(sentence, "§2, Eq. 3", "0", _worst(three, "gap"), "within", 0.0, 0.01)
+    sentence = "the trace is X²·L·Σ(w_iw_j)² (relative difference, at worst)"
+    printed = "none: it prints |X| for X²"
+    reading = _worst(three, "trace error")
+    yield Claim(sentence, "§2, Eq. 3 mended", printed, reading, "within", 0.0, EXACT, own=True)
 
 
 def _worst(rows: Rows, name: str) -> Reading:
@@ -178,64 +148,31 @@ def _worst(rows: Rows, name: str) -> Reading:
     return Reading(max(rows.values(name)), 0.0)
 
 
-def _rescaling_claims(rows: Rows) -> list[Claim]:
+def _rescaling_claims(rows: Rows) -> Iterator[Claim]:
     start, end = rows.where(scale=STRETCHES[0]), rows.where(scale=STRETCHES[-1])
     how = "w₂ → 1000·w₂, w₃ → w₃/1000"
-    return [
-        Claim(
-            f"{how} leaves the loss",
-            "§2",
-            "unchanged",
-            decades(end, start, "loss"),
-            "within",
-            0.0,
-            EXACT,
-            " decades",
-        ),
-        Claim(
-            f"{how} raises the gradient norm",
-            "§2",
-            "without bound",
-            decades(end, start, "gradient"),
-            unit=" decades",
-        ),
-        Claim(
-            f"{how} raises the trace",
-            "§2",
-            "without bound",
-            decades(end, start, "trace"),
-            unit=" decades",
-        ),
-        Claim(
-            f"{how} turns the gradient towards w₃ (|cosine|)",
-            "§2",
-            "completely aligned",
-            over_seeds(end, "alignment"),
-            "within",
-            1.0,
-            0.01,
-        ),
-    ]
+    sentence = f"{how} leaves the loss"
+    reading = decades(end, start, "loss")
+    yield Claim(sentence, "§2", "unchanged", reading, "within", 0.0, EXACT, " decades")
+    sentence = f"{how} raises the gradient norm"
+    yield Claim(sentence, "§2", "without bound", decades(end, start, "gradient"), unit=" decades")
+    sentence = f"{how} raises the trace"
+    yield Claim(sentence, "§2", "without bound", decades(end, start, "trace"), unit=" decades")
+    sentence = f"{how} turns the gradient towards w₃ (|cosine|)"
+    printed = "completely aligned"
+    yield Claim(sentence, "§2", printed, over_seeds(end, "alignment"), "within", 1.0, 0.01)
 
 
-def _decay_claims(rows: Rows) -> list[Claim]:
+def _decay_claims(rows: Rows) -> Iterator[Claim]:
     """The smallest rise from one weight decay to the next: exact, so it has no error."""
-    found = []
     for column, words in (("trace", "the trace"), ("largest", "λ₁")):
         values = [row[column] for row in rows if row["decay"] <= SMALL]
         least = Reading(min(b - a for a, b in pairwise(values)), 0.0)
-        found.append(
-            Claim(
-                f"{words} at the minimum rises with weight decay up to {SMALL:g} (smallest rise)",
-                "§2",
-                "it rises",
-                least,
-            )
-        )
-    return found
+        sentence = f"{words} at the minimum rises with weight decay up to {SMALL:g} (smallest rise)"
+        yield Claim(sentence, "§2", "it rises", least)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Ranks by depth, and the minimisers."""
     points, lines = rows.where(kind="point"), []
     for depth in points.distinct("depth"):
@@ -249,15 +186,13 @@ def tables(rows: Rows) -> list[Table]:
     found = tuple(
         tuple(f"{row[name]:.4g}" for name in columns) for row in rows.where(kind="minimiser")
     )
-    return [
-        ranks,
-        Table(
-            "Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", ("μ", "‖w‖", "loss", "trace", "λ₁", "rank"), found
-        ),
-    ]
+    yield ranks
+    yield Table(
+        "Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", ("μ", "‖w‖", "loss", "trace", "λ₁", "rank"), found
+    )
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Curvature at the minimum over weight decay, and what a rescaling does."""
     minima, scaled = rows.where(kind="minimiser"), rows.where(kind="rescaled", seed=0)
     names = (("trace", "trace"), ("largest", "λ₁"))
@@ -269,27 +204,15 @@ def charts(rows: Rows) -> list[Chart]:
         Series(words, scaled.values("scale"), scaled.values(name)) for name, words in moved
     )
     caption = "The printed argument is one for small loss: beyond μ = 0.29 the trace falls again."
-    return [
-        Chart(
-            "Curvature at the minimum",
-            "weight decay μ",
-            "eigenvalue",
-            rising,
-            x_log=True,
-            y_log=True,
-            source="§2",
-            caption=caption,
-        ),
-        Chart(
-            "One function, many sharpnesses",
-            "α in w₂ → αw₂, w₃ → w₃/α",
-            "value",
-            stretched,
-            x_log=True,
-            y_log=True,
-            source="§2",
-        ),
-    ]
+    title = "Curvature at the minimum"
+    label = "eigenvalue"
+    yield Chart(
+        title, "weight decay μ", label, rising, x_log=True, y_log=True, source="§2", caption=caption
+    )
+    title = "One function, many sharpnesses"
+    yield Chart(
+        title, "α in w₂ → αw₂, w₃ → w₃/α", "value", stretched, x_log=True, y_log=True, source="§2"
+    )
 
 
 EXPERIMENT = Experiment(
@@ -307,12 +230,10 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (
-        "L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.",
-        (
-            "Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h,"
-            " rank and λ₁ do."
-        ),
-    ),
+    notes("""
+        L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.
+        Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank
+          and λ₁ do.
+    """),
     size="no runs: a product of three weights on paper.",
 )

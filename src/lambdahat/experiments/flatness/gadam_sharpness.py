@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,14 @@ from lambdahat.experiments.kit.claims import (
     least_decades,
     paired_difference,
 )
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, saturated, subject
+from lambdahat.experiments.kit.experiment import (
+    FLATNESS,
+    Experiment,
+    Size,
+    notes,
+    saturated,
+    subject,
+)
 from lambdahat.experiments.kit.training import (
     Images,
     curvature_problem,
@@ -142,42 +150,29 @@ def _by_gadam(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Modu
         return history, optimizer.averaged_model(model, batches)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Better and sharper, at once and apart in both modes; and no better trained."""
     ours = rows.where(mode=("train", "eval"))
     sgd, gadam = (ours.where(optimizer=name) for name in OPTIMIZERS)
     what = subject(ours)
-    better = Claim(
-        f"{what}: Gadam's validation accuracy is above SGD's",
-        "§5, Figure 8c",
-        f"clearly better on CIFAR-100 ({PAPERS})",
-        gap(gadam, sgd, "accuracy"),
-        unit=" points",
-    )
+    sentence = f"{what}: Gadam's validation accuracy is above SGD's"
+    printed = f"clearly better on CIFAR-100 ({PAPERS})"
+    better = Claim(sentence, "§5, Figure 8c", printed, gap(gadam, sgd, "accuracy"), unit=" points")
     sharper = {key: _sharper(what, gadam, sgd, *key) for key in PUBLISHED}
     norms = {f"λ₁ in {mode} mode": sharper["largest", mode] for mode in ("train", "eval")}
-    return [
-        jointly(
-            f"{what}: Gadam's validation accuracy and its λ₁ in both modes are above SGD's",
-            "§5, Figures 8 and 10",
-            f"better, and 40× and 35× sharper, on CIFAR-100 ({PAPERS})",
-            {"validation accuracy": better, **norms},
-        ),
-        better,
-        Claim(
-            f"{what}: Gadam and SGD train to similar accuracy (within {SIMILAR:g} point)",
-            "§5",
-            "99.81 and 99.64 on CIFAR-100",
-            gap(gadam, sgd, "training accuracy"),
-            "within",
-            0.0,
-            SIMILAR,
-            " points",
-            saturated(gadam, sgd),
-        ),
-        *sharper.values(),
-        _magnified(what, gadam, sgd),
-    ]
+    sentence = f"{what}: Gadam's validation accuracy and its λ₁ in both modes are above SGD's"
+    printed = f"better, and 40× and 35× sharper, on CIFAR-100 ({PAPERS})"
+    parts = {"validation accuracy": better, **norms}
+    yield jointly(sentence, "§5, Figures 8 and 10", printed, parts)
+    yield better
+    sentence = f"{what}: Gadam and SGD train to similar accuracy (within {SIMILAR:g} point)"
+    printed = "99.81 and 99.64 on CIFAR-100"
+    reading = gap(gadam, sgd, "training accuracy")
+    yield Claim(
+        sentence, "§5", printed, reading, "within", 0.0, SIMILAR, " points", saturated(gadam, sgd)
+    )
+    yield from sharper.values()
+    yield _magnified(what, gadam, sgd)
 
 
 def _printed(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]:
@@ -200,18 +195,13 @@ def _magnified(what: str, gadam: Rows, sgd: Rows) -> Claim:
     for mode in ("eval", "train"):
         upper, lower = (logs(part.where(mode=mode), "frobenius") for part in (gadam, sgd))
         ratios[mode] = {seed: upper[seed] - lower[seed] for seed in upper if seed in lower}
-    return Claim(
-        f"{what}: the ratio of tr(H²)/P is larger in evaluation mode",
-        "§1",
-        f"more extreme ({PAPERS})",
-        paired_difference(ratios["eval"], ratios["train"]),
-        unit=" decades",
-    )
+    sentence = f"{what}: the ratio of tr(H²)/P is larger in evaluation mode"
+    reading = paired_difference(ratios["eval"], ratios["train"])
+    return Claim(sentence, "§1", f"more extreme ({PAPERS})", reading, unit=" decades")
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """SGD beside Gadam in each mode of the batch norm."""
-    out = []
     for mode in ("train", "eval"):
         part = rows.where(mode=mode)
         sgd, gadam = (part.where(optimizer=name) for name in OPTIMIZERS)
@@ -230,24 +220,16 @@ def tables(rows: Rows) -> list[Table]:
         title = (
             f"{part[0]['network']}, {part[0]['parameters']:,} parameters, Hessian in {mode} mode"
         )
-        out.append(Table(title, ("", *OPTIMIZERS, "ratio", "paper"), tuple(lines)))
-    return out
+        yield Table(title, ("", *OPTIMIZERS, "ratio", "paper"), tuple(lines))
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy over epochs, sharpness in both modes, and the spectra of the first seed."""
     accuracy = tuple(
         curve(name, rows.where(mode="", optimizer=name), "accuracy") for name in OPTIMIZERS
     )
-    out = [
-        Chart(
-            "Validation accuracy of the iterates",
-            "epoch",
-            NAMES["accuracy"],
-            accuracy,
-            source="Figure 8c",
-        )
-    ]
+    title = "Validation accuracy of the iterates"
+    yield Chart(title, "epoch", NAMES["accuracy"], accuracy, source="Figure 8c")
     modes = ["train", "eval"]
     for column in ("largest", "frobenius"):
         series = []
@@ -256,29 +238,16 @@ def charts(rows: Rows) -> list[Chart]:
             series.append(
                 Series(name, modes, [r.value for r in readings], errors(readings), "points")
             )
-        out.append(
-            Chart(
-                titled(NAMES[column]),
-                "mode of the batch norm",
-                NAMES[column],
-                tuple(series),
-                y_log=True,
-                source="Figures 8–10",
-            )
+        title = titled(NAMES[column])
+        words = NAMES[column]
+        yield Chart(
+            title, "mode of the batch norm", words, tuple(series), y_log=True, source="Figures 8–10"
         )
     for mode, source in zip(modes, ("Figures 8 and 9", "Figure 10"), strict=True):
         spectra = tuple(stems(row["optimizer"], row) for row in rows.where(mode=mode, seed=0))
-        out.append(
-            Chart(
-                f"Spectrum in {mode} mode",
-                "eigenvalue",
-                "weight",
-                spectra,
-                y_log=True,
-                source=source,
-            )
+        yield Chart(
+            f"Spectrum in {mode} mode", "eigenvalue", "weight", spectra, y_log=True, source=source
         )
-    return out
 
 
 EXPERIMENT = Experiment(
@@ -312,14 +281,16 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Reduced at the paper's scale: 100 epochs; averages begin after the share 161/300 of them.",
-        "On a CPU a small WideResNet and 1,000 images of 8 × 8 in place of VGG-16 with batch norm.",
-        (
-            "SGD: rate 0.1, L2 decay 3e-4. Gadam: rate 5e-4, decoupled decay 0.25. The paper prints"
-            " two decays for each."
-        ),
-        "The paper's Frobenius norm is read as tr(H²)/P.",
-        "Training accuracies of 100 % on both sides are not compared.",
+        *notes("""
+            Reduced at the paper's scale: 100 epochs; averages begin after the share 161/300 of
+              them.
+            On a CPU a small WideResNet and 1,000 images of 8 × 8 in place of VGG-16 with batch
+              norm.
+            SGD: rate 0.1, L2 decay 3e-4. Gadam: rate 5e-4, decoupled decay 0.25. The paper prints
+              two decays for each.
+            The paper's Frobenius norm is read as tr(H²)/P.
+            Training accuracies of 100 % on both sides are not compared.
+        """),
         LEAST_EFFECT,
     ),
     size=(

@@ -5,6 +5,7 @@ flatness paper).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lambdahat.estimators import eigenpairs
@@ -31,7 +32,7 @@ from lambdahat.experiments.kit.claims import (
     least_decades,
     mean_of,
 )
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, subject
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes, subject
 from lambdahat.experiments.kit.training import (
     Watch,
     curvature_problem,
@@ -128,7 +129,7 @@ def _sharpness(problem: Problem, seed: int) -> Row:
     return {"largest": float(top.values[0]), **mean_square(curvature, seed)}
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Sharper and better at once, what rises and falls with weight decay, and the printed
     figures.
     """
@@ -136,32 +137,16 @@ def claims(rows: Rows) -> list[Claim]:
     without, decayed = (last.where(decay=decay) for decay in DECAYS)
     changes = {name: _change(decayed, without, name, *told) for name, told in CHANGES.items()}
     both = {NAMES[name].removesuffix(", %"): changes[name] for name in ("accuracy", "largest")}
-    found: list[Claim] = [
-        jointly(
-            f"{subject(last)}: validation accuracy and λ₁ both rise with weight decay 5e-4",
-            "§4, Figure 3",
-            "94.4 to 96.7, and sharper",
-            both,
-        )
-    ]
-    found += changes.values()
+    words = f"{subject(last)}: validation accuracy and λ₁ both rise with weight decay 5e-4"
+    yield jointly(words, "§4, Figure 3", "94.4 to 96.7, and sharper", both)
+    yield from changes.values()
     for part, decay, value in zip((without, decayed), DECAYS, PUBLISHED["frobenius"], strict=True):
         sentence = (
             f"{subject(last)}: Frobenius norm, as tr(H²)/P, with weight decay {decay:g}, within"
             f" {NEAR:.0%}"
         )
-        found.append(
-            Claim(
-                sentence,
-                "§4",
-                f"{value:g}",
-                over_seeds(part, "frobenius"),
-                "within",
-                value,
-                NEAR * value,
-            )
-        )
-    return found
+        reading = over_seeds(part, "frobenius")
+        yield Claim(sentence, "§4", f"{value:g}", reading, "within", value, NEAR * value)
 
 
 def _change(
@@ -181,9 +166,8 @@ def _change(
     return Claim(sentence, source, printed, reading, direction, bound, unit=unit)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """The end of training with and without weight decay, a table for each network."""
-    out = []
     for name in rows.distinct("network"):
         last, lines = rows.where(last=True, network=name), []
         for column, words in NAMES.items():
@@ -196,8 +180,7 @@ def tables(rows: Rows) -> list[Table]:
             )
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         count = last.distinct("parameters")[0]
-        out.append(Table(f"{name}, {count:,} parameters", header, tuple(lines)))
-    return out
+        yield Table(f"{name}, {count:,} parameters", header, tuple(lines))
 
 
 def _over_seeds(rows: Rows, column: str) -> Reading:
@@ -207,10 +190,9 @@ def _over_seeds(rows: Rows, column: str) -> Reading:
     return mean_of([math.sqrt(value) for value in rows.values("frobenius")])
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Each quantity over epochs, and the spectra of the first seed."""
     main = rows.where(network=rows.distinct("network")[0])
-    out = []
     for name, words in NAMES.items():
         if name == "root":
             continue
@@ -221,20 +203,12 @@ def charts(rows: Rows) -> list[Chart]:
                 Series(f"paper, decay {decay:g}", [end], [value], style="points", published=True)
                 for decay, value in zip(DECAYS, PUBLISHED[name], strict=True)
             ]
-        out.append(Chart(titled(words), "epoch", words, tuple(series), source="Figure 3"))
+        yield Chart(titled(words), "epoch", words, tuple(series), source="Figure 3")
     spectra = tuple(stems(f"decay {row['decay']:g}", row) for row in main.where(last=True, seed=0))
-    out.append(
-        Chart(
-            "Spectrum of the Hessian",
-            "eigenvalue",
-            "weight",
-            spectra,
-            y_log=True,
-            source="Figure 3",
-            caption="Ritz values and weights from one random vector.",
-        )
-    )
-    return out
+    title = "Spectrum of the Hessian"
+    caption = "Ritz values and weights from one random vector."
+    label = "weight"
+    yield Chart(title, "eigenvalue", label, spectra, y_log=True, source="Figure 3", caption=caption)
 
 
 EXPERIMENT = Experiment(
@@ -259,27 +233,19 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        (
-            "784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden"
-            " layer of 100 units."
-        ),
-        (
-            "784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and"
-            " not judged."
-        ),
-        (
-            "The paper's Frobenius norm is read as tr(H²)/P, in all experiments alike: its figures"
-            " lie below λ₁."
-        ),
-        (
-            "Where it prints both for one network, it changes as λ₁² does. √(tr(H²)/P) is tabulated"
-            " and not judged."
-        ),
-        (
-            "Batches of 128, pixels in [−1, 1] and 45,000 + 5,000 images drawn by the seed, as in"
-            " softmax-decay."
-        ),
-        "Below the paper's scale the Hessian is that of a part of the training images.",
+        *notes("""
+            784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden
+              layer of 100 units.
+            784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and
+              not judged.
+            The paper's Frobenius norm is read as tr(H²)/P, in all experiments alike: its figures
+              lie below λ₁.
+            Where it prints both for one network, it changes as λ₁² does. √(tr(H²)/P) is tabulated
+              and not judged.
+            Batches of 128, pixels in [−1, 1] and 45,000 + 5,000 images drawn by the seed, as in
+              softmax-decay.
+            Below the paper's scale the Hessian is that of a part of the training images.
+        """),
         LEAST_EFFECT,
     ),
     size=(

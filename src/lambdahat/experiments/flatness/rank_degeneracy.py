@@ -7,7 +7,7 @@ flatness paper).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ from lambdahat.experiments.kit.cells import (
     stems,
 )
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, subject
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes, subject
 from lambdahat.experiments.kit.training import (
     Watch,
     curvature_problem,
@@ -184,31 +184,28 @@ def exact_rank(curvature: LinearOperator) -> int:
     return int((sizes > len(sizes) * torch.finfo(torch.float64).eps * sizes.max()).sum())
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Ranks against the bound; the share that Ritz values show against the bound, the exact
     share, and of H and GGN.
     """
-    found = []
     for name in rows.distinct("network"):
         part = rows.where(network=name)
         exact, what = part.where(exact=True), subject(part)
         if exact:
-            found += _exact_claims(what, exact)
+            yield from _exact_claims(what, exact)
         for mode in part.distinct("mode"):
             end, tail = (
                 part.where(mode=mode, last=True),
                 f" (batch norm in {mode} mode)" if mode == "train" else "",
             )
-            found += _bound_claims(what, end, tail) if part.values("bound") else []
-            found += _origin_claims(what, end, tail)
-    return found
+            yield from _bound_claims(what, end, tail) if part.values("bound") else []
+            yield from _origin_claims(what, end, tail)
 
 
-def _exact_claims(name: str, rows: Rows) -> list[Claim]:
+def _exact_claims(name: str, rows: Rows) -> Iterator[Claim]:
     """The Hessian's rank over the bound, at the start and the end; and what the Ritz values made
     of its zeros.
     """
-    found = []
     whole = rows.where(curvature="hessian")
     for when, part in (
         ("at the start", whole.where(epoch=0)),
@@ -216,86 +213,62 @@ def _exact_claims(name: str, rows: Rows) -> list[Claim]:
     ):
         # a bound falls with one rank above it
         worst = max(row["rank"] / row["bound"] for row in part)
-        found.append(
-            Claim(
-                f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)",
-                "§3.2; spectral thesis §5.9.4",
-                "at most 1",
-                Reading(worst, 0.0),
-                "below",
-                1.0,
-                general=True,
-            )
+        sentence = f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)"
+        printed = "at most 1"
+        reading = Reading(worst, 0.0)
+        yield Claim(
+            sentence, "§3.2; spectral thesis §5.9.4", printed, reading, "below", 1.0, general=True
         )
     for curvature in CURVATURES:
         end = rows.where(curvature=curvature, last=True)
         apart = mean_of([row["degeneracy"] - row["zeros"] for row in end])
-        found.append(
-            Claim(
-                f"{name}: the Ritz values at the origin hold the share of zeros of the"
-                f" {WORDS[curvature]} (difference)",
-                "Appendix D",
-                "0",
-                apart,
-                "within",
-                0.0,
-                PROXY_MARGIN,
-                general=True,
-            )
+        sentence = (
+            f"{name}: the Ritz values at the origin hold the share of zeros of the"
+            f" {WORDS[curvature]} (difference)"
         )
-    return found
+        yield Claim(sentence, "Appendix D", "0", apart, "within", 0.0, PROXY_MARGIN, general=True)
 
 
-def _bound_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
+def _bound_claims(name: str, rows: Rows, tail: str) -> Iterator[Claim]:
     """At the end of training: more zeros than the bound leaves."""
-    found = []
     for curvature, words in WORDS.items():
         above = mean_of(
             [row["degeneracy"] - implied(row) for row in rows.where(curvature=curvature)]
         )
-        found.append(
-            Claim(
-                f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}",
-                "§3.2, Figure 1d",
-                "0.9639 for VGG-16, largely respected",
-                above,
-            )
-        )
-    return found
+        sentence = f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}"
+        yield Claim(sentence, "§3.2, Figure 1d", "0.9639 for VGG-16, largely respected", above)
 
 
-def _origin_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
+def _origin_claims(name: str, rows: Rows, tail: str) -> Iterator[Claim]:
     """At the end of training: how near 0 the Ritz values at the origin lie, and what they hold,
     in H and in the GGN.
     """
     whole, part = rows.where(curvature="hessian"), rows.where(curvature="ggn")
     near = mean_of([math.log10(max(row["origin"], 1e-30)) for row in part])
-    return [
-        Claim(
-            f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of"
-            " its share of λ₁)" + tail,
-            f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19",
-            "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)",
-            near,
-            "below",
-            PRECISION,
-        ),
-        Claim(
-            f"{name}: two Ritz values of the Hessian hold more at the origin than one of the"
-            " Gauss–Newton matrix" + tail,
-            f"Appendix D.1; {THESIS}, Figures 5.18a and c",
-            "even larger (VGG-16, CIFAR-100)",
-            gap(whole, part, "degeneracy"),
-        ),
-        Claim(
-            f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the"
-            " Gauss–Newton matrix" + tail,
-            f"Appendix D.1; {THESIS}, Figures 5.18b and d",
-            "not as close (VGG-16, CIFAR-100)",
-            decades(whole, part, "origin"),
-            unit=" decades",
-        ),
-    ]
+    yield Claim(
+        f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of"
+        " its share of λ₁)" + tail,
+        f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19",
+        "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)",
+        near,
+        "below",
+        PRECISION,
+    )
+    yield Claim(
+        f"{name}: two Ritz values of the Hessian hold more at the origin than one of the"
+        " Gauss–Newton matrix" + tail,
+        f"Appendix D.1; {THESIS}, Figures 5.18a and c",
+        "even larger (VGG-16, CIFAR-100)",
+        gap(whole, part, "degeneracy"),
+    )
+    yield Claim(
+        f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the"
+        " Gauss–Newton matrix" + tail,
+        f"Appendix D.1; {THESIS}, Figures 5.18b and d",
+        "not as close (VGG-16, CIFAR-100)",
+        decades(whole, part, "origin"),
+        unit=" decades",
+    )
 
 
 def implied(row: Row) -> float:
@@ -303,11 +276,10 @@ def implied(row: Row) -> float:
     return max(0.0, 1 - float(row["bound"]) / float(row["parameters"]))
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """For each network at the start and the end: degeneracy by Ritz values, exactly, and by the
     bound.
     """
-    out = []
     for name in rows.distinct("network"):
         part, lines = rows.where(network=name), []
         for curvature, words in WORDS.items():
@@ -338,13 +310,11 @@ def tables(rows: Rows) -> list[Table]:
             "its ratio to λ₁",
             "exact",
         )
-        out.append(Table(f"{name}, {count:,} parameters; {claimed}", header, tuple(lines)))
-    return out
+        yield Table(f"{name}, {count:,} parameters; {claimed}", header, tuple(lines))
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Degeneracy over epochs with the bound as a line, and the last spectra of the first seed."""
-    out = []
     for name in rows.distinct("network"):
         part = rows.where(network=name)
         series = []
@@ -358,31 +328,20 @@ def charts(rows: Rows) -> list[Chart]:
                 if chosen.values("zeros"):
                     series.append(curve(f"{words}, exact", chosen, "zeros"))
         lines = (("implied by the bound", implied(part[0])),) if part.values("bound") else ()
-        out.append(
-            Chart(
-                f"Degeneracy, {name}",
-                "epoch",
-                "share of eigenvalues at 0",
-                tuple(series),
-                lines=lines,
-                source="Figures 1d, 11–14; 5.17–5.20 of the spectral thesis",
-            )
+        yield Chart(
+            f"Degeneracy, {name}",
+            "epoch",
+            "share of eigenvalues at 0",
+            tuple(series),
+            lines=lines,
+            source="Figures 1d, 11–14; 5.17–5.20 of the spectral thesis",
         )
         spectra = tuple(
             stems(WORDS[row["curvature"]], row)
             for row in part.where(last=True, seed=0, mode="eval")
         )
-        out.append(
-            Chart(
-                f"Spectra at the end, {name}",
-                "eigenvalue",
-                "weight",
-                spectra,
-                y_log=True,
-                source="Figure 1",
-            )
-        )
-    return out
+        title = f"Spectra at the end, {name}"
+        yield Chart(title, "eigenvalue", "weight", spectra, y_log=True, source="Figure 1")
 
 
 SMALL = (Subject("MLP-24", "mnist", 3000, 8, True), Subject("MLP-20-20", "mnist", 3000, 4, True))
@@ -414,23 +373,17 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (
-        "CIFAR-10 in place of CIFAR-100, 30 epochs of the paper's 225 and 300, weight decay 5e-4.",
-        (
-            "Exact ranks: even or odd digits, with more images than parameters and a bound well"
-            " below both."
-        ),
-        "A rank counts the eigenvalues of the dense matrix in float64 above P·ε·|λ|_max.",
-        (
-            "The bound counts channels as neurons, as the paper's 13,416 for VGG-16 does; our"
-            " VGG-16 has heads of 512."
-        ),
-        "No bound is claimed for networks with shortcuts.",
-        (
-            "The two comparisons of Hessian and Gauss–Newton matrix at the origin were added after"
-            " the cpu runs."
-        ),
-    ),
+    notes("""
+        CIFAR-10 in place of CIFAR-100, 30 epochs of the paper's 225 and 300, weight decay 5e-4.
+        Exact ranks: even or odd digits, with more images than parameters and a bound well below
+          both.
+        A rank counts the eigenvalues of the dense matrix in float64 above P·ε·|λ|_max.
+        The bound counts channels as neurons, as the paper's 13,416 for VGG-16 does; our VGG-16 has
+          heads of 512.
+        No bound is claimed for networks with shortcuts.
+        The two comparisons of Hessian and Gauss–Newton matrix at the origin were added after the
+          cpu runs.
+    """),
     size=(
         "VGG-16 on CIFAR-10 (Figure 1) and CIFAR-100, PreResNet-110 on CIFAR-100 (225 epochs); the"
         " epochs of VGG-16 and seeds are not in the text. The rank bound is for any feed-forward"

@@ -7,6 +7,7 @@ Seeds and weight decays are trained together: a step is two batched products for
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,7 +30,7 @@ from lambdahat.experiments.kit.claims import (
     mean_of,
     paired_difference,
 )
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart, Series
@@ -187,61 +188,45 @@ def _accuracy(model: nn.Module, pair: Pair) -> float:
         return 100 * float((model(pair[0]).argmax(-1) == pair[1]).double().mean())
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Sharper and better at once; λ₁ within ten per cent at each decay; and three quantities
     that rise with it.
     """
     main = rows.where(variant=MAIN)
-    found = [_both(main)]
+    yield _both(main)
     for decay in DECAYS:
         published = PUBLISHED["largest"][decay]
         reading = mean_of(list(main.where(decay=decay).paired("largest").values()))
         sentence = f"λ₁ with weight decay {decay:g}, within 10 %"
-        found.append(
-            Claim(
-                sentence,
-                "§4, Figure 2",
-                f"{published:g}",
-                reading,
-                "within",
-                published,
-                0.1 * published,
-            )
+        printed = f"{published:g}"
+        yield Claim(
+            sentence, "§4, Figure 2", printed, reading, "within", published, 0.1 * published
         )
     for name, words in NAMES.items():
         for low, high in pairwise(DECAYS):
-            found.append(_rise(main, name, words, low, high))
-    return found
+            yield _rise(main, name, words, low, high)
 
 
 def _rise(rows: Rows, name: str, words: str, low: float, high: float) -> Claim:
     gap = paired_difference(rows.where(decay=high).paired(name), rows.where(decay=low).paired(name))
     printed = f"{PUBLISHED[name][low]:g} to {PUBLISHED[name][high]:g}"
     bound = least(PUBLISHED[name][low], PUBLISHED[name][high])
-    return Claim(
-        f"{words} rises from decay {low:g} to {high:g} (by more than {bound:.2g})",
-        "§4, Figure 2",
-        printed,
-        gap,
-        bound=bound,
-    )
+    sentence = f"{words} rises from decay {low:g} to {high:g} (by more than {bound:.2g})"
+    return Claim(sentence, "§4, Figure 2", printed, gap, bound=bound)
 
 
 def _both(rows: Rows) -> Claim:
     """All three, from no weight decay to the largest."""
     first, *_, last = DECAYS
     parts = {words: _rise(rows, name, words, first, last) for name, words in NAMES.items()}
-    return jointly(
-        f"from decay {first:g} to {last:g} validation accuracy, λ₁ and mean eigenvalue all rise",
-        "§4, Figure 2",
-        "sharper and better",
-        parts,
+    sentence = (
+        f"from decay {first:g} to {last:g} validation accuracy, λ₁ and mean eigenvalue all rise"
     )
+    return jointly(sentence, "§4, Figure 2", "sharper and better", parts)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """The paper's table beside ours, then the variants."""
-    out = []
     for variant in rows.distinct("variant"):
         part, lines = rows.where(variant=variant), []
         for name, words in NAMES.items():
@@ -263,8 +248,7 @@ def tables(rows: Rows) -> list[Table]:
             )
         )
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
-        out.append(Table(f"Softmax regression, {variant}", header, tuple(lines)))
-    return out
+        yield Table(f"Softmax regression, {variant}", header, tuple(lines))
 
 
 def _cell(rows: Rows, name: str, decay: float) -> str:
@@ -283,9 +267,9 @@ def _one_vector(rows: Rows) -> str:
     return f"{min(found):.3g} … {max(found):.3g}"
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """The three quantities over weight decay, and the spectra of the first seed."""
-    main, out = rows.where(variant=MAIN), []
+    main = rows.where(variant=MAIN)
     labels = [f"{decay:g}" for decay in DECAYS]
     for name, words in NAMES.items():
         readings = [
@@ -299,26 +283,16 @@ def charts(rows: Rows) -> list[Chart]:
             published=True,
             style="points",
         )
-        out.append(
-            Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2")
-        )
+        yield Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2")
     spectra = [
         Series(f"decay {row['decay']:g}", row["nodes"], row["weights"], style="stems")
         for row in main.where(seed=0)
     ]
     caption = "Ritz values and their weights after 100 Lanczos steps from one random vector."
-    out.append(
-        Chart(
-            "Spectrum of the Hessian",
-            "eigenvalue",
-            "weight",
-            tuple(spectra),
-            y_log=True,
-            source="Figure 2",
-            caption=caption,
-        )
-    )
-    return out
+    title = "Spectrum of the Hessian"
+    series = tuple(spectra)
+    label = "weight"
+    yield Chart(title, "eigenvalue", label, series, y_log=True, source="Figure 2", caption=caption)
 
 
 VARIANTS = (
@@ -349,27 +323,19 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        "Batches of 128: the paper does not say.",
-        (
-            "45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the"
-            " rest is unused."
-        ),
-        (
-            "Pixels in [−1, 1]: with pixels in [0, 1] the printed mean eigenvalue is out of reach"
-            " (see the variants)."
-        ),
-        (
-            "MNIST's last 5,000 training images are easier: a variant validates on them, as the"
-            " paper may have done."
-        ),
-        (
-            "The mean eigenvalue is exact; one Lanczos run alone, as in the paper, has the"
-            " scattering vᵀHv of one vector."
-        ),
-        (
-            "Eq. 12's schedule over all epochs; its T = 50 in the appendix is taken for a slip, the"
-            " text having 1,000."
-        ),
+        *notes("""
+            Batches of 128: the paper does not say.
+            45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the
+              rest is unused.
+            Pixels in [−1, 1]: with pixels in [0, 1] the printed mean eigenvalue is out of reach
+              (see the variants).
+            MNIST's last 5,000 training images are easier: a variant validates on them, as the paper
+              may have done.
+            The mean eigenvalue is exact; one Lanczos run alone, as in the paper, has the scattering
+              vᵀHv of one vector.
+            Eq. 12's schedule over all epochs; its T = 50 in the appendix is taken for a slip, the
+              text having 1,000.
+        """),
         LEAST_EFFECT,
     ),
     size=(

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
+from itertools import product
 from typing import Any
 
 from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
@@ -96,6 +97,16 @@ def settings_of(config: Any, *varied: str) -> Cell:
         for field in fields(config)
         if field.name not in varied
     }
+
+
+def grid(base: Mapping[str, Any], **axes: Iterable[Any]) -> list[Cell]:
+    """The cells that differ in the axes, the last of which goes fastest; ``base`` is what they
+    share.
+
+    >>> grid({"epochs": 3}, decay=(0, 1), seed=range(2))[1]
+    {'epochs': 3, 'decay': 0, 'seed': 1}
+    """
+    return [{**base, **dict(zip(axes, place, strict=True))} for place in product(*axes.values())]
 
 
 def key_of(cell: Cell) -> str:

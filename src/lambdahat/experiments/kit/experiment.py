@@ -7,8 +7,11 @@ and charts that read the rows.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from inspect import cleandoc
 from textwrap import dedent
 from typing import Any
 
@@ -170,7 +173,7 @@ class Experiment:
     ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one;
     ``run`` measures a cell on a device and returns rows of JSON values; ``claims``, ``tables`` and
     ``charts`` read the rows of all cells. ``run`` of one cell must not depend on another: cells run
-    in any order, on any machine.
+    in any order, on any machine. The last three may be generators: calling them gives lists.
 
     ``sizes`` are those of the paper, with which the cells of a scale are compared; none where
     nothing is trained. ``size`` says in words what else the paper ran, and what it does not say.
@@ -183,12 +186,18 @@ class Experiment:
     scales: Mapping[str, Any]
     cells: Callable[[Any], list[Cell]]
     run: Callable[[Cell, str], list[Row]]
-    claims: Callable[[Rows], list[Claim]]
-    tables: Callable[[Rows], list[Table]]
-    charts: Callable[[Rows], list[Chart]]
+    claims: Callable[[Rows], Iterable[Claim]]
+    tables: Callable[[Rows], Iterable[Table]]
+    charts: Callable[[Rows], Iterable[Chart]]
     assumptions: tuple[str, ...] = ()
     size: str = ""
     sizes: tuple[Size, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("claims", "tables", "charts"):
+            read = getattr(self, name)
+            if not (isinstance(read, partial) and read.func is _list_of):
+                object.__setattr__(self, name, partial(_list_of, read))
 
     def grid(self, scale: str) -> list[Cell]:
         """The cells of a scale; no two are the same."""
@@ -252,6 +261,15 @@ class Experiment:
 
 
 LEAST = 3  # seeds of a setting that lacks some, to be judged beside others
+
+
+def _list_of(read: Callable[[Rows], Iterable[Any]], rows: Rows) -> list[Any]:
+    return list(read(rows))
+
+
+def notes(text: str) -> tuple[str, ...]:
+    """The lines of a text, each a note; an indented line goes on with the one before."""
+    return tuple(re.sub(r"\n +", " ", cleandoc(text)).split("\n"))
 
 
 @dataclass(frozen=True)

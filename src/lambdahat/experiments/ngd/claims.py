@@ -5,7 +5,7 @@ experiments share.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,26 +153,17 @@ def form_claims(rows: Rows, where: str = "") -> list[Claim]:
     return [form_claim(rows, form, where) for form in FORMS if rows.values(form.column)]
 
 
-def criterion_claims(rows: Rows, where: str) -> list[Claim]:
+def criterion_claims(rows: Rows, where: str) -> Iterator[Claim]:
     """WBIC against BIC = n·L_n + (d/2)·ln n where training ended: "λ < d/2 in general" (under
     Eq. 3).
     """
-    found = []
     for name, part in by_optimizer(rows.where(at="end")).items():
         gaps = [row["wbic"] / bic(row) - 1 for row in part if row.get("wbic") is not None]
         if not gaps:
             continue
-        found.append(
-            Claim(
-                f"{where}: WBIC of {name} is below BIC (relative difference)",
-                "Eqs. 2 and 3",
-                "λ < d/2",
-                mean_of(gaps),
-                "below",
-                unmet=unmet({name: part}, "llc"),
-            )
-        )
-    return found
+        sentence = f"{where}: WBIC of {name} is below BIC (relative difference)"
+        reason = unmet({name: part}, "llc")
+        yield Claim(sentence, "Eqs. 2 and 3", "λ < d/2", mean_of(gaps), "below", unmet=reason)
 
 
 def bic(row: Row) -> float:
@@ -226,14 +217,9 @@ def form_claim(rows: Rows, form: Form, where: str = "", keys: Sequence[str] = RU
     reason = unmet(by_optimizer(part), form.column)
     if form.minima and reading.count < 2:
         reason = f"{reading.count} of {len(rows.where(at=form.at)) // 2} pairs are minima"
-    return Claim(
-        sentence_of(form, where),
-        form.source,
-        "not compared" if form.own else "NGD higher",
-        reading,
-        unmet=reason,
-        own=form.own,
-    )
+    sentence = sentence_of(form, where)
+    printed = "not compared" if form.own else "NGD higher"
+    return Claim(sentence, form.source, printed, reading, unmet=reason, own=form.own)
 
 
 def sentence_of(form: Form, where: str) -> str:
@@ -314,11 +300,8 @@ def minima_table(rows: Rows) -> Table:
                 lines.append(
                     (NAMES[optimizer], at, *(f"{count} of {len(part)}" for count in counts))
                 )
-    return Table(
-        "NOT_A_MINIMUM: points below which the chain found lower loss",
-        ("by", "where", *WORDS.values()),
-        tuple(lines),
-    )
+    title = "NOT_A_MINIMUM: points below which the chain found lower loss"
+    return Table(title, ("by", "where", *WORDS.values()), tuple(lines))
 
 
 def curve(name: str, part: Rows, x: str, column: str) -> Series:

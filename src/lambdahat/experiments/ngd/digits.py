@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lambdahat.estimators import spectrum
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table
-from lambdahat.experiments.kit.experiment import NGD, Experiment
+from lambdahat.experiments.kit.experiment import NGD, Experiment, notes
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -85,13 +86,11 @@ def claims(rows: Rows) -> list[Claim]:
     return [replace(claim, own=True) for claim in form_claims(rows)]
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """What was measured at the end and at equal training loss, and where no minimum was."""
     places = rows.where(at=["end", "equal loss"])
-    return [
-        points_table(places, "SGD and NGD on digits, mean ± standard error over seeds"),
-        minima_table(places),
-    ]
+    yield points_table(places, "SGD and NGD on digits, mean ± standard error over seeds")
+    yield minima_table(places)
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -150,10 +149,10 @@ EXPERIMENT = Experiment(
     charts,
     (
         *ASSUMED,
-        (
-            "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a"
-            " demonstration."
-        ),
+        *notes("""
+            8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a
+              demonstration.
+        """),
     ),
     size="nothing of this: a demonstration, whose claims are ours.",
 )

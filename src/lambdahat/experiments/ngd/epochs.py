@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lambdahat._core.progress import report
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -82,8 +83,8 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def _higher(rows: Rows, group: str) -> list[Claim]:
-    end, found = rows.where(part=max(rows.values("part"))), []
+def _higher(rows: Rows, group: str) -> Iterator[Claim]:
+    end = rows.where(part=max(rows.values("part")))
     for column, source in (
         ("llc_batch", "Figure 2a"),
         ("llc", "Figure 2a, Eq. 19"),
@@ -94,54 +95,30 @@ def _higher(rows: Rows, group: str) -> list[Claim]:
                 *(part.where(optimizer=name).paired(column) for name in ("ngd", "sgd"))
             )
             minima = unmet(by_optimizer(part), column)
-            found.append(
-                Claim(
-                    f"{group}: {QUANTITIES[column]} is higher for NGD {words}",
-                    source,
-                    "NGD higher",
-                    gap,
-                    unmet=minima,
-                )
-            )
-    return found
+            sentence = f"{group}: {QUANTITIES[column]} is higher for NGD {words}"
+            yield Claim(sentence, source, "NGD higher", gap, unmet=minima)
 
 
-def _late(rows: Rows, group: str) -> list[Claim]:
+def _late(rows: Rows, group: str) -> Iterator[Claim]:
     last = max(rows.values("part"))
-    end, before, found = rows.where(part=last), rows.where(part=last - max(last // 3, 1)), []
+    end, before = rows.where(part=last), rows.where(part=last - max(last // 3, 1))
     for name, part in by_optimizer(Rows([*before, *end])).items():
         early, late = part.where(part=before.distinct("part")), part.where(part=last)
         words = (
             f"{group}: λ̂ of {name} at nβ = B/ln B is level in the last third, within {LEVEL:.0%}"
             " (log-ratio)"
         )
-        found.append(
-            Claim(
-                words,
-                "§3.1",
-                "plateau",
-                log_ratio(late, early, "llc_batch"),
-                "within",
-                0.0,
-                math.log1p(LEVEL),
-                unmet=unmet({name: part}, "llc_batch"),
-            )
-        )
+        printed = "plateau"
+        reading = log_ratio(late, early, "llc_batch")
+        reason = unmet({name: part}, "llc_batch")
+        yield Claim(words, "§3.1", printed, reading, "within", 0.0, math.log1p(LEVEL), unmet=reason)
         words = f"{group}: Tr H of {name} still falls in the last third (log-ratio)"
-        found.append(
-            Claim(
-                words,
-                "§3.1",
-                "continues to decrease",
-                log_ratio(late, early, "trace"),
-                "below",
-                unmet=unmet({name: part}),
-            )
-        )
-    return found
+        printed = "continues to decrease"
+        reading = log_ratio(late, early, "trace")
+        yield Claim(words, "§3.1", printed, reading, "below", unmet=unmet({name: part}))
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Losses, λ̂ and Tr H over epochs, and where no minimum was."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace")
     lines = []
@@ -161,10 +138,8 @@ def tables(rows: Rows) -> list[Table]:
         "λ̂ (n/ln n)",
         "Tr H",
     )
-    return [
-        Table("Over epochs, mean ± standard error over seeds", header, tuple(lines)),
-        minima_table(rows),
-    ]
+    yield Table("Over epochs, mean ± standard error over seeds", header, tuple(lines))
+    yield minima_table(rows)
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -206,15 +181,13 @@ EXPERIMENT = Experiment(
     (
         *ASSUMED,
         SMALLER,
-        "Which network Figure 2 shows, and for how many epochs, the text does not say.",
-        (
-            "The comparison over all epochs, which the captions of Figure 2 make, was added after"
-            " the cpu runs were seen."
-        ),
-        (
-            "At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the"
-            " run to save time."
-        ),
+        *notes("""
+            Which network Figure 2 shows, and for how many epochs, the text does not say.
+            The comparison over all epochs, which the captions of Figure 2 make, was added after the
+              cpu runs were seen.
+            At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run
+              to save time.
+        """),
     ),
     size=(
         "rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not"

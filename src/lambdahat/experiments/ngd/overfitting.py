@@ -8,11 +8,12 @@ F_n (Eq. 28). Here G_n is sampled at β = 1 and read on the held-out images.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -65,11 +66,10 @@ def run(cell: Cell, device: str) -> list[Row]:
     return [row for way in ways for row in along(subject, way, cell["points"], "tol" not in cell)]
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Each quantity grows with the validation loss once the model overfits; what the paper does
     not show is ours.
     """
-    found = []
     for column, (words, source, optimizers) in _measures(rows).items():
         for optimizer in ("sgd", "ngd"):
             part, name, own = (
@@ -77,18 +77,15 @@ def claims(rows: Rows) -> list[Claim]:
                 NAMES[optimizer],
                 optimizer not in optimizers,
             )
-            found.append(
-                Claim(
-                    f"{words} of {name} grows with the validation loss while overfitting",
-                    HERE if own else source,
-                    "not shown" if own else "increases",
-                    with_validation(part, column),
-                    unit=" % per %",
-                    unmet=_unmet(part, name, column),
-                    own=own,
-                )
+            yield Claim(
+                f"{words} of {name} grows with the validation loss while overfitting",
+                HERE if own else source,
+                "not shown" if own else "increases",
+                with_validation(part, column),
+                unit=" % per %",
+                unmet=_unmet(part, name, column),
+                own=own,
             )
-    return found
 
 
 def _measures(rows: Rows) -> dict[str, tuple[str, str, tuple[str, ...]]]:
@@ -146,7 +143,7 @@ def _unmet(rows: Rows, name: str, column: str) -> str:
     return unmet({name: Rows([row for part in late for row in part])}, column)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """All quantities over epochs, and where no minimum was."""
     measures = _measures(rows)
     columns = ("loss", "validation_loss", *measures)
@@ -163,10 +160,8 @@ def tables(rows: Rows) -> list[Table]:
         "validation loss",
         *(words for words, *_ in measures.values()),
     )
-    return [
-        Table("Overfitting, mean ± standard error over seeds", header, tuple(lines)),
-        minima_table(rows),
-    ]
+    yield Table("Overfitting, mean ± standard error over seeds", header, tuple(lines))
+    yield minima_table(rows)
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -225,22 +220,18 @@ EXPERIMENT = Experiment(
     (
         *ASSUMED,
         SMALLER,
-        "Which network Figures 7 and 8 show, and for how many epochs, the text does not say.",
-        "G_n by chains at β = 1 with the same γ, read on the held-out images.",
-        (
-            "Overfitting is from the epoch of least validation loss on. Growth is the slope of"
-            " logarithms there, by seed."
-        ),
-        (
-            f"Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out:"
-            " where a network interpolates, Tr H and λ̂ go to 0 with the loss, whatever the"
-            " validation loss does."
-        ),
-        "G_n is not sampled at paper scale.",
-        (
-            "At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had"
-            " been planned: cut before the run to save time."
-        ),
+        *notes(f"""
+            Which network Figures 7 and 8 show, and for how many epochs, the text does not say.
+            G_n by chains at β = 1 with the same γ, read on the held-out images.
+            Overfitting is from the epoch of least validation loss on. Growth is the slope of
+              logarithms there, by seed.
+            Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out:
+              where a network interpolates, Tr H and λ̂ go to 0 with the loss, whatever the
+              validation loss does.
+            G_n is not sampled at paper scale.
+            At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had been
+              planned: cut before the run to save time.
+        """),
     ),
     size=(
         "Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds"

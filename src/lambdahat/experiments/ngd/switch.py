@@ -7,11 +7,12 @@ are not judged: ``switch_late`` splits Figures 5 and 6 later.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -140,41 +141,28 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def _same_rate(rows: Rows) -> list[Claim]:
+def _same_rate(rows: Rows) -> Iterator[Claim]:
     end, split = end_of(rows), rows.where(branch="split")
     both = {"the split": split, **grouped(end, lambda row: row["branch"])}
-    found = []
     for column, words in WORDS.items():
         gap = paired(end, column, {"branch": "NGD ×1"}, {"branch": "SGD ×1"})
-        found.append(
-            Claim(
-                f"after the split λ̂ rises more by NGD than by SGD, {words}",
-                "Figure 4b",
-                "steadily increases, SGD slower",
-                gap,
-                unmet=unmet(both, column),
-            )
-        )
+        sentence = f"after the split λ̂ rises more by NGD than by SGD, {words}"
+        printed = "steadily increases, SGD slower"
+        yield Claim(sentence, "Figure 4b", printed, gap, unmet=unmet(both, column))
     norms = log_ratio(end.where(branch="NGD ×1"), end.where(branch="SGD ×1"), "update_norm")
-    found.append(
-        Claim(
-            f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch"
-            " (log-ratio)",
-            "Figure 4a",
-            "changes little",
-            norms,
-            "within",
-            0.0,
-            math.log1p(STEADY),
-            unmet=unmet({"the split": split}),
-        )
+    sentence = (
+        f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch (log-ratio)"
     )
-    return found
+    printed = "changes little"
+    reason = unmet({"the split": split})
+    yield Claim(
+        sentence, "Figure 4a", printed, norms, "within", 0.0, math.log1p(STEADY), unmet=reason
+    )
 
 
-def rates(rows: Rows) -> list[Claim]:
+def rates(rows: Rows) -> Iterator[Claim]:
     """Figures 5 and 6: faster NGD rises more, faster SGD does not."""
-    end, equal, found = end_of(rows), rows.where(at="equal loss"), []
+    end, equal = end_of(rows), rows.where(at="equal loss")
     raised, steady = end.where(branch="SGD ×100"), end.where(branch="SGD ×1")
     for column, words in WORDS.items():
         for low, source, said in (
@@ -183,51 +171,24 @@ def rates(rows: Rows) -> list[Claim]:
             ("SGD ×100", "§3.3", "due to the nature of NGD"),
         ):
             gap = paired(end, column, {"branch": "NGD ×100"}, {"branch": low})
-            found.append(
-                Claim(
-                    f"λ̂ of NGD at 100 times the rate is above that of {low}, {words}",
-                    source,
-                    said,
-                    gap,
-                    unmet=untestable(rows, column, ("NGD ×100", low)),
-                )
-            )
+            sentence = f"λ̂ of NGD at 100 times the rate is above that of {low}, {words}"
+            reason = untestable(rows, column, ("NGD ×100", low))
+            yield Claim(sentence, source, said, gap, unmet=reason)
         grown = log_ratio(raised, steady, column)
-        found.append(
-            Claim(
-                f"λ̂ of SGD at 100 times the rate is not above SGD ×1's by {RISE:.0%} (log-ratio),"
-                f" {words}",
-                "Figure 6b",
-                "does not increase",
-                grown,
-                "below",
-                math.log1p(RISE),
-                unmet=untestable(rows, column, ("SGD ×100", "SGD ×1")),
-            )
+        sentence = (
+            f"λ̂ of SGD at 100 times the rate is not above SGD ×1's by {RISE:.0%} (log-ratio),"
+            f" {words}"
         )
+        printed = "does not increase"
+        reason = untestable(rows, column, ("SGD ×100", "SGD ×1"))
+        yield Claim(sentence, "Figure 6b", printed, grown, "below", math.log1p(RISE), unmet=reason)
         level = paired(equal, column, {"branch": "NGD ×100"}, {"branch": "SGD ×100"})
-        found.append(
-            Claim(
-                f"at equal training loss λ̂ of NGD ×100 is above that of SGD ×100, {words}",
-                HERE,
-                "not compared",
-                level,
-                unmet=unmet(by_optimizer(equal), column),
-                own=True,
-            )
-        )
+        sentence = f"at equal training loss λ̂ of NGD ×100 is above that of SGD ×100, {words}"
+        reason = unmet(by_optimizer(equal), column)
+        yield Claim(sentence, HERE, "not compared", level, unmet=reason, own=True)
     fall = log_ratio(raised, steady, "validation_loss")
-    found.append(
-        Claim(
-            "the validation loss of SGD falls when its rate is raised (log-ratio to SGD ×1)",
-            "Figure 6",
-            "decreases sharply",
-            fall,
-            "below",
-            unmet=untestable(rows),
-        )
-    )
-    return found
+    sentence = "the validation loss of SGD falls when its rate is raised (log-ratio to SGD ×1)"
+    yield Claim(sentence, "Figure 6", "decreases sharply", fall, "below", unmet=untestable(rows))
 
 
 def untestable(rows: Rows, column: str = "", branches: tuple[str, ...] = ()) -> str:
@@ -262,7 +223,7 @@ def end_of(rows: Rows) -> Rows:
     return rows.where(part=max(rows.values("part"), default=0))
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """The split and the end of every branch, and where no minimum was."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "update_norm")
     lines = []
@@ -293,10 +254,8 @@ def tables(rows: Rows) -> list[Table]:
         "Tr H",
         "update norm",
     )
-    return [
-        Table("From SGD to NGD, mean ± standard error over seeds", header, tuple(lines)),
-        minima_table(rows),
-    ]
+    yield Table("From SGD to NGD, mean ± standard error over seeds", header, tuple(lines))
+    yield minima_table(rows)
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -353,23 +312,17 @@ EXPERIMENT = Experiment(
     (
         *ASSUMED,
         SMALLER,
-        "Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.",
-        (
-            "When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096"
-            " images at cpu scale)."
-        ),
-        (
-            "At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split:"
-            " ngd-switch-late splits later."
-        ),
-        (
-            "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on"
-            " training too."
-        ),
-        (
-            "At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2"
-            " points of a branch, where 3 had been planned: cut before the run to save time."
-        ),
+        *notes("""
+            Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.
+            When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096
+              images at cpu scale).
+            At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split:
+              ngd-switch-late splits later.
+            Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on
+              training too.
+            At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2
+              points of a branch, where 3 had been planned: cut before the run to save time.
+        """),
     ),
     size=(
         "two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6:"

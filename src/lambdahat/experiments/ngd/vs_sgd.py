@@ -9,11 +9,12 @@ loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     SMALLER,
@@ -72,13 +73,11 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Which form survives, what was measured, and where no minimum was."""
-    return [
-        survival(grouped(rows), claims(rows)),
-        points_table(rows, "SGD and NGD, mean ± standard error over seeds"),
-        minima_table(rows),
-    ]
+    yield survival(grouped(rows), claims(rows))
+    yield points_table(rows, "SGD and NGD, mean ± standard error over seeds")
+    yield minima_table(rows)
 
 
 def charts(rows: Rows) -> list[Chart]:
@@ -177,16 +176,14 @@ EXPERIMENT = Experiment(
     (
         *ASSUMED,
         SMALLER,
-        "LeNet-5 at cpu scale: 1,024 images, and B = 128 where the perceptrons have B = 512.",
-        (
-            "LeNet-5 at paper scale: at most 4,000 gradients for a λ̂, where 10,000 had been"
-            " planned, and γ = 100 alone, not that of the rule: cut before the run to save time."
-        ),
-        "α = 0.1, as in Figures 2, 7 and 8. 60 epochs at paper scale: the paper does not say.",
-        (
-            "At cpu scale Tr H at equal loss (FFNN, Fashion-MNIST) is decided only since others are"
-            " not testable."
-        ),
+        *notes("""
+            LeNet-5 at cpu scale: 1,024 images, and B = 128 where the perceptrons have B = 512.
+            LeNet-5 at paper scale: at most 4,000 gradients for a λ̂, where 10,000 had been planned,
+              and γ = 100 alone, not that of the rule: cut before the run to save time.
+            α = 0.1, as in Figures 2, 7 and 8. 60 epochs at paper scale: the paper does not say.
+            At cpu scale Tr H at equal loss (FFNN, Fashion-MNIST) is decided only since others are
+              not testable.
+        """),
     ),
     size=(
         "fully connected networks and LeNet-5 on MNIST and Fashion-MNIST, SGD and NGD, rate 0.01,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.kit.cells import Cell, Rows
@@ -56,12 +57,10 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """What was measured at every size, and where no minimum was."""
-    return [
-        points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds"),
-        minima_table(rows),
-    ]
+    yield points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds")
+    yield minima_table(rows)
 
 
 def charts(rows: Rows) -> list[Chart]:

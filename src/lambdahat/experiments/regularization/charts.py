@@ -5,7 +5,7 @@ and generalisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -35,31 +35,30 @@ EIGENVALUES = {
 }
 
 
-def charts_of(task: str, rows: Rows) -> list[Chart]:
+def charts_of(task: str, rows: Rows) -> Iterator[Chart]:
     """For each activation the curves, norms and eigenvalues; where weights are pairs, they too;
     then Figure 5.39.
     """
-    out = []
     for activation in rows.distinct("activation"):
         part, source = rows.where(activation=activation), FIGURES[task][activation]
-        out += [
+        yield from [
             _curves(part.where(rule=RULES), name, activation, source)
             for name in quantities_of(task)
         ]
         if DROPOUT in part.distinct("rule"):  # which the thesis has not, so that it stands apart
             beside = part.where(rule=["SGD Large", DROPOUT])
-            out += [
+            yield from [
                 _curves(beside, name, f"{activation}, with dropout", "")
                 for name in quantities_of(task)
             ]
-        out.append(_bars(task, part, activation))
-        out.append(_eigenvalues(part.where(rule=RULES), activation, EIGENVALUES.get(task, "")))
-        out += [
+        yield _bars(task, part, activation)
+        yield _eigenvalues(part.where(rule=RULES), activation, EIGENVALUES.get(task, ""))
+        yield from [
             _vectors(row, activation, VECTORS[task][activation])
             for row in part
             if row.get("weights")
         ]
-    return [*out, *([_norms(task, rows)] if task != "xor" else [])]
+    yield from [_norms(task, rows)] if task != "xor" else []
 
 
 def _curves(rows: Rows, name: str, activation: str, source: str) -> Chart:
@@ -70,15 +69,8 @@ def _curves(rows: Rows, name: str, activation: str, source: str) -> Chart:
         means, deviations = _over_seeds(table)
         series.append(Series(rule, part[0]["recorded"], means, [2 * value for value in deviations]))
     log = "error" in name
-    return Chart(
-        f"{name.capitalize()}, {activation}",
-        "epoch",
-        name,
-        tuple(series),
-        y_log=log,
-        source=source,
-        caption=BAND,
-    )
+    title = f"{name.capitalize()}, {activation}"
+    return Chart(title, "epoch", name, tuple(series), y_log=log, source=source, caption=BAND)
 
 
 def _over_seeds(table: np.ndarray) -> tuple[list[float | None], list[float]]:
@@ -110,14 +102,10 @@ def _bars(task: str, rows: Rows, activation: str) -> Chart:
         style="bars",
         published=True,
     )
+    title = f"Norm at the end, {activation}"
+    caption = "Error bars are 2 standard deviations over the seeds."
     return Chart(
-        f"Norm at the end, {activation}",
-        "rule",
-        "‖θ‖₂",
-        (ours, theirs),
-        y_log=True,
-        source="Tables 5.1, 5.2",
-        caption="Error bars are 2 standard deviations over the seeds.",
+        title, "rule", "‖θ‖₂", (ours, theirs), y_log=True, source="Tables 5.1, 5.2", caption=caption
     )
 
 
@@ -133,14 +121,9 @@ def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:
             means, deviations = _over_seeds(np.array(tops, float))
             places = [str(place + 1) for place in range(len(means))]
             series.append(Series(rule, places, means, [2 * value for value in deviations], "bars"))
-    return Chart(
-        f"Largest eigenvalues of the Hessian, {activation}",
-        "place",
-        "eigenvalue",
-        tuple(series),
-        source=source,
-        caption="Of the loss alone, at the end; bars of 2 standard deviations.",
-    )
+    title = f"Largest eigenvalues of the Hessian, {activation}"
+    caption = "Of the loss alone, at the end; bars of 2 standard deviations."
+    return Chart(title, "place", "eigenvalue", tuple(series), source=source, caption=caption)
 
 
 def _vectors(row: Row, activation: str, source: str) -> Chart:
@@ -181,14 +164,11 @@ def _norms(task: str, rows: Rows) -> Chart:
         printed = PUBLISHED[task, activation]
         theirs = [(printed[rule]["norm"], printed[rule][score]) for rule in RULES]
         series.append(_relative(f"{activation}, thesis", theirs, sign, True))
-    return Chart(
-        "Norm against generalisation",
-        "relative norm",
-        "relative test performance",
-        tuple(series),
-        source="Figure 5.39",
-        caption="A point for each of the eight rules.",
-    )
+    title = "Norm against generalisation"
+    curves = tuple(series)
+    caption = "A point for each of the eight rules."
+    words = "relative test performance"
+    return Chart(title, "relative norm", words, curves, source="Figure 5.39", caption=caption)
 
 
 def _relative(name: str, points: Sequence[tuple[float, ...]], sign: int, published: bool) -> Series:

@@ -196,14 +196,12 @@ class Falls:
         theirs = spearmanr(
             [row[NORM] for row in printed], [sign * row[score] for row in printed]
         ).statistic
-        return Claim(
-            f"{activation}: rules that end at a smaller norm generalise better (rank correlation)",
-            self.source,
-            f"{theirs:+.2f}, from the tables",
-            mean_of(found),
-            "below",
-            unmet=unmet(task, activation, rows, score, RULES),
+        sentence = (
+            f"{activation}: rules that end at a smaller norm generalise better (rank correlation)"
         )
+        said = f"{theirs:+.2f}, from the tables"
+        reason = unmet(task, activation, rows, score, RULES)
+        return Claim(sentence, self.source, said, mean_of(found), "below", unmet=reason)
 
 
 def measured(rows: Rows, quantity: str) -> dict[int, float]:

@@ -18,7 +18,13 @@ from lambdahat._core.rng import generator
 from lambdahat.data.built_in import synthetic_regression
 from lambdahat.data.catalogue import load
 from lambdahat.experiments.kit.cells import Cell
-from lambdahat.experiments.kit.experiment import PRINTED_RATES, REGULARIZATION, Experiment, Size
+from lambdahat.experiments.kit.experiment import (
+    PRINTED_RATES,
+    REGULARIZATION,
+    Experiment,
+    Size,
+    notes,
+)
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import READ, claims_of
 from lambdahat.experiments.regularization.learning_rules import SETTINGS
@@ -208,12 +214,12 @@ MNIST = _experiment(
         "paper": RulesScale("mnist", 60_000, 10_000, 1720, 400, 64, 10, 5, curvature=10_000),
     },
     (
-        (
-            "Batches of 64: 280 epochs of 938 steps at λ = 1e-5 take SGD Large's 4,160.49 to 301.0"
-            " (printed: 301.13)."
-        ),
-        "400 epochs: at their end L2 has taken it to 97.7 (printed: 98.86).",
-        "1,720 units in both hidden layers: σ√P is then the printed norm in both regimes.",
+        *notes("""
+            Batches of 64: 280 epochs of 938 steps at λ = 1e-5 take SGD Large's 4,160.49 to 301.0
+              (printed: 301.13).
+            400 epochs: at their end L2 has taken it to 97.7 (printed: 98.86).
+            1,720 units in both hidden layers: σ√P is then the printed norm in both regimes.
+        """),
         DEVIATION,
     ),
     "MNIST, 60,000 training and 10,000 test images, 10 runs",
@@ -245,17 +251,17 @@ SYNTHETIC = _experiment(
         "paper": RulesScale("synthetic", 1600, 400, 200, 1000, 16, 30, 30, curvature=1600),
     },
     (
-        (
-            "Batches of 16 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU"
-            " imply."
-        ),
-        "200 units in both hidden layers: σ√P is then SGD Large's printed norm with ReLU.",
+        *notes("""
+            Batches of 16 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU
+              imply.
+            200 units in both hidden layers: σ√P is then SGD Large's printed norm with ReLU.
+        """),
         DEVIATION,
-        (
-            "Targets less their training mean: the printed errors of Metric, 27.6, are a network"
-            " that predicts the mean."
-        ),
-        "Errors are mean squared errors; every seed draws its own data.",
+        *notes("""
+            Targets less their training mean: the printed errors of Metric, 27.6, are a network that
+              predicts the mean.
+            Errors are mean squared errors; every seed draws its own data.
+        """),
     ),
     "2,000 points in 256 dimensions, a fifth of them for testing, 30 runs",
     1600,
@@ -286,22 +292,16 @@ CIFAR = _experiment(
         ),
         "paper": RulesScale("cifar10", 50_000, 10_000, 1024, 600, 200, 3, 1, curvature=5000),
     },
-    (
-        (
-            "Batches of 200: 490 epochs of 250 steps at λ = 1e-5 take SGD Large's 169.67 to 49.8"
-            " (printed: 50.47)."
-        ),
-        "600 epochs: at their end L2 has taken it to 37.9 (printed: 40.03).",
-        (
-            "Two convolutions (64 and 128 filters at paper scale) with average pooling, a hidden"
-            " layer of 1,024."
-        ),
-        (
-            "Figure 4.8 is not in the text, and the printed norms need more units: compare orders,"
-            " not norms."
-        ),
-        'The scale of the Glorot-normal draw is the column "init σ²" (§4.4).',
-    ),
+    notes("""
+        Batches of 200: 490 epochs of 250 steps at λ = 1e-5 take SGD Large's 169.67 to 49.8
+          (printed: 50.47).
+        600 epochs: at their end L2 has taken it to 37.9 (printed: 40.03).
+        Two convolutions (64 and 128 filters at paper scale) with average pooling, a hidden layer of
+          1,024.
+        Figure 4.8 is not in the text, and the printed norms need more units: compare orders, not
+          norms.
+        The scale of the Glorot-normal draw is the column "init σ²" (§4.4).
+    """),
     "CIFAR-10, 50,000 training and 10,000 test images, 10 runs",
     50_000,
 )

@@ -9,6 +9,7 @@ loss: that is tried on one tanh neuron, whose posterior is integrated on a grid.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from scipy.optimize import minimize
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, notes
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart
 
@@ -160,7 +161,7 @@ def _neuron(cell: Cell, rng: np.random.Generator) -> Row:
     return {"distance": abs(float(theta[loss.argmin()]) - mean) / spread}
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Of the linear model step by step, then of a network; n counts designs."""
     linear, neuron = rows.where(model=LINEAR), rows.where(model=NEURON)
     worst = {
@@ -171,91 +172,51 @@ def claims(rows: Rows) -> list[Claim]:
         name: Reading(min(linear.values(name)), 0.0)
         for name in ("least eigenvalue", "log volume", "share told")
     }
-    return [
-        Claim(
-            "linear model: the minimum of Eq. 3.5 is the posterior mean (relative distance, at"
-            " worst)",
-            "Lemmas 1 and 3",
-            "the same",
-            worst["distance"],
-            "below",
-            EXACT,
-        ),
-        Claim(
-            "linear model: the posterior mean is that of an isotropic prior in whitened coordinates"
-            " (at worst)",
-            "Lemma 2",
-            "equivalent",
-            worst["whitened"],
-            "below",
-            EXACT,
-        ),
-        Claim(
-            "linear model: the printed learning rule, λ' = λ/2 with λ = 1, ends there too (at"
-            " worst)",
-            "§3.5",
-            "the same",
-            worst["printed rule"],
-            "below",
-            EXACT,
-        ),
-        Claim(
-            "linear model, θ from N(0, I⁻¹): Metric errs less than least squares",
-            "Theorem 1",
-            "least of all",
-            paired_difference(
-                logs(linear, "Metric, thesis"), logs(linear, "least squares, thesis")
-            ),
-            "below",
-            unit=" decades",
-        ),
-        Claim(
-            "linear model, θ from N(0, I⁻¹): Metric errs less than L2 at its best rate",
-            "Theorem 1",
-            "least of all",
-            paired_difference(logs(linear, "Metric, thesis"), logs(linear, "L2, thesis")),
-            "below",
-            unit=" decades",
-        ),
-        Claim(
-            "linear model, θ isotropic: Metric errs less than L2 at its best rate",
-            "here",
-            "another prior",
-            paired_difference(logs(linear, "Metric, isotropic"), logs(linear, "L2, isotropic")),
-            "below",
-            unit=" decades",
-            own=True,
-        ),
-        Claim(
-            "tanh neuron: the minimum of Eq. 3.5 is the posterior mean (distance in its"
-            f" deviations, below {NEAR:g})",
-            "Theorem 1",
-            "for any twice-differentiable loss",
-            over_seeds(neuron, "distance"),
-            "below",
-            NEAR,
-        ),
-        Claim(
-            "an unbiased estimator's Σ is at least I⁻¹ (least eigenvalue of I − Σ⁻¹ over the"
-            " largest of I)",
-            "§3.3, Cramér–Rao",
-            "at least 0",
-            least["least eigenvalue"],
-            "above",
-            -1e-12,
-        ),
-        Claim("log|IΣ| is positive (least)", "§3.3", "at least 0", least["log volume"], "above"),
-        Claim(
-            "N(0, Σ) is denser than N(0, I⁻¹) just where θᵀ(I − Σ⁻¹)θ/log|IΣ| ≥ 1 (least share of"
-            " points)",
-            "§3.3",
-            "where",
-            least["share told"],
-            "within",
-            1.0,
-            1e-9,
-        ),
-    ]
+    sentence = (
+        "linear model: the minimum of Eq. 3.5 is the posterior mean (relative distance, at worst)"
+    )
+    yield Claim(sentence, "Lemmas 1 and 3", "the same", worst["distance"], "below", EXACT)
+    sentence = (
+        "linear model: the posterior mean is that of an isotropic prior in whitened coordinates"
+        " (at worst)"
+    )
+    yield Claim(sentence, "Lemma 2", "equivalent", worst["whitened"], "below", EXACT)
+    sentence = (
+        "linear model: the printed learning rule, λ' = λ/2 with λ = 1, ends there too (at worst)"
+    )
+    yield Claim(sentence, "§3.5", "the same", worst["printed rule"], "below", EXACT)
+    yield Claim(
+        "linear model, θ from N(0, I⁻¹): Metric errs less than least squares",
+        "Theorem 1",
+        "least of all",
+        paired_difference(logs(linear, "Metric, thesis"), logs(linear, "least squares, thesis")),
+        "below",
+        unit=" decades",
+    )
+    sentence = "linear model, θ from N(0, I⁻¹): Metric errs less than L2 at its best rate"
+    reading = paired_difference(logs(linear, "Metric, thesis"), logs(linear, "L2, thesis"))
+    yield Claim(sentence, "Theorem 1", "least of all", reading, "below", unit=" decades")
+    sentence = "linear model, θ isotropic: Metric errs less than L2 at its best rate"
+    reading = paired_difference(logs(linear, "Metric, isotropic"), logs(linear, "L2, isotropic"))
+    yield Claim(sentence, "here", "another prior", reading, "below", unit=" decades", own=True)
+    sentence = (
+        "tanh neuron: the minimum of Eq. 3.5 is the posterior mean (distance in its"
+        f" deviations, below {NEAR:g})"
+    )
+    printed = "for any twice-differentiable loss"
+    yield Claim(sentence, "Theorem 1", printed, over_seeds(neuron, "distance"), "below", NEAR)
+    sentence = (
+        "an unbiased estimator's Σ is at least I⁻¹ (least eigenvalue of I − Σ⁻¹ over the"
+        " largest of I)"
+    )
+    printed = "at least 0"
+    yield Claim(sentence, "§3.3, Cramér–Rao", printed, least["least eigenvalue"], "above", -1e-12)
+    yield Claim("log|IΣ| is positive (least)", "§3.3", "at least 0", least["log volume"], "above")
+    sentence = (
+        "N(0, Σ) is denser than N(0, I⁻¹) just where θᵀ(I − Σ⁻¹)θ/log|IΣ| ≥ 1 (least share of"
+        " points)"
+    )
+    yield Claim(sentence, "§3.3", "where", least["share told"], "within", 1.0, 1e-9)
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -307,28 +268,17 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (
-        (
-            "Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in"
-            " Eq. 3.5."
-        ),
-        "Under the prior N(0, I⁻¹) of Eq. 3.2 the Metric solution is half of least squares.",
-        (
-            "L2 has the best of 43 rates, chosen by the very errors that are compared: this"
-            " favours L2."
-        ),
-        (
-            "§3.4 puts the prior's covariance where Cramér–Rao has an estimator's; here Σ is an"
-            " estimator's."
-        ),
-        (
-            "The neuron's 0.01 was set after a first run at cpu: 0.1 had left it undecided, at 0.13"
-            " ± 0.03."
-        ),
-        (
-            "The lemmas assume constant second derivatives, Theorem 1 does not: the neuron tests it"
-            " as it is stated."
-        ),
-    ),
+    notes("""
+        Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in Eq.
+          3.5.
+        Under the prior N(0, I⁻¹) of Eq. 3.2 the Metric solution is half of least squares.
+        L2 has the best of 43 rates, chosen by the very errors that are compared: this favours L2.
+        §3.4 puts the prior's covariance where Cramér–Rao has an estimator's; here Σ is an
+          estimator's.
+        The neuron's 0.01 was set after a first run at cpu: 0.1 had left it undecided, at 0.13 ±
+          0.03.
+        The lemmas assume constant second derivatives, Theorem 1 does not: the neuron tests it as it
+          is stated.
+    """),
     size="no experiment: a proof.",
 )

@@ -4,6 +4,7 @@ regularization thesis).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,7 +16,7 @@ from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, power_iteration
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size, notes
 from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
@@ -105,29 +106,18 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, cell: Cell) -> None:
             optimizer.step()
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The eigenvalues match; and, beyond the thesis, what they cost."""
     firsts = rows.where(place=1)
     relative = mean_of(list(firsts.paired("relative").values()))
     spared = paired_difference(firsts.paired("power products"), firsts.paired("lanczos products"))
-    return [
-        Claim(
-            "the power method finds the eigenvalues of the whole Hessian (relative distance below"
-            " 0.001)",
-            "§5.2",
-            f"distance {PRINTED:g}",
-            relative,
-            "below",
-            EXACT,
-        ),
-        Claim(
-            "Lanczos needs fewer products than the power method",
-            "here",
-            "not compared",
-            spared,
-            own=True,
-        ),
-    ]
+    sentence = (
+        "the power method finds the eigenvalues of the whole Hessian (relative distance below"
+        " 0.001)"
+    )
+    yield Claim(sentence, "§5.2", f"distance {PRINTED:g}", relative, "below", EXACT)
+    sentence = "Lanczos needs fewer products than the power method"
+    yield Claim(sentence, "here", "not compared", spared, own=True)
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -192,24 +182,16 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (
-        (
-            "ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1,"
-            " batches of 64)."
-        ),
-        (
-            "Eigenvalues are ordered by magnitude, as a power method finds them; values are"
-            " Rayleigh–Ritz values."
-        ),
-        (
-            "The other side is torch.linalg.eigvalsh of the dense Hessian, not a power method on"
-            " it; all in float64."
-        ),
-        (
-            "The method stops when Σ(Q − Q_prev)² ≤ 1e-6 for successive Q (as printed, Q_prev is"
-            " never refreshed)."
-        ),
-    ),
+    notes("""
+        ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1, batches of
+          64).
+        Eigenvalues are ordered by magnitude, as a power method finds them; values are Rayleigh–Ritz
+          values.
+        The other side is torch.linalg.eigvalsh of the dense Hessian, not a power method on it; all
+          in float64.
+        The method stops when Σ(Q − Q_prev)² ≤ 1e-6 for successive Q (as printed, Q_prev is never
+          refreshed).
+    """),
     size=(
         "a 100-10-5 network on the centre 10 × 10 pixels of MNIST's digits 0 to 4, 15 eigenvalues;"
         " the number of images (MNIST has 30,596 of these digits), epochs and runs are not in the"

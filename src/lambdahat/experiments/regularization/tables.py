@@ -5,6 +5,7 @@ rules agree.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -24,11 +25,10 @@ DATA = {
 }
 
 
-def tables_of(task: str, rows: Rows) -> list[Table]:
+def tables_of(task: str, rows: Rows) -> Iterator[Table]:
     """Mean ± standard deviation over the seeds, the published mean in brackets, by activation;
     then Kendall's τ.
     """
-    out = []
     for activation in rows.distinct("activation"):
         part = rows.where(activation=activation)
         names = [
@@ -47,15 +47,14 @@ def tables_of(task: str, rows: Rows) -> list[Table]:
         )
         seeds = len(part.distinct("seed"))
         title = f"{_data(task, part)}, {activation}: mean ± sd over {seeds} seeds [thesis]"
-        out.append(Table(title, ("rule", *names, "λ₁"), lines))
+        yield Table(title, ("rule", *names, "λ₁"), lines)
     ranks = agreement(task, rows)
     cells = tuple(
         (f"{activation}, {name}", f"{tau:+.2f}") for (activation, name), tau in ranks.items()
     )
-    return [
-        *out,
-        Table("Order of the rules' means against the thesis's", ("quantity", "Kendall's τ"), cells),
-    ]
+    yield Table(
+        "Order of the rules' means against the thesis's", ("quantity", "Kendall's τ"), cells
+    )
 
 
 def agreement(task: str, rows: Rows) -> dict[tuple[str, str], float]:

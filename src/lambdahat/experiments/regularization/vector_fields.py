@@ -5,7 +5,7 @@ thesis).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.func import hessian, vmap
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, notes
 from lambdahat.optim.regularizers import L2, Metric
 from lambdahat.results.charts import Chart, Heat, Series
 
@@ -69,43 +69,25 @@ def _loss(cell: Cell) -> Callable[[Tensor], Tensor]:
     return lambda theta: 0.5 * (theta[1] * bend(theta[0] * x) - targets).square().mean()
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """What the thesis sees in its figure, as shares of the points; on a grid nothing is random."""
-    out = []
     for activation in rows.distinct("activation"):
         points, steps = _fields(rows.where(activation=activation))
         inward = {name: _cosines(points, step) for name, step in steps.items()}
         uneven = _uneven(points, steps["Metric"])
-        out += [
-            Claim(
-                f"{activation}: L2 points towards the origin everywhere (smallest cosine)",
-                "Figure 1.1",
-                "always",
-                Reading(float(inward["L2"].min()), 0.0),
-                "within",
-                1.0,
-                1e-9,
-            ),
-            Claim(
-                f"{activation}: Metric does not point towards the origin everywhere (smallest"
-                " cosine)",
-                "Figure 1.1",
-                "not always",
-                Reading(float(inward["Metric"].min()), 0.0),
-                "below",
-                0.9,
-            ),
-            Claim(
-                f"{activation}: of two uneven parameters Metric moves the larger by a smaller share"
-                " of itself (share of points)",
-                "§1",
-                "very little",
-                Reading(uneven, 0.0),
-                "above",
-                0.9,
-            ),
-        ]
-    return out
+        sentence = f"{activation}: L2 points towards the origin everywhere (smallest cosine)"
+        reading = Reading(float(inward["L2"].min()), 0.0)
+        yield Claim(sentence, "Figure 1.1", "always", reading, "within", 1.0, 1e-9)
+        sentence = (
+            f"{activation}: Metric does not point towards the origin everywhere (smallest cosine)"
+        )
+        reading = Reading(float(inward["Metric"].min()), 0.0)
+        yield Claim(sentence, "Figure 1.1", "not always", reading, "below", 0.9)
+        sentence = (
+            f"{activation}: of two uneven parameters Metric moves the larger by a smaller share"
+            " of itself (share of points)"
+        )
+        yield Claim(sentence, "§1", "very little", Reading(uneven, 0.0), "above", 0.9)
 
 
 def _fields(rows: Rows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -157,19 +139,15 @@ def tables(rows: Rows) -> list[Table]:
     return [Table("Steps against the way to the origin", header, tuple(lines))]
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """The loss as a surface, and the two fields as arrows."""
-    out = []
     for activation in rows.distinct("activation"):
         part = rows.where(activation=activation)
         across = part.distinct("first")
         losses = np.array(part.values("loss")).reshape(len(across), -1).T
         heat = Heat(across, part.distinct("second"), losses.tolist(), "loss")
-        out.append(
-            Chart(f"Loss, {activation}", "θ₁", "θ₂", heat=heat, surface=True, source="Figure 1.1")
-        )
-        out += [_arrows(part, name, activation, across[1] - across[0]) for name in FIELDS]
-    return out
+        yield Chart(f"Loss, {activation}", "θ₁", "θ₂", heat=heat, surface=True, source="Figure 1.1")
+        yield from [_arrows(part, name, activation, across[1] - across[0]) for name in FIELDS]
 
 
 def _arrows(rows: Rows, name: str, activation: str, gap: float) -> Chart:
@@ -204,13 +182,10 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (
-        (
-            "f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ ="
-            " (1, 1)."
-        ),
-        "Metric's step is −Hθ with the Hessian of the loss as it is.",
-        "A parameter is larger than another from 4 times its size on.",
-    ),
+    notes("""
+        f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).
+        Metric's step is −Hθ with the Hessian of the loss as it is.
+        A parameter is larger than another from 4 times its size on.
+    """),
     size="Figure 1.1 has a two-parameter model; its points and samples are not in the text.",
 )

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from lambdahat._core.rng import derived_seed
 from lambdahat.data.built_in import xor, xord
 from lambdahat.experiments.kit.cells import Cell
-from lambdahat.experiments.kit.experiment import PRINTED_RATES, REGULARIZATION, Experiment, Size
+from lambdahat.experiments.kit.experiment import (
+    PRINTED_RATES,
+    REGULARIZATION,
+    Experiment,
+    Size,
+    notes,
+)
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import READ, claims_of
 from lambdahat.experiments.regularization.learning_rules import (
@@ -176,14 +182,14 @@ XOR = _experiment(
     "§§5.3 and 5.7, Tables 5.1 and 5.2, Figures 5.3–5.8 and 5.35",
     {"smoke": _xor(2, 10, width=16, points=2), "cpu": _xor(20), "paper": _xor(100)},
     (
-        "64 hidden units, whose norms under SGD come near the printed ones in both regimes.",
-        "Biases: a tanh network without them is odd and cannot learn XOR.",
-        (
-            "All four points in every step and 400 epochs: what the printed norms of L2 and L2"
-            " Stopped imply."
-        ),
-        "Mean cross-entropy of two softmax outputs.",
-        "The thesis has 10 seeds; 20 here at cpu scale, 100 at paper scale.",
+        *notes("""
+            64 hidden units, whose norms under SGD come near the printed ones in both regimes.
+            Biases: a tanh network without them is odd and cannot learn XOR.
+            All four points in every step and 400 epochs: what the printed norms of L2 and L2
+              Stopped imply.
+            Mean cross-entropy of two softmax outputs.
+            The thesis has 10 seeds; 20 here at cpu scale, 100 at paper scale.
+        """),
         VECTORS,
         *SILENT,
         DROPS,
@@ -197,24 +203,18 @@ XORD = _experiment(
     "§5.3, Tables 5.1 and 5.2, Figures 5.9–5.16 and 5.39",
     {"smoke": _xord(2, 3, width=8, points=3), "cpu": _xord(20), "paper": _xord(100)},
     (
-        (
-            "32 filters with biases: the most, in powers of 2, at which SGD is stable at the"
-            " printed rates (64 diverge)."
-        ),
-        (
-            "Batches of 3 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU"
-            " imply."
-        ),
-        (
-            "One linear output, loss ½(f − y)² with y = ±1, mean over a batch: the printed errors"
-            " exceed a softmax's."
-        ),
-        "Every seed draws its own 12 training and 10 test samples, the same for all rules.",
-        (
-            "Were the least difference a share for errors too, the lowest test errors with tanh"
-            " would be undecided."
-        ),
-        "The thesis has 10 seeds; 20 here at cpu scale, 100 at paper scale.",
+        *notes("""
+            32 filters with biases: the most, in powers of 2, at which SGD is stable at the printed
+              rates (64 diverge).
+            Batches of 3 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU
+              imply.
+            One linear output, loss ½(f − y)² with y = ±1, mean over a batch: the printed errors
+              exceed a softmax's.
+            Every seed draws its own 12 training and 10 test samples, the same for all rules.
+            Were the least difference a share for errors too, the lowest test errors with tanh would
+              be undecided.
+            The thesis has 10 seeds; 20 here at cpu scale, 100 at paper scale.
+        """),
         VECTORS,
         *SILENT,
         DROPS,
