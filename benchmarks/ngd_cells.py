@@ -49,8 +49,8 @@ from lambdahat.data.sources import VARIABLE
 from lambdahat.experiments.kit.cells import Cell, key_of
 from lambdahat.experiments.kit.runner import Outcome, matches, run_cell
 from lambdahat.experiments.kit.store import Store
+from lambdahat.experiments.ngd.ngd_runs import StackedRun, Way, kept_in, train_together, upto
 from lambdahat.experiments.ngd.switch import FIGURES
-from lambdahat.experiments.ngd.training import Member, Way, kept_in, train_together, upto
 from lambdahat.experiments.published import find
 
 # what members of a stack have in common
@@ -88,7 +88,7 @@ class Training:
     """
 
     optimizer: str
-    members: list[Member]
+    members: list[StackedRun]
     milestones: set[int]
     chain: str = ""
     reached: int = 0
@@ -121,7 +121,7 @@ def trainings(given: list[Work]) -> list[Training]:
     stacks: dict[Any, int] = {}
     for work in given:
         for optimizer, changes in _requests(work):
-            member = Member(work.cell, changes=tuple(changes.items()))
+            member = StackedRun(work.cell, changes=tuple(changes.items()))
             about = {name: work.cell[name] for name in ("rate", "alpha", "epsilon")} | changes
             rule = (about["alpha"], about["epsilon"]) if optimizer == "ngd" else ()
             shared = tuple(work.cell[name] for name in SHARED)
@@ -145,7 +145,7 @@ def trainings(given: list[Work]) -> list[Training]:
             if stack not in stacks:
                 stacks[stack] = len(found)
                 found.append(Training("sgd", [], {1}, work.name))
-            found[stacks[stack]].members.append(Member(work.cell))
+            found[stacks[stack]].members.append(StackedRun(work.cell))
             work.needs.append((stacks[stack], 1))
     return found
 
@@ -183,16 +183,16 @@ def _train_chain(training: Training, device: str, folder: Path) -> None:
     first = cells[0]
     ends: list[Any] = [None] * len(cells)
     if "approach" in first:
-        members = [Member(cell, None, "approach", (("rate", cell["quick"]),)) for cell in cells]
+        members = [StackedRun(cell, None, "approach", (("rate", cell["quick"]),)) for cell in cells]
         ends = _ends(_runs(members, "sgd", device, folder, first["approach"]))
-    members = [Member(cell, end, "before") for cell, end in zip(cells, ends, strict=True)]
+    members = [StackedRun(cell, end, "before") for cell, end in zip(cells, ends, strict=True)]
     splits = _ends(_runs(members, "sgd", device, folder, first["before"]))
     for optimizer in ("sgd", "ngd"):
         rates = [
             factor * first["rate"] for kind, factor in FIGURES[first["figure"]] if kind == optimizer
         ]
         members = [
-            Member(cell, split, "after", (("rate", rate),))
+            StackedRun(cell, split, "after", (("rate", rate),))
             for rate in rates
             for cell, split in zip(cells, splits, strict=True)
         ]
@@ -200,7 +200,7 @@ def _train_chain(training: Training, device: str, folder: Path) -> None:
 
 
 def _runs(
-    members: list[Member], optimizer: str, device: str, folder: Path, epochs: int
+    members: list[StackedRun], optimizer: str, device: str, folder: Path, epochs: int
 ) -> list[Way]:
     return train_together(members, optimizer, device, folder, (epochs,))
 

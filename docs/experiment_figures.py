@@ -13,7 +13,7 @@ from lambdahat.experiments import Reading, Rows, Store
 from lambdahat.experiments.flatness.softmax_decay import DECAYS, MAIN, PUBLISHED
 from lambdahat.experiments.kit.cells import Row
 from lambdahat.experiments.kit.claims import mean_of
-from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
+from lambdahat.experiments.ngd.ngd_claims import INTERPOLATED, unmet
 from lambdahat.report.style import AMBER, BLUE, GREY, PURPLE, VERMILION, new_figure, tidy
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"

@@ -9,7 +9,7 @@ import pytest
 
 from lambdahat.experiments import Store, find, judge
 from lambdahat.experiments.kit.claims import VERDICTS
-from lambdahat.experiments.ngd.preconditions import INTERPOLATED, LEARNT
+from lambdahat.experiments.ngd.ngd_claims import INTERPOLATED, LEARNT
 from tests.documents import DOCS, ROOT
 
 pytestmark = pytest.mark.documents

@@ -14,9 +14,11 @@ from lambdahat._core.storage import Damaged
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
-from lambdahat.experiments.ngd import training
-from lambdahat.experiments.ngd.claims import (
+from lambdahat.experiments.ngd import ngd_runs
+from lambdahat.experiments.ngd.ngd_claims import (
+    CHANCE,
     FORMS,
+    LEARNT,
     PLOTTED,
     bic,
     criterion_claims,
@@ -25,22 +27,22 @@ from lambdahat.experiments.ngd.claims import (
     grouped,
     log_ratio,
     survival,
+    unmet,
 )
-from lambdahat.experiments.ngd.preconditions import CHANCE, LEARNT, unmet
-from lambdahat.experiments.ngd.training import (
-    Member,
-    Point,
+from lambdahat.experiments.ngd.ngd_runs import (
+    TINY,
+    RunPoint,
+    StackedRun,
     Way,
     at_equal_loss,
-    grid,
     images,
     kept_in,
+    run_cells,
     subject_of,
     train_together,
     trained,
     upto,
 )
-from lambdahat.experiments.ngd.vs_sgd import TINY
 from lambdahat.report.figures import draw
 from tests.documents import ROOT
 
@@ -49,7 +51,7 @@ OPTIMIZERS = ("sgd", "ngd")
 
 
 def tiny_subject():
-    return subject_of(grid(TINY, ["digits"], [("ffnn", 1, 6)], 1)[0], "cpu")
+    return subject_of(run_cells(TINY, ["digits"], [("ffnn", 1, 6)], 1)[0], "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,7 @@ def test_a_run_that_diverges_keeps_its_finite_points(subject):
 def way_of(optimizer, losses):
     return Way(
         optimizer,
-        tuple(Point(float(i), loss, torch.zeros(1)) for i, loss in enumerate(losses)),
+        tuple(RunPoint(float(i), loss, torch.zeros(1)) for i, loss in enumerate(losses)),
         (1.0,),
     )
 
@@ -563,10 +565,12 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
     by one.
     """
     setting = replace(TINY, epochs=4)
-    cells = grid(setting, ["digits"], [net], 2)
+    cells = run_cells(setting, ["digits"], [net], 2)
     changed = [("rate", (0.05, 0.02)), ("alpha", (0.1, 1.0)), ("epsilon", (1e-10, 1e-2))]
     members = [
-        Member(cell, stage="s", changes=tuple((name, values[index]) for name, values in changed))
+        StackedRun(
+            cell, stage="s", changes=tuple((name, values[index]) for name, values in changed)
+        )
         for index, cell in enumerate(cells)
     ]
     train_together(members, optimizer, "cpu", tmp_path, (2, 4))
@@ -592,10 +596,11 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
 
 
 def test_a_stage_can_follow_another_together(tmp_path):
-    cells = grid(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 2)
-    firsts = train_together([Member(cell) for cell in cells], "sgd", "cpu", tmp_path, (2,))
+    cells = run_cells(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 2)
+    firsts = train_together([StackedRun(cell) for cell in cells], "sgd", "cpu", tmp_path, (2,))
     after = [
-        Member(cell, first.end.vector, "after") for cell, first in zip(cells, firsts, strict=True)
+        StackedRun(cell, first.end.vector, "after")
+        for cell, first in zip(cells, firsts, strict=True)
     ]
     train_together(after, "ngd", "cpu", tmp_path, (2,))
     subject = subject_of(cells[1], "cpu")
@@ -607,20 +612,20 @@ def test_a_stage_can_follow_another_together(tmp_path):
 
 
 def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
-    (cell,) = grid(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 1)
-    train_together([Member(cell)], "sgd", "cpu", tmp_path, (2,))
+    (cell,) = run_cells(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 1)
+    train_together([StackedRun(cell)], "sgd", "cpu", tmp_path, (2,))
     subject, (path,) = subject_of(cell, "cpu"), tmp_path.iterdir()
     blob = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(training, "data_digest", lambda name: "f" * 32)
+        patch.setattr(ngd_runs, "data_digest", lambda name: "f" * 32)
         with (
             kept_in(tmp_path),
             pytest.raises(ValueError, match="must be a run on digits as it is now, ffff"),
         ):
             trained(subject, "sgd")
         with pytest.warns(RuntimeWarning, match="it is trained again"):
-            assert upto(Member(cell), "sgd", tmp_path) == 0
-    assert upto(Member(cell), "sgd", tmp_path) == 2
+            assert upto(StackedRun(cell), "sgd", tmp_path) == 0
+    assert upto(StackedRun(cell), "sgd", tmp_path) == 2
     named = []
     for place in range(0, len(blob), len(blob) // 60):
         path.write_bytes(blob[:place] + bytes([blob[place] ^ 8]) + blob[place + 1 :])
@@ -638,7 +643,7 @@ def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
     torch.save(
         {name: value for name, value in record.items() if name not in ("data", "digest")}, path
     )
-    assert upto(Member(cell), "sgd", tmp_path) == 2  # as early versions wrote it
+    assert upto(StackedRun(cell), "sgd", tmp_path) == 2  # as early versions wrote it
 
 
 def test_runs_that_cells_share_are_trained_once(monkeypatch):

@@ -16,7 +16,7 @@ from lambdahat.cli.measurements import bars
 from lambdahat.cli.reproduce import say_errors, say_notes, show, write_tables
 from lambdahat.experiments.kit.experiment import Experiment, findings
 from lambdahat.experiments.kit.runner import sweep
-from lambdahat.experiments.ngd.digits import EXPERIMENT
+from lambdahat.experiments.ngd.epochs import DIGITS
 from lambdahat.report.figures import draw, save_figure
 from lambdahat.report.page import page_of_stores
 
@@ -27,7 +27,7 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     """Train, measure, judge, write and print; 0 whatever the verdicts, 1 where a cell raised."""
     from joblib import cpu_count
 
-    experiment = seeded(EXPERIMENT, seed)
+    experiment = seeded(DIGITS, seed)
     # a cell gives the same numbers in any process
     jobs = min(cpu_count(), len(experiment.grid(SCALE)))
     with bars(quiet), one_thread():

@@ -9,14 +9,14 @@ from lambdahat.experiments.kit.experiment import Experiment
 
 # name: module and constant
 PLACES: dict[str, tuple[str, str]] = {
-    "ngd-vs-sgd": ("ngd.vs_sgd", "EXPERIMENT"),
-    "ngd-widths": ("ngd.widths", "EXPERIMENT"),
-    "ngd-epochs": ("ngd.epochs", "EXPERIMENT"),
-    "ngd-smoothing": ("ngd.smoothing", "EXPERIMENT"),
-    "ngd-switch": ("ngd.switch", "EXPERIMENT"),
-    "ngd-switch-late": ("ngd.switch_late", "EXPERIMENT"),
-    "ngd-overfitting": ("ngd.overfitting", "EXPERIMENT"),
-    "ngd-digits": ("ngd.digits", "EXPERIMENT"),
+    "ngd-vs-sgd": ("ngd.vs_sgd", "VS_SGD"),
+    "ngd-widths": ("ngd.vs_sgd", "WIDTHS"),
+    "ngd-epochs": ("ngd.epochs", "EPOCHS"),
+    "ngd-smoothing": ("ngd.smoothing", "SMOOTHING"),
+    "ngd-switch": ("ngd.switch", "SWITCH"),
+    "ngd-switch-late": ("ngd.switch", "SWITCH_LATE"),
+    "ngd-overfitting": ("ngd.overfitting", "OVERFITTING"),
+    "ngd-digits": ("ngd.epochs", "DIGITS"),
     "softmax-decay": ("flatness.softmax_decay", "EXPERIMENT"),
     "mlp-decay": ("flatness.mlp_decay", "EXPERIMENT"),
     "cnn-decay": ("flatness.cnn_decay", "EXPERIMENT"),

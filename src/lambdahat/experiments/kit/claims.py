@@ -310,12 +310,13 @@ class Claims(list[Claim]):
         self.append(Claim(sentence, source, published, *test, **{**self.shared, **settings}))
 
 
-def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
+def judge(claims: Iterable[Claim], level: float = LEVEL) -> list[Verdict]:
     """The verdicts on the claims of an experiment.
 
     Holm's correction keeps the level over two families, each by itself: the paper's claims, and
     those that we added. What we ask besides does not cost the paper's claims their power.
     """
+    claims = list(claims)
     for_it, against = (_corrected(claims, side) for side in (0, 1))
     out = []
     for claim, support, contrary in zip(claims, for_it, against, strict=True):

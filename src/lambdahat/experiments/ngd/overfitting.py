@@ -14,22 +14,32 @@ from dataclasses import dataclass, replace
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
 from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
-from lambdahat.experiments.ngd.claims import (
+from lambdahat.experiments.ngd.epochs import along, epoch_line, over_epochs
+from lambdahat.experiments.ngd.ngd_claims import (
     ASSUMED,
     HERE,
+    INTERPOLATED,
     NAMES,
     RUN,
     SMALLER,
     TITLES,
     beside_plots,
+    by_optimizer,
     curve,
     grouped,
     minima_table,
+    unmet,
 )
-from lambdahat.experiments.ngd.epochs import along, over_epochs
-from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
-from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
-from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.experiments.ngd.ngd_runs import (
+    SMALL,
+    TINY,
+    WHOLE,
+    Net,
+    NgdSetting,
+    run_cells,
+    subject_of,
+    trained_by_both,
+)
 from lambdahat.results.charts import Chart
 
 LEAST = 4  # points of a run from its least validation loss on, for a slope over them
@@ -46,24 +56,23 @@ MEASURES = {  # column: words, where the paper has it, and of which optimisers
 class OverfittingScale:
     """One scale: few images for long, so that the validation loss rises again."""
 
-    setting: Setting
+    setting: NgdSetting
     net: Net
     points: int
     seeds: int
 
 
-def cells(config: OverfittingScale) -> list[Cell]:
+def cells(scale: OverfittingScale) -> list[Cell]:
     """Seeds."""
-    found = grid(config.setting, [config.setting.data], [config.net], config.seeds)
-    return [{**cell, "points": config.points} for cell in found]
+    data, nets = [scale.setting.data], [scale.net]
+    return run_cells(scale.setting, data, nets, scale.seeds, points=scale.points)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each optimiser and each of ``points`` equally spaced epochs, with G_n."""
     subject = subject_of(cell, device)
-    start = subject.problem.vector.clone()
-    ways = [trained(subject, optimizer, start) for optimizer in ("sgd", "ngd")]
-    return [row for way in ways for row in along(subject, way, cell["points"], "tol" not in cell)]
+    ways, bayes = trained_by_both(subject), "tol" not in cell
+    return [row for way in ways for row in along(subject, way, cell["points"], bayes)]
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
@@ -72,20 +81,12 @@ def claims(rows: Rows) -> Iterator[Claim]:
     """
     for column, (words, source, optimizers) in _measures(rows).items():
         for optimizer in ("sgd", "ngd"):
-            part, name, own = (
-                rows.where(optimizer=optimizer),
-                NAMES[optimizer],
-                optimizer not in optimizers,
-            )
-            yield Claim(
-                f"{words} of {name} grows with the validation loss while overfitting",
-                HERE if own else source,
-                "not shown" if own else "increases",
-                with_validation(part, column),
-                unit=" % per %",
-                unmet=_unmet(part, name, column),
-                own=own,
-            )
+            part, name = rows.where(optimizer=optimizer), NAMES[optimizer]
+            own = optimizer not in optimizers
+            sentence = f"{words} of {name} grows with the validation loss while overfitting"
+            said = (HERE, "not shown") if own else (source, "increases")
+            reading, reason = with_validation(part, column), _unmet(part, name, column)
+            yield Claim(sentence, *said, reading, unit=" % per %", unmet=reason, own=own)
 
 
 def _measures(rows: Rows) -> dict[str, tuple[str, str, tuple[str, ...]]]:
@@ -129,37 +130,31 @@ def _unmet(rows: Rows, name: str, column: str) -> str:
     """
     late, whole = _late(rows), _late(rows, interpolated=True)
     short = sum(len(part) < LEAST for part in late)
-    if 2 * short >= len(late):
-        rising = sum(len(part) >= LEAST for part in whole)
-        if 2 * rising > len(whole):
-            return (
-                f"{name} interpolates before {LEAST} points of rising validation loss in {short} of"
-                f" {len(late)}"
-            )
+    if 2 * short < len(late):
+        return unmet({name: Rows([row for part in late for row in part])}, column)
+    rising = sum(len(part) >= LEAST for part in whole)
+    if 2 * rising > len(whole):
         return (
-            f"the validation loss of {name} does not rise over {LEAST} points in {short} of"
-            f" {len(late)} runs"
+            f"{name} interpolates before {LEAST} points of rising validation loss in {short} of"
+            f" {len(late)}"
         )
-    return unmet({name: Rows([row for part in late for row in part])}, column)
+    return (
+        f"the validation loss of {name} does not rise over {LEAST} points in {short} of"
+        f" {len(late)} runs"
+    )
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """All quantities over epochs, and where no minimum was."""
     measures = _measures(rows)
     columns = ("loss", "validation_loss", *measures)
-    lines = []
-    for optimizer in ("sgd", "ngd"):
-        for place in rows.distinct("part"):
-            here = rows.where(optimizer=optimizer, part=place)
-            means = (str(mean_of(here.values(column))) for column in columns)
-            lines.append((NAMES[optimizer], f"{mean_of(here.values('epoch')).value:.4g}", *means))
-    header = (
-        "by",
-        "epoch",
-        "training loss",
-        "validation loss",
-        *(words for words, *_ in measures.values()),
-    )
+    lines = [
+        (name, *epoch_line(part.where(part=place), columns))
+        for name, part in by_optimizer(rows).items()
+        for place in rows.distinct("part")
+    ]
+    words = (words for words, *_ in measures.values())
+    header = ("by", "epoch", "training loss", "validation loss", *words)
     yield Table("Overfitting, mean ± standard error over seeds", header, tuple(lines))
     yield minima_table(rows)
 
@@ -173,69 +168,49 @@ def charts(rows: Rows) -> list[Chart]:
         out.append(over_epochs(TITLES[column], rows, column, words, source))
     for column in ("wbic", "g_n") if rows.values("g_n") else ("wbic",):
         series = []
-        for optimizer in ("sgd", "ngd"):
-            part = rows.where(optimizer=optimizer)
-            means = [
-                [
-                    mean_of(part.where(part=place).values(name)).value
-                    for place in part.distinct("part")
-                ]
-                for name in ("validation_loss", column)
-            ]
-            series.append(
-                replace(curve(NAMES[optimizer], part, "part", column), x=means[0], y=means[1])
+        for name, part in by_optimizer(rows).items():
+            x, y = (
+                [mean_of(part.where(part=at).values(one)).value for at in part.distinct("part")]
+                for one in ("validation_loss", column)
             )
+            series.append(replace(curve(name, part, "part", column), x=x, y=y))
+        title = f"{TITLES[column]} against validation loss"
         words, source, _ = MEASURES[column]
-        out.append(
-            Chart(
-                f"{TITLES[column]} against validation loss",
-                "validation loss",
-                words,
-                tuple(series),
-                source=source,
-            )
-        )
+        out.append(Chart(title, "validation loss", words, tuple(series), source=source))
     return beside_plots(out)
 
 
-EXPERIMENT = Experiment(
+_FEW = replace(SMALL, data="fashion-mnist", training=1024, epochs=400)
+_LONG = replace(WHOLE, data="fashion-mnist", epochs=200)
+
+_OVERFITTING_NOTES = notes(f"""
+    Which network Figures 7 and 8 show, and for how many epochs, the text does not say.
+    G_n by chains at β = 1 with the same γ, read on the held-out images.
+    Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms
+      there, by seed.
+    Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out: where a
+      network interpolates, Tr H and λ̂ go to 0 with the loss, whatever the validation loss does.
+    G_n is not sampled at paper scale.
+    At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had been
+      planned: cut before the run to save time.
+""")
+OVERFITTING = Experiment(
     "ngd-overfitting",
     "λ̂, Tr H and WBIC grow while a network overfits",
     NGD,
     "Figures 7 and 8",
     {
         "smoke": OverfittingScale(replace(TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
-        "cpu": OverfittingScale(
-            replace(SMALL, data="fashion-mnist", training=1024, epochs=400), ("ffnn", 1, 64), 8, 4
-        ),
-        "paper": OverfittingScale(
-            replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 8, 5
-        ),
+        "cpu": OverfittingScale(_FEW, ("ffnn", 1, 64), 8, 4),
+        "paper": OverfittingScale(_LONG, ("ffnn", 2, 256), 8, 5),
     },
     cells,
     run,
     claims,
     tables,
     charts,
-    (
-        *ASSUMED,
-        SMALLER,
-        *notes(f"""
-            Which network Figures 7 and 8 show, and for how many epochs, the text does not say.
-            G_n by chains at β = 1 with the same γ, read on the held-out images.
-            Overfitting is from the epoch of least validation loss on. Growth is the slope of
-              logarithms there, by seed.
-            Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out:
-              where a network interpolates, Tr H and λ̂ go to 0 with the loss, whatever the
-              validation loss does.
-            G_n is not sampled at paper scale.
-            At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had been
-              planned: cut before the run to save time.
-        """),
-    ),
-    size=(
-        "Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds"
-        " are not in the text."
-    ),
-    sizes=(Size(data="fashion-mnist", rate="0.01"),),
+    (*ASSUMED, SMALLER, *_OVERFITTING_NOTES),
+    "Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds are"
+    " not in the text.",
+    (Size(data="fashion-mnist", rate="0.01"),),
 )

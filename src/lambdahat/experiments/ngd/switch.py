@@ -1,7 +1,10 @@
 """SGD, then on with SGD or with NGD, at several rates (Figures 4 to 6 of the NGD paper).
 
 The paper splits when the loss and λ̂ have settled (§3.3). Where SGD has not come so far, its claims
-are not judged: ``switch_late`` splits Figures 5 and 6 later.
+are not judged: ngd-switch-late splits Figures 5 and 6 later. At SGD's slow rate a minimum is far:
+the gradient goes along flat directions, where much is still to be gained. What counts is rate ×
+steps, about 50 for 4,096 images: 100,000 steps at 5·10⁻⁴. So SGD goes most of this way at a quicker
+rate, and the rest at the slow one. That λ̂ "has stabilized" at the split is measured there too.
 """
 
 from __future__ import annotations
@@ -9,12 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of
+from lambdahat.experiments.kit.claims import Claim, Table
 from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
-from lambdahat.experiments.ngd.claims import (
+from lambdahat.experiments.ngd.epochs import along
+from lambdahat.experiments.ngd.ngd_claims import (
     ASSUMED,
+    HEADINGS,
     HERE,
     NAMES,
     QUANTITIES,
@@ -27,23 +33,26 @@ from lambdahat.experiments.ngd.claims import (
     grouped,
     keyed,
     log_ratio,
+    means,
     minima_table,
     paired,
+    unmet,
 )
-from lambdahat.experiments.ngd.epochs import along
-from lambdahat.experiments.ngd.measuring import WORDS, measured
-from lambdahat.experiments.ngd.preconditions import unmet
-from lambdahat.experiments.ngd.training import (
+from lambdahat.experiments.ngd.ngd_runs import (
+    SMALL,
+    TINY,
+    WHOLE,
+    WORDS,
     Net,
-    Setting,
-    Subject,
+    NgdSetting,
+    NgdSubject,
     Way,
     at_equal_loss,
-    grid,
+    measured,
+    run_cells,
     subject_of,
     trained,
 )
-from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.results.charts import Chart
 
 FIGURES = {  # optimiser and factor of the rate after the split
@@ -54,6 +63,7 @@ PLACE = ("optimizer", "at", "part", "diverged")  # what ``along`` adds to a meas
 STEADY = 0.25  # part by which an update norm may differ from SGD's where it "changes little"
 RISE = 0.1  # part by which λ̂ may grow where it "does not increase"
 SETTLED = 0.1  # part by which λ̂ may change from the row "before" the split to it
+QUARTER = 0.25  # the part of the quick epochs in which λ̂ is to have settled
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class SwitchScale:
     (Figure 4).
     """
 
-    setting: Setting
+    setting: NgdSetting
     data: tuple[tuple[str, str], ...]  # figure and data set
     net: Net
     slow: float
@@ -71,17 +81,30 @@ class SwitchScale:
     seeds: int
 
 
-def cells(config: SwitchScale) -> list[Cell]:
+@dataclass(frozen=True)
+class SwitchLateScale(SwitchScale):
+    """One scale: ``approach`` epochs of SGD at ``quick``, then ``before`` at ``slow``, then the
+    branches.
+    """
+
+    quick: float
+    approach: int
+
+
+def cells(scale: SwitchScale) -> list[Cell]:
     """Figure × seed; the branches of a split are one cell."""
-    found = []
-    for figure, data in config.data:
-        rate = config.slow if figure == "5 and 6" else config.setting.rate
-        base = grid(replace(config.setting, rate=rate), [data], [config.net], config.seeds)
-        found += [
-            {**cell, "figure": figure, "before": config.before, "points": config.points}
-            for cell in base
-        ]
-    return found
+    out = []
+    for figure, data in scale.data:
+        rate = scale.slow if figure == "5 and 6" else scale.setting.rate
+        more = {"figure": figure, "before": scale.before, "points": scale.points}
+        setting = replace(scale.setting, rate=rate)
+        out += run_cells(setting, [data], [scale.net], scale.seeds, **more)
+    return out
+
+
+def late_cells(scale: SwitchLateScale) -> list[Cell]:
+    """The same, with the approach."""
+    return [{**cell, "quick": scale.quick, "approach": scale.approach} for cell in cells(scale)]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -89,13 +112,24 @@ def run(cell: Cell, device: str) -> list[Row]:
     loss.
     """
     subject = subject_of(cell, device)
-    return after_split(
-        subject, cell, trained(subject, "sgd", stage="before", epochs=cell["before"])
-    )
+    before = trained(subject, "sgd", stage="before", epochs=cell["before"])
+    return _after_split(subject, cell, before)
 
 
-def after_split(subject: Subject, cell: Cell, first: Way) -> list[Row]:
-    """The rows of ``run``, of branches that go on from the end of ``first``."""
+def late_run(cell: Cell, device: str) -> list[Row]:
+    """The same, after a row at three quarters of the approach."""
+    subject = subject_of(cell, device)
+    quick = trained(subject, "sgd", stage="approach", rate=cell["quick"], epochs=cell["approach"])
+    slow = trained(subject, "sgd", quick.end.vector, "before", epochs=cell["before"])
+    point = quick.at((1 - QUARTER) * cell["approach"])
+    about = {"branch": "before", "optimizer": "sgd", "at": "before", "part": 0}
+    epoch = point.epoch - cell["approach"] - cell["before"]
+    first = {**about, **measured(subject, point), "epoch": epoch}
+    return [first, *_after_split(subject, cell, slow)]
+
+
+def _after_split(subject: NgdSubject, cell: Cell, first: Way) -> list[Row]:
+    """The rows of branches that go on from the end of ``first``."""
     split = first.end
     about = {"optimizer": "sgd", "at": "split", "part": 0, "update_norm": first.update_norms[-1]}
     rows: list[Row] = [{"branch": "split", **about, **measured(subject, split), "epoch": 0.0}]
@@ -112,9 +146,8 @@ def after_split(subject: Subject, cell: Cell, first: Way) -> list[Row]:
     pair = [f"{NAMES[optimizer]} ×{most}" for optimizer in ("sgd", "ngd")]
     for name, point in zip(pair, at_equal_loss([ways[name] for name in pair]), strict=True):
         equal = ends[name] if point is ways[name].end else measured(subject, point)
-        rows.append(
-            {"branch": name, "optimizer": ways[name].optimizer, "at": "equal loss", **equal}
-        )
+        place = {"branch": name, "optimizer": ways[name].optimizer, "at": "equal loss"}
+        rows.append({**place, **equal})
     return rows
 
 
@@ -122,83 +155,110 @@ def _means(norms: tuple[float, ...], parts: int) -> list[float]:
     """The mean update norm in each of so many equal parts; a run that diverged has the last it
     reached.
     """
-    cuts = [
-        norms[len(norms) * part // parts : len(norms) * (part + 1) // parts]
-        for part in range(parts)
-    ]
+    edges = [len(norms) * part // parts for part in range(parts + 1)]
+    cuts = [norms[first:last] for first, last in pairwise(edges)]
     return [sum(cut) / len(cut) if cut else norms[-1] for cut in cuts]
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Figure 4: λ̂ rises by NGD, not by longer steps. Figures 5 and 6: faster NGD rises more,
     faster SGD does not.
     """
-    makers = {"4": _same_rate, "5 and 6": rates}
-    return [
-        claim
-        for figure in rows.distinct("figure")
-        for claim in makers[figure](rows.where(figure=figure))
-    ]
+    for figure in rows.distinct("figure"):
+        part = rows.where(figure=figure)
+        yield from _same_rate(part) if figure == "4" else _rates(part)
 
 
 def _same_rate(rows: Rows) -> Iterator[Claim]:
-    end, split = end_of(rows), rows.where(branch="split")
+    end, split = _end_of(rows), rows.where(branch="split")
     both = {"the split": split, **grouped(end, lambda row: row["branch"])}
     for column, words in WORDS.items():
-        gap = paired(end, column, {"branch": "NGD ×1"}, {"branch": "SGD ×1"})
         sentence = f"after the split λ̂ rises more by NGD than by SGD, {words}"
-        printed = "steadily increases, SGD slower"
-        yield Claim(sentence, "Figure 4b", printed, gap, unmet=unmet(both, column))
-    norms = log_ratio(end.where(branch="NGD ×1"), end.where(branch="SGD ×1"), "update_norm")
+        printed, reason = "steadily increases, SGD slower", unmet(both, column)
+        reading = paired(end, column, {"branch": "NGD ×1"}, {"branch": "SGD ×1"})
+        yield Claim(sentence, "Figure 4b", printed, reading, unmet=reason)
     sentence = (
         f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch (log-ratio)"
     )
-    printed = "changes little"
-    reason = unmet({"the split": split})
-    yield Claim(
-        sentence, "Figure 4a", printed, norms, "within", 0.0, math.log1p(STEADY), unmet=reason
-    )
+    reading = log_ratio(end.where(branch="NGD ×1"), end.where(branch="SGD ×1"), "update_norm")
+    bounds, reason = ("within", 0.0, math.log1p(STEADY)), unmet({"the split": split})
+    yield Claim(sentence, "Figure 4a", "changes little", reading, *bounds, unmet=reason)
 
 
-def rates(rows: Rows) -> Iterator[Claim]:
+def _rates(rows: Rows) -> Iterator[Claim]:
     """Figures 5 and 6: faster NGD rises more, faster SGD does not."""
-    end, equal = end_of(rows), rows.where(at="equal loss")
+    end, equal = _end_of(rows), rows.where(at="equal loss")
     raised, steady = end.where(branch="SGD ×100"), end.where(branch="SGD ×1")
     for column, words in WORDS.items():
-        for low, source, said in (
+        for low, source, printed in (
             ("NGD ×1", "Figure 5", "plateaus at a higher value"),
             ("SGD ×1", "Figure 5c", "rises, SGD steady"),
             ("SGD ×100", "§3.3", "due to the nature of NGD"),
         ):
-            gap = paired(end, column, {"branch": "NGD ×100"}, {"branch": low})
             sentence = f"λ̂ of NGD at 100 times the rate is above that of {low}, {words}"
-            reason = untestable(rows, column, ("NGD ×100", low))
-            yield Claim(sentence, source, said, gap, unmet=reason)
-        grown = log_ratio(raised, steady, column)
+            reading = paired(end, column, {"branch": "NGD ×100"}, {"branch": low})
+            reason = _untestable(rows, column, ("NGD ×100", low))
+            yield Claim(sentence, source, printed, reading, unmet=reason)
         sentence = (
             f"λ̂ of SGD at 100 times the rate is not above SGD ×1's by {RISE:.0%} (log-ratio),"
             f" {words}"
         )
-        printed = "does not increase"
-        reason = untestable(rows, column, ("SGD ×100", "SGD ×1"))
-        yield Claim(sentence, "Figure 6b", printed, grown, "below", math.log1p(RISE), unmet=reason)
-        level = paired(equal, column, {"branch": "NGD ×100"}, {"branch": "SGD ×100"})
+        reading, bounds = log_ratio(raised, steady, column), ("below", math.log1p(RISE))
+        reason = _untestable(rows, column, ("SGD ×100", "SGD ×1"))
+        yield Claim(sentence, "Figure 6b", "does not increase", reading, *bounds, unmet=reason)
         sentence = f"at equal training loss λ̂ of NGD ×100 is above that of SGD ×100, {words}"
+        reading = paired(equal, column, {"branch": "NGD ×100"}, {"branch": "SGD ×100"})
         reason = unmet(by_optimizer(equal), column)
-        yield Claim(sentence, HERE, "not compared", level, unmet=reason, own=True)
-    fall = log_ratio(raised, steady, "validation_loss")
+        yield Claim(sentence, HERE, "not compared", reading, unmet=reason, own=True)
     sentence = "the validation loss of SGD falls when its rate is raised (log-ratio to SGD ×1)"
-    yield Claim(sentence, "Figure 6", "decreases sharply", fall, "below", unmet=untestable(rows))
+    reading, reason = log_ratio(raised, steady, "validation_loss"), _untestable(rows)
+    yield Claim(sentence, "Figure 6", "decreases sharply", reading, "below", unmet=reason)
 
 
-def untestable(rows: Rows, column: str = "", branches: tuple[str, ...] = ()) -> str:
-    """Why a claim cannot be read off the split and the ends of these branches
-    (``preconditions.RULE``, SETTLED).
+def late_claims(rows: Rows) -> Iterator[Claim]:
+    """Those of Figures 5 and 6, and what else they show: SGD steady, NGD like it at its rate,
+    rising at others.
     """
-    groups = {"the split": rows.where(branch="split")}
-    reason = unmet(
-        groups | {branch: end_of(rows).where(branch=branch) for branch in branches}, column
+    yield from _rates(rows)
+    end, split = _end_of(rows), rows.where(branch="split")
+    slow, natural, fast = (end.where(branch=name) for name in ("SGD ×1", "NGD ×1", "NGD ×100"))
+    bounds = "within", 0.0, math.log1p(RISE)
+    for column, words in WORDS.items():
+        tail = f"within {RISE:.0%} (log-ratio), {words}"
+        sentence = f"λ̂ of SGD that goes on at its rate stays {tail}"
+        reading, reason = log_ratio(slow, split, column), _untestable(rows, column, ("SGD ×1",))
+        yield Claim(sentence, "Figure 5", "remains steady", reading, *bounds, unmet=reason)
+        sentence = f"λ̂ of NGD at SGD's rate stays like SGD's, {tail}"
+        reading = log_ratio(natural, slow, column)
+        reason = _untestable(rows, column, ("NGD ×1", "SGD ×1"))
+        yield Claim(sentence, "Figure 5a", "behave similarly", reading, *bounds, unmet=reason)
+        sentence = f"λ̂ of NGD at 10 times the rate is above that of NGD ×1, {words}"
+        reading = paired(end, column, {"branch": "NGD ×10"}, {"branch": "NGD ×1"})
+        reason = _untestable(rows, column, ("NGD ×10", "NGD ×1"))
+        yield Claim(sentence, "Figure 5b", "increases faster", reading, unmet=reason)
+        sentence = f"λ̂ of NGD at 100 times the rate ends above that at the split, {words}"
+        both = Rows([*fast, *split])
+        reading = paired(both, column, {"branch": "NGD ×100"}, {"branch": "split"})
+        reason = _untestable(rows, column, ("NGD ×100",))
+        yield Claim(sentence, "Figure 5c", "rises", reading, unmet=reason)
+    raised, course = end.where(branch="SGD ×100"), rows.where(branch="SGD ×100", at="on the way")
+    sentence = "the training loss of SGD falls when its rate is raised (log-ratio to SGD ×1)"
+    reading, reason = log_ratio(raised, slow, "loss"), _untestable(rows)
+    yield Claim(sentence, "§3.3", "decreases sharply", reading, "below", unmet=reason)
+    sentence = (
+        "the update norm of SGD at a raised rate falls on the way (log-ratio of its last part"
+        " to its first)"
     )
+    reading = log_ratio(_end_of(course), course.where(part=1), "update_norm")
+    yield Claim(sentence, "Figure 6a", "steadily decreases", reading, "below", unmet=reason)
+
+
+def _untestable(rows: Rows, column: str = "", branches: tuple[str, ...] = ()) -> str:
+    """Why a claim cannot be read off the split and the ends of these branches: no solutions, or
+    λ̂ had not settled (SETTLED).
+    """
+    ends = {branch: _end_of(rows).where(branch=branch) for branch in branches}
+    reason = unmet({"the split": rows.where(branch="split"), **ends}, column)
     return "; ".join(filter(None, (reason, _unsettled(rows, column) if column else "")))
 
 
@@ -218,7 +278,7 @@ def _near(one: float, other: float) -> bool:
     return one > 0 and other > 0 and abs(math.log(one / other)) <= math.log1p(SETTLED)
 
 
-def end_of(rows: Rows) -> Rows:
+def _end_of(rows: Rows) -> Rows:
     """The last rows of every branch."""
     return rows.where(part=max(rows.values("part"), default=0))
 
@@ -230,30 +290,11 @@ def tables(rows: Rows) -> Iterator[Table]:
     for figure, group in grouped(rows, lambda row: f"{row['figure']}: {group_of(row)}").items():
         for branch in group.distinct("branch"):
             part = group.where(branch=branch)
-            for at, here in (
-                ("end", end_of(part.where(at=["before", "split", "on the way"]))),
-                ("equal loss", part.where(at="equal loss")),
-            ):
+            end = _end_of(part.where(at=["before", "split", "on the way"]))
+            for at, here in (("end", end), ("equal loss", part.where(at="equal loss"))):
                 if len(here):
-                    lines.append(
-                        (
-                            figure,
-                            branch,
-                            at,
-                            *(str(mean_of(here.values(column))) for column in columns),
-                        )
-                    )
-    header = (
-        "figure",
-        "branch",
-        "where",
-        "training loss",
-        "validation loss",
-        "λ̂ (B/ln B)",
-        "λ̂ (n/ln n)",
-        "Tr H",
-        "update norm",
-    )
+                    lines.append((figure, branch, at, *means(here, columns)))
+    header = ("figure", "branch", "where", *(HEADINGS[column] for column in columns))
     yield Table("From SGD to NGD, mean ± standard error over seeds", header, tuple(lines))
     yield minima_table(rows)
 
@@ -264,44 +305,46 @@ def charts(rows: Rows) -> list[Chart]:
     out = []
     for number, part in grouped(rows, lambda row: row["figure"]).items():
         figure = f"Figures {number}" if " and " in number else f"Figure {number}"
+        split, way = part.where(branch="split"), part.where(at="on the way")
         for column in ("llc_batch", "llc", "update_norm", "validation_loss"):
-            split = part.where(branch="split")
             series = tuple(
-                curve(
-                    branch,
-                    Rows([*split, *part.where(branch=branch, at="on the way")]),
-                    "epoch",
-                    column,
-                )
+                curve(branch, Rows([*split, *way.where(branch=branch)]), "epoch", column)
                 for branch in part.distinct("branch")
                 if branch not in ("before", "split")
             )
-            out.append(
-                Chart(
-                    f"{TITLES[column]} after the split, {figure}",
-                    "epoch after the split",
-                    names[column],
-                    series,
-                    source=figure,
-                )
-            )
+            title = f"{TITLES[column]} after the split, {figure}"
+            axes = "epoch after the split", names[column]
+            out.append(Chart(title, *axes, series, source=figure))
     return beside_plots(out)
 
 
-EXPERIMENT = Experiment(
+_BOTH = ("4", "fashion-mnist"), ("5 and 6", "mnist")
+_TINY_BOTH = ("4", "digits"), ("5 and 6", "digits")
+_LOG_RATIOS = (
+    "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training"
+    " too."
+)
+
+_SWITCH_NOTES = notes(f"""
+    Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.
+    When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096 images at
+      cpu scale).
+    At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split: ngd-switch-late
+      splits later.
+    {_LOG_RATIOS}
+    At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2 points
+      of a branch, where 3 had been planned: cut before the run to save time.
+""")
+SWITCH = Experiment(
     "ngd-switch",
     "Switching from SGD to NGD raises λ̂",
     NGD,
     "§3.3, Figures 4–6",
     {
-        "smoke": SwitchScale(
-            TINY, (("4", "digits"), ("5 and 6", "digits")), ("ffnn", 1, 8), 5e-4, 10, 1, 1
-        ),
-        "cpu": SwitchScale(
-            SMALL, (("4", "fashion-mnist"), ("5 and 6", "mnist")), ("ffnn", 2, 64), 5e-4, 100, 3, 4
-        ),
+        "smoke": SwitchScale(TINY, _TINY_BOTH, ("ffnn", 1, 8), 5e-4, 10, 1, 1),
+        "cpu": SwitchScale(SMALL, _BOTH, ("ffnn", 2, 64), 5e-4, 100, 3, 4),
         "paper": SwitchScale(
-            replace(WHOLE, epochs=30), (("4", "fashion-mnist"),), ("ffnn", 2, 256), 1e-4, 50, 2, 5
+            replace(WHOLE, epochs=30), _BOTH[:1], ("ffnn", 2, 256), 1e-4, 50, 2, 5
         ),
     },
     cells,
@@ -309,27 +352,56 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
+    (*ASSUMED, SMALLER, *_SWITCH_NOTES),
+    "two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6:"
+    " MNIST, SGD at 10⁻⁴; split when loss and λ̂ have settled.",
     (
-        *ASSUMED,
-        SMALLER,
-        *notes("""
-            Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.
-            When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096
-              images at cpu scale).
-            At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split:
-              ngd-switch-late splits later.
-            Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on
-              training too.
-            At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2
-              points of a branch, where 3 had been planned: cut before the run to save time.
-        """),
-    ),
-    size=(
-        "two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6:"
-        " MNIST, SGD at 10⁻⁴; split when loss and λ̂ have settled."
-    ),
-    sizes=(
         Size("FFNN 2 × 256", "fashion-mnist", rate="0.01"),
         Size("FFNN 2 × 256", "mnist", rate="0.0001"),
     ),
+)
+
+_SWITCH_LATE_NOTES = notes(f"""
+    SGD at cpu scale splits at 5·10⁻⁴ in place of 10⁻⁴, and ×100 is 0.05 in place of 0.01.
+    The paper comes to the split at one rate. Here SGD takes 156 epochs of 4,096 images at 0.01,
+      which go as far as 3,120 at 5·10⁻⁴, and 100 at 5·10⁻⁴ (paper scale: 60 of 60,000 at 0.01,
+      as far as 6,000 at 10⁻⁴, and 20).
+    Nor is what is said of λ̂ testable where in half or more of the runs it changed by more than
+      {SETTLED:.0%} in the last quarter of the epochs at 0.01 and on to the split: the paper
+      splits when it has stabilized.
+    Written after ngd-switch had run; settings were chosen by runs of another seed, claims and
+      rules before it ran.
+    {_LOG_RATIOS}
+""")
+SWITCH_LATE = Experiment(
+    "ngd-switch-late",
+    "Switching from SGD to NGD once SGD has settled",
+    NGD,
+    "§3.3, Figures 5 and 6",
+    {
+        "smoke": SwitchLateScale(TINY, _TINY_BOTH[1:], ("ffnn", 1, 8), 5e-4, 5, 2, 1, 0.01, 20),
+        "cpu": SwitchLateScale(
+            replace(SMALL, draws=100, burn_in=100),
+            _BOTH[1:],
+            ("ffnn", 2, 64),
+            5e-4,
+            100,
+            2,
+            5,
+            0.01,
+            156,
+        ),
+        "paper": SwitchLateScale(
+            replace(WHOLE, epochs=20), _BOTH[1:], ("ffnn", 2, 256), 1e-4, 20, 2, 5, 0.01, 60
+        ),
+    },
+    late_cells,
+    late_run,
+    late_claims,
+    tables,
+    charts,
+    (*ASSUMED, SMALLER, *_SWITCH_LATE_NOTES),
+    "two hidden layers of 256 on MNIST, SGD at 10⁻⁴ until loss and λ̂ have settled, then NGD at"
+    " 10⁻⁴, 10⁻³ and 10⁻², SGD at 10⁻².",
+    (Size("FFNN 2 × 256", "mnist", rate="0.0001"),),
 )

@@ -1,5 +1,9 @@
-"""Networks of the NGD paper, trained by SGD and by NGD from the same start on the same batches,
-with their way kept.
+"""Networks of the NGD paper: trained by SGD and by NGD from the same start on the same batches, and
+what the paper measures at a point of a run.
+
+``subject_of`` makes the network and the data of a cell, ``trained`` a run with about 100 points of
+its way, and ``measured`` a row of one point: λ̂ at two temperatures, Tr H, WBIC, losses, and G_n,
+which the paper lacked. ``train_together`` trains many runs at once and leaves them in a folder.
 """
 
 from __future__ import annotations
@@ -26,15 +30,25 @@ from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.data.catalogue import data_digest, load
 from lambdahat.data.sources import note_data
+from lambdahat.estimators._trace import trace
 from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit.training import train
 from lambdahat.models.convolutional import lenet5
 from lambdahat.models.perceptrons import mlp
+from lambdahat.operators.curvature import hessian
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
-from lambdahat.training._fit import fit
+from lambdahat.results import Status
+from lambdahat.sampling.estimand import default_localization
+from lambdahat.singular.coefficient import llc
+from lambdahat.singular.criteria import bayes_criteria
 from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, Stepped
 from lambdahat.training.feeding import epoch_order
 
+# column: nβ as ``llc`` names it. Both, because the answer depends on it.
+TEMPERATURES = {"llc": "n/log n", "llc_batch": "batch"}
+WORDS = {"llc": "nβ = n/ln n", "llc_batch": "nβ = B/ln B"}
+RULE = "_rule"  # ends the columns of λ̂ at the γ of the library's rule
 Pair = tuple[Tensor, Tensor]
 Net = tuple[
     str, int, int
@@ -44,7 +58,7 @@ POINTS = 100  # of a run that are kept, about
 
 
 @dataclass(frozen=True)
-class Setting:
+class NgdSetting:
     """What all runs of a cell share: the data, how long and how fast to train, and how to sample
     λ̂.
 
@@ -79,7 +93,7 @@ OPTIONAL = ("tol", "max_gradients", "rule")  # settings that a cell lacks where 
 
 
 @dataclass(frozen=True)
-class Point:
+class RunPoint:
     """A place on the way of a run: after ``epoch`` epochs, with L_n over all training data and the
     parameters (P,).
     """
@@ -96,16 +110,16 @@ class Way:
     """
 
     optimizer: str
-    points: tuple[Point, ...]
+    points: tuple[RunPoint, ...]
     update_norms: tuple[float, ...]
     diverged: bool = False
 
     @property
-    def end(self) -> Point:
+    def end(self) -> RunPoint:
         """Where the run ended."""
         return self.points[-1]
 
-    def at(self, epoch: float) -> Point:
+    def at(self, epoch: float) -> RunPoint:
         """The point nearest to an epoch."""
         return min(self.points, key=lambda point: abs(point.epoch - epoch))
 
@@ -119,23 +133,23 @@ class Snapshots:
 
     def __init__(self, every: int, steps: int) -> None:
         self.every, self._steps = every, steps
-        self.points: list[Point] = []
+        self.points: list[RunPoint] = []
 
     def measure(
         self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
     ) -> dict[str, float | str]:
         """Keep where the run is; it gives the row nothing."""
-        point = Point(step / self._steps, float(problem.loss()), problem.vector.detach().clone())
+        point = RunPoint(step / self._steps, float(problem.loss()), problem.vector.detach().clone())
         if math.isfinite(point.loss):
             self.points.append(point)
         return {}
 
 
 @dataclass(frozen=True)
-class Subject:
+class NgdSubject:
     """A cell's data on a device, its training problem, and the model inside it."""
 
-    setting: Setting
+    setting: NgdSetting
     seed: int
     problem: Problem
     held_out: Problem
@@ -154,36 +168,36 @@ class Subject:
                 self.model.get_parameter(name).copy_(tensor)
 
 
-def grid(setting: Setting, data: Sequence[str], networks: Sequence[Net], seeds: int) -> list[Cell]:
+TINY = NgdSetting("digits", 200, 100, 12, 0.05, batch=50, chains=2, draws=10, burn_in=10)
+TINY = replace(TINY, sampled_batch=50, step_size=3e-4)
+SMALL = NgdSetting("mnist", 4096, 2000, 35, rate=0.05, chains=2, draws=150, burn_in=150)
+WHOLE = NgdSetting(
+    "mnist", 60_000, 10_000, 60, draws=None, burn_in=None, tol=0.05, max_gradients=10_000
+)
+
+
+def run_cells(
+    setting: NgdSetting, data: Sequence[str], networks: Sequence[Net], seeds: int, **more: Any
+) -> list[Cell]:
     """A cell for every data set, network and seed."""
+    shared = {k: v for k, v in asdict(setting).items() if v is not None or k not in OPTIONAL}
     return [
-        {
-            **_fields(replace(setting, data=name)),
-            "network": kind,
-            "layers": layers,
-            "width": width,
-            "seed": seed,
-        }
+        {**shared, "data": name, "network": kind, "layers": layers, "width": width, "seed": seed}
+        | more
         for name in data
         for kind, layers, width in networks
         for seed in range(seeds)
     ]
 
 
-def _fields(setting: Setting) -> Cell:
-    return {
-        name: value
-        for name, value in asdict(setting).items()
-        if value is not None or name not in OPTIONAL
-    }
-
-
-def setting_of(cell: Cell) -> Setting:
+def setting_of(cell: Cell) -> NgdSetting:
     """The setting in a cell's fields."""
-    return Setting(**{name: cell[name] for name in Setting.__dataclass_fields__ if name in cell})
+    return NgdSetting(
+        **{name: cell[name] for name in NgdSetting.__dataclass_fields__ if name in cell}
+    )
 
 
-def subject_of(cell: Cell, device: str) -> Subject:
+def subject_of(cell: Cell, device: str) -> NgdSubject:
     """The network of a cell at its start, with images that the cell's seed drew."""
     setting, seed = setting_of(cell), cell["seed"]
     training, held_out, classes = images(setting, cell["network"], seed)
@@ -193,10 +207,10 @@ def subject_of(cell: Cell, device: str) -> Subject:
     )
     near, far = (tuple(part.to(device) for part in pair) for pair in (training, held_out))
     problem = Problem(model, "cross_entropy", near, batch_size=10_000)
-    return Subject(setting, seed, problem, problem.on(far))
+    return NgdSubject(setting, seed, problem, problem.on(far))
 
 
-def images(setting: Setting, network: str, seed: int) -> tuple[Pair, Pair, int]:
+def images(setting: NgdSetting, network: str, seed: int) -> tuple[Pair, Pair, int]:
     """So many training and held-out images of mean 0 and deviation 1, and the classes; 28 × 28 for
     LeNet-5.
     """
@@ -205,7 +219,7 @@ def images(setting: Setting, network: str, seed: int) -> tuple[Pair, Pair, int]:
     return (near[0][rows], near[1][rows]), (far[0][others], far[1][others]), classes
 
 
-def _drawn(setting: Setting, seed: int, training: int, held_out: int) -> tuple[Tensor, Tensor]:
+def _drawn(setting: NgdSetting, seed: int, training: int, held_out: int) -> tuple[Tensor, Tensor]:
     """Which images a seed trains on and holds out, in its order."""
     parts = (("training", training, setting.training), ("held out", held_out, setting.held_out))
     first, second = (
@@ -249,7 +263,11 @@ def network(name: str, hidden: Sequence[int], inputs: int, classes: int, seed: i
 
 
 def trained(
-    subject: Subject, optimizer: str, start: Tensor | None = None, stage: str = "", **changes: Any
+    subject: NgdSubject,
+    optimizer: str,
+    start: Tensor | None = None,
+    stage: str = "",
+    **changes: Any,
 ) -> Way:
     """Train by "sgd" or "ngd" from ``start`` (the model's parameters as they are).
 
@@ -276,28 +294,146 @@ def trained(
     )  # the end is a point
     kept = Snapshots(every, steps)
     kept.measure(subject.problem)
-    run = fit(
-        subject.problem,
-        rule,
-        chosen["epochs"],
-        batch_size=setting.batch,
-        trackers=[kept],
-        seed=derived_seed(subject.seed, "order", stage),
-    )
+    seed = derived_seed(subject.seed, "order", stage)
+    told = {"epochs": chosen["epochs"], "batch": setting.batch, "seed": seed}
+    run = train(subject.problem, told, rule, trackers=[kept])
     norms = tuple(float(row["update_norm"]) for row in run.epochs)
     return Way(optimizer, tuple(kept.points), norms, run.ended == "diverged")
 
 
-def at_equal_loss(ways: Sequence[Way]) -> list[Point]:
+def trained_by_both(subject: NgdSubject) -> list[Way]:
+    """The runs of SGD and of NGD from the model's parameters as they are."""
+    start = subject.problem.vector.clone()
+    return [trained(subject, optimizer, start) for optimizer in ("sgd", "ngd")]
+
+
+def at_equal_loss(ways: Sequence[Way]) -> list[RunPoint]:
     """A point of each run, all at the highest loss at which any of them ended."""
     goal = max(way.end.loss for way in ways)
     return [min(way.points, key=lambda point: abs(math.log(point.loss / goal))) for way in ways]
 
 
-def _chosen(setting: Setting, changes: Row) -> Row:
+def _chosen(setting: NgdSetting, changes: Row) -> Row:
     return {
         name: changes.get(name, getattr(setting, name))
         for name in ("rate", "alpha", "epsilon", "epochs")
+    }
+
+
+def compared(subject: NgdSubject, ways: Sequence[Way], labels: Sequence[Row]) -> list[Row]:
+    """Two rows of each run: where it ended (``at`` "end"), and at the highest loss at which any
+    ended ("equal loss").
+
+    A point is measured once: the run that ended highest has the same numbers in both rows.
+    """
+    rows = []
+    gamma = rule_at(subject, ways[0].end)
+    for way, label, equal in zip(ways, labels, at_equal_loss(ways), strict=True):
+        about = {**label, "optimizer": way.optimizer, "diverged": way.diverged}
+        end = measured(subject, way.end, gamma=gamma)
+        other = end if equal is way.end else measured(subject, equal, gamma=gamma)
+        rows += [{**about, "at": "end", **end}, {**about, "at": "equal loss", **other}]
+        report("measuring", len(rows) // 2, len(ways))
+    return rows
+
+
+def rule_at(subject: NgdSubject, point: RunPoint) -> float | None:
+    """γ of the library's rule at a point and nβ = n/ln n, for all points of a comparison; None
+    where it is not asked.
+
+    λ̂ at different γ cannot be compared.
+    """
+    if not subject.setting.rule:
+        return None
+    problem = subject.problem.at(point.vector.to(subject.problem.device))
+    return default_localization(problem, problem.num_samples / math.log(problem.num_samples))[0]
+
+
+def measured(
+    subject: NgdSubject, point: RunPoint, bayes: bool = False, gamma: float | None = None
+) -> Row:
+    """A row of one point.
+
+    ``llc`` and ``llc_batch`` are λ̂ at nβ = n/ln n and B/ln B (Eq. 19) with ``…_stderr`` and
+    ``…_status``; ``below_centre`` and ``below_centre_batch`` say NOT_A_MINIMUM: the chain found
+    lower loss than the point's. ``wbic`` is n·E[L_n] at β = 1/ln n (Eq. 18). With ``bayes`` also
+    ``g_n`` (Eq. 28), from chains at β = 1. With ``gamma`` the same once more at this γ, in columns
+    that end in RULE.
+    """
+    vector = point.vector.to(subject.problem.device)
+    problem, held_out = subject.problem.at(vector), subject.held_out.at(vector)
+    whole = trace(hessian(problem), seed=subject.seed)
+    row: Row = {
+        "epoch": point.epoch,
+        "loss": point.loss,
+        "gradient": float(problem.gradient().norm()),
+        "norm": float(vector.norm()),
+        "validation_loss": float(held_out.loss()),
+        "trace": float(whole),
+        "trace_stderr": float(whole.stderr),
+    }
+    for column, nbeta in TEMPERATURES.items():
+        row |= _coefficient(problem, subject, column, nbeta)
+        if gamma is not None:
+            again = _coefficient(problem, subject, column, nbeta, gamma)
+            row |= {f"{name}{RULE}": value for name, value in again.items()} | {"gamma_rule": gamma}
+    return row | (_bayes(problem, held_out, subject) if bayes else {})
+
+
+def _coefficient(
+    problem: Problem, subject: NgdSubject, column: str, nbeta: str, gamma: float | None = None
+) -> Row:
+    settings = _sampling(problem, subject) | ({} if gamma is None else {"localization": gamma})
+    if subject.setting.tol is not None and nbeta == "n/log n":
+        # the temperature does not depend on it, and the noise of batches does
+        settings["batch_size"] = None
+    found = llc(problem, seed=subject.seed, nbeta=nbeta, **settings)
+    flag = column.replace("llc", "below_centre")
+    row: Row = {
+        column: float(found),
+        f"{column}_stderr": float(found.stderr),
+        f"{column}_status": found.status.name,
+        flag: found.status is Status.NOT_A_MINIMUM,
+    }
+    if found.wbic is not None:
+        row |= {"wbic": float(found.wbic), "wbic_stderr": float(found.wbic.stderr)}
+    return row
+
+
+def _bayes(problem: Problem, held_out: Problem, subject: NgdSubject) -> Row:
+    found = bayes_criteria(problem, held_out, seed=subject.seed, **_sampling(problem, subject))
+    return {
+        "g_n": float(found.g_n),
+        "g_n_stderr": found.g_n_draws_error,
+        "g_n_status": found.status.name,
+    }
+
+
+def _sampling(problem: Problem, subject: NgdSubject) -> dict[str, Any]:
+    """SGLD of fixed length and γ, of which at most the step is found; or, with a tolerance, what
+    ``llc`` chooses.
+
+    The mode is named: timing modes would change the bits.
+    """
+    setting = subject.setting
+    mode = "auto" if problem.device.type == "cuda" else "sequential"
+    if setting.tol is not None:
+        return {
+            "chains": setting.chains,
+            "tol": setting.tol,
+            "max_gradients": setting.max_gradients,
+            "batch_size": min(setting.sampled_batch, problem.num_samples),
+            "localization": setting.localization,
+        }
+    return {
+        "chains": setting.chains,
+        "draws": setting.draws,
+        "burn_in": setting.burn_in,
+        "kernel": "sgld",
+        "batch_size": min(setting.sampled_batch, problem.num_samples),
+        "localization": setting.localization,
+        "step_size": setting.step_size,
+        "mode": mode,
     }
 
 
@@ -316,7 +452,7 @@ def kept_in(folder: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Member:
+class StackedRun:
     """One run among those of ``train_together``: that of ``trained`` with the same arguments."""
 
     cell: Cell
@@ -326,7 +462,7 @@ class Member:
 
 
 def train_together(
-    members: Sequence[Member],
+    members: Sequence[StackedRun],
     optimizer: str,
     device: str,
     folder: Path,
@@ -403,7 +539,7 @@ def train_together(
     return ways
 
 
-def upto(member: Member, optimizer: str, folder: Path) -> int:
+def upto(member: StackedRun, optimizer: str, folder: Path) -> int:
     """How many epochs of a member's run are in a folder."""
     near, _, classes = _whole(member.cell["data"], member.cell["network"])
     start = nn.utils.parameters_to_vector(_start(member, near, classes).parameters())
@@ -422,7 +558,7 @@ def upto(member: Member, optimizer: str, folder: Path) -> int:
     return int(record["epochs"])
 
 
-def _start(member: Member, near: Pair, classes: int) -> nn.Module:
+def _start(member: StackedRun, near: Pair, classes: int) -> nn.Module:
     """The network of a member where it starts."""
     cell = member.cell
     hidden = [cell["width"]] * cell["layers"]
@@ -479,11 +615,11 @@ def _vectors(model: StackedModel) -> Tensor:
 
 def _finite(
     places: list[float], losses: list[float], vectors: list[Tensor], norms: list[float]
-) -> tuple[tuple[Point, ...], tuple[float, ...], bool]:
+) -> tuple[tuple[RunPoint, ...], tuple[float, ...], bool]:
     """The points of a run up to where its loss is not finite, its update norms, and whether it is
     not.
     """
-    points = [Point(*found) for found in zip(places, losses, vectors, strict=True)]
+    points = [RunPoint(*found) for found in zip(places, losses, vectors, strict=True)]
     count = next(
         (index for index, loss in enumerate(losses) if not math.isfinite(loss)), len(losses)
     )
@@ -491,7 +627,7 @@ def _finite(
 
 
 def _about(
-    setting: Setting, seed: int, optimizer: str, start: Tensor, stage: str, changes: Row
+    setting: NgdSetting, seed: int, optimizer: str, start: Tensor, stage: str, changes: Row
 ) -> Row:
     """What decides a run but for its length, its start by a digest of the parameters (P,)."""
     chosen = _chosen(setting, changes)
@@ -587,7 +723,7 @@ def _kept(folder: Path, about: Row, epochs: int) -> Way:
     )
     count = sum(place <= epochs for place in record["places"])
     points = tuple(
-        Point(record["places"][index], record["losses"][index], record["vectors"][index])
+        RunPoint(record["places"][index], record["losses"][index], record["vectors"][index])
         for index in range(count)
     )
     diverged = record["diverged"] and count == len(record["places"])
