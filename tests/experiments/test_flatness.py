@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from lambdahat.experiments.flatness import (
-    cnn_decay,
+    cnn_sharpness,
     deep_linear_toy,
-    gadam_sharpness,
     mlp_decay,
     rank_degeneracy,
     softmax_decay,
@@ -259,7 +258,7 @@ def test_claims_on_convolutional_networks_follow_from_rows(sign, expected):
         for mode, factor in modes.items():
             settings = [{"network": name, "mode": mode, "decay": decay} for decay in (0.0, 5e-4)]
             rows += made(settings, columns, sign, factor=factor)
-    found = verdicts_of(cnn_decay, rows)
+    found = verdicts_of(cnn_sharpness.CNN_DECAY, rows)
     assert len(found) == 5 + 8
     assert set(found.values()) == {expected}
 
@@ -269,21 +268,21 @@ def test_claims_on_gadam_follow_from_rows(sign, expected):
     columns = {"accuracy": 0.1, "largest": 1, "frobenius": 1, "training accuracy": 0.1}
     rows = []
     for mode, factor in (("train", 1), ("eval", 3)):
-        settings = [{"mode": mode, "optimizer": name} for name in gadam_sharpness.OPTIMIZERS]
+        settings = [{"mode": mode, "optimizer": name} for name in cnn_sharpness.OPTIMIZERS]
         rows += made(settings, columns, sign, factor=factor)
     for row in rows:
         row["training accuracy"] = (
             99.0 + 0.01 * row["seed"] - (0.1 if row["optimizer"] == "SGD" else 0)
         )
-    found = verdicts_of(gadam_sharpness, rows)
+    found = verdicts_of(cnn_sharpness.GADAM_SHARPNESS, rows)
     alike = "MLP-100: Gadam and SGD train to similar accuracy (within 1 point)"
     assert found.pop(alike) == HOLDS
     assert set(found.values()) == {expected}
     for row in rows:
         row["training accuracy"] -= 5 if row["optimizer"] == "SGD" else 0
-    assert verdicts_of(gadam_sharpness, rows)[alike] == FAILS
+    assert verdicts_of(cnn_sharpness.GADAM_SHARPNESS, rows)[alike] == FAILS
     full = [{**row, "training accuracy": 100.0} for row in rows]
-    assert verdicts_of(gadam_sharpness, full)[alike] == UNTESTED
+    assert verdicts_of(cnn_sharpness.GADAM_SHARPNESS, full)[alike] == UNTESTED
 
 
 def halves(accuracy, sharpness):
@@ -302,7 +301,7 @@ def halves(accuracy, sharpness):
     ids=["both", "sharper and worse", "flatter and better", "sharper alone"],
 )
 def test_sharper_and_better_holds_of_both_together_only(accuracy, sharpness, expected):
-    found = verdicts_of(cnn_decay, halves(accuracy, sharpness))
+    found = verdicts_of(cnn_sharpness.CNN_DECAY, halves(accuracy, sharpness))
     assert found["LeNet-5: validation accuracy and λ₁ rise together with weight decay"] == expected
 
 

@@ -12,7 +12,21 @@ from lambdahat.data import xor
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, judge
 from lambdahat.experiments.published import find
-from lambdahat.experiments.regularization.claims import (
+from lambdahat.experiments.regularization.learning_rules import (
+    ABSOLUTE,
+    CURVED,
+    EARLY,
+    FLAT,
+    PUBLISHED,
+    RULES,
+    SETTINGS,
+    quantities_of,
+    regime_of,
+    rule_of,
+    score_of,
+)
+from lambdahat.experiments.regularization.rule_charts import agreement, mean_and_deviation
+from lambdahat.experiments.regularization.rule_claims import (
     CLAIMS,
     Below,
     Every,
@@ -20,30 +34,27 @@ from lambdahat.experiments.regularization.claims import (
     Reaches,
     claims_of,
     measured,
+    unlearnt,
+    unmet,
 )
-from lambdahat.experiments.regularization.data_rules import CIFAR, MNIST
-from lambdahat.experiments.regularization.learning_rules import (
-    ABSOLUTE,
-    CURVED,
-    FLAT,
-    RULES,
-    SETTINGS,
-    regime_of,
-    rule_of,
+from lambdahat.experiments.regularization.rule_experiments import (
+    CIFAR,
+    MNIST,
+    XOR,
+    XOR_TASK,
+    XORD_TASK,
 )
-from lambdahat.experiments.regularization.preconditions import unlearnt, unmet
-from lambdahat.experiments.regularization.published import EARLY, PUBLISHED, quantities_of, score_of
-from lambdahat.experiments.regularization.runs import (
+from lambdahat.experiments.regularization.rule_runs import (
+    RuleMember,
     RulesScale,
+    Stack,
+    absolute_products,
     cells_of,
     logistic,
     quadratic,
     run_rules,
+    shortened,
 )
-from lambdahat.experiments.regularization.speeds import shortened
-from lambdahat.experiments.regularization.stacks import Member, Stack, absolute_products
-from lambdahat.experiments.regularization.tables import agreement, mean_and_deviation
-from lambdahat.experiments.regularization.xor_rules import XOR, XOR_TASK, XORD_TASK
 from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
 from lambdahat.optim.regularizers import StoppedThenSelectiveL2, dense_hessian
@@ -72,7 +83,7 @@ def test_a_stacked_network_trains_as_it_would_alone(place):
     if isinstance(rules[place], StoppedThenSelectiveL2):
         rules[place].tau = 3
     x, y = xor()
-    stack = Stack([Member(rule, networks(seeds), 0.05) for rule in rules])
+    stack = Stack([RuleMember(rule, networks(seeds), 0.05) for rule in rules])
     for step in range(steps):
         stack.step(x.expand(seeds, 4, 2), y.expand(seeds, 4), logistic, step)
     alone = networks(seeds)[1]

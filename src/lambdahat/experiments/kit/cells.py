@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
-from lambdahat.results.charts import Series
+from lambdahat.results.charts import Chart, Series
 
 Cell = dict[str, Any]
 Row = dict[str, Any]
@@ -158,6 +158,19 @@ def errors(readings: Sequence[Reading]) -> list[float | None]:
 def stems(label: str, row: Mapping[str, Any]) -> Series:
     """The Ritz values of one row."""
     return Series(label, row["nodes"], row["weights"], style="stems")
+
+
+def spectra(title: str, rows: Iterable[Row], label: str, source: str, caption: str = "") -> Chart:
+    """The Ritz values of some rows; ``label`` names a row by its columns: "decay {decay:g}"."""
+    series = tuple(stems(label.format(**row), row) for row in rows)
+    axes = "eigenvalue", "weight"
+    return Chart(title, *axes, series, y_log=True, source=source, caption=caption)
+
+
+def points(label: str, groups: Mapping[str, Rows], name: str) -> Series:
+    """The mean of a column over the seeds of each group, as points with errors."""
+    found = [over_seeds(rows, name) for rows in groups.values()]
+    return Series(label, list(groups), [each.value for each in found], errors(found), "points")
 
 
 def titled(words: str) -> str:
