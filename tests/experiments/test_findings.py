@@ -20,9 +20,9 @@ from lambdahat.experiments.kit.experiment import (
     PRINTED_RATES,
     Size,
     _begun,
-    carried,
+    carry_decisions,
     findings,
-    placed,
+    place_claim,
 )
 from lambdahat.experiments.kit.runner import sweep
 from tests.experiments.toys import Config, toy
@@ -218,15 +218,15 @@ def test_a_claim_about_one_network_is_compared_by_that_network_alone():
 def test_stand_ins_decide_nothing_either_way_but_general_claims_and_ours_are_judged():
     experiment = training((VGG,), network="LeNet-5", data="mnist", training=60_000, epochs=300)
     claim = Claim("LeNet-5: it trains", "Table 1", "", mean_of([1.0, 1.1]))
-    other = placed(claim, experiment, "paper")
+    other = place_claim(claim, experiment, "paper")
     assert (other.unmet, other.barrier) == (
         "LeNet-5 on MNIST in place of VGG-16 on CIFAR-100",
         STAND_IN,
     )
     for kept in (dataclasses.replace(claim, own=True), dataclasses.replace(claim, general=True)):
-        assert placed(kept, experiment, "paper") is kept
-        assert placed(kept, experiment, "smoke").unmet.startswith("a smoke run")
-    unlearnt = placed(dataclasses.replace(claim, unmet="it has not learnt"), experiment, "cpu")
+        assert place_claim(kept, experiment, "paper") is kept
+        assert place_claim(kept, experiment, "smoke").unmet.startswith("a smoke run")
+    unlearnt = place_claim(dataclasses.replace(claim, unmet="it has not learnt"), experiment, "cpu")
     assert unlearnt.unmet.endswith("VGG-16 on CIFAR-100; it has not learnt")
 
 
@@ -234,11 +234,12 @@ def test_data_that_cannot_be_had_are_another_reason():
     claim = Claim("it trains", "Table 1", "", mean_of([1.0, 1.1]))
     cells = {"network": "ResNet-50", "data": "cifar10", "training": 50_000, "epochs": 90}
     assert (
-        placed(claim, training((Size("ResNet-50", "imagenet"),), **cells), "cpu").barrier == MISSING
+        place_claim(claim, training((Size("ResNet-50", "imagenet"),), **cells), "cpu").barrier
+        == MISSING
     )
     both = training((Size("ResNet-50", "imagenet"), VGG), **cells)
-    assert placed(claim, both, "cpu").barrier == STAND_IN
-    assert placed(dataclasses.replace(claim, barrier=MISSING), both, "cpu").barrier == MISSING
+    assert place_claim(claim, both, "cpu").barrier == STAND_IN
+    assert place_claim(dataclasses.replace(claim, barrier=MISSING), both, "cpu").barrier == MISSING
 
 
 def verdict(kind, evidence="1 ± 0.1", claim="a"):
@@ -248,14 +249,18 @@ def verdict(kind, evidence="1 ± 0.1", claim="a"):
 
 
 def test_what_a_larger_run_does_not_test_stays_decided_with_its_size():
-    (kept,) = carried([verdict(UNTESTED, "too short")], [verdict(HOLDS)], "150 of 1,000 epochs")
+    (kept,) = carry_decisions(
+        [verdict(UNTESTED, "too short")], [verdict(HOLDS)], "150 of 1,000 epochs"
+    )
     assert (kept.verdict, kept.barrier) == (HOLDS, "")
     assert kept.evidence == "1 ± 0.1 at 150 of 1,000 epochs; larger: too short"
     for larger in (OPEN, FAILS):  # a larger run that tests the claim is believed
-        assert carried([verdict(larger)], [verdict(HOLDS)], "") == (verdict(larger),)
+        assert carry_decisions([verdict(larger)], [verdict(HOLDS)], "") == (verdict(larger),)
     for smaller in (OPEN, UNTESTED):
-        assert carried([verdict(UNTESTED)], [verdict(smaller)], "") == (verdict(UNTESTED),)
-    assert carried([verdict(UNTESTED)], [verdict(HOLDS, claim="b")], "") == (verdict(UNTESTED),)
+        assert carry_decisions([verdict(UNTESTED)], [verdict(smaller)], "") == (verdict(UNTESTED),)
+    assert carry_decisions([verdict(UNTESTED)], [verdict(HOLDS, claim="b")], "") == (
+        verdict(UNTESTED),
+    )
 
 
 def test_a_run_at_paper_scale_carries_what_the_smaller_run_beside_it_decided(tmp_path):

@@ -21,10 +21,10 @@ from lambdahat.experiments.ngd.ngd_claims import (
     LEARNT,
     PLOTTED,
     bic,
+    by_group,
     criterion_claims,
     dimension,
     form_claim,
-    grouped,
     log_ratio,
     survival,
     unmet,
@@ -39,8 +39,8 @@ from lambdahat.experiments.ngd.ngd_runs import (
     kept_in,
     run_cells,
     subject_of,
+    train_run,
     train_together,
-    trained,
     upto,
 )
 from lambdahat.report.figures import draw
@@ -91,17 +91,17 @@ def test_smoke_runs_and_reads(name, smoke):
 def test_runs_of_a_stage_share_start_and_batches(subject):
     """NGD with endless smoothing is SGD on the same batches (§3.2), up to the rescaled norm."""
     start = subject.problem.vector.clone()
-    sgd = trained(subject, "sgd", start, epochs=3)
-    ngd = trained(subject, "ngd", start, epochs=3, alpha=1e9)
+    sgd = train_run(subject, "sgd", start, epochs=3)
+    ngd = train_run(subject, "ngd", start, epochs=3, alpha=1e9)
     assert torch.equal(sgd.points[0].vector, ngd.points[0].vector)
     moved = (sgd.end.vector - start).norm()
     assert (sgd.end.vector - ngd.end.vector).norm() < 1e-3 * moved
-    other = trained(subject, "sgd", start, "another stage", epochs=3)
+    other = train_run(subject, "sgd", start, "another stage", epochs=3)
     assert (sgd.end.vector - other.end.vector).norm() > 1e-3 * moved
 
 
 def test_the_last_point_is_the_end_of_the_run(subject):
-    way = trained(subject, "sgd", subject.problem.vector.clone(), epochs=7)
+    way = train_run(subject, "sgd", subject.problem.vector.clone(), epochs=7)
     assert way.end.epoch == 7
     assert way.points[0].epoch == 0
     assert len(way.update_norms) == 7
@@ -111,7 +111,7 @@ def test_the_last_point_is_the_end_of_the_run(subject):
 
 def test_a_run_that_diverges_keeps_its_finite_points(subject):
     start = subject.problem.vector.clone()
-    way = trained(subject, "sgd", start, epochs=3, rate=1e30)
+    way = train_run(subject, "sgd", start, epochs=3, rate=1e30)
     assert way.diverged
     assert way.points
     assert all(math.isfinite(point.loss) for point in way.points)
@@ -185,7 +185,7 @@ def test_forms_are_told_apart():
         HOLDS,
         FAILS,
     ]
-    table = survival(grouped(rows), claims)
+    table = survival(by_group(rows), claims)
     assert [line[1].split(":")[0] for line in table.rows] == [
         HOLDS,
         FAILS,
@@ -577,10 +577,10 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
     for member in members:
         subject = subject_of(member.cell, "cpu")
         start = subject.problem.vector.clone()
-        alone = trained(subject, optimizer, start, "s", **dict(member.changes))
+        alone = train_run(subject, optimizer, start, "s", **dict(member.changes))
         with kept_in(tmp_path):
             kept, short = (
-                trained(subject, optimizer, start, "s", **dict(member.changes), epochs=k)
+                train_run(subject, optimizer, start, "s", **dict(member.changes), epochs=k)
                 for k in (4, 2)
             )
         assert (kept.end.epoch, short.end.epoch, kept.points[0].epoch) == (4, 2, 0)
@@ -592,7 +592,7 @@ def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path)
         assert len(short.update_norms) == 2
         assert not kept.diverged
         with kept_in(tmp_path), pytest.raises(FileNotFoundError, match="train it first"):
-            trained(subject, optimizer, start, "another", **dict(member.changes))
+            train_run(subject, optimizer, start, "another", **dict(member.changes))
 
 
 def test_a_stage_can_follow_another_together(tmp_path):
@@ -605,8 +605,8 @@ def test_a_stage_can_follow_another_together(tmp_path):
     train_together(after, "ngd", "cpu", tmp_path, (2,))
     subject = subject_of(cells[1], "cpu")
     with kept_in(tmp_path):
-        first = trained(subject, "sgd")
-        second = trained(subject, "ngd", first.end.vector, "after")
+        first = train_run(subject, "sgd")
+        second = train_run(subject, "ngd", first.end.vector, "after")
     assert torch.equal(second.points[0].vector, first.end.vector)
     assert second.end.loss < first.end.loss
 
@@ -622,7 +622,7 @@ def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
             kept_in(tmp_path),
             pytest.raises(ValueError, match="must be a run on digits as it is now, ffff"),
         ):
-            trained(subject, "sgd")
+            train_run(subject, "sgd")
         with pytest.warns(RuntimeWarning, match="it is trained again"):
             assert upto(StackedRun(cell), "sgd", tmp_path) == 0
     assert upto(StackedRun(cell), "sgd", tmp_path) == 2
@@ -631,12 +631,12 @@ def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
         path.write_bytes(blob[:place] + bytes([blob[place] ^ 8]) + blob[place + 1 :])
         with kept_in(tmp_path):
             try:
-                found = trained(subject, "sgd")
+                found = train_run(subject, "sgd")
             except Damaged as error:
                 named.append(path.name in str(error))
             else:  # in what zip files have between their parts
                 path.write_bytes(blob)
-                assert torch.equal(found.end.vector, trained(subject, "sgd").end.vector)
+                assert torch.equal(found.end.vector, train_run(subject, "sgd").end.vector)
     assert len(named) > 30
     assert all(named)
     record = torch.load(io.BytesIO(blob), weights_only=True)

@@ -25,16 +25,17 @@ from lambdahat.experiments.regularization.learning_rules import (
     rule_of,
     score_of,
 )
-from lambdahat.experiments.regularization.rule_charts import agreement, mean_and_deviation
 from lambdahat.experiments.regularization.rule_claims import (
     CLAIMS,
     Below,
     Every,
     Falls,
     Reaches,
+    agreement,
+    by_seed,
     claims_of,
-    measured,
-    unlearnt,
+    mean_and_deviation,
+    rules_that_failed,
     unmet,
 )
 from lambdahat.experiments.regularization.rule_experiments import (
@@ -53,7 +54,7 @@ from lambdahat.experiments.regularization.rule_runs import (
     logistic,
     quadratic,
     run_rules,
-    shortened,
+    short_row,
 )
 from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
@@ -423,14 +424,14 @@ def test_learning_of_a_regression_is_measured_against_the_mean():
     """
     rows = Rows({"rule": rule, "seed": 0, "training error": 14.0} for rule in RULES)
     assert (
-        unlearnt("synthetic", "tanh", rows, ["L2 Stopped"])
+        rules_that_failed("synthetic", "tanh", rows, ["L2 Stopped"])
         == "not learnt, by training error: L2 Stopped 14 [8.46]"
     )
-    assert unlearnt("synthetic", "tanh", rows, ["Metric Small", "L2"]) == ""
+    assert rules_that_failed("synthetic", "tanh", rows, ["Metric Small", "L2"]) == ""
     lower = Rows(row | {"training error": 13.0} for row in rows)
-    assert unlearnt("synthetic", "tanh", lower, ["L2 Stopped"]) == ""
+    assert rules_that_failed("synthetic", "tanh", lower, ["L2 Stopped"]) == ""
     gone = Rows(row | {"training error": math.nan} for row in rows)
-    assert "L2 Stopped" in unlearnt("synthetic", "tanh", gone, ["L2 Stopped"])
+    assert "L2 Stopped" in rules_that_failed("synthetic", "tanh", gone, ["L2 Stopped"])
 
 
 def test_speed_is_read_off_the_first_quarter_of_the_curve():
@@ -438,8 +439,8 @@ def test_speed_is_read_off_the_first_quarter_of_the_curve():
     rows = Rows(
         [{"rule": "L2", "seed": 3, "recorded": list(range(0, 9)), "training accuracy curve": curve}]
     )
-    assert measured(rows, "early training accuracy") == {3: pytest.approx(0.6)}
-    assert measured(rows, "early training error") == {}
+    assert by_seed(rows, "early training accuracy") == {3: pytest.approx(0.6)}
+    assert by_seed(rows, "early training error") == {}
     assert set(EARLY.values()) == {"training accuracy", "training error"}
 
 
@@ -453,8 +454,8 @@ def test_later_seeds_have_their_speed_in_place_of_curves():
         "training accuracy curve": [0.1, 0.5, 0.7, 0.9, 1.0],
         "weights": [[1.0, 2.0]],
     }
-    assert shortened(row) == row | {"norm": 1.23457}
-    later = shortened(row | {"seed": 70})
+    assert short_row(row) == row | {"norm": 1.23457}
+    later = short_row(row | {"seed": 70})
     assert later == {
         "rule": "L2",
         "seed": 70,
@@ -462,7 +463,7 @@ def test_later_seeds_have_their_speed_in_place_of_curves():
         "weights": [[1.0, 2.0]],
         "early training accuracy": 0.5,
     }
-    speeds = measured(Rows([row, later]), "early training accuracy")
+    speeds = by_seed(Rows([row, later]), "early training accuracy")
     assert speeds == {3: pytest.approx(0.5), 70: pytest.approx(0.5)}
 
 
@@ -549,9 +550,9 @@ def test_an_accuracy_reached():
 
 def test_eigenvalues_are_read_from_their_list():
     rows = rows_of(L2=(1, 2))
-    assert measured(rows, "λ₁") == {0: 4.0, 1: 8.0}
-    assert measured(rows, "λ₁/λ₂") == {0: 4.0, 1: 4.0}
-    assert measured(Rows([rows[0] | {"eigenvalues": []}]), "λ₁") == {}
+    assert by_seed(rows, "λ₁") == {0: 4.0, 1: 8.0}
+    assert by_seed(rows, "λ₁/λ₂") == {0: 4.0, 1: 4.0}
+    assert by_seed(Rows([rows[0] | {"eigenvalues": []}]), "λ₁") == {}
 
 
 def test_norm_against_generalisation_is_a_rank_correlation():

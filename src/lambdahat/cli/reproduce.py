@@ -19,7 +19,7 @@ from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import label_of
 from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, Findings, findings
-from lambdahat.experiments.kit.runner import Forecast, forecast, sweep
+from lambdahat.experiments.kit.runner import CellForecast, forecast, sweep
 from lambdahat.experiments.kit.store import Store, stores_in
 from lambdahat.report.page import page_of_folders, page_of_stores
 from lambdahat.results import write_atomically
@@ -147,7 +147,7 @@ def run_forecast(names: list[str], choices: Choices, as_json: bool, quiet: bool)
 
 
 def _forecast_document(
-    experiment: Experiment, choices: Choices, found: list[Forecast]
+    experiment: Experiment, choices: Choices, found: list[CellForecast]
 ) -> dict[str, Any]:
     settings = [
         {
@@ -167,7 +167,7 @@ def _forecast_document(
     }
 
 
-def _forecast_totals(found: list[Forecast]) -> dict[str, Any]:
+def _forecast_totals(found: list[CellForecast]) -> dict[str, Any]:
     known = [row for row in found if not math.isnan(row.seconds)]
     return {
         "cells": sum(row.cells for row in found),
@@ -176,7 +176,7 @@ def _forecast_totals(found: list[Forecast]) -> dict[str, Any]:
     }
 
 
-def _show_forecast(experiment: Experiment, device: str, found: list[Forecast]) -> None:
+def _show_forecast(experiment: Experiment, device: str, found: list[CellForecast]) -> None:
     """A line for each setting, named by what differs between them, and the sum."""
     if not found:
         print(f"{experiment.name}: no cells are left")

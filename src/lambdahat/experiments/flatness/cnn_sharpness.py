@@ -20,6 +20,7 @@ from lambdahat.experiments.kit.cells import (
     Row,
     Rows,
     Scale,
+    capitalize,
     curve,
     decades,
     gap,
@@ -29,7 +30,6 @@ from lambdahat.experiments.kit.cells import (
     points,
     settings_of,
     spectra,
-    titled,
 )
 from lambdahat.experiments.kit.claims import (
     LEAST_EFFECT,
@@ -76,7 +76,7 @@ def modes_rows(model: nn.Module, found: Images, cell: Cell) -> list[Row]:
     return out
 
 
-def magnified(upper: Rows, lower: Rows, column: str) -> Reading:
+def magnification(upper: Rows, lower: Rows, column: str) -> Reading:
     """The log-ratio of two settings in evaluation mode less that in training mode."""
     rises = {}
     for mode in ("eval", "train"):
@@ -182,7 +182,7 @@ def decay_claims(rows: Rows) -> Iterator[Claim]:
                 )
                 said = f"§4, {figure}", f"massively magnified ({paper})"
                 without, decayed = _pair(part)
-                reading = magnified(decayed, without, column)
+                reading = magnification(decayed, without, column)
                 yield Claim(sentence, *said, reading, unit=" decades")
 
 
@@ -272,7 +272,7 @@ def decay_charts(rows: Rows) -> Iterator[Chart]:
             halves = {name: part.where(decay=decay) for name, part in groups.items()}
             series.append(points(f"decay {decay:g}", halves, column))
         axes, source = ("network", NAMES[column]), "Figures 4–7"
-        yield Chart(titled(NAMES[column]), *axes, tuple(series), y_log=True, source=source)
+        yield Chart(capitalize(NAMES[column]), *axes, tuple(series), y_log=True, source=source)
     for name, mode, part in _places(rows):
         first, title = part.where(seed=0), f"Spectrum, {name}, {mode} mode"
         yield spectra(title, first, "decay {decay:g}", _paper(part)[1])
@@ -431,7 +431,7 @@ def gadam_claims(rows: Rows) -> Iterator[Claim]:
     yield Claim(sentence, "§5", printed, reading, *bounds, " points", reason)
     yield from sharper.values()
     sentence = f"{what}: the ratio of tr(H²)/P is larger in evaluation mode"
-    reading = magnified(gadam, sgd, "frobenius")
+    reading = magnification(gadam, sgd, "frobenius")
     yield Claim(sentence, "§1", f"more extreme ({VGG})", reading, unit=" decades")
 
 
@@ -473,7 +473,7 @@ def gadam_charts(rows: Rows) -> Iterator[Chart]:
             for name, half in halves.items()
         )
         axes, source = ("mode of the batch norm", NAMES[column]), "Figures 8–10"
-        yield Chart(titled(NAMES[column]), *axes, series, y_log=True, source=source)
+        yield Chart(capitalize(NAMES[column]), *axes, series, y_log=True, source=source)
     for mode, source in (("train", "Figures 8 and 9"), ("eval", "Figure 10")):
         first = rows.where(mode=mode, seed=0)
         yield spectra(f"Spectrum in {mode} mode", first, "{optimizer}", source)

@@ -14,13 +14,14 @@ from lambdahat.experiments.kit.cells import (
     Row,
     Rows,
     Scale,
+    capitalize,
     curve,
     decades,
     gap,
+    grid,
     over_seeds,
     settings_of,
-    stems,
-    titled,
+    spectra,
 )
 from lambdahat.experiments.kit.claims import (
     LEAST_EFFECT,
@@ -88,12 +89,7 @@ class MlpDecayScale(Scale):
 def cells(config: MlpDecayScale) -> list[Cell]:
     """Network × weight decay × seed."""
     base = settings_of(config, "networks", "seeds")
-    return [
-        {**base, "network": name, "decay": decay, "seed": seed}
-        for name in config.networks
-        for decay in DECAYS
-        for seed in range(config.seeds)
-    ]
+    return grid(base, network=config.networks, decay=DECAYS, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -101,22 +97,15 @@ def run(cell: Cell, device: str) -> list[Row]:
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
     problem = curvature_problem(model, found, cell)
-    watch = Watch(
-        lambda: _sharpness(problem, cell["seed"]), max(1, cell["epochs"] // cell["points"])
-    )
+    every = max(1, cell["epochs"] // cell["points"])
+    watch = Watch(lambda: _sharpness(problem, cell["seed"]), every)
     history = train_by_sgd(model, found, cell, cell["decay"], [watch]).epochs
     sharp = {row["epoch"]: row for row in watch.rows}
     rows = [
-        {
-            "epoch": row["epoch"],
-            "last": False,
-            "loss": row["loss"],
-            "training accuracy": 100 * row["accuracy"],
-            "validation loss": row["validation_loss"],
-            "accuracy": 100 * row["validation_accuracy"],
-            "norm": row["norm"],
-            **sharp.get(row["epoch"], {}),
-        }
+        {name: row[name] for name in ("epoch", "loss", "norm")}
+        | {"validation loss": row["validation_loss"], "last": False}
+        | {"training accuracy": 100 * row["accuracy"], "accuracy": 100 * row["validation_accuracy"]}
+        | sharp.get(row["epoch"], {})
         for row in history
     ]
     rows[-1] |= {"last": True, **final_row(model, found), **hessian_row(problem, cell)}
@@ -171,13 +160,12 @@ def tables(rows: Rows) -> Iterator[Table]:
     for name in rows.distinct("network"):
         last, lines = rows.where(last=True, network=name), []
         for column, words in NAMES.items():
-            printed = PUBLISHED.get(
-                "frobenius" if column == "root" else column, ("not printed", "not printed")
+            key = "frobenius" if column == "root" else column
+            pairs = zip(DECAYS, PUBLISHED.get(key, ("not printed", "not printed")), strict=True)
+            ours = (
+                f"{_over_seeds(last.where(decay=decay), column)} [{told}]" for decay, told in pairs
             )
-            ours = [str(_over_seeds(last.where(decay=decay), column)) for decay in DECAYS]
-            lines.append(
-                (words, *(f"{mine} [{theirs}]" for mine, theirs in zip(ours, printed, strict=True)))
-            )
+            lines.append((words, *ours))
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         count = last.distinct("parameters")[0]
         yield Table(f"{name}, {count:,} parameters", header, tuple(lines))
@@ -203,12 +191,12 @@ def charts(rows: Rows) -> Iterator[Chart]:
                 Series(f"paper, decay {decay:g}", [end], [value], style="points", published=True)
                 for decay, value in zip(DECAYS, PUBLISHED[name], strict=True)
             ]
-        yield Chart(titled(words), "epoch", words, tuple(series), source="Figure 3")
-    spectra = tuple(stems(f"decay {row['decay']:g}", row) for row in main.where(last=True, seed=0))
-    title = "Spectrum of the Hessian"
-    caption = "Ritz values and weights from one random vector."
-    label = "weight"
-    yield Chart(title, "eigenvalue", label, spectra, y_log=True, source="Figure 3", caption=caption)
+        yield Chart(capitalize(words), "epoch", words, tuple(series), source="Figure 3")
+    caption, first = (
+        "Ritz values and weights from one random vector.",
+        main.where(last=True, seed=0),
+    )
+    yield spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 3", caption)
 
 
 EXPERIMENT = Experiment(

@@ -24,7 +24,7 @@ from lambdahat.experiments.kit.cells import (
     gap,
     over_seeds,
     settings_of,
-    stems,
+    spectra,
 )
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of
 from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes, subject
@@ -41,7 +41,7 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
-from lambdahat.results.charts import Chart
+from lambdahat.results.charts import Chart, short
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "ggn": ggn}
 WORDS = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix"}
@@ -52,7 +52,7 @@ PRECISION = -6.0  # log₁₀ of |Ritz value at the origin|/λ₁: float32 ends 
 
 
 @dataclass(frozen=True)
-class Subject:
+class RankSubject:
     """A network, its data, how many images it trains on and at which side; with ``exact`` even or
     odd is learnt.
 
@@ -70,7 +70,7 @@ class Subject:
 class RankDegeneracyScale:
     """One scale: what is trained, and the settings that all share."""
 
-    subjects: tuple[Subject, ...]
+    subjects: tuple[RankSubject, ...]
     epochs: int
     seeds: int
     samples: int
@@ -112,11 +112,8 @@ def run(cell: Cell, device: str) -> list[Row]:
     watch.measure(problems["eval"])
     train_by_sgd(model, found, cell, DECAY, [watch])
     accuracy, last = loss_and_accuracy(model, found.held_out)[1], watch.rows[-1]["epoch"]
-    common = {
-        "bound": bound,
-        "parameters": problems["eval"].num_parameters,
-        "final accuracy": accuracy,
-    }
+    size = problems["eval"].num_parameters
+    common = {"bound": bound, "parameters": size, "final accuracy": accuracy}
     return [
         {**common, "epoch": row["epoch"], "last": row["epoch"] == last, **reading}
         for row in watch.rows
@@ -150,8 +147,8 @@ def _reading(problem: Problem, name: str, cell: Cell) -> Row:
         "one node": float(shape.degeneracy(merge=1)),
         "origin": _origin(shape),
         "largest": float(shape.extremes[1]),
-        "nodes": [float(f"{node:.4g}") for node in shape.nodes[0]],
-        "weights": [float(f"{weight:.4g}") for weight in shape.weights[0]],
+        "nodes": short(shape.nodes[0]),
+        "weights": short(shape.weights[0]),
     }
     if cell["exact"]:
         row["rank"] = exact_rank(CURVATURES[name](_double(problem)))
@@ -194,11 +191,10 @@ def claims(rows: Rows) -> Iterator[Claim]:
         if exact:
             yield from _exact_claims(what, exact)
         for mode in part.distinct("mode"):
-            end, tail = (
-                part.where(mode=mode, last=True),
-                f" (batch norm in {mode} mode)" if mode == "train" else "",
-            )
-            yield from _bound_claims(what, end, tail) if part.values("bound") else []
+            tail = f" (batch norm in {mode} mode)" if mode == "train" else ""
+            end = part.where(mode=mode, last=True)
+            if part.values("bound"):
+                yield from _bound_claims(what, end, tail)
             yield from _origin_claims(what, end, tail)
 
 
@@ -207,18 +203,13 @@ def _exact_claims(name: str, rows: Rows) -> Iterator[Claim]:
     of its zeros.
     """
     whole = rows.where(curvature="hessian")
-    for when, part in (
-        ("at the start", whole.where(epoch=0)),
-        ("after training", whole.where(last=True)),
-    ):
+    start, trained = whole.where(epoch=0), whole.where(last=True)
+    for when, part in (("at the start", start), ("after training", trained)):
         # a bound falls with one rank above it
         worst = max(row["rank"] / row["bound"] for row in part)
         sentence = f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)"
-        printed = "at most 1"
-        reading = Reading(worst, 0.0)
-        yield Claim(
-            sentence, "§3.2; spectral thesis §5.9.4", printed, reading, "below", 1.0, general=True
-        )
+        said = "§3.2; spectral thesis §5.9.4", "at most 1"
+        yield Claim(sentence, *said, Reading(worst, 0.0), "below", 1.0, general=True)
     for curvature in CURVATURES:
         end = rows.where(curvature=curvature, last=True)
         apart = mean_of([row["degeneracy"] - row["zeros"] for row in end])
@@ -232,9 +223,8 @@ def _exact_claims(name: str, rows: Rows) -> Iterator[Claim]:
 def _bound_claims(name: str, rows: Rows, tail: str) -> Iterator[Claim]:
     """At the end of training: more zeros than the bound leaves."""
     for curvature, words in WORDS.items():
-        above = mean_of(
-            [row["degeneracy"] - implied(row) for row in rows.where(curvature=curvature)]
-        )
+        part = rows.where(curvature=curvature)
+        above = mean_of([row["degeneracy"] - implied_share(row) for row in part])
         sentence = f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}"
         yield Claim(sentence, "§3.2, Figure 1d", "0.9639 for VGG-16, largely respected", above)
 
@@ -245,33 +235,28 @@ def _origin_claims(name: str, rows: Rows, tail: str) -> Iterator[Claim]:
     """
     whole, part = rows.where(curvature="hessian"), rows.where(curvature="ggn")
     near = mean_of([math.log10(max(row["origin"], 1e-30)) for row in part])
-    yield Claim(
-        f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of"
-        " its share of λ₁)" + tail,
-        f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19",
-        "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)",
-        near,
-        "below",
-        PRECISION,
+    sentence = (
+        f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of its"
+        f" share of λ₁){tail}"
     )
-    yield Claim(
+    source = f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19"
+    printed = "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)"
+    yield Claim(sentence, source, printed, near, "below", PRECISION)
+    sentence = (
         f"{name}: two Ritz values of the Hessian hold more at the origin than one of the"
-        " Gauss–Newton matrix" + tail,
-        f"Appendix D.1; {THESIS}, Figures 5.18a and c",
-        "even larger (VGG-16, CIFAR-100)",
-        gap(whole, part, "degeneracy"),
+        f" Gauss–Newton matrix{tail}"
     )
-    yield Claim(
+    said = f"Appendix D.1; {THESIS}, Figures 5.18a and c", "even larger (VGG-16, CIFAR-100)"
+    yield Claim(sentence, *said, gap(whole, part, "degeneracy"))
+    sentence = (
         f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the"
-        " Gauss–Newton matrix" + tail,
-        f"Appendix D.1; {THESIS}, Figures 5.18b and d",
-        "not as close (VGG-16, CIFAR-100)",
-        decades(whole, part, "origin"),
-        unit=" decades",
+        f" Gauss–Newton matrix{tail}"
     )
+    said = f"Appendix D.1; {THESIS}, Figures 5.18b and d", "not as close (VGG-16, CIFAR-100)"
+    yield Claim(sentence, *said, decades(whole, part, "origin"), unit=" decades")
 
 
-def implied(row: Row) -> float:
+def implied_share(row: Row) -> float:
     """The least share of zeros that the bound leaves, max(0, 1 − bound/P)."""
     return max(0.0, 1 - float(row["bound"]) / float(row["parameters"]))
 
@@ -286,30 +271,16 @@ def tables(rows: Rows) -> Iterator[Table]:
             for mode in part.distinct("mode"):
                 for epoch in (0, max(part.values("epoch"))):
                     chosen = part.where(curvature=curvature, mode=mode, epoch=epoch)
-                    exact = (
-                        str(over_seeds(chosen, "zeros"))
-                        if chosen.values("zeros")
-                        else "not computed"
-                    )
-                    readings: list[Reading] = [
-                        over_seeds(chosen, key) for key in ("degeneracy", "one node", "origin")
-                    ]
-                    lines.append((words, mode, str(epoch), *map(str, readings), exact))
+                    known, columns = chosen.values("zeros"), ("degeneracy", "one node", "origin")
+                    exact = str(over_seeds(chosen, "zeros")) if known else "not computed"
+                    shown = (str(over_seeds(chosen, column)) for column in columns)
+                    lines.append((words, mode, str(epoch), *shown, exact))
         count, bounds = part[0]["parameters"], part.values("bound")
-        claimed = (
-            f"the bound {bounds[0]:,} implies {implied(part[0]):.4f}"
-            if bounds
-            else "no bound is claimed"
-        )
-        header = (
-            "matrix",
-            "mode",
-            "epoch",
-            "degeneracy",
-            "one Ritz value",
-            "its ratio to λ₁",
-            "exact",
-        )
+        claimed = "no bound is claimed"
+        if bounds:
+            claimed = f"the bound {bounds[0]:,} implies {implied_share(part[0]):.4f}"
+        columns = ("degeneracy", "one Ritz value", "its ratio to λ₁")
+        header = ("matrix", "mode", "epoch", *columns, "exact")
         yield Table(f"{name}, {count:,} parameters; {claimed}", header, tuple(lines))
 
 
@@ -320,32 +291,25 @@ def charts(rows: Rows) -> Iterator[Chart]:
         series = []
         for curvature, words in WORDS.items():
             for mode in part.distinct("mode"):
-                chosen, tail = (
-                    part.where(curvature=curvature, mode=mode),
-                    ", train mode" if mode == "train" else "",
-                )
+                chosen = part.where(curvature=curvature, mode=mode)
+                tail = ", train mode" if mode == "train" else ""
                 series.append(curve(words + tail, chosen, "degeneracy"))
                 if chosen.values("zeros"):
                     series.append(curve(f"{words}, exact", chosen, "zeros"))
-        lines = (("implied by the bound", implied(part[0])),) if part.values("bound") else ()
-        yield Chart(
-            f"Degeneracy, {name}",
-            "epoch",
-            "share of eigenvalues at 0",
-            tuple(series),
-            lines=lines,
-            source="Figures 1d, 11–14; 5.17–5.20 of the spectral thesis",
-        )
-        spectra = tuple(
-            stems(WORDS[row["curvature"]], row)
-            for row in part.where(last=True, seed=0, mode="eval")
-        )
-        title = f"Spectra at the end, {name}"
-        yield Chart(title, "eigenvalue", "weight", spectra, y_log=True, source="Figure 1")
+        lines = (("implied by the bound", implied_share(part[0])),) if part.values("bound") else ()
+        axes = "epoch", "share of eigenvalues at 0"
+        source = "Figures 1d, 11–14; 5.17–5.20 of the spectral thesis"
+        yield Chart(f"Degeneracy, {name}", *axes, tuple(series), lines=lines, source=source)
+        end = part.where(last=True, seed=0, mode="eval")
+        named = [{**row, "words": WORDS[row["curvature"]]} for row in end]
+        yield spectra(f"Spectra at the end, {name}", named, "{words}", "Figure 1")
 
 
-SMALL = (Subject("MLP-24", "mnist", 3000, 8, True), Subject("MLP-20-20", "mnist", 3000, 4, True))
-LARGE = (Subject("VGG-16", "cifar10", 45_000), Subject("PreResNet-110", "cifar10", 45_000))
+SMALL = (
+    RankSubject("MLP-24", "mnist", 3000, 8, True),
+    RankSubject("MLP-20-20", "mnist", 3000, 4, True),
+)
+LARGE = (RankSubject("VGG-16", "cifar10", 45_000), RankSubject("PreResNet-110", "cifar10", 45_000))
 
 EXPERIMENT = Experiment(
     "rank-degeneracy",
@@ -354,13 +318,18 @@ EXPERIMENT = Experiment(
     "§3.2, Figures 1 and 11–14; §5.9 and Figures 5.17–5.20 of the spectral thesis",
     {
         "smoke": RankDegeneracyScale(
-            (Subject("MLP-14-14", "digits", 700, 4, True),), 4, 2, samples=700, depth=30, points=1
+            (RankSubject("MLP-14-14", "digits", 700, 4, True),),
+            4,
+            2,
+            samples=700,
+            depth=30,
+            points=1,
         ),
         "cpu": RankDegeneracyScale(
-            (*SMALL, Subject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100
+            (*SMALL, RankSubject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100
         ),
         "paper": RankDegeneracyScale(
-            (*SMALL, Subject("MLP-100", "mnist", 45_000), *LARGE),
+            (*SMALL, RankSubject("MLP-100", "mnist", 45_000), *LARGE),
             30,
             3,
             samples=3000,

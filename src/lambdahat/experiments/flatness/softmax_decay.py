@@ -19,11 +19,10 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, spectrum, trace
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, settings_of
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, over_seeds, settings_of, spectra
 from lambdahat.experiments.kit.claims import (
     LEAST_EFFECT,
     Claim,
-    Reading,
     Table,
     jointly,
     least,
@@ -33,7 +32,7 @@ from lambdahat.experiments.kit.claims import (
 from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
+from lambdahat.results.charts import Chart, Series, short
 
 DECAYS = (0.0, 1e-4, 5e-4)
 PUBLISHED = {
@@ -128,8 +127,8 @@ def _measured(matrix: Tensor, training: Pair, held_out: Pair, seed: int, depth: 
         "largest": float(top.values[0]),
         "mean": float(whole) / problem.num_parameters,
         "mean stderr": float(whole.stderr) / problem.num_parameters,
-        "nodes": [float(f"{node:.4g}") for node in shape.nodes[0]],
-        "weights": [float(f"{weight:.4g}") for weight in shape.weights[0]],
+        "nodes": short(shape.nodes[0]),
+        "weights": short(shape.weights[0]),
     }
 
 
@@ -196,12 +195,11 @@ def claims(rows: Rows) -> Iterator[Claim]:
     yield _both(main)
     for decay in DECAYS:
         published = PUBLISHED["largest"][decay]
-        reading = mean_of(list(main.where(decay=decay).paired("largest").values()))
+        reading = over_seeds(main.where(decay=decay), "largest")
         sentence = f"λ₁ with weight decay {decay:g}, within 10 %"
         printed = f"{published:g}"
-        yield Claim(
-            sentence, "§4, Figure 2", printed, reading, "within", published, 0.1 * published
-        )
+        bounds = "within", published, 0.1 * published
+        yield Claim(sentence, "§4, Figure 2", printed, reading, *bounds)
     for name, words in NAMES.items():
         for low, high in pairwise(DECAYS):
             yield _rise(main, name, words, low, high)
@@ -228,32 +226,16 @@ def _both(rows: Rows) -> Claim:
 def tables(rows: Rows) -> Iterator[Table]:
     """The paper's table beside ours, then the variants."""
     for variant in rows.distinct("variant"):
-        part, lines = rows.where(variant=variant), []
-        for name, words in NAMES.items():
-            cells = [_cell(part.where(decay=decay), name, decay) for decay in DECAYS]
-            lines.append((words, *cells))
-        lines.append(
-            ("… by one random vector", *(_one_vector(part.where(decay=decay)) for decay in DECAYS))
-        )
-        lines.append(
-            (
-                "training loss",
-                *(str(mean_of(part.where(decay=decay).values("loss"))) for decay in DECAYS),
-            )
-        )
-        lines.append(
-            (
-                "weight norm",
-                *(str(mean_of(part.where(decay=decay).values("norm"))) for decay in DECAYS),
-            )
-        )
+        parts = {decay: rows.where(variant=variant, decay=decay) for decay in DECAYS}
+        lines = [
+            (words, *(f"{over_seeds(parts[d], name)} [{PUBLISHED[name][d]:g}]" for d in DECAYS))
+            for name, words in NAMES.items()
+        ]
+        lines.append(("… by one random vector", *map(_one_vector, parts.values())))
+        for name, words in (("loss", "training loss"), ("norm", "weight norm")):
+            lines.append((words, *(str(mean_of(part.values(name))) for part in parts.values())))
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         yield Table(f"Softmax regression, {variant}", header, tuple(lines))
-
-
-def _cell(rows: Rows, name: str, decay: float) -> str:
-    reading: Reading = mean_of(list(rows.paired(name).values()))
-    return f"{reading} [{PUBLISHED[name][decay]:g}]"
 
 
 def _one_vector(rows: Rows) -> str:
@@ -272,27 +254,14 @@ def charts(rows: Rows) -> Iterator[Chart]:
     main = rows.where(variant=MAIN)
     labels = [f"{decay:g}" for decay in DECAYS]
     for name, words in NAMES.items():
-        readings = [
-            mean_of(list(main.where(decay=decay).paired(name).values())) for decay in DECAYS
-        ]
+        readings = [over_seeds(main.where(decay=decay), name) for decay in DECAYS]
         ours = Series("ours", labels, [r.value for r in readings], [r.stderr for r in readings])
-        theirs = Series(
-            "paper",
-            labels,
-            [PUBLISHED[name][decay] for decay in DECAYS],
-            published=True,
-            style="points",
-        )
+        printed = list(PUBLISHED[name].values())
+        theirs = Series("paper", labels, printed, published=True, style="points")
         yield Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2")
-    spectra = [
-        Series(f"decay {row['decay']:g}", row["nodes"], row["weights"], style="stems")
-        for row in main.where(seed=0)
-    ]
     caption = "Ritz values and their weights after 100 Lanczos steps from one random vector."
-    title = "Spectrum of the Hessian"
-    series = tuple(spectra)
-    label = "weight"
-    yield Chart(title, "eigenvalue", label, series, y_log=True, source="Figure 2", caption=caption)
+    first = main.where(seed=0)
+    yield spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 2", caption)
 
 
 VARIANTS = (

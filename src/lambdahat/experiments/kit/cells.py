@@ -109,6 +109,11 @@ def grid(base: Mapping[str, Any], **axes: Iterable[Any]) -> list[Cell]:
     return [{**base, **dict(zip(axes, place, strict=True))} for place in product(*axes.values())]
 
 
+def without_seeds(cell: Cell) -> Cell:
+    """What the seeds of a setting share."""
+    return {name: value for name, value in cell.items() if name not in ("seed", "seeds")}
+
+
 def key_of(cell: Cell) -> str:
     """A short name of a cell that depends on its settings alone."""
     text = json.dumps(cell, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -173,6 +178,6 @@ def points(label: str, groups: Mapping[str, Rows], name: str) -> Series:
     return Series(label, list(groups), [each.value for each in found], errors(found), "points")
 
 
-def titled(words: str) -> str:
+def capitalize(words: str) -> str:
     """With a capital; λ stays as it is."""
     return words if words.startswith("λ") else words[0].upper() + words[1:]

@@ -16,7 +16,7 @@ from textwrap import dedent
 from typing import Any
 
 from lambdahat._core.check import require, require_choice
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of, label_of
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of, label_of, without_seeds
 from lambdahat.experiments.kit.claims import (
     FAILS,
     HOLDS,
@@ -169,7 +169,7 @@ class Size:
 class Experiment:
     """A published experiment that can be reproduced.
 
-    ``paper`` is one of ``papers``, and ``part`` says where in it: sections, tables and figures.
+    ``paper`` is the title of a document, and ``part`` says where in it: sections, tables, figures.
     ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one;
     ``run`` measures a cell on a device and returns rows of JSON values; ``claims``, ``tables`` and
     ``charts`` read the rows of all cells. ``run`` of one cell must not depend on another: cells run
@@ -204,12 +204,8 @@ class Experiment:
         require_choice(scale, "scale", SCALES)
         cells = self.cells(self.scales[scale])
         keys = {key_of(cell) for cell in cells}
-        require(
-            len(keys) == len(cells),
-            f"the cells of {self.name}",
-            "differ",
-            f"{len(cells) - len(keys)} repeated",
-        )
+        repeated = len(cells) - len(keys)
+        require(not repeated, f"the cells of {self.name}", "differ", f"{repeated} repeated")
         return cells
 
     def trained(self, scale: str) -> list[Size]:
@@ -226,16 +222,10 @@ class Experiment:
         if scale == SCALES[0]:
             return "a smoke run, which shows that the code runs"
         ours = self.trained(scale) if self.sizes else []
-        names = [
-            setting.network
-            for setting in ours
-            if setting.network and sentence.startswith(setting.network)
-        ]
+        names = [each.network for each in ours if sentence.startswith(each.network)]
         about = max(names, key=len, default="")
-        apart = (
-            each.departure(each.nearest(self.sizes)) for each in ours if about in ("", each.network)
-        )
-        return next(filter(None, apart), "")
+        apart = [each for each in ours if about in ("", each.network)]
+        return next(filter(None, (each.departure(each.nearest(self.sizes)) for each in apart)), "")
 
     @property
     def missing(self) -> str:
@@ -243,19 +233,15 @@ class Experiment:
         none of them.
         """
         needed = dict.fromkeys(setting.data for setting in self.sizes)
-        return (
-            " and ".join(SETS[name] for name in needed)
-            if needed and {*needed} <= {*UNAVAILABLE}
-            else ""
-        )
+        absent = needed and {*needed} <= {*UNAVAILABLE}
+        return " and ".join(SETS[name] for name in needed) if absent else ""
 
     def reduced(self, scale: str) -> str:
         """What a scale lacks of the paper's training: "10,000 of 50,000 samples"; "" for
         nothing.
         """
-        pairs = (
-            [(each, each.nearest(self.sizes)) for each in self.trained(scale)] if self.sizes else []
-        )
+        ours = self.trained(scale) if self.sizes else []
+        pairs = [(each, each.nearest(self.sizes)) for each in ours]
         found = [each.shortfall(paper) for each, paper in pairs if not each.unlike(paper)]
         return " / ".join(dict.fromkeys(filter(None, found)))
 
@@ -353,7 +339,7 @@ def _judged(experiment: Experiment, store: Store, rows: Rows) -> Sequence[Verdic
     same folder.
     """
     verdicts: Sequence[Verdict] = judge(
-        [placed(claim, experiment, store.scale) for claim in experiment.claims(rows)]
+        [place_claim(claim, experiment, store.scale) for claim in experiment.claims(rows)]
     )
     smaller = Store(store.path.parent, experiment.name, SCALES[1])
     if (
@@ -362,11 +348,11 @@ def _judged(experiment: Experiment, store: Store, rows: Rows) -> Sequence[Verdic
         and smaller.path.exists()
     ):
         size = experiment.reduced(smaller.scale) or f"{smaller.scale} scale"
-        return carried(verdicts, findings(experiment, smaller).verdicts, size)
+        return carry_decisions(verdicts, findings(experiment, smaller).verdicts, size)
     return verdicts
 
 
-def placed(claim: Claim, experiment: Experiment, scale: str) -> Claim:
+def place_claim(claim: Claim, experiment: Experiment, scale: str) -> Claim:
     """The claim, not testable if what ran at this scale stands in for what it is about, whichever
     way it points.
 
@@ -380,7 +366,7 @@ def placed(claim: Claim, experiment: Experiment, scale: str) -> Claim:
     return replace(claim, unmet="; ".join(filter(None, [other, claim.unmet])), barrier=barrier)
 
 
-def carried(
+def carry_decisions(
     larger: Sequence[Verdict], smaller: Sequence[Verdict], size: str
 ) -> tuple[Verdict, ...]:
     """The verdicts of the larger run; what it leaves untested keeps the decision of the smaller
@@ -410,8 +396,8 @@ def _begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[
     """
     settings: dict[str, list[str]] = {}
     for key, cell in cells.items():
-        settings.setdefault(key_of(_setting(cell)), []).append(key)
-    every = [_setting(cells[keys[0]]) for keys in settings.values()]
+        settings.setdefault(key_of(without_seeds(cell)), []).append(key)
+    every = [without_seeds(cells[keys[0]]) for keys in settings.values()]
     begun, words = set[str](), []
     for setting, keys in zip(every, settings.values(), strict=True):
         there = stored.intersection(keys)
@@ -425,11 +411,6 @@ def _begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[
             words.append(f"{label_of(told)} ({seeds} of {sum(_seeds(cells[key]) for key in keys)})")
             begun |= there
     return (begun, words) if stored & set(cells) - begun else (set(), [])
-
-
-def _setting(cell: Cell) -> Cell:
-    """What the seeds of a setting share."""
-    return {name: value for name, value in cell.items() if name not in ("seed", "seeds")}
 
 
 def _seeds(cell: Cell) -> int:

@@ -30,7 +30,7 @@ import torch
 from lambdahat._core.check import require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat.data.sources import noting_data
-from lambdahat.experiments.kit.cells import Cell, Row, key_of, label_of
+from lambdahat.experiments.kit.cells import Cell, Row, key_of, label_of, without_seeds
 from lambdahat.experiments.kit.experiment import Experiment
 from lambdahat.experiments.kit.store import Store, changed_data, data_of, made_with
 from lambdahat.sampling.backends.workers import ending_with
@@ -317,7 +317,7 @@ def sweep(
 
 
 @dataclass(frozen=True)
-class Forecast:
+class CellForecast:
     """What the unfinished cells of one setting would take: how many there are, seconds of one, and
     how that is known.
 
@@ -342,7 +342,7 @@ def forecast(
     scale: str,
     only: str | None = None,
     device: str = "cpu",
-) -> Iterator[Forecast]:
+) -> Iterator[CellForecast]:
     """What the cells that are left would take, for each setting but for seeds; nothing is stored.
 
     Taken from finished cells of the setting on the same kind of device, else from one cell cut to
@@ -357,7 +357,7 @@ def forecast(
     groups: dict[str, list[Cell]] = {}
     for cell in experiment.grid(scale):
         if matches(cell, only):
-            groups.setdefault(label_of(_without_seeds(cell)), []).append(cell)
+            groups.setdefault(label_of(without_seeds(cell)), []).append(cell)
     wanted = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     warm = False
     for cells in groups.values():
@@ -370,11 +370,7 @@ def forecast(
         else:
             seconds, source = _timed(experiment, left[0], device, warm)
             warm = True
-        yield Forecast(_without_seeds(left[0]), len(left), seconds, source)
-
-
-def _without_seeds(cell: Cell) -> Cell:
-    return {name: value for name, value in cell.items() if name not in ("seed", "seeds")}
+        yield CellForecast(without_seeds(left[0]), len(left), seconds, source)
 
 
 def _timed(experiment: Experiment, cell: Cell, device: str, warm: bool) -> tuple[float, str]:

@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from lambdahat._core.check import require
 from lambdahat._core.storage import Damaged, digest
 from lambdahat.data.catalogue import data_digest
 from lambdahat.data.sources import file_digest, note_data, roots
@@ -96,24 +95,18 @@ class Store:
         elif self.path.is_file() and self._grid() == [key for key, *_ in known]:
             return
         started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        here = {
-            "experiment": self.experiment,
-            "scale": self.scale,
-            "command": command,
-            "started": started,
-        } | versions()
+        here = {"experiment": self.experiment, "scale": self.scale}
+        here |= {"command": command, "started": started, **versions()}
         with self._writing() as connection:
             for statement in VIEW.split(";"):
                 connection.execute(statement)
-            for table, column in (
-                ("rows", "key"),
-                ("made", "key"),
-                ("cells", "key"),
-                ("digests", "name"),
+            for place in (
+                "rows WHERE key",
+                "made WHERE key",
+                "cells WHERE key",
+                "digests WHERE name",
             ):
-                connection.executemany(
-                    f"DELETE FROM {table} WHERE {column} = ?", [(part,) for part in damaged]
-                )
+                connection.executemany(f"DELETE FROM {place} = ?", [(part,) for part in damaged])
             connection.execute("UPDATE cells SET position = -1")
             connection.executemany(
                 "INSERT INTO cells (key, position, settings) VALUES (?, ?, ?)"
@@ -125,16 +118,14 @@ class Store:
             connection.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", list(here.items()))
             sealed = {name for (name,) in connection.execute("SELECT name FROM digests")}
             new = [key for key, *_ in known if key not in sealed]
-            early = {
-                key
-                for (key,) in connection.execute("SELECT key FROM cells WHERE finished IS NOT NULL")
-            }
+            found = connection.execute("SELECT key FROM cells WHERE finished IS NOT NULL")
+            early = {key for (key,) in found}
             self._seal(connection, *(key for key in new if key not in early), GRID, ABOUT)
 
     def add(
         self, cell: Cell, rows: list[Row], seconds: float, made: dict[str, str] | None = None
     ) -> None:
-        """A finished cell, its rows, and what they were made with (``provenance.made_with``), where
+        """A finished cell, its rows, and what they were made with (``made_with``), where
         that is known.
         """
         key = key_of(cell)
@@ -160,12 +151,7 @@ class Store:
 
     def finished(self) -> set[str]:
         """The keys of the cells of the grid whose rows are here."""
-        return {
-            key
-            for (key,) in self._read(
-                "SELECT key FROM cells WHERE finished IS NOT NULL AND position >= 0"
-            )
-        }
+        return {key for key, _ in self.times()}
 
     def errors(self) -> list[tuple[Cell, str]]:
         """The cells of the grid that raised when they were last tried."""
@@ -177,12 +163,8 @@ class Store:
 
     def seconds(self) -> float:
         """What the finished cells took, together."""
-        return float(
-            sum(
-                time
-                for (time,) in self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")
-            )
-        )
+        found = self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")
+        return float(sum(seconds for (seconds,) in found))
 
     def times(self) -> list[tuple[str, float]]:
         """The key of each finished cell of the grid, and the seconds that it took."""
@@ -234,23 +216,15 @@ class Store:
         return Rows(self._parsed(settings) | self._parsed(record) for settings, record in kept)
 
     def _grid(self) -> list[str]:
-        return [
-            key
-            for (key,) in self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")
-        ]
+        found = self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")
+        return [key for (key,) in found]
 
     def _read(self, query: str) -> list[Any]:
-        require(
-            self.path.is_file(),
-            "the store",
-            "exist",
-            f"{self.path} (no such file)",
-            "run the experiment first",
-            FileNotFoundError,
-        )
-        if (
-            self.path.stat().st_size == 0
-        ):  # a sweep is about to write its grid, or was killed before it did
+        if not self.path.is_file():
+            raise FileNotFoundError(
+                f"the store must exist, got {self.path} (no such file); run the experiment first"
+            )
+        if self.path.stat().st_size == 0:  # a sweep is about to write its grid, or was killed then
             return []
         with self._connection() as connection:
             connection.execute("BEGIN")  # the check and the query see one state of the file
@@ -330,11 +304,8 @@ class Store:
             finally:
                 connection.close()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            if type(error) not in (
-                sqlite3.DatabaseError,
-                sqlite3.OperationalError,
-                UnicodeDecodeError,
-            ):
+            own = sqlite3.DatabaseError, sqlite3.OperationalError, UnicodeDecodeError
+            if type(error) not in own:
                 raise  # no fault of the file
             raise Damaged(
                 f"{self.path} must be a whole store that can be opened, got: {error}; "

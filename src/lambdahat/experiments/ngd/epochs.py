@@ -21,11 +21,11 @@ from lambdahat.experiments.ngd.ngd_claims import (
     SMALLER,
     TITLES,
     beside_plots,
+    by_group,
     by_optimizer,
     curves,
     form_claims,
     group_of,
-    grouped,
     log_ratio,
     means,
     minima_table,
@@ -42,10 +42,10 @@ from lambdahat.experiments.ngd.ngd_runs import (
     RunPoint,
     Way,
     at_equal_loss,
-    measured,
+    measure,
     run_cells,
     subject_of,
-    trained_by_both,
+    train_both,
 )
 from lambdahat.operators.curvature import hessian
 from lambdahat.results.charts import Chart, short
@@ -72,7 +72,7 @@ def cells(scale: EpochsScale) -> list[Cell]:
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each optimiser and each of ``points`` equally spaced epochs."""
     subject = subject_of(cell, device)
-    ways = trained_by_both(subject)
+    ways = train_both(subject)
     return [row for way in ways for row in along(subject, way, cell["points"])]
 
 
@@ -82,14 +82,14 @@ def along(subject: NgdSubject, way: Way, points: int, bayes: bool = False) -> li
     for part in range(1, points + 1):
         point = way.at(part / points * way.end.epoch)
         place = {"at": "on the way", "part": part, "diverged": way.diverged}
-        rows.append({"optimizer": way.optimizer, **place, **measured(subject, point, bayes)})
+        rows.append({"optimizer": way.optimizer, **place, **measure(subject, point, bayes)})
         report(f"measuring {NAMES[way.optimizer]}", part, points)
     return rows
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """NGD above SGD at the end and over the epochs; λ̂ level at last while Tr H goes on falling."""
-    for group, part in grouped(rows).items():
+    for group, part in by_group(rows).items():
         yield from _higher(part, group)
         yield from _late(part, group)
 
@@ -125,7 +125,7 @@ def _late(rows: Rows, group: str) -> Iterator[Claim]:
 def tables(rows: Rows) -> Iterator[Table]:
     """Losses, λ̂ and Tr H over epochs, and where no minimum was."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace")
-    runs = grouped(rows, lambda row: f"{group_of(row)}, {NAMES[row['optimizer']]}")
+    runs = by_group(rows, lambda row: f"{group_of(row)}, {NAMES[row['optimizer']]}")
     lines = [
         (run, *epoch_line(part.where(part=place), columns))
         for run, part in runs.items()
@@ -148,7 +148,7 @@ def charts(rows: Rows) -> list[Chart]:
     return beside_plots(
         [
             over_epochs(f"{TITLES[column]}, {group}", part, column, names[column], source)
-            for group, part in grouped(rows).items()
+            for group, part in by_group(rows).items()
             for column, source in sources.items()
         ]
     )
@@ -211,7 +211,7 @@ def digits_run(cell: Cell, device: str) -> list[Row]:
     training loss.
     """
     subject = subject_of(cell, device)
-    ways = trained_by_both(subject)
+    ways = train_both(subject)
     rows = []
     for way, level in zip(ways, at_equal_loss(ways), strict=True):
         found = along(subject, way, cell["points"])
@@ -219,7 +219,7 @@ def digits_run(cell: Cell, device: str) -> list[Row]:
             {**row, **_spectrum(subject, way.at(row["epoch"]), cell["depth"])} for row in found
         ]
         rows[-1]["at"] = "end"
-        equal = found[-1] if level is way.end else measured(subject, level)
+        equal = found[-1] if level is way.end else measure(subject, level)
         rows.append({"optimizer": way.optimizer, **equal, "at": "equal loss"})
     return rows
 

@@ -165,7 +165,7 @@ def form_claim(rows: Rows, form: ClaimForm, where: str = "") -> Claim:
     if form.minima:
         spoilt = {tuple(row[key] for key in RUN) for row in part if row[flag_of(form.column)]}
         part = Rows(row for row in part if tuple(row[key] for key in RUN) not in spoilt)
-    reading = paired(part, form.column, {"optimizer": "ngd"}, {"optimizer": "sgd"})
+    reading = mean_gap(part, form.column, {"optimizer": "ngd"}, {"optimizer": "sgd"})
     reason = unmet(by_optimizer(part), form.column)
     if form.minima and reading.count < 2:
         reason = f"{reading.count} of {len(rows.where(at=form.at)) // 2} pairs are minima"
@@ -202,12 +202,14 @@ def dimension(row: Row) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def paired(rows: Rows, column: str, upper: Row, lower: Row) -> Reading:
+def mean_gap(rows: Rows, column: str, upper: Row, lower: Row) -> Reading:
     """The mean over runs of a column where ``upper`` holds less that where ``lower`` holds."""
-    return paired_difference(keyed(rows.where(**upper), column), keyed(rows.where(**lower), column))
+    return paired_difference(
+        by_run(rows.where(**upper), column), by_run(rows.where(**lower), column)
+    )
 
 
-def keyed(rows: Rows, column: str) -> dict[Any, float]:
+def by_run(rows: Rows, column: str) -> dict[Any, float]:
     """A number for each run; a run has one row here."""
     return {
         tuple(row[key] for key in RUN): float(row[column])
@@ -219,7 +221,7 @@ def keyed(rows: Rows, column: str) -> dict[Any, float]:
 def log_ratio(upper: Rows, lower: Rows, column: str) -> Reading:
     """The mean over runs of ln(upper/lower); a run where either is not positive has none."""
     logs = [
-        {key: math.log(x) if x > 0 else math.nan for key, x in keyed(rows, column).items()}
+        {key: math.log(x) if x > 0 else math.nan for key, x in by_run(rows, column).items()}
         for rows in (upper, lower)
     ]
     return paired_difference(*logs)
@@ -236,7 +238,7 @@ def group_of(row: Row) -> str:
     return f"{name} on {NAMES[row['data']]}"
 
 
-def grouped(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Rows]:
+def by_group(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Rows]:
     """The rows by their group, in order of appearance."""
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -266,7 +268,7 @@ def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) 
     """The means over seeds of what was measured, by group, place and optimiser."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "wbic")
     lines = []
-    for group, part in grouped(rows, name).items():
+    for group, part in by_group(rows, name).items():
         for at in part.distinct("at"):
             for optimizer in part.distinct("optimizer"):
                 here = part.where(at=at, optimizer=optimizer)
@@ -313,7 +315,7 @@ def beside_plots(charts: Sequence[Chart]) -> list[Chart]:
 
 def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
     """SGD beside NGD, a pair of bars for each group."""
-    groups = grouped(rows.where(at=at))
+    groups = by_group(rows.where(at=at))
     series = []
     for optimizer in ("sgd", "ngd"):
         found = [

@@ -1,8 +1,8 @@
 """Networks of the NGD paper: trained by SGD and by NGD from the same start on the same batches, and
 what the paper measures at a point of a run.
 
-``subject_of`` makes the network and the data of a cell, ``trained`` a run with about 100 points of
-its way, and ``measured`` a row of one point: λ̂ at two temperatures, Tr H, WBIC, losses, and G_n,
+``subject_of`` makes the network and the data of a cell, ``train_run`` a run with about 100 points
+of its way, and ``measure`` a row of one point: λ̂ at two temperatures, Tr H, WBIC, losses, and G_n,
 which the paper lacked. ``train_together`` trains many runs at once and leaves them in a folder.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +263,7 @@ def network(name: str, hidden: Sequence[int], inputs: int, classes: int, seed: i
     return mlp([inputs, *hidden, classes], seed=seed)
 
 
-def trained(
+def train_run(
     subject: NgdSubject,
     optimizer: str,
     start: Tensor | None = None,
@@ -301,10 +302,10 @@ def trained(
     return Way(optimizer, tuple(kept.points), norms, run.ended == "diverged")
 
 
-def trained_by_both(subject: NgdSubject) -> list[Way]:
+def train_both(subject: NgdSubject) -> list[Way]:
     """The runs of SGD and of NGD from the model's parameters as they are."""
     start = subject.problem.vector.clone()
-    return [trained(subject, optimizer, start) for optimizer in ("sgd", "ngd")]
+    return [train_run(subject, optimizer, start) for optimizer in ("sgd", "ngd")]
 
 
 def at_equal_loss(ways: Sequence[Way]) -> list[RunPoint]:
@@ -320,7 +321,7 @@ def _chosen(setting: NgdSetting, changes: Row) -> Row:
     }
 
 
-def compared(subject: NgdSubject, ways: Sequence[Way], labels: Sequence[Row]) -> list[Row]:
+def compare_ends(subject: NgdSubject, ways: Sequence[Way], labels: Sequence[Row]) -> list[Row]:
     """Two rows of each run: where it ended (``at`` "end"), and at the highest loss at which any
     ended ("equal loss").
 
@@ -330,8 +331,8 @@ def compared(subject: NgdSubject, ways: Sequence[Way], labels: Sequence[Row]) ->
     gamma = rule_at(subject, ways[0].end)
     for way, label, equal in zip(ways, labels, at_equal_loss(ways), strict=True):
         about = {**label, "optimizer": way.optimizer, "diverged": way.diverged}
-        end = measured(subject, way.end, gamma=gamma)
-        other = end if equal is way.end else measured(subject, equal, gamma=gamma)
+        end = measure(subject, way.end, gamma=gamma)
+        other = end if equal is way.end else measure(subject, equal, gamma=gamma)
         rows += [{**about, "at": "end", **end}, {**about, "at": "equal loss", **other}]
         report("measuring", len(rows) // 2, len(ways))
     return rows
@@ -349,7 +350,7 @@ def rule_at(subject: NgdSubject, point: RunPoint) -> float | None:
     return default_localization(problem, problem.num_samples / math.log(problem.num_samples))[0]
 
 
-def measured(
+def measure(
     subject: NgdSubject, point: RunPoint, bayes: bool = False, gamma: float | None = None
 ) -> Row:
     """A row of one point.
@@ -402,11 +403,8 @@ def _coefficient(
 
 def _bayes(problem: Problem, held_out: Problem, subject: NgdSubject) -> Row:
     found = bayes_criteria(problem, held_out, seed=subject.seed, **_sampling(problem, subject))
-    return {
-        "g_n": float(found.g_n),
-        "g_n_stderr": found.g_n_draws_error,
-        "g_n_status": found.status.name,
-    }
+    values = float(found.g_n), found.g_n_draws_error, found.status.name
+    return dict(zip(("g_n", "g_n_stderr", "g_n_status"), values, strict=True))
 
 
 def _sampling(problem: Problem, subject: NgdSubject) -> dict[str, Any]:
@@ -416,25 +414,13 @@ def _sampling(problem: Problem, subject: NgdSubject) -> dict[str, Any]:
     The mode is named: timing modes would change the bits.
     """
     setting = subject.setting
-    mode = "auto" if problem.device.type == "cuda" else "sequential"
+    batch = min(setting.sampled_batch, problem.num_samples)
+    shared = {"batch_size": batch, "chains": setting.chains, "localization": setting.localization}
     if setting.tol is not None:
-        return {
-            "chains": setting.chains,
-            "tol": setting.tol,
-            "max_gradients": setting.max_gradients,
-            "batch_size": min(setting.sampled_batch, problem.num_samples),
-            "localization": setting.localization,
-        }
-    return {
-        "chains": setting.chains,
-        "draws": setting.draws,
-        "burn_in": setting.burn_in,
-        "kernel": "sgld",
-        "batch_size": min(setting.sampled_batch, problem.num_samples),
-        "localization": setting.localization,
-        "step_size": setting.step_size,
-        "mode": mode,
-    }
+        return shared | {"tol": setting.tol, "max_gradients": setting.max_gradients}
+    mode = "auto" if problem.device.type == "cuda" else "sequential"
+    lengths = {"draws": setting.draws, "burn_in": setting.burn_in}
+    return shared | lengths | {"kernel": "sgld", "step_size": setting.step_size, "mode": mode}
 
 
 _folder: Path | None = None
@@ -442,7 +428,7 @@ _folder: Path | None = None
 
 @contextmanager
 def kept_in(folder: Path) -> Iterator[None]:
-    """Let ``trained`` take runs from a folder, and train none."""
+    """Let ``train_run`` take runs from a folder, and train none."""
     global _folder
     before, _folder = _folder, folder
     try:
@@ -453,7 +439,7 @@ def kept_in(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StackedRun:
-    """One run among those of ``train_together``: that of ``trained`` with the same arguments."""
+    """One run among those of ``train_together``: that of ``train_run`` with the same arguments."""
 
     cell: Cell
     start: Tensor | None = None
@@ -469,7 +455,7 @@ def train_together(
     milestones: Sequence[int],
     reached: Callable[[int], None] | None = None,
 ) -> list[Way]:
-    """Train runs of one network, data set and optimiser at once, each as ``trained`` would, and
+    """Train runs of one network, data set and optimiser at once, each as ``train_run`` would, and
     leave them in a folder.
 
     Rate, α and ε may differ between members. The runs are written at each of ``milestones``, in
@@ -520,18 +506,8 @@ def train_together(
                 vectors.append(_vectors(model))
         norms.append((stepped.norms / steps).cpu())
         if epoch + 1 in milestones:
-            ways = [
-                Way(
-                    optimizer,
-                    *_finite(
-                        places,
-                        [loss[index] for loss in losses],
-                        [found[index] for found in vectors],
-                        [float(norm[index]) for norm in norms],
-                    ),
-                )
-                for index in range(len(members))
-            ]
+            columns = places, losses, vectors, norms
+            ways = [_way(optimizer, index, *columns) for index in range(len(members))]
             for about, way in zip(abouts, ways, strict=True):
                 _keep(folder, about, way, epoch + 1)
             if reached is not None:
@@ -613,17 +589,20 @@ def _vectors(model: StackedModel) -> Tensor:
     ).cpu()
 
 
-def _finite(
-    places: list[float], losses: list[float], vectors: list[Tensor], norms: list[float]
-) -> tuple[tuple[RunPoint, ...], tuple[float, ...], bool]:
-    """The points of a run up to where its loss is not finite, its update norms, and whether it is
-    not.
-    """
-    points = [RunPoint(*found) for found in zip(places, losses, vectors, strict=True)]
-    count = next(
-        (index for index, loss in enumerate(losses) if not math.isfinite(loss)), len(losses)
-    )
-    return tuple(points[:count]), tuple(norms), count < len(losses)
+def _way(
+    optimizer: str,
+    index: int,
+    places: list[float],
+    losses: list[list[float]],
+    vectors: list[Tensor],
+    norms: list[Tensor],
+) -> Way:
+    """The run of one member, up to where its loss is not finite."""
+    found = zip(places, losses, vectors, strict=True)
+    points = [RunPoint(place, loss[index], vector[index]) for place, loss, vector in found]
+    kept = tuple(takewhile(lambda point: math.isfinite(point.loss), points))
+    steps = tuple(float(norm[index]) for norm in norms)
+    return Way(optimizer, kept, steps, len(kept) < len(points))
 
 
 def _about(
@@ -633,17 +612,9 @@ def _about(
     chosen = _chosen(setting, changes)
     names = ("rate",) if optimizer == "sgd" else ("rate", "alpha", "epsilon")
     origin = hashlib.blake2b(start.detach().cpu().numpy().tobytes(), digest_size=16).hexdigest()
-    about = {
-        "data": setting.data,
-        "training": setting.training,
-        "batch": setting.batch,
-        "seed": seed,
-    }
-    return (
-        about
-        | {"optimizer": optimizer, "start": origin, "stage": stage}
-        | {name: chosen[name] for name in names}
-    )
+    about = {name: getattr(setting, name) for name in ("data", "training", "batch")}
+    about |= {"seed": seed, "optimizer": optimizer, "start": origin, "stage": stage}
+    return about | {name: chosen[name] for name in names}
 
 
 def _file(folder: Path, about: Row) -> Path:
@@ -698,33 +669,22 @@ def _read(path: Path, data: str) -> Row:
 
 def _digest(record: Row) -> str:
     rest = {name: value for name, value in record.items() if name != "vectors"}
-    return digest(
-        f"{digest_tensors({'': record['vectors']})} {json.dumps(rest, sort_keys=True)}".encode()
-    )[:32]
+    vectors = digest_tensors({"": record["vectors"]})
+    return digest(f"{vectors} {json.dumps(rest, sort_keys=True)}".encode())[:32]
 
 
 def _kept(folder: Path, about: Row, epochs: int) -> Way:
     """The first ``epochs`` epochs of a run in a folder."""
     path = _file(folder, about)
-    require(
-        path.is_file(),
-        "folder",
-        f"hold the run of {about}",
-        f"none in {folder}",
-        "train it first",
-        FileNotFoundError,
-    )
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"folder must hold the run of {about}, got none in {folder}; train it first"
+        )
     record = _read(path, about["data"])
-    require(
-        record["epochs"] >= epochs,
-        "epochs",
-        f"be {record['epochs']} at most for a run in {folder}",
-        epochs,
-    )
+    most = record["epochs"]
+    require(most >= epochs, "epochs", f"be {most} at most for a run in {folder}", epochs)
     count = sum(place <= epochs for place in record["places"])
-    points = tuple(
-        RunPoint(record["places"][index], record["losses"][index], record["vectors"][index])
-        for index in range(count)
-    )
+    found = zip(*(record[name][:count] for name in ("places", "losses", "vectors")), strict=True)
+    points = tuple(RunPoint(*each) for each in found)
     diverged = record["diverged"] and count == len(record["places"])
     return Way(record["optimizer"], points, tuple(record["norms"][:epochs]), diverged)

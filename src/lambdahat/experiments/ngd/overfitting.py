@@ -24,9 +24,9 @@ from lambdahat.experiments.ngd.ngd_claims import (
     SMALLER,
     TITLES,
     beside_plots,
+    by_group,
     by_optimizer,
     curve,
-    grouped,
     minima_table,
     unmet,
 )
@@ -38,7 +38,7 @@ from lambdahat.experiments.ngd.ngd_runs import (
     NgdSetting,
     run_cells,
     subject_of,
-    trained_by_both,
+    train_both,
 )
 from lambdahat.results.charts import Chart
 
@@ -71,7 +71,7 @@ def cells(scale: OverfittingScale) -> list[Cell]:
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each optimiser and each of ``points`` equally spaced epochs, with G_n."""
     subject = subject_of(cell, device)
-    ways, bayes = trained_by_both(subject), "tol" not in cell
+    ways, bayes = train_both(subject), "tol" not in cell
     return [row for way in ways for row in along(subject, way, cell["points"], bayes)]
 
 
@@ -117,7 +117,7 @@ def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
     unless asked for.
     """
     parts = []
-    for part in grouped(rows, lambda row: str([row[key] for key in RUN])).values():
+    for part in by_group(rows, lambda row: str([row[key] for key in RUN])).values():
         losses = part.values("validation_loss")
         late = part[losses.index(min(losses)) :]
         parts.append(Rows(row for row in late if interpolated or row["loss"] > INTERPOLATED))

@@ -19,9 +19,9 @@ from lambdahat.experiments.ngd.ngd_claims import (
     SMALLER,
     TITLES,
     beside_plots,
+    by_group,
+    by_run,
     curve,
-    grouped,
-    keyed,
     minima_table,
     points_table,
     unmet,
@@ -32,10 +32,10 @@ from lambdahat.experiments.ngd.ngd_runs import (
     WHOLE,
     Net,
     NgdSetting,
-    compared,
+    compare_ends,
     run_cells,
     subject_of,
-    trained,
+    train_run,
 )
 from lambdahat.results.charts import Chart
 
@@ -67,9 +67,9 @@ def run(cell: Cell, device: str) -> list[Row]:
     """Rows of SGD and of NGD at every value, at the end and at equal training loss."""
     subject = subject_of(cell, device)
     start = subject.problem.vector.clone()
-    ways = [trained(subject, "sgd", start)]
-    ways += [trained(subject, "ngd", start, **{cell["sweep"]: value}) for value in cell["values"]]
-    return compared(subject, ways, [{}, *({"value": value} for value in cell["values"])])
+    ways = [train_run(subject, "sgd", start)]
+    ways += [train_run(subject, "ngd", start, **{cell["sweep"]: value}) for value in cell["values"]]
+    return compare_ends(subject, ways, [{}, *({"value": value} for value in cell["values"])])
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
@@ -78,15 +78,15 @@ def claims(rows: Rows) -> Iterator[Claim]:
         end, equal = (rows.where(sweep=sweep, at=at) for at in ("end", "equal loss"))
         for column in ("llc_batch", "llc"):
             words = f"{QUANTITIES[column]} falls as {letter} grows, per decade"
-            reason = unmet(grouped(end.where(optimizer="ngd"), _named), column)
+            reason = unmet(by_group(end.where(optimizer="ngd"), _named), column)
             yield Claim(words, source, "falls", falls(end, column), "below", unmet=reason)
             most = f"{QUANTITIES[column]} at the largest {letter} is SGD's, within {NEAR:.0%}"
-            reading, reason = approach(end, column), unmet(grouped(_ends(end), _named), column)
+            reading, reason = approach(end, column), unmet(by_group(_ends(end), _named), column)
             bounds = "within", 0.0, NEAR
             yield Claim(most, "§3.2", "approaches λ_SGD", reading, *bounds, unmet=reason)
             words = f"{words}, at equal training loss"
             reading = falls(equal, column)
-            reason = unmet(grouped(equal.where(optimizer="ngd"), _named), column)
+            reason = unmet(by_group(equal.where(optimizer="ngd"), _named), column)
             yield Claim(words, HERE, "not compared", reading, "below", unmet=reason, own=True)
 
 
@@ -98,7 +98,7 @@ def _ends(rows: Rows) -> Rows:
 
 def falls(rows: Rows, column: str) -> Reading:
     """The mean over runs of the slope of a column over log₁₀ of the value swept."""
-    runs = grouped(rows.where(optimizer="ngd"), lambda row: str([row[key] for key in RUN]))
+    runs = by_group(rows.where(optimizer="ngd"), lambda row: str([row[key] for key in RUN]))
     slopes = [
         slope([math.log10(value) for value in part.values("value")], part.values(column)).value
         for part in runs.values()
@@ -108,7 +108,7 @@ def falls(rows: Rows, column: str) -> Reading:
 
 def approach(rows: Rows, column: str) -> Reading:
     """The mean over runs of (NGD at the largest value − SGD)/|SGD|."""
-    upper, lower = (keyed(_ends(rows).where(optimizer=name), column) for name in ("ngd", "sgd"))
+    upper, lower = (by_run(_ends(rows).where(optimizer=name), column) for name in ("ngd", "sgd"))
     return mean_of([(upper[key] - lower[key]) / abs(lower[key]) for key in upper])
 
 

@@ -27,15 +27,15 @@ from lambdahat.experiments.ngd.ngd_claims import (
     SMALLER,
     TITLES,
     beside_plots,
+    by_group,
     by_optimizer,
+    by_run,
     curve,
     group_of,
-    grouped,
-    keyed,
     log_ratio,
+    mean_gap,
     means,
     minima_table,
-    paired,
     unmet,
 )
 from lambdahat.experiments.ngd.ngd_runs import (
@@ -48,10 +48,10 @@ from lambdahat.experiments.ngd.ngd_runs import (
     NgdSubject,
     Way,
     at_equal_loss,
-    measured,
+    measure,
     run_cells,
     subject_of,
-    trained,
+    train_run,
 )
 from lambdahat.results.charts import Chart
 
@@ -112,19 +112,19 @@ def run(cell: Cell, device: str) -> list[Row]:
     loss.
     """
     subject = subject_of(cell, device)
-    before = trained(subject, "sgd", stage="before", epochs=cell["before"])
+    before = train_run(subject, "sgd", stage="before", epochs=cell["before"])
     return _after_split(subject, cell, before)
 
 
 def late_run(cell: Cell, device: str) -> list[Row]:
     """The same, after a row at three quarters of the approach."""
     subject = subject_of(cell, device)
-    quick = trained(subject, "sgd", stage="approach", rate=cell["quick"], epochs=cell["approach"])
-    slow = trained(subject, "sgd", quick.end.vector, "before", epochs=cell["before"])
+    quick = train_run(subject, "sgd", stage="approach", rate=cell["quick"], epochs=cell["approach"])
+    slow = train_run(subject, "sgd", quick.end.vector, "before", epochs=cell["before"])
     point = quick.at((1 - QUARTER) * cell["approach"])
     about = {"branch": "before", "optimizer": "sgd", "at": "before", "part": 0}
     epoch = point.epoch - cell["approach"] - cell["before"]
-    first = {**about, **measured(subject, point), "epoch": epoch}
+    first = {**about, **measure(subject, point), "epoch": epoch}
     return [first, *_after_split(subject, cell, slow)]
 
 
@@ -132,12 +132,14 @@ def _after_split(subject: NgdSubject, cell: Cell, first: Way) -> list[Row]:
     """The rows of branches that go on from the end of ``first``."""
     split = first.end
     about = {"optimizer": "sgd", "at": "split", "part": 0, "update_norm": first.update_norms[-1]}
-    rows: list[Row] = [{"branch": "split", **about, **measured(subject, split), "epoch": 0.0}]
+    rows: list[Row] = [{"branch": "split", **about, **measure(subject, split), "epoch": 0.0}]
     ways: dict[str, Way] = {}
     ends: dict[str, Row] = {}
     for optimizer, factor in FIGURES[cell["figure"]]:
         name = f"{NAMES[optimizer]} ×{factor}"
-        ways[name] = trained(subject, optimizer, split.vector, "after", rate=cell["rate"] * factor)
+        ways[name] = train_run(
+            subject, optimizer, split.vector, "after", rate=cell["rate"] * factor
+        )
         found = along(subject, ways[name], cell["points"])
         ends[name] = {key: value for key, value in found[-1].items() if key not in PLACE}
         norms = _means(ways[name].update_norms, cell["points"])
@@ -145,7 +147,7 @@ def _after_split(subject: NgdSubject, cell: Cell, first: Way) -> list[Row]:
     most = FIGURES[cell["figure"]][-1][1]
     pair = [f"{NAMES[optimizer]} ×{most}" for optimizer in ("sgd", "ngd")]
     for name, point in zip(pair, at_equal_loss([ways[name] for name in pair]), strict=True):
-        equal = ends[name] if point is ways[name].end else measured(subject, point)
+        equal = ends[name] if point is ways[name].end else measure(subject, point)
         place = {"branch": name, "optimizer": ways[name].optimizer, "at": "equal loss"}
         rows.append({**place, **equal})
     return rows
@@ -171,11 +173,11 @@ def claims(rows: Rows) -> Iterator[Claim]:
 
 def _same_rate(rows: Rows) -> Iterator[Claim]:
     end, split = _end_of(rows), rows.where(branch="split")
-    both = {"the split": split, **grouped(end, lambda row: row["branch"])}
+    both = {"the split": split, **by_group(end, lambda row: row["branch"])}
     for column, words in WORDS.items():
         sentence = f"after the split λ̂ rises more by NGD than by SGD, {words}"
         printed, reason = "steadily increases, SGD slower", unmet(both, column)
-        reading = paired(end, column, {"branch": "NGD ×1"}, {"branch": "SGD ×1"})
+        reading = mean_gap(end, column, {"branch": "NGD ×1"}, {"branch": "SGD ×1"})
         yield Claim(sentence, "Figure 4b", printed, reading, unmet=reason)
     sentence = (
         f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch (log-ratio)"
@@ -196,7 +198,7 @@ def _rates(rows: Rows) -> Iterator[Claim]:
             ("SGD ×100", "§3.3", "due to the nature of NGD"),
         ):
             sentence = f"λ̂ of NGD at 100 times the rate is above that of {low}, {words}"
-            reading = paired(end, column, {"branch": "NGD ×100"}, {"branch": low})
+            reading = mean_gap(end, column, {"branch": "NGD ×100"}, {"branch": low})
             reason = _untestable(rows, column, ("NGD ×100", low))
             yield Claim(sentence, source, printed, reading, unmet=reason)
         sentence = (
@@ -207,7 +209,7 @@ def _rates(rows: Rows) -> Iterator[Claim]:
         reason = _untestable(rows, column, ("SGD ×100", "SGD ×1"))
         yield Claim(sentence, "Figure 6b", "does not increase", reading, *bounds, unmet=reason)
         sentence = f"at equal training loss λ̂ of NGD ×100 is above that of SGD ×100, {words}"
-        reading = paired(equal, column, {"branch": "NGD ×100"}, {"branch": "SGD ×100"})
+        reading = mean_gap(equal, column, {"branch": "NGD ×100"}, {"branch": "SGD ×100"})
         reason = unmet(by_optimizer(equal), column)
         yield Claim(sentence, HERE, "not compared", reading, unmet=reason, own=True)
     sentence = "the validation loss of SGD falls when its rate is raised (log-ratio to SGD ×1)"
@@ -233,12 +235,12 @@ def late_claims(rows: Rows) -> Iterator[Claim]:
         reason = _untestable(rows, column, ("NGD ×1", "SGD ×1"))
         yield Claim(sentence, "Figure 5a", "behave similarly", reading, *bounds, unmet=reason)
         sentence = f"λ̂ of NGD at 10 times the rate is above that of NGD ×1, {words}"
-        reading = paired(end, column, {"branch": "NGD ×10"}, {"branch": "NGD ×1"})
+        reading = mean_gap(end, column, {"branch": "NGD ×10"}, {"branch": "NGD ×1"})
         reason = _untestable(rows, column, ("NGD ×10", "NGD ×1"))
         yield Claim(sentence, "Figure 5b", "increases faster", reading, unmet=reason)
         sentence = f"λ̂ of NGD at 100 times the rate ends above that at the split, {words}"
         both = Rows([*fast, *split])
-        reading = paired(both, column, {"branch": "NGD ×100"}, {"branch": "split"})
+        reading = mean_gap(both, column, {"branch": "NGD ×100"}, {"branch": "split"})
         reason = _untestable(rows, column, ("NGD ×100",))
         yield Claim(sentence, "Figure 5c", "rises", reading, unmet=reason)
     raised, course = end.where(branch="SGD ×100"), rows.where(branch="SGD ×100", at="on the way")
@@ -266,7 +268,7 @@ def _unsettled(rows: Rows, column: str) -> str:
     """Why λ̂ has not settled at the split, where a row "before" it tells: it still changed in
     half or more of runs.
     """
-    early, late = (keyed(rows.where(branch=branch), column) for branch in ("before", "split"))
+    early, late = (by_run(rows.where(branch=branch), column) for branch in ("before", "split"))
     known = [key for key in late if key in early]
     moving = sum(not _near(late[key], early[key]) for key in known)
     if not known or 2 * moving < len(known):
@@ -287,7 +289,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     """The split and the end of every branch, and where no minimum was."""
     columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "update_norm")
     lines = []
-    for figure, group in grouped(rows, lambda row: f"{row['figure']}: {group_of(row)}").items():
+    for figure, group in by_group(rows, lambda row: f"{row['figure']}: {group_of(row)}").items():
         for branch in group.distinct("branch"):
             part = group.where(branch=branch)
             end = _end_of(part.where(at=["before", "split", "on the way"]))
@@ -303,7 +305,7 @@ def charts(rows: Rows) -> list[Chart]:
     """λ̂, update norm and validation loss of every branch over epochs after the split."""
     names = {**QUANTITIES, "update_norm": "update norm", "validation_loss": "validation loss"}
     out = []
-    for number, part in grouped(rows, lambda row: row["figure"]).items():
+    for number, part in by_group(rows, lambda row: row["figure"]).items():
         figure = f"Figures {number}" if " and " in number else f"Figure {number}"
         split, way = part.where(branch="split"), part.where(at="on the way")
         for column in ("llc_batch", "llc", "update_norm", "validation_loss"):

@@ -22,10 +22,10 @@ from lambdahat.experiments.ngd.ngd_claims import (
     TITLES,
     bars,
     beside_plots,
+    by_group,
     criterion_claims,
     curves,
     form_claims,
-    grouped,
     minima_table,
     points_table,
     survival,
@@ -36,10 +36,10 @@ from lambdahat.experiments.ngd.ngd_runs import (
     WHOLE,
     Net,
     NgdSetting,
-    compared,
+    compare_ends,
     run_cells,
     subject_of,
-    trained_by_both,
+    train_both,
 )
 from lambdahat.results.charts import Chart
 
@@ -89,12 +89,12 @@ def width_cells(scale: WidthsScale) -> list[Cell]:
 def run(cell: Cell, device: str) -> list[Row]:
     """Rows of both optimisers, at the end and at equal training loss."""
     subject = subject_of(cell, device)
-    return compared(subject, trained_by_both(subject), [{}, {}])
+    return compare_ends(subject, train_both(subject), [{}, {}])
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """Every form of the claim for every network and data set, and WBIC against BIC."""
-    for group, part in grouped(rows).items():
+    for group, part in by_group(rows).items():
         yield from form_claims(part, group)
         yield from criterion_claims(part, group)
 
@@ -109,7 +109,7 @@ def width_claims(rows: Rows) -> Iterator[Claim]:
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Which form survives, what was measured, and where no minimum was."""
-    yield survival(grouped(rows), list(claims(rows)))
+    yield survival(by_group(rows), list(claims(rows)))
     yield points_table(rows, "SGD and NGD, mean ± standard error over seeds")
     yield minima_table(rows)
 

@@ -16,7 +16,16 @@ import numpy as np
 from scipy.optimize import minimize
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds, settings_of
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    curve,
+    grid,
+    logs,
+    over_seeds,
+    settings_of,
+)
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, notes
 from lambdahat.results import Array
@@ -44,11 +53,7 @@ class MmseScale:
 def cells(config: MmseScale) -> list[Cell]:
     """Model × seed."""
     shared = settings_of(config, "seeds")
-    return [
-        {**shared, "model": model, "seed": seed}
-        for model in (LINEAR, NEURON)
-        for seed in range(config.seeds)
-    ]
+    return grid(shared, model=(LINEAR, NEURON), seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:

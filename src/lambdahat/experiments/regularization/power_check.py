@@ -5,7 +5,7 @@ regularization thesis).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, power_iteration
-from lambdahat.experiments.kit.cells import Cell, Row, Rows
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, grid, settings_of
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size, notes
 from lambdahat.models.perceptrons import mlp
@@ -45,9 +45,7 @@ class PowerCheckScale:
 
 def cells(config: PowerCheckScale) -> list[Cell]:
     """A cell for each seed."""
-    fields = asdict(config)
-    count = fields.pop("seeds")
-    return [{**fields, "seed": seed} for seed in range(count)]
+    return grid(settings_of(config, "seeds"), seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:

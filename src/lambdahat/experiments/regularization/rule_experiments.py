@@ -33,8 +33,13 @@ from lambdahat.experiments.regularization.learning_rules import (
     RULES,
     SETTINGS,
 )
-from lambdahat.experiments.regularization.rule_charts import charts_of, tables_of
-from lambdahat.experiments.regularization.rule_claims import READ, RULE, claims_of
+from lambdahat.experiments.regularization.rule_claims import (
+    READ,
+    RULE,
+    charts_of,
+    claims_of,
+    tables_of,
+)
 from lambdahat.experiments.regularization.rule_runs import (
     Pair,
     RulesScale,

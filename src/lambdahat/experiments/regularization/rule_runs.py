@@ -238,7 +238,7 @@ def early(row: Row, quantity: str) -> float:
     return sum(kept) / len(kept) if kept else math.nan
 
 
-def shortened(row: Row) -> Row:
+def short_row(row: Row) -> Row:
     """The row as it is stored: six digits, and beyond the first seeds the speed in place of the
     curves.
     """
@@ -338,7 +338,7 @@ def run_rules(task: RuleTask, cell: Cell, device: str) -> list[Row]:
             report(f"{task.name} {cell['activation']}", epoch + 1, cell["epochs"])
     _record(curves, _measured(task, stack, training, test))
     return [
-        shortened(
+        short_row(
             {"rule": label, "seed": seed}
             | _row(task, stack, training, cell, curves, epochs, (member, place))
         )
