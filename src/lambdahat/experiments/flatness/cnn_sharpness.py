@@ -45,8 +45,8 @@ from lambdahat.experiments.kit.experiment import (
     FLATNESS,
     Experiment,
     Size,
-    notes,
     saturated,
+    sentences,
     subject,
 )
 from lambdahat.experiments.kit.training import Images, train_by_sgd
@@ -281,7 +281,7 @@ def decay_charts(rows: Rows) -> Iterator[Chart]:
 _TINY: dict[str, Any] = {"samples": 32, "depth": 6, "batch": 32}
 _SMALL: dict[str, Any] = {"samples": 256, "depth": 30, "batch": 32}
 _WHOLE: dict[str, Any] = {"samples": 1024, "depth": 100, "augmented": True, "precision": "bfloat16"}
-_DECAY_NOTES = notes(f"""
+_DECAY_NOTES = sentences(f"""
     Reduced at the paper's scale: 100 epochs of CIFAR-100 where the paper has 300.
     On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000 images of
       8 × 8.
@@ -479,7 +479,7 @@ def gadam_charts(rows: Rows) -> Iterator[Chart]:
         yield spectra(f"Spectrum in {mode} mode", first, "{optimizer}", source)
 
 
-_GADAM_NOTES = notes(f"""
+_GADAM_NOTES = sentences(f"""
     Reduced at the paper's scale: 100 epochs; averages begin after the share 161/300 of them.
     On a CPU a small WideResNet and 1,000 images of 8 × 8 in place of VGG-16 with batch norm.
     SGD: rate 0.1, L2 decay 3e-4. Gadam: rate 5e-4, decoupled decay 0.25. The paper prints two

@@ -18,7 +18,7 @@ from torch import Tensor
 from lambdahat._core.rng import generator
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, gap, over_seeds
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, notes
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, sentences
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart, Series
@@ -230,7 +230,7 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    notes("""
+    sentences("""
         L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.
         Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank
           and λ₁ do.

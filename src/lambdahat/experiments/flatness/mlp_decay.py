@@ -33,7 +33,7 @@ from lambdahat.experiments.kit.claims import (
     least_decades,
     mean_of,
 )
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes, subject
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Watch,
     curvature_problem,
@@ -221,7 +221,7 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        *notes("""
+        *sentences("""
             784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden
               layer of 100 units.
             784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and

@@ -27,7 +27,7 @@ from lambdahat.experiments.kit.cells import (
     spectra,
 )
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes, subject
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Watch,
     curvature_problem,
@@ -342,7 +342,7 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    notes("""
+    sentences("""
         CIFAR-10 in place of CIFAR-100, 30 epochs of the paper's 225 and 300, weight decay 5e-4.
         Exact ranks: even or odd digits, with more images than parameters and a bound well below
           both.

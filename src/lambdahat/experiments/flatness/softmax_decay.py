@@ -29,7 +29,7 @@ from lambdahat.experiments.kit.claims import (
     mean_of,
     paired_difference,
 )
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, notes
+from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, sentences
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results.charts import Chart, Series, short
@@ -292,7 +292,7 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (
-        *notes("""
+        *sentences("""
             Batches of 128: the paper does not say.
             45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the
               rest is unused.

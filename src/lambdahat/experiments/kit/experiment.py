@@ -7,11 +7,9 @@ and charts that read the rows.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import cleandoc
 from textwrap import dedent
 from typing import Any
 
@@ -251,11 +249,6 @@ LEAST = 3  # seeds of a setting that lacks some, to be judged beside others
 
 def _list_of(read: Callable[[Rows], Iterable[Any]], rows: Rows) -> list[Any]:
     return list(read(rows))
-
-
-def notes(text: str) -> tuple[str, ...]:
-    """The lines of a text, each a note; an indented line goes on with the one before."""
-    return tuple(re.sub(r"\n +", " ", cleandoc(text)).split("\n"))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lambdahat._core.progress import report
 from lambdahat.estimators._spectrum import spectrum
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, stems
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
 from lambdahat.experiments.ngd.ngd_claims import (
     ASSUMED,
     HEADINGS,
@@ -159,7 +159,7 @@ def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) ->
     return Chart(title, "epoch", words, curves(rows, "epoch", column), source=source)
 
 
-_EPOCHS_NOTES = notes("""
+_EPOCHS_NOTES = sentences("""
     Which network Figure 2 shows, and for how many epochs, the text does not say.
     The comparison over all epochs, which the captions of Figure 2 make, was added after the cpu
       runs were seen.

@@ -20,7 +20,7 @@ from lambdahat.experiments.kit.claims import (
     mean_of,
     paired_difference,
 )
-from lambdahat.experiments.kit.experiment import notes
+from lambdahat.experiments.kit.experiment import sentences
 from lambdahat.experiments.ngd.ngd_runs import SIDE, TEMPERATURES, WORDS, network
 from lambdahat.results.charts import Chart, Series
 
@@ -59,7 +59,7 @@ CLASSES = 10  # of all data sets here
 CHANCE = math.log(CLASSES)  # the loss of guessing
 LEARNT = CHANCE / 2
 INTERPOLATED = CHANCE / 100
-ASSUMED = notes(f"""
+ASSUMED = sentences(f"""
     Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay: the
       paper does not say.
     The online natural gradient (Eqs. 6 and 7) with its default rank, period and forgetting,

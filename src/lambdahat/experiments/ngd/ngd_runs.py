@@ -40,9 +40,8 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
 from lambdahat.results import Status
-from lambdahat.sampling.estimand import default_localization
-from lambdahat.singular.coefficient import llc
-from lambdahat.singular.criteria import bayes_criteria
+from lambdahat.singular._llc import default_localization, llc
+from lambdahat.singular.bayes import bayes_criteria
 from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, Stepped
 from lambdahat.training.feeding import epoch_order
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
 from lambdahat.experiments.ngd.epochs import along, epoch_line, over_epochs
 from lambdahat.experiments.ngd.ngd_claims import (
     ASSUMED,
@@ -183,7 +183,7 @@ def charts(rows: Rows) -> list[Chart]:
 _FEW = replace(SMALL, data="fashion-mnist", training=1024, epochs=400)
 _LONG = replace(WHOLE, data="fashion-mnist", epochs=200)
 
-_OVERFITTING_NOTES = notes(f"""
+_OVERFITTING_NOTES = sentences(f"""
     Which network Figures 7 and 8 show, and for how many epochs, the text does not say.
     G_n by chains at β = 1 with the same γ, read on the held-out images.
     Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms

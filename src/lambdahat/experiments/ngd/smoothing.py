@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
 from lambdahat.experiments.ngd.ngd_claims import (
     ASSUMED,
     HERE,
@@ -148,7 +148,7 @@ def _chart(rows: Rows, sweep: str, column: str) -> Chart:
 
 _ALPHAS, _EPSILONS = (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-3, 0.1, 10.0)
 
-_SMOOTHING_NOTES = notes("""
+_SMOOTHING_NOTES = sentences("""
     The values of α and ε in Figure 3 are not in the text; ε is swept at α = 0.1.
     One hidden layer of 256 at paper scale: with two, NGD at α = 0.01 ends NOT_A_MINIMUM at
       nβ = n/ln n in three of five seeds of ngd-widths. γ = 100 alone.

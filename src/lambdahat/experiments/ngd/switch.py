@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
 from lambdahat.experiments.ngd.epochs import along
 from lambdahat.experiments.ngd.ngd_claims import (
     ASSUMED,
@@ -327,7 +327,7 @@ _LOG_RATIOS = (
     " too."
 )
 
-_SWITCH_NOTES = notes(f"""
+_SWITCH_NOTES = sentences(f"""
     Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.
     When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096 images at
       cpu scale).
@@ -363,7 +363,7 @@ SWITCH = Experiment(
     ),
 )
 
-_SWITCH_LATE_NOTES = notes(f"""
+_SWITCH_LATE_NOTES = sentences(f"""
     SGD at cpu scale splits at 5·10⁻⁴ in place of 10⁻⁴, and ×100 is 0.05 in place of 0.01.
     The paper comes to the split at one rate. Here SGD takes 156 epochs of 4,096 images at 0.01,
       which go as far as 3,120 at 5·10⁻⁴, and 100 at 5·10⁻⁴ (paper scale: 60 of 60,000 at 0.01,

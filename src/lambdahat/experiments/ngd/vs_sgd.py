@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Table
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, notes
+from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
 from lambdahat.experiments.ngd.ngd_claims import (
     ASSUMED,
     QUANTITIES,
@@ -151,7 +151,7 @@ _SMALL_LENET = replace(SMALL, training=1024, epochs=80, draws=80, burn_in=80, sa
 _SIZES = (Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01"))
 _BOTH = ("mnist", "fashion-mnist")
 
-_VS_SGD_NOTES = notes("""
+_VS_SGD_NOTES = sentences("""
     LeNet-5 at cpu scale: 1,024 images, and B = 128 where the perceptrons have B = 512.
     LeNet-5 at paper scale: at most 4,000 gradients for a λ̂, where 10,000 had been planned, and
       γ = 100 alone, not that of the rule: cut before the run to save time.
@@ -194,7 +194,7 @@ VS_SGD = Experiment(
     _SIZES,
 )
 
-_WIDTHS_NOTES = notes("""
+_WIDTHS_NOTES = sentences("""
     Widths and epochs: the text has neither.
     The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a
       p-value of 1.9·10⁻³¹, the largest over the sizes. A few seeds cannot come near it: it is

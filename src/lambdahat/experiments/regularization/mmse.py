@@ -27,7 +27,7 @@ from lambdahat.experiments.kit.cells import (
     settings_of,
 )
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, notes
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, sentences
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart
 
@@ -273,7 +273,7 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    notes("""
+    sentences("""
         Gaussian noise of known σ = 0.5; inputs of standard deviations 1 to 0.1. λ = 1, as in Eq.
           3.5.
         Under the prior N(0, I⁻¹) of Eq. 3.2 the Metric solution is half of least squares.

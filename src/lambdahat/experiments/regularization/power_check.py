@@ -16,7 +16,7 @@ from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, power_iteration
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, grid, settings_of
 from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size, notes
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size, sentences
 from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
@@ -180,7 +180,7 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    notes("""
+    sentences("""
         ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1, batches of
           64).
         Eigenvalues are ordered by magnitude, as a power method finds them; values are Rayleigh–Ritz

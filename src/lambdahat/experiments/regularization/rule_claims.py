@@ -14,7 +14,7 @@ from scipy.stats import kendalltau, spearmanr
 
 from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import notes
+from lambdahat.experiments.kit.experiment import sentences
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     ACCURACY,
@@ -468,7 +468,7 @@ def _statement(line: str) -> Statement:
 
 
 CLAIMS: dict[str, tuple[Statement, ...]] = {
-    task: tuple(_statement(line.strip()) for line in notes(text) if line.strip())
+    task: tuple(_statement(line.strip()) for line in sentences(text) if line.strip())
     for task, text in STATEMENTS.items()
 }
 

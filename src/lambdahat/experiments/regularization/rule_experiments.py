@@ -24,7 +24,7 @@ from lambdahat.experiments.kit.experiment import (
     REGULARIZATION,
     Experiment,
     Size,
-    notes,
+    sentences,
 )
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
@@ -193,7 +193,7 @@ def _squared(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     return {"error": (outputs[..., 0] - targets).square().mean(-1)}
 
 
-SILENT = notes("""
+SILENT = sentences("""
     λ is not multiplied by the learning rate, as in Table 4.1: the printed norms fall by e^(−λt).
     Selective L2 compares |(Hθ)_i| with ω times its maximum over the layer, weights and biases
       together.
@@ -203,7 +203,7 @@ SILENT = notes("""
       ours.
     |H|θ is found by 100 Lanczos steps for XOR, 40 for XORD and 20 elsewhere.
 """)
-SMALL_NETWORKS = notes(f"""
+SMALL_NETWORKS = sentences(f"""
     The thesis has 10 seeds; 20 here at cpu scale, 100 at paper scale.
     How many first-layer vectors count is (Σ‖w‖²)²/Σ‖w‖⁴; the thesis judges by eye.
     {SILENT[0]}
@@ -265,7 +265,7 @@ XOR_TASK = RuleTask(
     "xor", 400, partial(_network, "xor", xor_network), _points, logistic, right, depth=100
 )
 _xor = partial(_scale, "xor", 4, 0, 4, epochs=400, width=64)
-_XOR_NOTES = notes("""
+_XOR_NOTES = sentences("""
     64 hidden units, whose norms under SGD come near the printed ones in both regimes.
     Biases: a tanh network without them is odd and cannot learn XOR.
     All four points in every step and 400 epochs: what the printed norms of L2 and L2 Stopped imply.
@@ -285,7 +285,7 @@ XORD_TASK = RuleTask(
     "xord", 1000, partial(_network, "xord", xord_network), _detections, quadratic, _errors, depth=40
 )
 _xord = partial(_scale, "xord", 12, 10, 3, epochs=1000, width=32)
-_XORD_NOTES = notes("""
+_XORD_NOTES = sentences("""
     32 filters with biases: the most, in powers of 2, at which SGD is stable at the printed rates
       (64 diverge).
     Batches of 3 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU imply.
@@ -307,7 +307,7 @@ XORD = _experiment(
 
 MNIST_TASK = RuleTask("mnist", 400, partial(_perceptron, "mnist"), _images, logistic, right)
 _few = partial(RulesScale, eigenvalues=2, points=2)  # smoke scale: little of everything
-_MNIST_NOTES = notes("""
+_MNIST_NOTES = sentences("""
     Batches of 64: 280 epochs of 938 steps at λ = 1e-5 take SGD Large's 4,160.49 to 301.0 (printed:
       301.13).
     400 epochs: at their end L2 has taken it to 97.7 (printed: 98.86).
@@ -333,7 +333,7 @@ MNIST = _experiment(
 SYNTHETIC_TASK = RuleTask(
     "synthetic", 1000, partial(_perceptron, "synthetic"), _regression, quadratic, _squared
 )
-_SYNTHETIC_NOTES = notes(f"""
+_SYNTHETIC_NOTES = sentences(f"""
     Batches of 16 and 1,000 epochs: what the printed norms of L2 and L2 Stopped with ReLU imply.
     200 units in both hidden layers: σ√P is then SGD Large's printed norm with ReLU.
     {DEVIATION}
@@ -358,7 +358,7 @@ SYNTHETIC = _experiment(
 )
 
 CIFAR_TASK = RuleTask("cifar10", 600, _convolutional, _images, logistic, right)
-_CIFAR_NOTES = notes("""
+_CIFAR_NOTES = sentences("""
     Batches of 200: 490 epochs of 250 steps at λ = 1e-5 take SGD Large's 169.67 to 49.8 (printed:
       50.47).
     600 epochs: at their end L2 has taken it to 37.9 (printed: 40.03).

@@ -15,7 +15,7 @@ from torch.func import hessian, vmap
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, notes
+from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, sentences
 from lambdahat.optim.regularizers import L2, Metric
 from lambdahat.results.charts import Chart, Heat, Series
 
@@ -182,7 +182,7 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    notes("""
+    sentences("""
         f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).
         Metric's step is −Hθ with the Hessian of the loss as it is.
         A parameter is larger than another from 4 times its size on.
