@@ -7,10 +7,11 @@ until a deadline.
 
 ``run`` takes the cells of each experiment (``NAME@DEVICE``, or ``NAME/SCALE@DEVICE:only`` with the
 words of ``reproduce --only``) in the order given, those of low seeds first, and writes each
-finished cell to a store in OUT at once. At the deadline the running cells are ended and what is
-stored stays; cells that OUT has are not run again. ``fold`` adds the cells of these stores to those
-of another folder and drops what is no longer in a grid. ``unpack`` makes CIFAR-100 of its packed
-chunks.
+finished cell to a store in OUT at once. Cells of chapter 7 that train alike share the run. Cells
+wait for their data set, and one that would not end before the deadline is not begun. At the
+deadline the running cells are ended and what is stored stays; cells that OUT has are not run again.
+``fold`` adds the cells of these stores to those of another folder and drops what is no longer in a
+grid. ``unpack`` makes CIFAR-100 of its packed chunks.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ from typing import Any
 import numpy as np
 
 from lambdahat._core.progress import progress
+from lambdahat.data.catalogue import locate
+from lambdahat.experiments.averaging.averaged_training import sharing_runs, training_of
 from lambdahat.experiments.kit.cells import Cell, key_of, label_of
-from lambdahat.experiments.kit.runner import matches, run_cell
+from lambdahat.experiments.kit.experiment import WHOLE
+from lambdahat.experiments.kit.runner import Outcome, matches, run_cell
 from lambdahat.experiments.kit.store import Store, _record, stores_in
 from lambdahat.experiments.published import find
 
@@ -67,6 +71,50 @@ def _seed(cell: Cell) -> int:
     return int(min(cell["seeds"]) if "seeds" in cell else cell.get("seed", 0))
 
 
+def bundles(given: list[Work]) -> list[list[Work]]:
+    """Cells that share a training run together, in the order of the first of each; others alone.
+
+    In a bundle the experiments come by name: averaging-schedules keeps more averages of a run than
+    averaging-starts.
+    """
+    found: dict[str, list[Work]] = {}
+    for work in given:
+        shared = find(work.name).run.__module__.startswith("lambdahat.experiments.averaging")
+        key = training_of(work.cell) if shared else f"{work.name} {work.scale} {key_of(work.cell)}"
+        found.setdefault(f"{work.device} {key}", []).append(work)
+    return [
+        sorted(bundle, key=lambda work: (work.name, "part" in work.cell))
+        for bundle in found.values()
+    ]
+
+
+def ready(work: Work) -> bool:
+    """Whether the data set of a cell is in place; those that are not files are."""
+    name = work.cell.get("data")
+    found = locate(name) if name in WHOLE else None
+    return name not in WHOLE or (found is not None and not found.missing)
+
+
+class Pace:
+    """What bundles took, and so what others will take: the longest of the same kind, or a guess."""
+
+    def __init__(self, guess: float) -> None:
+        self.guess = guess
+        self._longest: dict[tuple[Any, ...], float] = {}
+
+    def add(self, bundle: list[Work], seconds: float) -> None:
+        """Note a finished bundle."""
+        kind = self._kind(bundle)
+        self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
+
+    def __call__(self, bundle: list[Work]) -> float:
+        return self._longest.get(self._kind(bundle), self.guess)
+
+    def _kind(self, bundle: list[Work]) -> tuple[Any, ...]:
+        told = ("network", "part", "kind", "graph", "epoch", "epochs", "training", "operator")
+        return tuple((work.name, *(str(work.cell.get(name)) for name in told)) for work in bundle)
+
+
 def run(
     out: Path,
     specs: list[str],
@@ -76,10 +124,20 @@ def run(
     changes: dict[str, Any],
     mps: bool,
     every: float,
+    guess: float,
 ) -> None:
-    """Run until all cells are done or the time is over."""
-    end = time.monotonic() + seconds
-    given = [work for spec in specs for work in works(spec, changes)]
+    """Run until all cells are done or the time is over.
+
+    A cell that would not end by then is not begun.
+    """
+    begun, end = time.monotonic(), time.monotonic() + seconds
+    given = list(
+        {
+            (work.name, work.scale, key_of(work.cell)): work
+            for spec in specs
+            for work in works(spec, changes)
+        }.values()
+    )
     stores = {}
     for name, scale in dict.fromkeys((work.name, work.scale) for work in given):
         store = stores[name, scale] = Store(out, name, scale)
@@ -89,31 +147,49 @@ def run(
         )
     there = {pair: store.finished() for pair, store in stores.items()}
     given = [work for work in given if key_of(work.cell) not in there[work.name, work.scale]]
+    left, pace, done = bundles(given), Pace(guess), 0
+    print(f"{len(given)} cells in {len(left)} bundles", flush=True)
     context = multiprocessing.get_context("spawn")
-    outcomes = context.Queue()
+    answers = context.Queue()
+    kinds = ["cuda"] * gpu + ["cpu"] * cpu
     with _shared_gpu(mps):
-        # a queue that nobody holds is gone before a started process opens it
-        workers, queues = [], []
-        for kind, count in (("cuda", gpu), ("cpu", cpu)):
-            left = context.Queue()
-            queues.append(left)
-            mine = [work for work in given if work.device == kind]
-            for work in [*mine, *[None] * count]:
-                left.put(work)
-            workers += [
-                context.Process(target=_work, args=(left, outcomes, every, 1 / max(gpu, 1)))
-                for _ in range(min(count, len(mine)))
-            ]
+        asks = [context.Queue() for _ in kinds]
+        workers = [
+            context.Process(
+                target=_serve, args=(number, ask, answers, every, kind, 0.95 / max(gpu, 1))
+            )
+            for number, (ask, kind) in enumerate(zip(asks, kinds, strict=True))
+        ]
         for worker in workers:
             worker.start()
-        done = 0
-        while done < len(given) and time.monotonic() < end:
-            alive = any(worker.is_alive() for worker in workers)
+        busy: dict[int, tuple[list[Work], float]] = {}
+        lost: set[int] = set()
+        while (left or busy) and time.monotonic() < end:
+            for number, kind in enumerate(kinds):
+                if number in busy or number in lost:
+                    continue
+                room = end - time.monotonic()
+                mine = (
+                    each
+                    for each in left
+                    if each[0].device == kind and ready(each[0]) and pace(each) < room
+                )
+                if (bundle := next(mine, None)) is not None:
+                    left.remove(bundle)
+                    busy[number] = bundle, time.monotonic()
+                    asks[number].put(bundle)
+            if not busy and all(ready(bundle[0]) for bundle in left):
+                break  # the rest is too long
             try:
-                work, outcome = outcomes.get(timeout=1.0)
+                number, work, outcome = answers.get(timeout=1.0)
             except queue.Empty:
-                if not alive:  # asked before the queue was: what the last one left has been read
-                    break
+                for number in [number for number in busy if not workers[number].is_alive()]:
+                    lost.add(number)
+                    print(f"process {number} has died of {_told(busy.pop(number)[0])}", flush=True)
+                continue
+            if work is None:
+                bundle, start = busy.pop(number)
+                pace.add(bundle, time.monotonic() - start)
                 continue
             done += 1
             store = stores[work.name, work.scale]
@@ -122,45 +198,80 @@ def run(
             else:
                 store.add(work.cell, outcome.rows, outcome.seconds, outcome.made)
             state = "failed" if outcome.rows is None else "done"
-            print(
-                f"{state} in {outcome.seconds:.0f} s: {work.name} {_short(work.cell)}"
-                f" {outcome.error[-600:]}"
-            )
+            told = f"{state} in {outcome.seconds:.0f} s: {work.name} {_short(work.cell)}"
+            print(f"{time.monotonic() - begun:5.0f} s: {told} {outcome.error[-600:]}", flush=True)
         for worker in workers:
             worker.kill()
-    print(f"{done} of {len(given)} cells, {end - time.monotonic():.0f} s left")
+    print(f"{done} of {len(given)} cells, {end - time.monotonic():.0f} s left", flush=True)
 
 
-def _work(left: Any, outcomes: Any, every: float, share: float) -> None:
-    """Cells one after another, with a line of progress now and then."""
+def _serve(number: int, ask: Any, answers: Any, every: float, device: str, share: float) -> None:
+    """Bundles of cells one after another, with a line of progress now and then."""
     import torch
 
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
-    # else convolutions take all memory for workspace, and the last processes have none
-    if torch.cuda.is_available():
+    torch.backends.cudnn.allow_tf32 = (
+        False  # curvature is in float32; trainings name their own precision
+    )
+    if (
+        device == "cuda" and torch.cuda.is_available()
+    ):  # else the workspace of convolutions takes all memory
         torch.cuda.set_per_process_memory_fraction(share)
-    while (work := left.get()) is not None:
-        started = said = time.monotonic()
+    parent = os.getppid()
+    while True:
+        try:
+            bundle = ask.get(timeout=5.0)
+        except queue.Empty:
+            if os.getppid() != parent:
+                return  # whoever asked was killed
+            continue
+        with sharing_runs():
+            for work in bundle:
+                outcome = _run_cell(work, every)
+                answers.put((number, work, outcome))
+                if outcome.rows is None and "CUDA error" in outcome.error:
+                    return  # after it a process can use the GPU no more
+        if device == "cuda" and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        answers.put((number, None, None))
 
-        def listen(
-            task: str, done: int, total: int | None, work: Work = work, started: float = started
-        ) -> None:
-            nonlocal said
-            if time.monotonic() - said > every:
-                said = time.monotonic()
-                print(
-                    f"{said - started:.0f} s: {work.name} {_short(work.cell)}: {task}"
-                    f" {done}/{total}"
-                )
 
-        with progress(listen):
-            outcome = run_cell(work.cell, find(work.name), work.device, 1)
-        outcomes.put((work, outcome))
+def _run_cell(work: Work, every: float) -> Outcome:
+    started = said = time.monotonic()
+
+    def listen(task: str, done: int, total: int | None) -> None:
+        nonlocal said
+        if time.monotonic() - said > every:
+            said = time.monotonic()
+            print(
+                f"{said - started:.0f} s: {work.name} {_short(work.cell)}: {task} {done}/{total}",
+                flush=True,
+            )
+
+    with progress(listen):
+        return run_cell(work.cell, find(work.name), work.device, 1)
+
+
+def _told(bundle: list[Work]) -> str:
+    return "; ".join(f"{work.name} {_short(work.cell)}" for work in bundle)
 
 
 def _short(cell: Cell) -> str:
-    told = ("network", "activation", "rules", "optimizer", "decay", "seed", "seeds")
+    told = (
+        "network",
+        "run",
+        "activation",
+        "rules",
+        "optimizer",
+        "decay",
+        "epoch",
+        "operator",
+        "kind",
+        "graph",
+        "seed",
+        "seeds",
+    )
     return label_of({name: cell[name] for name in told if name in cell})[:90]
 
 
@@ -254,7 +365,7 @@ def unpack(folders: list[Path], out: Path, jobs: int) -> None:
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         images = pool.map(_decoded, chunks)
     labels = [list(path.with_suffix(".labels").read_bytes()) for path in chunks]
-    folder = out / "cifar-100-python"
+    folder = out / "partial"  # a folder of the right name is whole
     folder.mkdir(parents=True, exist_ok=True)
     # experiments hold out a part of the training images
     parts = {"train": slice(None), "test": slice(1)}
@@ -269,6 +380,7 @@ def unpack(folders: list[Path], out: Path, jobs: int) -> None:
     (folder / "meta").write_bytes(
         pickle.dumps({b"fine_label_names": [b"%d" % i for i in range(100)]}, protocol=2)
     )
+    folder.replace(out / "cifar-100-python")
     print(f"{sum(map(len, labels))} images")
 
 
@@ -318,6 +430,9 @@ def main() -> None:
         help="let processes share the GPU by CUDA's multi-process service",
     )
     runs.add_argument(
+        "--guess", type=float, default=60.0, help="seconds of cells of which none has ended yet"
+    )
+    runs.add_argument(
         "--every",
         type=float,
         default=30.0,
@@ -336,7 +451,17 @@ def main() -> None:
             name: json.loads(value)
             for name, _, value in (change.partition("=") for change in args.changes)
         }
-        run(args.out, args.specs, args.seconds, args.gpu, args.cpu, changes, args.mps, args.every)
+        run(
+            args.out,
+            args.specs,
+            args.seconds,
+            args.gpu,
+            args.cpu,
+            changes,
+            args.mps,
+            args.every,
+            args.guess,
+        )
     elif args.command == "fold":
         fold(args.source, args.target)
     else:

@@ -2,9 +2,12 @@
 
 import importlib.util
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
+from lambdahat.experiments.averaging.averaged_training import training_of
 from lambdahat.experiments.kit.cells import key_of
 from lambdahat.experiments.kit.runner import sweep
 from lambdahat.experiments.kit.store import Store
@@ -50,3 +53,38 @@ def test_fold_leaves_a_store_alone_for_which_nothing_has_finished(script, monkey
     monkeypatch.setattr(script, "find", lambda name: experiment)
     script.fold(tmp_path / "run", tmp_path / "stored")
     assert not (tmp_path / "stored").exists()
+
+
+def test_cells_of_one_training_come_together_in_the_order_of_the_first(script):
+    specs = ["gadam-image@cuda", "averaging-starts@cuda", "averaging-schedules@cuda"]
+    given = [work for spec in specs for work in script.works(spec, {})]
+    found = script.bundles(given)
+    assert sum(map(len, found)) == len(given)
+    assert all(len({training_of(work.cell) for work in bundle}) == 1 for bundle in found)
+    assert len(found) == len({training_of(work.cell) for work in given}) < len(given)
+    assert found[0][0].cell["optimizer"] == given[0].cell["optimizer"]
+    flat = next(bundle for bundle in found if bundle[0].cell.get("run") == "AdamW, flat")
+    assert [work.name for work in flat] == ["averaging-schedules", "averaging-starts"]
+
+
+def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(script, tmp_path):
+    def run(*specs, guess):
+        options = [
+            "--out",
+            str(tmp_path),
+            "--seconds=100",
+            "--gpu=0",
+            "--cpu=1",
+            f"--guess={guess}",
+        ]
+        command = [sys.executable, script.__file__, "run", *specs, *options]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    one, other = "deep-linear-toy/smoke@cpu", "vector-fields/smoke@cpu"
+    store, cells = Store(tmp_path, "deep-linear-toy", "smoke"), script.works(one, {})
+    assert f"0 of {len(cells)} cells" in run(one, guess=200)
+    assert not store.finished()
+    run(one, guess=1)
+    assert store.finished() == {key_of(work.cell) for work in cells}
+    more = len(script.works(other, {}))
+    assert f"{more} cells in {more} bundles" in run(one, other, guess=1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lambdahat.experiments.averaging import gadam_image, gadam_language
+from lambdahat.experiments.averaging import averaged_training, gadam_image, gadam_language
 from lambdahat.experiments.averaging.averaged_training import (
     AveragePlan,
     Averages,
@@ -23,8 +23,10 @@ from lambdahat.experiments.averaging.averaged_training import (
     parameters_of,
     recipe,
     schedule_of,
+    sharing_runs,
     small_vgg,
     train,
+    training_of,
 )
 from lambdahat.experiments.averaging.averaging_ensembles import ensemble_accuracy, moved
 from lambdahat.experiments.averaging.gadam_language import (
@@ -133,7 +135,7 @@ def test_one_run_has_the_average_that_gadam_keeps_itself():
     cell = cell_of("Gadam")
     kept = Averages([AveragePlan(2 * 4, 4), AveragePlan(0, 1)])
     task = image_task(cell, "cpu")
-    trained = train(cell, task, [kept])
+    trained = train(cell, task, kept)
     assert kept.counts == {AveragePlan(8, 4): 3, AveragePlan(0, 1): 16}
     same = kept.model(AveragePlan(8, 4), task.model, task.training(cell["batch"]))
     for ours, theirs in zip(
@@ -148,7 +150,7 @@ def test_a_plan_that_begins_at_the_last_step_is_the_iterate():
     cell = cell_of("SGD", 0.1)
     last = AveragePlan(16, 1)
     kept, task = Averages([last]), image_task(cell, "cpu")
-    train(cell, task, [kept])
+    train(cell, task, kept)
     model = kept.model(last, task.model, ())
     for ours, theirs in zip(model.parameters(), task.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -287,3 +289,53 @@ def test_a_spectrum_is_of_the_same_solution_as_the_sharpness_beside_the_accuracy
     assert train_mode["largest"] != pytest.approx(
         eval_mode["largest"], rel=1e-3
     )  # batch statistics have a curvature too
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Gadam"])
+def test_cells_that_train_alike_share_a_run_and_have_the_rows_of_their_own(optimizer, monkeypatch):
+    cells = [
+        cell
+        for cell in gadam_image.EXPERIMENT.grid("smoke")
+        if (cell["optimizer"], cell["seed"]) == (optimizer, 0)
+    ]
+    alone = [gadam_image.run(cell, "cpu") for cell in cells]
+    fits = []
+    monkeypatch.setattr(
+        averaged_training,
+        "fit",
+        lambda *given, fit=averaged_training.fit, **more: fits.append(1) or fit(*given, **more),
+    )
+    with sharing_runs():
+        assert [gadam_image.run(cell, "cpu") for cell in cells] == alone
+    assert (len(cells), len(fits)) == (2, 1)
+    gadam_image.run(cells[0], "cpu")
+    assert len(fits) == 2  # outside nothing is kept
+
+
+def test_a_shared_run_has_the_averages_that_were_kept_of_it_and_is_trained_again_for_others():
+    cell = cell_of("AdamW", schedule="flat")
+    early, late = AveragePlan(4, 4), AveragePlan(8, 4)
+    models = []
+    with sharing_runs():
+        for plans in ([early, late], [late], [AveragePlan(12, 4)]):
+            task, beside = image_task(cell, "cpu"), Averages(plans)
+            trained = train(cell, task, beside)
+            models.append([*beside.model(plans[-1], task.model, task.training(16)).parameters()])
+            assert trained.solution is task.model
+    assert all(map(torch.equal, models[0], models[1]))
+    assert not all(map(torch.equal, models[0], models[2]))
+
+
+def test_a_training_is_known_by_what_decides_it():
+    cell = {**cell_of("SGD"), "run": "SGD, linear", "samples": 32, "depth": 4}
+    assert training_of(cell) == training_of(
+        {**cell, "run": "SGD", "samples": 64, "part": "spectrum"}
+    )
+    for name, value in (
+        ("rate", 0.02),
+        ("seed", 2),
+        ("first", 3),
+        ("batch", 32),
+        ("network", "VGG-4×4-BN"),
+    ):
+        assert training_of(cell) != training_of({**cell, name: value})

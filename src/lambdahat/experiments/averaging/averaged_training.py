@@ -11,7 +11,8 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,10 +23,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.data.splits import augment
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds, settings_of
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of, over_seeds, settings_of
 from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
 from lambdahat.experiments.kit.training import NETWORKS as LARGE
-from lambdahat.experiments.kit.training import Watch, images
+from lambdahat.experiments.kit.training import Watch, images, on_device
 from lambdahat.models import preresnet, resnet50, wide_resnet
 from lambdahat.models.initial import he, initialize
 from lambdahat.optim.adaptive import Gadam, GadamX, Padam, PadamW
@@ -131,6 +132,14 @@ class Averages:
                 torch._foreach_lerp_(self._means[plan], params, 1 / (self.counts[plan] + 1))
             self.counts[plan] += 1
         return {}
+
+    def take(self, others: Averages) -> bool:
+        """Become the averages that others kept of the same run; whether they kept all of them."""
+        if not set(self.plans) <= set(others.plans):
+            return False
+        self.counts = {plan: others.counts[plan] for plan in self.plans}
+        self._means = {plan: others._means[plan] for plan in self.plans if plan in others._means}
+        return True
 
     def model(self, plan: AveragePlan, like: nn.Module, batches: Iterable[Any]) -> nn.Module:
         """A copy of the network with the average of a plan, its batch norm renewed from
@@ -269,7 +278,10 @@ def schedule_of(cell: Cell, optimizer: Optimizer) -> LRScheduler:
 
 
 REFRESHED = 10_000  # samples for the batch-norm statistics of an average (§7.3.1)
+MEASURED = ("run", "part", "norm layers", "samples", "depth")  # settings that no training reads
 JUDGED = 1024  # samples at once: a batch of all would fill a GPU that several processes share
+
+_kept: dict[str, Kept] | None = None  # the runs of ``sharing_runs``
 
 
 @dataclass(frozen=True)
@@ -296,7 +308,7 @@ class Trained:
 
     rows: list[Row]
     solution: nn.Module
-    optimizer: Optimizer
+    averaged: bool
 
     @property
     def end(self) -> Row:
@@ -310,17 +322,57 @@ class Trained:
 def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTask:
     """A cell's network on its part of the data; ``start`` seeds the weights."""
     found = images(cell, device)
-    model = network(
-        cell["network"], found.shape, found.classes, cell["seed"] if start is None else start
-    ).to(device)
-    if device.startswith("cuda"):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what tensor cores read
+    seed = cell["seed"] if start is None else start
+    model = on_device(network(cell["network"], found.shape, found.classes, seed), device)
     problem = Problem(model, "cross_entropy", found.training, batch_size=JUDGED)
     return AveragedTask(model, problem, problem.on(found.held_out, JUDGED).batches)
 
 
-def train(cell: Cell, task: AveragedTask, trackers: Sequence[Any] = ()) -> Trained:
-    """Train a task's network in place as the cell says."""
+@dataclass(frozen=True)
+class Kept:
+    """A run that another cell may take over: its end's weights, and the averages kept beside it."""
+
+    trained: Trained
+    end: dict[str, Any]
+    averages: Averages
+
+
+def training_of(cell: Cell) -> str:
+    """A key of the settings that decide a training run, shared by cells that measure otherwise."""
+    return key_of({name: value for name, value in cell.items() if name not in MEASURED})
+
+
+@contextmanager
+def sharing_runs() -> Iterator[None]:
+    """Let ``train`` keep its runs, and take one over where a cell trains as an earlier one did.
+
+    A run takes the memory of its networks, so that a block is best one for each training.
+    """
+    global _kept
+    before, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = before
+
+
+def train(cell: Cell, task: AveragedTask, averages: Averages | None = None) -> Trained:
+    """Train a task's network in place as the cell says, with ``averages`` beside it."""
+    averages = Averages([]) if averages is None else averages
+    key = training_of(cell)
+    found = None if _kept is None else _kept.get(key)
+    if found is not None and averages.take(found.averages):
+        task.model.load_state_dict(found.end)
+        own = found.trained
+        return own if own.averaged else replace(own, solution=task.model)
+    trained = _train(cell, task, [averages] if averages.plans else [])
+    if _kept is not None:
+        end = {name: value.clone() for name, value in task.model.state_dict().items()}
+        _kept[key] = Kept(trained, end, averages)
+    return trained
+
+
+def _train(cell: Cell, task: AveragedTask, trackers: Sequence[Any]) -> Trained:
     model, batch = task.model, cell["batch"]
     optimizer = make_optimizer(
         cell, model.parameters(), math.ceil(task.problem.num_samples / batch)
@@ -340,11 +392,10 @@ def train(cell: Cell, task: AveragedTask, trackers: Sequence[Any] = ()) -> Train
         seed=cell["seed"],
     )
     rows = [_epoch(row, seen) for row, seen in zip(run.epochs, [*watch.rows, {}], strict=False)]
-    solution = model
-    if getattr(optimizer, "averaging", False):
-        with torch.no_grad():
-            solution = optimizer.averaged_model(model, task.training(batch))  # type: ignore[attr-defined]
-    return Trained(rows, solution, optimizer)
+    if not getattr(optimizer, "averaging", False):
+        return Trained(rows, model, averaged=False)
+    with torch.no_grad():
+        return Trained(rows, optimizer.averaged_model(model, task.training(batch)), averaged=True)  # type: ignore[attr-defined]
 
 
 def _average_norm(optimizer: Any) -> float | None:

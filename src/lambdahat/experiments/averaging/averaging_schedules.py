@@ -48,7 +48,7 @@ def run_with_averages(cell: Cell, device: str, frequencies: Sequence[int] = ()) 
     steps = math.ceil(task.problem.num_samples / cell["batch"])
     chosen = plans(cell["epochs"], steps, frequencies) if cell["run"].endswith(FLAT) else {}
     averages = Averages(list(chosen.values()))
-    trained = train(cell, task, [averages] if chosen else [])
+    trained = train(cell, task, averages)
     rows = [*trained.rows, {**trained.end, **size_of(task), "early": early(trained.rows)}]
     return rows + averaged_rows(averages, chosen, task, cell)
 

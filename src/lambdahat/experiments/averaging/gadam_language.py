@@ -105,7 +105,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     steps = math.ceil(task.problem.num_samples / cell["batch"])
     chosen = list(plans(cell["epochs"], steps).values()) if cell["name"] == "Gadam" else []
     averages = Averages(chosen)
-    trained = train(cell, task, [averages] if chosen else [])
+    trained = train(cell, task, averages)
     rows = [
         {**row, "perplexity": _exp(row["loss"]), "iterate perplexity": _exp(row["iterate loss"])}
         for row in trained.rows

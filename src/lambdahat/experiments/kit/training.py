@@ -121,7 +121,15 @@ def network(name: str, found: Images, seed: int) -> nn.Module:
         widths = tuple(int(width) for width in name.split("-")[1:])
         return make_model("mlp", found.shape, found.classes, seed, widths=widths).to(device)
     make = NETWORKS[require_choice(name, "network", NETWORKS)]
-    return make(channels=found.shape[0], classes=found.classes, seed=seed).to(device)
+    return on_device(make(channels=found.shape[0], classes=found.classes, seed=seed), device)
+
+
+def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
+    """A network of convolutions on a device; on a GPU with channels last, as tensor cores read."""
+    model.to(device)
+    if torch.device(device).type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 def modes_of(model: nn.Module) -> tuple[str, ...]:
