@@ -482,11 +482,11 @@ def test_lookahead_runs_on_the_second_network_alone():
     cells = averaging_starts.EXPERIMENT.grid("paper")
     runs = {
         network: {cell["run"] for cell in cells if cell["network"] == network}
-        for network in ("VGG-16-BN", "PreResNet-20")
+        for network in ("VGG-16-BN", "PreResNet-110")
     }
     bases = {"AdamW, flat", "AdamW, linear", "PadamW, flat", "PadamW, linear"}
     assert runs["VGG-16-BN"] == bases
-    assert runs["PreResNet-20"] == bases | {
+    assert runs["PreResNet-110"] == bases | {
         "SGD, linear",
         "SGD + LH",
         "AdamW + LH",
@@ -496,7 +496,7 @@ def test_lookahead_runs_on_the_second_network_alone():
     of = {
         cell["run"]: (cell["optimizer"], cell["rate"], cell["decay"], cell["schedule"])
         for cell in cells
-        if cell["network"] == "PreResNet-20"
+        if cell["network"] == "PreResNet-110"
     }
     assert of["PadamW, flat"] == ("PadamW", 0.1, 2.5e-3, "flat")
     assert of["AdamW + LH"] == ("AdamW+LH", 1e-3, 0.1, "linear")

@@ -517,10 +517,10 @@ EXPERIMENT = Experiment(
             "cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3, patience=3, side=8, batch=64
         ),
         "paper": ScheduleScale(
-            "cifar10",
-            8_000,
-            10_000,
-            30,
+            "cifar100",
+            45_000,
+            5_000,
+            34,
             3,
             "VGG-16-BN",
             5e-4,
@@ -531,7 +531,8 @@ EXPERIMENT = Experiment(
     },
     *(cells, run, claims, tables, charts),
     sentences("""
-        CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 300.
+        At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
+          CIFAR-10.
         On a CPU a small network of VGG's kind.
         Starts and frequencies are compared at a constant rate: no step reads an average, so one run
           has them all.

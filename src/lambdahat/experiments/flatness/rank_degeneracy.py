@@ -56,7 +56,8 @@ class RankSubject:
     """A network, its data, how many images it trains on and at which side; with ``exact`` even or
     odd is learnt.
 
-    The rank is then computed too.
+    The rank is then computed too. Curvature is over ``samples`` images, at the start and at
+    ``points`` of the training.
     """
 
     network: str
@@ -64,6 +65,8 @@ class RankSubject:
     training: int
     side: int = 0
     exact: bool = False
+    samples: int = 3000
+    points: int = 4
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,8 @@ class RankDegeneracyScale:
     subjects: tuple[RankSubject, ...]
     epochs: int
     seeds: int
-    samples: int
     depth: int
     held_out: int = 200
-    points: int = 4
     rate: float = 0.03
     batch: int = 128
 
@@ -309,7 +310,10 @@ SMALL = (
     RankSubject("MLP-24", "mnist", 3000, 8, True),
     RankSubject("MLP-20-20", "mnist", 3000, 4, True),
 )
-LARGE = (RankSubject("VGG-16", "cifar10", 45_000), RankSubject("PreResNet-110", "cifar10", 45_000))
+LARGE = tuple(
+    RankSubject(name, "cifar100", 45_000, samples=512, points=1)
+    for name in ("VGG-16", "PreResNet-110")
+)
 
 EXPERIMENT = Experiment(
     "rank-degeneracy",
@@ -318,23 +322,13 @@ EXPERIMENT = Experiment(
     "§3.2, Figures 1 and 11–14; §5.9 and Figures 5.17–5.20 of the spectral thesis",
     {
         "smoke": RankDegeneracyScale(
-            (RankSubject("MLP-14-14", "digits", 700, 4, True),),
-            4,
-            2,
-            samples=700,
-            depth=30,
-            points=1,
+            (RankSubject("MLP-14-14", "digits", 700, 4, True, 700, 1),), 4, 2, depth=30
         ),
         "cpu": RankDegeneracyScale(
-            (*SMALL, RankSubject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100
+            (*SMALL, RankSubject("MLP-100", "mnist", 10_000)), 20, 4, depth=100
         ),
         "paper": RankDegeneracyScale(
-            (*SMALL, RankSubject("MLP-100", "mnist", 45_000), *LARGE),
-            30,
-            3,
-            samples=3000,
-            depth=100,
-            points=6,
+            (*SMALL, RankSubject("MLP-100", "mnist", 45_000), *LARGE), 30, 3, depth=100
         ),
     },
     cells,
@@ -343,7 +337,8 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     sentences("""
-        CIFAR-10 in place of CIFAR-100, 30 epochs of the paper's 225 and 300, weight decay 5e-4.
+        VGG-16 and PreResNet-110 on CIFAR-100: 30 epochs of the paper's 225 and 300, weight decay
+          5e-4, 512 images.
         Exact ranks: even or odd digits, with more images than parameters and a bound well below
           both.
         A rank counts the eigenvalues of the dense matrix in float64 above P·ε·|λ|_max.

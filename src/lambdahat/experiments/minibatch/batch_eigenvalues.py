@@ -582,7 +582,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 ASSUMPTIONS = sentences("""
-    CIFAR-10 in place of CIFAR-100, which cannot be had here; SGD with momentum 0.9 and no weight
+    At paper scale VGG-16 alone, on 5,000 images of CIFAR-100; SGD with momentum 0.9 and no weight
       decay.
     Each network is trained once: a claim is about this network, and n counts its batches, not
       networks.

@@ -27,6 +27,7 @@ from lambdahat.data.splits import Split
 from lambdahat.estimators import eigenpairs, spectrum, variance
 from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Reading, mean_of
+from lambdahat.experiments.kit.training import PHOTOGRAPHS
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.models.registry import make_model
 from lambdahat.operators.base import LinearOperator
@@ -292,14 +293,13 @@ def load_split(name: str) -> Split:
     """A data set of the catalogue, images with mean 0 and deviation 1 per channel."""
     if name == "digits":
         return load(name)
-    # CIFAR-10 in another order passes too
-    return load(name, verify=name != "cifar10", normalization="standard")
+    # CIFAR in another order passes too
+    return load(name, verify=name not in PHOTOGRAPHS, normalization="standard")
 
 
 QUICK = PointEffort(pairs=3, batches=3, steps=20, depth=20, probes=2, samples=64)
 CPU = PointEffort(steps=30, probes=4, samples=1024)
 CONVOLUTIONS = PointEffort(pairs=5, tol=1e-3, steps=20, depth=40, probes=4, samples=512)
-PAPER = PointEffort(steps=25, probes=4, samples=2048)
 LARGE = PointEffort(pairs=4, tol=1e-2, steps=10, depth=24, probes=4, samples=128)
 ONE = ("hessian",)  # of a linear model the GGN is the Hessian
 FEW = (16, 64, 128, 512, 4096)
@@ -329,25 +329,17 @@ SCALES: dict[str, tuple[BatchSubject, ...]] = {
         ),
     ),
     "paper": (
-        BatchSubject("softmax", "softmax", "mnist", (0, 1, 30), 0.02, effort=PAPER, operators=ONE),
-        BatchSubject(
-            "MLP", "mlp", "mnist", (0, 1, 30), 0.02, None, {"widths": (128,)}, effort=PAPER
-        ),
-        BatchSubject("LeNet-5", "lenet5", "mnist", (0, 1, 30), 0.02, 20_000, effort=PAPER),
-        BatchSubject(
-            "LeNet-5, CIFAR-10", "lenet5", "cifar10", (0, 1, 30), 0.02, 20_000, effort=PAPER
-        ),
         BatchSubject(
             "VGG-16",
             "vgg16",
-            "cifar10",
-            (0, 5, 30),
-            0.01,
-            10_000,
+            "cifar100",
+            (0, 272),
+            0.02,
+            5_000,
             {"dropout": 0.0},
             FEW,
             LARGE,
-            chunk=2000,
+            chunk=500,
         ),
     ),
 }
