@@ -10,7 +10,8 @@ from torch import nn
 
 from lambdahat import _measure as measuring
 from lambdahat._core.storage import Damaged
-from lambdahat._measure import CURVATURES, QUANTITIES, measure
+from lambdahat._measure import measure
+from lambdahat._quantities import CURVATURES, QUANTITIES
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem

@@ -10,8 +10,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,150 +18,15 @@ import numpy as np
 import scipy
 import torch
 
-from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.check import require, require_choice
 from lambdahat._core.progress import report
 from lambdahat._core.storage import Damaged, digest, read_json, unseal, write_sealed
-from lambdahat.estimators import (
-    diagonal,
-    eigenpairs,
-    fisher_rao_norm,
-    frobenius_norm,
-    gradient_overlap,
-    relative_sharpness,
-    sharpness,
-    spectral_norm,
-    spectrum,
-    trace,
-    variance,
-)
+from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import behaves_alike
 from lambdahat.results import Eigenpairs, Result
 from lambdahat.results.measurement import Measurement
-from lambdahat.singular._llc import llc
-from lambdahat.singular.bayes import bayes_criteria, free_energy, temperature_regression
-from lambdahat.singular.curves import Sweep, llc_curve, sweep
-from lambdahat.singular.evidence import bic, effective_dimensions, laplace_evidence
-from lambdahat.singular.volumes import volume_scaling
-
-CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
-    "hessian": hessian,
-    "ggn": ggn,
-    "fisher": fisher,
-    "empirical_fisher": lambda problem: fisher(problem, "empirical"),
-    "covariance": gradient_covariance,
-}
-
-
-SAMPLING = (
-    "chains",
-    "draws",
-    "burn_in",
-    "batch_size",
-    "nbeta",
-    "localization",
-    "step_size",
-    "kernel",
-    "tol",
-    "max_gradients",
-)
-
-
-@dataclass(frozen=True)
-class MeasureSettings:
-    """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum,
-    ``top`` eigenpairs.
-
-    ``sampling`` holds settings of ``llc`` by name, as it takes them, in numbers and text so that
-    they can be stored; other quantities that need chains take them too.
-    """
-
-    curvature: str = "hessian"
-    depth: int = 100
-    probes: int = 1
-    top: int = 10
-    seed: int = 0
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        require_choice(self.curvature, "curvature", CURVATURES)
-        for name in ("depth", "probes", "top"):
-            require_count(getattr(self, name), name)
-        require_count(self.seed, "seed", least=0)
-        for name, value in self.sampling.items():
-            require_choice(name, "sampling", SAMPLING, "these are settings of llc")
-            parts = value.values() if isinstance(value, Mapping) else [value]
-            plain = all(isinstance(part, int | float | str) for part in parts)
-            require(
-                plain,
-                f"sampling[{name!r}]",
-                "be a number, a text, or a dict of names to numbers",
-                describe(value),
-                "call lh.llc for more",
-                TypeError,
-            )
-
-    @property
-    def at_own_temperature(self) -> dict[str, Any]:
-        """``sampling`` for quantities that are defined at a temperature of their own."""
-        return {name: value for name, value in self.sampling.items() if name != "nbeta"}
-
-
-Quantity = Callable[[Problem, LinearOperator, MeasureSettings], Any]
-
-
-def _swept(problem: Problem, settings: MeasureSettings) -> Sweep:
-    """The grid around what SGLD finds; chains, draws and burn-in are those of its points, too."""
-    given = settings.sampling
-    grid = {name: given[name] for name in ("chains", "draws", "burn_in") if name in given}
-    found = llc(problem, seed=settings.seed, **{**given, "kernel": "sgld"})
-    return sweep(problem, seed=settings.seed, coefficient=found, **grid)
-
-
-# depth and top are cut to P: a spectrum of depth P, like P eigenpairs, is all there is
-QUANTITIES: dict[str, Quantity] = {
-    "trace": lambda _, operator, settings: trace(operator, seed=settings.seed),
-    "frobenius": lambda _, operator, settings: frobenius_norm(operator, seed=settings.seed),
-    "spectral_norm": lambda _, operator, settings: spectral_norm(operator, seed=settings.seed),
-    "diagonal": lambda _, operator, settings: diagonal(operator, seed=settings.seed),
-    "eigenpairs": lambda _, operator, settings: eigenpairs(
-        operator, min(settings.top, operator.dim), seed=settings.seed
-    ),
-    "spectrum": lambda _, operator, settings: spectrum(
-        operator, min(settings.depth, operator.dim), settings.probes, seed=settings.seed
-    ),
-    "variance": lambda problem, _, settings: variance(problem, seed=settings.seed),
-    "gradient_overlap": lambda problem, operator, settings: gradient_overlap(
-        problem, eigenpairs(operator, min(settings.top, operator.dim), seed=settings.seed)
-    ),
-    "sharpness": lambda problem, _, settings: sharpness(problem, seed=settings.seed),
-    "relative_sharpness": lambda problem, _, settings: relative_sharpness(
-        problem, seed=settings.seed
-    ),
-    "fisher_rao": lambda problem, *_: fisher_rao_norm(problem),
-    "effective_dimensions": lambda problem, _, settings: effective_dimensions(
-        problem, seed=settings.seed
-    ),
-    "laplace_evidence": lambda problem, _, settings: laplace_evidence(problem, seed=settings.seed),
-    "bic": lambda problem, *_: bic(problem),
-    "volume_scaling": lambda problem, _, settings: volume_scaling(problem, seed=settings.seed),
-    "llc": lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling),
-    "bayes_criteria": lambda problem, _, settings: bayes_criteria(
-        problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-    "temperature_regression": lambda problem, _, settings: temperature_regression(
-        problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-    "free_energy": lambda problem, _, settings: free_energy(
-        problem, seed=settings.seed, **settings.at_own_temperature
-    ),
-    "llc_curve": lambda problem, _, settings: llc_curve(
-        problem, seed=settings.seed, **settings.sampling
-    ),
-    "sweep": lambda problem, _, settings: _swept(problem, settings),
-}
 
 
 def measure(

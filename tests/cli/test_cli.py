@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import lambdahat
-from lambdahat._measure import MeasureSettings
+from lambdahat._quantities import MeasureSettings
 from lambdahat.cli.app import app
 from lambdahat.cli.forecast import forecast
 from lambdahat.experiments.kit.store import Store

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
-from lambdahat._measure import CURVATURES
+from lambdahat._quantities import CURVATURES
 from lambdahat.cli.exits import OK, code_of, foreign_output, rank, require_writable
 from lambdahat.cli.forecast import duration, one_product, size
 from lambdahat.cli.loading import Choices, held_out_data, load_problem

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lambdahat._core.progress import progress
-from lambdahat._measure import MeasureSettings, measure, quantity_names
+from lambdahat._measure import measure, quantity_names
+from lambdahat._quantities import MeasureSettings
 from lambdahat.cli.exits import OK, code_of, foreign_output, own_folder, rank, require_writable, say
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast

@@ -161,7 +161,7 @@ def measure(
     quiet: Quiet = False,
 ) -> None:
     """Measure trace, norms, eigenpairs, spectrum, learning coefficient and more, with errors."""
-    from lambdahat._measure import MeasureSettings
+    from lambdahat._quantities import MeasureSettings
     from lambdahat.cli.loading import Choices
     from lambdahat.cli.measurements import run_measure
 

@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 
 from lambdahat._core.check import require, require_choice, require_positive
 from lambdahat.optim.averaging import OwnsAverage, averaging_settings
+from lambdahat.optim.registry import register_optimizer
 
 FORMS = ("adamw", "coded", "printed")
 # torch's own names, so that tools that read Adam's state read this one
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+@register_optimizer("padam")
 class Padam(Optimizer):
     """θ ← θ − α·m̂/(√v̂ + ε)^{2p} with m̂, v̂ bias-corrected as in Adam (Chen and Gu, 2018; p = ½
     is Adam).
@@ -157,6 +159,7 @@ class Padam(Optimizer):
             torch._foreach_addcdiv_(params, m, below, sizes)
 
 
+@register_optimizer("padamw")
 class PadamW(Padam):
     """``Padam`` with decoupled weight decay: θ ← (1 − αλ)θ − α·m̂/(√v̂ + ε)^{2p} (§7.8, spectral
     thesis).
@@ -234,6 +237,7 @@ def _require_non_negative(value: Any, name: str) -> None:
     require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
 
 
+@register_optimizer("gadam")
 class Gadam(OwnsAverage, PadamW):
     """AdamW whose iterates are averaged from step ``average_start`` on, every ``average_every``
     steps (Algorithm 9).
@@ -274,6 +278,7 @@ class Gadam(OwnsAverage, PadamW):
         return loss
 
 
+@register_optimizer("gadamx")
 class GadamX(Gadam):
     """``Gadam`` with partially adaptive steps: p = 0.125 and AMSGrad; p = ½ is torch's AdamW
     with ``amsgrad``.
@@ -309,6 +314,7 @@ class GadamX(Gadam):
         )
 
 
+@register_optimizer("gadam-auto")
 class GadamAuto(Gadam):
     """``Gadam`` that decides when to start averaging and when to stop, at a constant rate (§7.8.7,
     spectral thesis).

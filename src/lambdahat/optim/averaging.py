@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from lambdahat._core.check import require, require_choice, require_count
+from lambdahat.optim.registry import register_optimizer
 
 KINDS = ("average", "ema")
 UNITS = ("epoch", "step")
@@ -199,8 +200,9 @@ class OwnsAverage(HasAverage):
         next iterate due.
         """
         if self.param_groups and isinstance(param_group, dict):
-            for name in SHARED:
-                param_group.setdefault(name, self.param_groups[0][name])
+            first = self.param_groups[0]  # without the settings while the optimiser is being made
+            for name in first.keys() & set(SHARED):
+                param_group.setdefault(name, first[name])
         super().add_param_group(param_group)
 
     @property
@@ -434,6 +436,7 @@ class Averaged(OwnsAverage, Wrapper):
         return loss
 
 
+@register_optimizer("swa")
 class SWA(Averaged):
     """Stochastic weight averaging: SGD whose iterates are averaged (Izmailov et al., 2018); with
     ``patience`` SWA-Auto.
@@ -459,6 +462,7 @@ class SWA(Averaged):
         )
 
 
+@register_optimizer("asgd")
 class ASGD(HasAverage, torch.optim.ASGD):
     """``torch.optim.ASGD`` (Polyak and Juditsky, 1992), with its average exposed as in ``Gadam``.
 

@@ -16,6 +16,7 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher as fisher_of
 from lambdahat.operators.matrix import identity
 from lambdahat.optim.descent import Descent, Directions, require_nonnegative
+from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
 FISHERS = ("exact", "monte_carlo", "empirical")
@@ -24,6 +25,7 @@ MOST_PARAMETERS = 20_000
 RAISE = "raise alpha"
 
 
+@register_optimizer("exact-ngd")
 class ExactNGD(Descent):
     """θ ← θ − lr·(F + κI)⁻¹∇L with F the Fisher matrix of all d parameters, κ = (α/d)·max(tr F, ε).
 

@@ -33,6 +33,7 @@ from lambdahat.optim.kronecker_layers import (
     ready,
     refresh,
 )
+from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
 ROUNDING = 100  # units of the dtype that a sum may be off when it is taken in another order
@@ -213,6 +214,7 @@ FISHERS = ("empirical", "monte_carlo", "exact")
 FIRST_STEPS = 10  # curvature changes fastest at the start of training
 
 
+@register_optimizer("kfac")
 class KFAC(Descent):
     """Gradient descent preconditioned layer by layer with the Kronecker-factored Fisher (Martens &
     Grosse 2015).
@@ -240,6 +242,7 @@ class KFAC(Descent):
     """
 
     decoupled = True
+    takes_model = True
 
     def __init__(
         self,

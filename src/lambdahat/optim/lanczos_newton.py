@@ -12,11 +12,13 @@ from lambdahat._core.check import require, require_choice, require_count, requir
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.optim.descent import Descent, Directions, total_norm
+from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
 CURVATURES = {"absolute_hessian": hessian, "ggn": ggn}
 
 
+@register_optimizer("lanczos-newton")
 class LanczosNewton(Descent):
     """Stochastic Lanczos steps: w ← w − α [Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ].
 

@@ -26,6 +26,7 @@ from lambdahat.optim.online_fisher import (
     start,
     update,
 )
+from lambdahat.optim.registry import register_optimizer
 
 FIRST_UPDATES = 10
 TINY = 1e-60  # for gradients of zeros
@@ -165,6 +166,7 @@ CONSTANTS = (
 )
 
 
+@register_optimizer("ngd")
 class NGD(Optimizer):
     """SGD on gradients multiplied by an online estimate of (F + κI)⁻¹, κ = (α/d)·max(tr F, ε) (Eqs.
     5–7, NGD paper).

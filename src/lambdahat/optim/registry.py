@@ -5,56 +5,44 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat._core.check import require, require_choice, require_like
-from lambdahat.optim.adaptive import Gadam, GadamAuto, GadamX, Padam, PadamW
-from lambdahat.optim.averaging import ASGD, SWA
-from lambdahat.optim.exact_ngd import ExactNGD
-from lambdahat.optim.kfac import KFAC
-from lambdahat.optim.lanczos_newton import LanczosNewton
-from lambdahat.optim.ngd import NGD
-from lambdahat.optim.regularizers import (
-    L1,
-    L2,
-    Metric,
-    SelectiveL2,
-    StoppedL2,
-    StoppedThenSelectiveL2,
-)
-from lambdahat.optim.spectral_sgd import SpectralSGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "rmsprop": torch.optim.RMSprop,
-    "asgd": ASGD,
-    "swa": SWA,
-    "ngd": NGD,
-    "exact-ngd": ExactNGD,
-    "kfac": KFAC,
-    "lanczos-newton": LanczosNewton,
-    "spectral-sgd": SpectralSGD,
-    "padam": Padam,
-    "padamw": PadamW,
-    "gadam": Gadam,
-    "gadamx": GadamX,
-    "gadam-auto": GadamAuto,
 }
+REGULARIZERS: dict[str, Callable[..., Any]] = {}
 
-REGULARIZERS: dict[str, Callable[..., Any]] = {
-    "l1": L1,
-    "l2": L2,
-    "metric": Metric,
-    "selective-l2": SelectiveL2,
-    "stopped-l2": StoppedL2,
-    "stopped-selective-l2": StoppedThenSelectiveL2,
-}
+Kind = TypeVar("Kind", bound=Callable[..., Any])
+
+
+def register_optimizer(name: str) -> Callable[[Kind], Kind]:
+    """Register an optimiser class under a name, for ``make_optimizer`` and the command line.
+
+    Its first argument takes parameters, or the model if the class says ``takes_model = True``.
+    The contract tests run over everything that is registered.
+    """
+    return partial(_register, OPTIMIZERS, name)
+
+
+def register_regularizer(name: str) -> Callable[[Kind], Kind]:
+    """Register a regularizer under a name, for ``make_regularizer`` and the command line."""
+    return partial(_register, REGULARIZERS, name)
+
+
+def _register(registry: dict[str, Any], name: str, kind: Kind) -> Kind:
+    require(name not in registry, "name", "not be taken", repr(name))
+    registry[name] = kind
+    return kind
 
 
 def make_optimizer(name: str, model: nn.Module, **options: Any) -> Optimizer:
@@ -66,8 +54,9 @@ def make_optimizer(name: str, model: nn.Module, **options: Any) -> Optimizer:
     """
     kind = OPTIMIZERS[require_choice(name, "name", OPTIMIZERS)]
     require_options(kind, name, options)
-    trained: Any = model if kind is KFAC else [p for p in model.parameters() if p.requires_grad]
-    return kind(trained, **options)
+    if getattr(kind, "takes_model", False):
+        return kind(model, **options)  # type: ignore[arg-type]
+    return kind([p for p in model.parameters() if p.requires_grad], **options)
 
 
 def make_regularizer(name: str, **options: Any) -> Any:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from lambdahat._core.check import describe, require, require_choice, require_count
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
+from lambdahat.optim.registry import register_regularizer
 from lambdahat.problem.network import require_true_second_derivative
 from lambdahat.problem.space import Space
 
@@ -244,6 +245,7 @@ class Rule(ABC):
         return f"{type(self).__name__}({options})"
 
 
+@register_regularizer("l1")
 class L1(Rule):
     """λ·sign(θ), the gradient of λ‖θ‖₁."""
 
@@ -253,6 +255,7 @@ class L1(Rule):
         return [self.rate * parameter.sign() for parameter in parameters]
 
 
+@register_regularizer("l2")
 class L2(Rule):
     """λθ, the gradient of ½λ‖θ‖²."""
 
@@ -262,6 +265,7 @@ class L2(Rule):
         return [self.rate * parameter for parameter in parameters]
 
 
+@register_regularizer("metric")
 class Metric(Rule):
     """λHθ, which shrinks the Riemannian length ½θᵀHθ with H held constant (§3.8): one product per
     step.
@@ -319,6 +323,7 @@ class Metric(Rule):
         return [self.rate * part for part in curvature]
 
 
+@register_regularizer("selective-l2")
 class SelectiveL2(Rule):
     """λθ_i where |(Hθ)_i| < ω·max_j |(Hθ)_j|, the maximum over i's layer; 0 elsewhere (Table 4.1).
 
@@ -381,6 +386,7 @@ class SelectiveL2(Rule):
         return [largest[layer] for layer in layers]
 
 
+@register_regularizer("stopped-l2")
 class StoppedL2(L2):
     """λθ for the first ``tau`` steps, then nothing (Table 4.1, "L2 Stopped"); the thesis counts
     τ in epochs.
@@ -397,6 +403,7 @@ class StoppedL2(L2):
         return [scale * parameter for parameter in parameters]
 
 
+@register_regularizer("stopped-selective-l2")
 class StoppedThenSelectiveL2(SelectiveL2):
     """λθ for the first ``tau`` steps, then Selective L2 with ``selective_rate`` (Table 4.1, "L2
     Stopped Selective").

@@ -13,6 +13,7 @@ from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import spectrum
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.optim.descent import Descent, Directions
+from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
 
@@ -20,6 +21,7 @@ CURVATURES = {"hessian": hessian, "ggn": ggn}
 NULL_MASS = 0.5
 
 
+@register_optimizer("spectral-sgd")
 class SpectralSGD(Descent):
     """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the optimal rate and momentum of the local
     quadratic model.
