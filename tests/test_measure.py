@@ -11,7 +11,9 @@ from torch import nn
 from lambdahat import _measure as measuring
 from lambdahat._core.storage import Damaged
 from lambdahat._measure import measure
-from lambdahat._quantities import CURVATURES, QUANTITIES
+from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings, Quantity, products
+from lambdahat.cli.forecast import forecast
+from lambdahat.estimators import trace
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
@@ -425,3 +427,33 @@ def test_groups_of_results_are_kept(tmp_path, monkeypatch, counted):
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         measure(a_problem(), **arguments)
+
+
+def test_a_new_quantity_is_one_entry_with_its_forecast(monkeypatch, tmp_path):
+    """The registry is all that ``measure``, its folder and the forecast look at."""
+
+    def compute(problem, operator, settings):
+        return trace(2 * operator, seed=settings.seed)
+
+    def work(problem, operator, settings):
+        return products(operator, 0, 2 * operator.dim, 1)
+
+    monkeypatch.setitem(QUANTITIES, "toy", Quantity(compute, work))
+    problem = a_problem()
+    found = measure(problem, ("toy", "frobenius"), folder=tmp_path)
+    twice = 2 * float(hessian(problem).dense().trace())
+    assert float(found.results["toy"]) == pytest.approx(twice, rel=0.02)
+    assert (tmp_path / "toy.json").is_file()
+    _, (row, _) = forecast(problem, ("toy", "frobenius"), MeasureSettings())
+    assert (row.quantity, row.fewest, row.most) == ("toy", 0, 2 * problem.num_parameters)
+    assert row.vectors_bytes == problem.num_parameters * problem.dtype.itemsize
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_every_quantity_forecasts_its_work(name):
+    problem = a_problem()
+    work = QUANTITIES[name].work(problem, hessian(problem), MeasureSettings())
+    assert 0 <= work.fewest <= work.most
+    assert work.vectors_bytes > 0
+    assert work.unit in ("products", "gradients", "losses")
+    assert (work.samples > 0) == (work.unit == "gradients")

@@ -1,6 +1,4 @@
-"""The benchmark: ours and the installed peers on the same model, data, precision and accuracy,
-in one process.
-"""
+"""The benchmark: ours and installed peers on the same problems at the same accuracy."""
 
 from lambdahat.bench.plans import Plan
 from lambdahat.bench.records import BenchResult, BenchRow, Regression, regressions

@@ -226,9 +226,7 @@ def _as_run(
 def official(
     model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings
 ) -> tuple[Tensor, float]:
-    """λ̂ of each chain and the baseline from devinterp's own ``llc()``, which stores all losses
-    on disk.
-    """
+    """λ̂ of each chain and the baseline from devinterp's own ``llc()``, losses on disk."""
     dataset = Numbers(torch.arange(len(data[1])), whole=False)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,6 +1,4 @@
-"""What a task must cost at least: in gradients, and in arithmetic and traffic at the rates of
-this machine.
-"""
+"""The least cost of a task: in gradients, and in arithmetic and traffic of this machine."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ DESIGN_GPU_SECONDS: dict[tuple[str, str], float] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """The least cost in units with its source, and the least seconds of arithmetic and of
-    traffic; NaN is unknown.
-    """
+    """The least cost in units with its source, and seconds of arithmetic and traffic (or NaN)."""
 
     units: float = float("nan")
     why: str = ""
@@ -46,9 +42,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does in a second: float32 operations of a large product, and bytes of a
-    large copy.
-    """
+    """The machine's rates: float32 operations of a large product, bytes of a large copy."""
 
     flops: float
     bytes: float
@@ -84,9 +78,7 @@ def measured_rates(device: str, quick: bool) -> Rates:
 
 
 def layer_work(case: Case) -> tuple[list[float], float]:
-    """Operations of each layer's forward pass over all the data, and the elements of all layers'
-    outputs.
-    """
+    """Operations of each layer's forward pass over the data, and elements of all outputs."""
     flops: list[float] = []
     elements = 0.0
 

@@ -64,9 +64,7 @@ class Peer:
 
 
 class Curvlinops(Peer):
-    """Its density is smoothed, from Lanczos without reorthogonalisation after an eigsh for the
-    boundaries.
-    """
+    """Its density is smoothed Lanczos without reorthogonalisation, after eigsh for the ends."""
 
     name = module = "curvlinops"
     package = "curvlinops-for-pytorch"
@@ -103,9 +101,7 @@ class Curvlinops(Peer):
         return grid, density / density.sum()
 
     def kfac(self, case: Case, gradient: Tensor, damping: float) -> Tensor:
-        """Exact Fisher, weight and bias in one block, (K + δI)⁻¹ by eigendecompositions, as
-        ours.
-        """
+        """Exact Fisher, weight and bias in one block, (K + δI)⁻¹ by eigendecompositions."""
         operator = self._operator(
             "KFACLinearOperator", case, fisher_type="type-2", separate_weight_and_bias=False
         )
@@ -116,9 +112,7 @@ class Curvlinops(Peer):
 
 
 class HessianEigenthings(Peer):
-    """It weighs batches equally, so the cases have batches of one size. Lanczos runs a set
-    number of ``steps``.
-    """
+    """It weighs batches equally, so batches have one size; Lanczos runs ``steps`` steps."""
 
     steps_given = True
     name = package = "hessian-eigenthings"
@@ -193,9 +187,7 @@ class PyHessian(Peer):
         return run
 
     def trace(self, case: Case, products: int) -> Traced:
-        """Hutchinson's, told never to stop early: its own rule compares successive running
-        means.
-        """
+        """Hutchinson's, without its early stopping, which compares running means."""
         torch.manual_seed(0)
         samples = torch.tensor(self._hessian(case).trace(maxIter=products, tol=0.0))
         return Traced(float(samples.mean()), float(samples.std()) / products**0.5)
@@ -216,9 +208,7 @@ class PyHessian(Peer):
 
 
 class Backpack(Peer):
-    """The exact diagonal of the Hessian, layer by layer, from one extended backward pass a
-    batch.
-    """
+    """The exact diagonal of the Hessian, from one extended backward pass a batch."""
 
     name, module, package = "BackPACK", "backpack", "backpack-for-pytorch"
     exact_trace = True

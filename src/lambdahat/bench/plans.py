@@ -1,6 +1,4 @@
-"""What a run of the benchmark measures: sizes, rounds, device, whether peers run; and rows from
-what was timed.
-"""
+"""What a run of the benchmark measures: sizes, rounds, device, peers; rows from timings."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from lambdahat.bench.timing import Maker, Timed, compare
 
 @dataclass(frozen=True)
 class Plan:
-    """The choices of a run; ``quick`` has tiny sizes that show that it runs, and its times mean
-    nothing.
-    """
+    """The choices of a run; ``quick`` shows that it runs, with meaningless times."""
 
     device: str = "cpu"
     peers: bool = True

@@ -31,9 +31,7 @@ RATES = {"vgg16": 2e-4}
 
 @dataclass(frozen=True)
 class Case:
-    """A trained network with the one list of batches that ours, the peers and the gradient all
-    read.
-    """
+    """A trained network with the one list of batches that everyone reads."""
 
     name: str
     model: nn.Module
@@ -148,9 +146,7 @@ def double(case: Case) -> Case:
 
 
 def trace(case: Case) -> float:
-    """tr H: of a perceptron by the recursion over its layers, of another ReLU network through tr
-    H = tr GGN.
-    """
+    """tr H: of a perceptron by recursion over layers, of other ReLU networks as tr GGN."""
     flat = all(
         isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU | nn.Tanh)
         for layer in case.model.children()
@@ -255,9 +251,7 @@ def gauss_newton_product(case: Case, v: Tensor) -> Tensor:
 
 
 def top_eigenvalues(case: Case, k: int) -> Tensor:
-    """The k largest (k,), largest first, by ARPACK to machine precision on a plain
-    double-backward product.
-    """
+    """The k largest (k,), descending, by ARPACK on a plain double-backward product."""
     case = double(case)
 
     def apply(v: np.ndarray) -> np.ndarray:

@@ -48,9 +48,7 @@ class BenchRow(Result):
 
     @property
     def over_machine(self) -> float:
-        """The time over what arithmetic or traffic, whichever is more, takes at the machine's
-        own rates.
-        """
+        """The time over that of the arithmetic or traffic at the machine's rates."""
         least = [part for part in (self.flop_seconds, self.byte_seconds) if part > 0]
         return self.seconds / max(least) if least else UNKNOWN
 
@@ -89,9 +87,7 @@ class BenchResult(Result):
         return UNKNOWN if ours is None else ours.cost / row.cost
 
     def faster_peers(self) -> list[BenchRow]:
-        """The rows of peers that took less time than ours for an answer as accurate as was asked
-        for.
-        """
+        """The peers that took less time than ours at the accuracy asked for."""
         return [
             row
             for row in self.rows
@@ -182,9 +178,7 @@ def require_alike(about: Mapping[str, Any], record: BenchResult) -> None:
 
 
 def smallest_growth(new: dict[str, BenchRow], old: dict[str, BenchRow]) -> float:
-    """The least of the growths of ours over the unit and over each peer; 0 where there is
-    nothing to compare.
-    """
+    """The least growth of ours over the unit and over each peer; 0 if none compare."""
     growths = []
     for by in (UNIT, *new):
         if by == OURS or by not in new or by not in old or OURS not in old:

@@ -50,9 +50,7 @@ STEPS, NEAR = (2, 3, 4, 6, 8), 1e-5
 
 
 def estimate_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """Traces, eigenvalues and densities; those of LeNet-5 without peers, which take minutes
-    there on a CPU.
-    """
+    """Traces, eigenvalues and densities; LeNet-5 without peers, which take minutes on a CPU."""
     for name in ("mlp", "lenet5", "tanh"):
         yield trace_rows(plan, plan.case(name))
     for name in ("mlp",) if plan.quick else ("mlp", "lenet5"):
@@ -149,9 +147,7 @@ def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list
     notes: dict[str, str] = {}
 
     def peers_own(peer: Peer) -> Callable[[], Tensor]:
-        """A peer that does not know when to stop is given few steps, then more, until it is near
-        the truth.
-        """
+        """Give a peer without a stopping rule ever more steps until it is near the truth."""
         if not peer.steps_given:
             return partial(peer.top_eigenvalues, case, top)
         for steps in STEPS:
@@ -175,9 +171,7 @@ def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list
 
 
 def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[BenchRow]:
-    """One probe. The error is that of the upper end, against λ₁: what else the probe shows is
-    chance.
-    """
+    """One probe, judged by the error of its upper end against λ₁; the rest is chance."""
     depth = 20 if plan.quick else 100
 
     def ours() -> tuple[Tensor, Tensor]:
@@ -200,9 +194,7 @@ def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[Ben
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """Products of matrices and convolutions inside may round to TF32; outside, in the benchmark,
-    none does.
-    """
+    """Allow TF32 in products and convolutions inside; the benchmark forbids it elsewhere."""
     flags: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     for flag in flags:
         flag.allow_tf32 = True
@@ -257,9 +249,7 @@ def _applied(make: Callable[[Case], Callable[[Tensor], Tensor]], case: Case, v: 
 
 
 def _error(case: Case, work: str, v: Tensor) -> Callable[[Tensor], float]:
-    """The relative error of a product, or of a block's first column, against double backward in
-    float64.
-    """
+    """The relative error of a product, or of a block's first column, against float64."""
     reference = problems.gauss_newton_product if work == "ggn" else problems.product
     truth = reference(problems.double(case), v.double())
 
@@ -282,9 +272,7 @@ class Effort(NamedTuple):
 
 @dataclass(frozen=True)
 class Cube:
-    """The Laplacian of a cube of points, an accuracy, and the efforts that are tried for it, the
-    least first.
-    """
+    """The Laplacian of a cube of points, an accuracy, and efforts to try, the least first."""
 
     side: int
     accuracy: float
@@ -296,9 +284,7 @@ LARGE = Cube(100, 2e-4, (Effort(3, 30),))  # beyond n = 10⁵ a factorisation ta
 
 
 def determinant_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """log det of a cube's Laplacian plus 0.05: one that the peers can take, and one of a million
-    rows.
-    """
+    """log det of a cube's Laplacian plus 0.05: one size for the peers, and a million rows."""
     yield _cube_rows(plan, replace(SMALL, side=8) if plan.quick else SMALL, plan.peers)
     yield _cube_rows(plan, replace(LARGE, side=10) if plan.quick else LARGE, False)
 
@@ -400,9 +386,7 @@ Optimizers = dict[str, Callable[[nn.Module], Any]]
 
 
 def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """Whole training steps, forward and backward included, of the perceptron on batches of 128;
-    then the inverse.
-    """
+    """Whole training steps of the perceptron on batches of 128, and then KFAC's inverse."""
     sizes = [784, plan.width, plan.width, 10]
     makers: dict[str, Maker] = {
         SGD: lambda: _steps(sizes, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), plan)
@@ -444,9 +428,7 @@ def _optimizers(plan: Plan) -> Optimizers:
 
 
 def _steps(sizes: list[int], make: Callable[[nn.Module], Any], plan: Plan) -> Run:
-    """A function that takes 40 steps; its first call leaves the optimiser's first, denser
-    updates behind.
-    """
+    """A function that takes 40 steps; its first call passes the denser first updates."""
     rng = generator(0, "bench batch")
     x = torch.rand(BATCH, sizes[0], generator=rng).to(plan.device)
     y = torch.randint(0, sizes[-1], (BATCH,), generator=rng).to(plan.device)
@@ -482,9 +464,7 @@ def _inverse_rows(plan: Plan) -> list[BenchRow]:
 
 
 def _stacked_rows(plan: Plan, sizes: list[int]) -> list[BenchRow]:
-    """Ten seeds of NGD trained together, as ``fit_many`` does, over one: 40 steps with their
-    data, in a CUDA graph.
-    """
+    """Ten seeds of NGD trained together over one: 40 steps with their data, as ``fit_many``."""
     makers: dict[str, Maker] = {
         UNIT: partial(_stacked, 1, sizes, plan.device),
         OURS: partial(_stacked, 10, sizes, plan.device),
@@ -522,18 +502,14 @@ CLUSTER_MOMENTS, BEYOND = 80, 10
 
 
 def graph_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """Moments of a small torus, where all eigenvalues can be had, and a large one; a count of
-    clusters; on the CPU.
-    """
+    """Moments of a small and a large torus and a cluster count, on the CPU."""
     for side in (12, 16) if plan.quick else (45, 200):
         yield _torus_rows(plan, side)
     yield _cluster_rows(plan, 9 if plan.quick else 240)
 
 
 def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
-    """The error is the largest of all moments', against those of the known spectrum; a moment is
-    at most 1.
-    """
+    """The error is the largest over all moments, against the known spectrum."""
     one = graph(torus(side))
     exact = torus_moments(side, MOMENTS)
     matrix = csr_tensor(one.normalized(), torch.float64)
@@ -595,9 +571,7 @@ def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
 
 
 def _largest_gap(one: Graph, many: int) -> float:
-    """The number of the smallest eigenvalues λ of the Laplacian below the largest gap in
-    arccos(1 − λ).
-    """
+    """The number of the smallest eigenvalues λ below the largest gap in arccos(1 − λ)."""
     start = generator(0, "bench vector")
     values = eigsh(
         one.normalized(),
@@ -625,9 +599,7 @@ def torus_moments(side: int, count: int) -> Array:
 
 
 def _recurrence(one: Graph) -> Array:
-    """T_{k+1} = 2BT_k − T_{k−1} on a block of random signs, B = −D^{−½}WD^{−½}, in SciPy and
-    numpy.
-    """
+    """T_{k+1} = 2BT_k − T_{k−1} on a block of random signs, B = −D^{−½}WD^{−½}, in SciPy."""
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (len(one), GRAPH_PROBES))
     matrix = -one.normalized()
     before, now = signs, matrix @ signs

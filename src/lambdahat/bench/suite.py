@@ -90,9 +90,7 @@ def described(plan: Plan) -> dict[str, Any]:
 
 
 def _load_peers() -> None:
-    """Before anything is measured, so that no import is in a task's memory or time; what is
-    missing says so there.
-    """
+    """Import the peers first, so that no import counts as a task's memory or time."""
     loads = [peer.load for peer in PEERS] + [
         partial(devinterp, "slt.sampler"),
         partial(import_module, "linear_operator"),

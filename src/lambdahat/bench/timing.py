@@ -1,6 +1,4 @@
-"""Timing: one process, interleaved rounds, medians of the ratios to one unit of work, and peak
-memory.
-"""
+"""Timing: one process, interleaved rounds, medians of ratios to a unit, peak memory."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ Maker = Callable[[], Run]  # set-up, which is not timed; what it returns is
 
 @dataclass(frozen=True)
 class Clocked:
-    """What a task returns that times itself: its seconds, those of one unit of its own, and its
-    answer.
-    """
+    """What a self-timing task returns: its seconds, those of its unit, and its answer."""
 
     seconds: float
     value: Any = None
@@ -38,9 +34,7 @@ class Clocked:
 
 @dataclass(frozen=True)
 class Timed:
-    """Median seconds of a call, its cost in units, the MiB of its peak, its last answer; or why
-    there is none.
-    """
+    """Median seconds, cost in units, peak MiB and last answer of a call; or why there is none."""
 
     seconds: float = math.nan
     cost: float = math.nan

@@ -7,9 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command with the arguments of the process, together with those that ``torchrun``
-    started beside it.
-    """
+    """Run the command with the arguments of the process, with the other ranks of ``torchrun``."""
     from lambdahat.cli.app import app
     from lambdahat.cli.exits import unread_output
 

@@ -30,9 +30,7 @@ def run_advise(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Measure, advise, print and write; the exit code. ``question`` are the arguments of
-    ``advise``.
-    """
+    """Measure, advise, print and write; the exit code. ``question`` are arguments of ``advise``."""
     require_writable(out)
     problem = load_problem(factory, choices)
     with bars(quiet), foreign_output():
@@ -57,9 +55,7 @@ def run_advise(
 
 
 def mind_samples(found: Advice) -> list[str]:
-    """Where batches are not far smaller than the samples that --samples drew, which all formulas
-    take for all data.
-    """
+    """Warn if batches are not far smaller than --samples, which the formulas take for all data."""
     total, cautions = found.levels.population, []
     for size in (view.batch_size for view in found.levels.views if view.batch_size > NEAR * total):
         less = (
@@ -106,9 +102,7 @@ def measured(found: Advice) -> list[tuple[str, str, str]]:
 
 
 def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
-    """λ_P; of a Gauss–Newton matrix, which has no eigenvalue below 0, the mean of all
-    eigenvalues.
-    """
+    """λ_P; for a Gauss–Newton matrix, which is positive semi-definite, the mean eigenvalue."""
     if levels.operator != "ggn":
         return "λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"
     order = levels.parameters

@@ -57,9 +57,7 @@ def run_bench(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Measure, print and write; the exit code. With ``against``, tasks that seem slower are
-    measured once more.
-    """
+    """Measure, print and write; the exit code. ``against`` measures slower tasks once more."""
     _require_device(plan.device)
     record = None if against is None else BenchResult.load(against)
     if record is not None:
@@ -127,9 +125,7 @@ def number(value: float) -> str:
 
 
 def findings(found: BenchResult) -> list[str]:
-    """What is to be explained: every peer that is faster, and what of ours is far from its
-    limit.
-    """
+    """What needs an explanation: faster peers, and results of ours far from their limit."""
     lines = [
         f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(found.ratio(row))}"
         " times as long"

@@ -1,6 +1,4 @@
-"""``lambdahat demo``: the NGD paper in miniature, from untrained networks to a table of claims
-and the page.
-"""
+"""``lambdahat demo``: the NGD paper in miniature, from untrained networks to the page."""
 
 from __future__ import annotations
 

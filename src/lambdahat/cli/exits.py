@@ -54,9 +54,7 @@ class InputError(Exception):
 
 
 def output_path(given: str | Path) -> Path:
-    """An --out as it was given, or its default; pathlib would take an empty name for the current
-    folder.
-    """
+    """An --out as given, or its default; pathlib would read an empty name as "."."""
     return Path(given) if str(given).strip() else NAMELESS
 
 
@@ -102,17 +100,13 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
 
 
 def _is_text(name: str) -> bool:
-    """Whether results, which say what command made them, can hold a name: bytes that are no
-    UTF-8 cannot be written.
-    """
+    """Whether a name can be stored: results name their command, in UTF-8."""
     return "\0" not in name and name == name.encode(errors="replace").decode()
 
 
 @contextmanager
 def foreign_output() -> Iterator[None]:
-    """Send to standard error what a caller's code prints meanwhile, from Python or below:
-    standard output is ours.
-    """
+    """Send what the caller's code prints to standard error, from Python or below."""
     sys.stdout.flush()
     try:
         kept = os.dup(1) if sys.stdout.fileno() == 1 else None
@@ -193,9 +187,7 @@ def unread_output() -> Iterator[None]:
 
 
 def _of_the_disk(error: Exception) -> bool:
-    """Whether a place to write to is full, read-only or no such place at all: not a fault of the
-    program.
-    """
+    """Whether the disk is full, read-only or not there: no fault of the program."""
     if isinstance(error, sqlite3.OperationalError):
         return any(
             text in str(error) for text in ("is full", "readonly", "unable to open", "disk I/O")
@@ -204,9 +196,7 @@ def _of_the_disk(error: Exception) -> bool:
 
 
 def _output_is_full() -> bool:
-    """Whether standard output goes to a disk that takes no more; says so, and lets the rest go
-    nowhere.
-    """
+    """Whether standard output goes to a full disk; if so say it, and discard the rest."""
     try:
         print(end="", flush=True)
     except BrokenPipeError:
@@ -219,9 +209,7 @@ def _output_is_full() -> bool:
 
 
 def _unread() -> bool:
-    """Whether standard output is the pipe that broke. It takes a write: one that failed leaves
-    nothing to flush.
-    """
+    """Whether standard output is the broken pipe; only a write can tell."""
     try:
         print(flush=True)
     except BrokenPipeError:
@@ -259,9 +247,7 @@ def rank() -> int:
 
 @contextmanager
 def of_torchrun(arguments: Sequence[str]) -> Iterator[None]:
-    """Meet the other ranks, if there are any; all end when the first has printed, and its exit
-    code is the job's.
-    """
+    """Join the other ranks, if any; all end when the first has printed, with its exit code."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or in_a_group():
         yield
         return
@@ -308,9 +294,7 @@ def own_folder(out: Path | None) -> Iterator[Path | None]:
 
 
 def _backend() -> str:
-    """NCCL where every rank of this machine has a GPU to itself, and gloo for the rest: NCCL
-    takes one rank a GPU.
-    """
+    """NCCL if every rank of this machine has its own GPU, else gloo."""
     here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if count:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)

@@ -53,9 +53,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class OneProduct:
-    """What setting up an operator and making one product took; ``graph_bytes`` stay in use
-    between products.
-    """
+    """The seconds of setting up an operator and of one product; ``graph_bytes`` stay in use."""
 
     setup_seconds: float
     seconds: float

@@ -366,9 +366,7 @@ def run_fit(
     seed: int,
     output: Output,
 ) -> int:
-    """The nearest parameter of one random model to every file, or of all models and which is
-    nearest.
-    """
+    """Fit one random model to every file, or all models, and name the nearest."""
     given: dict[str, Any] = {"moments": moments, "draws": draws, "size": size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
     documents, rows = [], []

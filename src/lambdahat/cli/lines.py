@@ -39,9 +39,7 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Lines:
-    """Where to look at the loss: directions by name, together a plane or each a line; or
-    ``towards`` a checkpoint.
-    """
+    """Where to look at the loss: directions (a plane or lines), or ``towards`` a checkpoint."""
 
     along: tuple[str, ...]
     plane: bool = False
@@ -146,9 +144,7 @@ def _show(
 
 
 def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, str]]:
-    """The named directions and their labels: Ritz vectors of one Lanczos run, or drawn at
-    random.
-    """
+    """The named directions and labels: Ritz vectors of one Lanczos run, or random ones."""
     found = _ritz(operator, lines) if lines.ritz else {}
     return [found[name] if name in RITZ else (name, RANDOM[name]) for name in lines.along]
 

@@ -33,9 +33,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line says about a problem beside its factory; None leaves it as the
-    factory made it.
-    """
+    """What the command line says about a problem; None leaves it as the factory made it."""
 
     checkpoint: Path | None = None
     device: str | None = None
@@ -46,9 +44,7 @@ class Choices:
 
 
 def load_problem(spec: str, choices: Choices) -> Problem:
-    """The problem of the factory, or of the run folder, at the checkpoint's weights, as the
-    choices want it.
-    """
+    """The problem of a factory or run folder, at the checkpoint's weights, with the choices."""
     run = Path(spec).is_dir()
     problem = _run_problem(spec) if run else call_factory(spec)
     if not isinstance(problem, Problem):
@@ -98,9 +94,7 @@ def _within(run: str, checkpoint: Path) -> Path:
 
 
 def call_factory(spec: str, option: str = "FACTORY") -> Any:
-    """What ``package.module:attribute`` returns when called; the current directory can be
-    imported from.
-    """
+    """Call ``package.module:attribute``, which may lie in the current directory."""
     module_name, colon, attribute = spec.partition(":")
     if module_name.endswith(".py"):
         instead = (

@@ -72,9 +72,7 @@ def run_measure(
 
 @contextmanager
 def bars(quiet: bool) -> Iterator[None]:
-    """Progress bars of the first rank where standard error is a terminal, unless they are not
-    wanted.
-    """
+    """Show progress bars on the first rank if standard error is a terminal, unless ``quiet``."""
     if quiet or rank():
         yield
     else:

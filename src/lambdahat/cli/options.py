@@ -39,9 +39,7 @@ class Output:
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command of which each parameter that is a dataclass becomes the options that are its
-    fields, in their order.
-    """
+    """A command whose dataclass parameters become options, one per field, in order."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []

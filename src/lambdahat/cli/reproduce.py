@@ -1,6 +1,4 @@
-"""``lambdahat reproduce`` and ``lambdahat report``: sweeps of published experiments, their
-claims, and the page.
-"""
+"""``lambdahat reproduce`` and ``report``: sweeps of experiments, their claims, and the page."""
 
 from __future__ import annotations
 
@@ -123,9 +121,7 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
 
 
 def run_forecast(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
-    """What the cells that are left would take, measured by running a few of them for a few
-    epochs; stores nothing.
-    """
+    """What the missing cells would take, from a few of them run for a few epochs."""
     documents = []
     for experiment in [_found(name) for name in names]:
         with bars(quiet):

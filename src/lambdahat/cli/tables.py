@@ -128,9 +128,7 @@ def _numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]
 
 
 def _all_numbers(cells: Sequence[str]) -> bool:
-    """Whether a column holds numbers, with a word or two at most: "12.3 ± 0.4", "3 of 4", "1,200
-    gradients".
-    """
+    """Whether a column holds numbers with few words: "12.3 ± 0.4", "3 of 4", "1,200 gradients"."""
     written = [cell for cell in cells if cell.strip() not in NOTHING]
     return len(written) > 0 and all(
         NUMBER.match(cell) and len(WORD.findall(cell)) <= 2 for cell in written

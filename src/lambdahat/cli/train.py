@@ -19,7 +19,7 @@ from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.data import augment
 from lambdahat.data.splits import Split
-from lambdahat.models.registry import MODELS
+from lambdahat.models.model_registry import MODELS
 from lambdahat.optim import IterateAverage, Lookahead, layers_of, make_schedule
 from lambdahat.optim.registry import REGULARIZERS, make_optimizer, make_regularizer
 from lambdahat.problem import Problem
@@ -73,9 +73,7 @@ class Plan:
     device: str = "cpu"
 
     def document(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The plan as it is kept beside the run: what decides its numbers, and what may change
-        on the way.
-        """
+        """The plan as kept beside the run: what decides its numbers, and what may change."""
         everything = {**asdict(self), **self.fit}
         del everything["fit"]
         return {k: v for k, v in everything.items() if k not in FREE}, {
@@ -134,9 +132,7 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
 
 
 def loss_for(split: Split, recipe: Recipe) -> str:
-    """The loss that the targets ask for: squared error where they are real numbers, else
-    cross-entropy.
-    """
+    """The loss for the targets: squared error for real numbers, else cross-entropy."""
     x, y = split.train
     kind = MODELS[require_choice(recipe.model, "--model", MODELS)].takes
     tokens, text = kind == "tokens", not x.is_floating_point()
@@ -234,9 +230,7 @@ def _device(name: str) -> torch.device:
 
 
 def show(run: Run, out: Path | None, as_json: bool, quiet: bool) -> None:
-    """The epochs as a table, or the JSON document, on standard output; the remedy on standard
-    error.
-    """
+    """Print the epochs as a table or JSON document; the remedy goes to standard error."""
     if as_json:
         print_json(
             {
@@ -296,9 +290,7 @@ def key_values(parts: Sequence[str]) -> dict[str, Any]:
 
 
 def extra_options(words: Sequence[str]) -> dict[str, Any]:
-    """Words such as ["--alpha", "0.1", "--nesterov", "--lr=0.1"] as options; one without a value
-    is True.
-    """
+    """Parse words such as ["--alpha", "0.1", "--nesterov"]; one without a value is True."""
     out: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -315,9 +307,7 @@ def extra_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """A number, a truth value, a tuple ("0.9,0.99") or None where the text is one, else the
-    text.
-    """
+    """A number, truth value, tuple ("0.9,0.99") or None if the text is one, else the text."""
     try:
         return ast.literal_eval(text if text not in ("true", "false") else text.capitalize())
     except (ValueError, SyntaxError, MemoryError, RecursionError):

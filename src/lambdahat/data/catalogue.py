@@ -419,9 +419,7 @@ def check(name: str, folder: str | Path | None = None) -> Found:
 
 
 def locate(name: str, folder: str | Path | None = None) -> Found | None:
-    """The most complete copy below the first root that has any file of it; None where there is
-    none.
-    """
+    """The most complete copy below the first root that has any of its files, or None."""
     entry = _entry(name)
     for root in candidates(entry.folders, folder):
         copies = [

@@ -31,9 +31,7 @@ NAMES = (
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in an idx file of bytes: a header 0, 0, 8, ndim, the sizes as big-endian
-    integers, then the values.
-    """
+    """The array in an idx file: a header 0, 0, 8, ndim, big-endian sizes, then the bytes."""
     data = contents(path)
     known = len(data) >= 4 and data[:3] == b"\0\0\x08" and 1 <= data[3] <= 3
     require(
@@ -118,9 +116,7 @@ def cifar_files(folder: Path, classes: int, normalization: str) -> Split:
 
 
 def read_batch(path: Path, classes: int) -> Part:
-    """One file: pickled, or records of the label's bytes (CIFAR-100: coarse, then fine) and
-    3,072 pixels.
-    """
+    """Read one file: pickled, or records of labels (CIFAR-100: coarse, fine) and 3,072 pixels."""
     if path.suffix == ".bin":
         width = PIXELS + (2 if classes == 100 else 1)
         data = np.frombuffer(contents(path), np.uint8)
@@ -219,9 +215,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def imagenet32_files(folder: Path, normalization: str) -> Split:
-    """Ten batches and ``val_data``, each .npz or pickled, as images (n, 3, 32, 32) (Chrabaszcz
-    et al., 2017).
-    """
+    """Ten batches and ``val_data``, .npz or pickled, as images (n, 3, 32, 32)."""
     parts = []
     for i, name in enumerate([*BATCHES, "val_data"]):
         parts.append(_read_small(folder, name))

@@ -144,9 +144,7 @@ def note_data(name: str, digest: Callable[[], str | None]) -> None:
 
 
 def roots() -> list[Path]:
-    """Where data are looked for, in order: the folder in LAMBDAHAT_DATA, then the user's own
-    cache.
-    """
+    """Folders searched for data, in order: LAMBDAHAT_DATA, then the user's cache."""
     named = os.environ.get(VARIABLE)
     return [*([Path(named).expanduser()] if named else []), cache()]
 
@@ -163,9 +161,7 @@ def cache() -> Path:
 
 
 def candidates(folders: Sequence[str], folder: str | Path | None) -> list[list[Path]]:
-    """Folders that may hold a data set: the one named and its usual subfolders, else those of
-    each root in turn.
-    """
+    """Folders that may hold a data set: the given one and its subfolders, else of each root."""
     if folder is not None:
         named = Path(folder).expanduser()
         require(
@@ -209,9 +205,7 @@ def download(url: str, part: Path, timeout: float = 30.0, most: int | None = Non
 
 
 def begun(part: Path) -> int:
-    """The bytes that are there already; whatever is no plain file of its own in the place of
-    ``part`` is removed.
-    """
+    """The bytes downloaded so far; anything but a plain file in place of ``part`` is removed."""
     try:
         found = part.lstat()
     except FileNotFoundError:
@@ -292,9 +286,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Mirror:
-    """Files one by one below an address; ``suffix`` is ".gz" where the mirror keeps them
-    compressed.
-    """
+    """Files one by one below an address; ``suffix`` is ".gz" where the mirror compresses them."""
 
     base: str
     suffix: str = ""
@@ -470,9 +462,7 @@ def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
 
 
 def _most(file: File) -> int | None:
-    """The bytes that a mirror's copy may have: packed it may be a little larger where nothing
-    can be packed.
-    """
+    """The bytes that a mirror's copy may have: incompressible data grows a little when packed."""
     return None if file.size is None else file.size + file.size // 100 + 4096
 
 

@@ -48,9 +48,7 @@ class Split:
         return sum(tensor.nbytes for pair in self for tensor in pair)
 
     def to(self, device: torch.device | str) -> Split:
-        """The same on a device, in one copy; refused where it would not fit the memory that is
-        free there.
-        """
+        """The same on a device, in one copy; refused if it would not fit the free memory."""
         place = torch.device(device)
         if place.type == "cuda":
             # torch keeps what it freed
@@ -95,9 +93,7 @@ def scaled(images: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def _affine(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Shift and scale of each channel: "unit" → [0, 1], "symmetric" → [−1, 1], "standard" → mean
-    0 and deviation 1.
-    """
+    """Shift and scale per channel: "unit" [0, 1], "symmetric" [−1, 1], "standard" mean 0, std 1."""
     channels = images.shape[1]
     if kind == "unit":
         return torch.zeros(channels), torch.full((channels,), 255.0)

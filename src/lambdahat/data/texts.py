@@ -29,9 +29,7 @@ class Text:
     valid: Tensor | None = None
 
     def split(self, length: int = 64) -> Split:
-        """Stretches of ``length`` tokens that do not overlap: inputs (n, length), and targets
-        one token further on.
-        """
+        """Disjoint stretches of ``length`` tokens: inputs (n, length), targets one token later."""
         return Split(windows(self.train, length), windows(self.test, length), len(self.vocabulary))
 
     def decode(self, tokens: Iterable[int], between: str = "") -> str:
@@ -40,9 +38,7 @@ class Text:
 
 
 def windows(tokens: Tensor, length: int) -> Pair:
-    """Inputs (n, length) and targets, the same one token later; what does not fill a stretch is
-    left out.
-    """
+    """Inputs (n, length) and targets one token later; an incomplete last stretch is dropped."""
     most = len(tokens) - 1
     count = most // require_count(length, "length", most=most)
     return tokens[: count * length].view(count, length), tokens[1 : count * length + 1].view(
@@ -72,9 +68,7 @@ def penn_treebank_files(folder: Path) -> Text:
 
 
 def shakespeare_files(folder: Path) -> Text:
-    """``input.txt`` by characters, numbered in their order; the last tenth is the test part, as
-    is customary.
-    """
+    """``input.txt`` by characters; the last tenth is the test part, as is customary."""
     text = _text(folder, "input.txt")
     vocabulary = tuple(sorted(set(text)))
     tokens = _numbers(text, vocabulary)

@@ -192,9 +192,7 @@ class _Machine:
         self._fill(self._items())
 
     def _fill(self, items: list[Any]) -> None:
-        """Keys are text: the hash of tuples nested deeply enough would exhaust the stack of the
-        process.
-        """
+        """Require text keys: hashing deeply nested tuples would exhaust the stack."""
         target = self._target(dict)
         if len(items) % 2:
             raise Refused("a key without a value")

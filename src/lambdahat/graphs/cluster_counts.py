@@ -1,6 +1,4 @@
-"""How many clusters a graph has: the eigenvalues of its normalised Laplacian before the widest
-gap.
-"""
+"""The number of clusters of a graph: eigenvalues of its Laplacian below the widest gap."""
 
 from __future__ import annotations
 
@@ -149,9 +147,7 @@ class Clusters(Estimate):
 
     @property
     def rivals(self) -> dict[int, float]:
-        """The counts in question and their weights, which sum to 1, the headline first; one
-        entry if nothing rivals.
-        """
+        """The plausible counts and their weights, which sum to 1, the reported count first."""
         return {round(gap.count): gap.weight for gap in self.gaps if gap.weight > 0}
 
     def __str__(self) -> str:
@@ -436,9 +432,7 @@ def _choice_error(gaps: Sequence[Gap]) -> float:
 
 
 def eigenvalue_gaps(values: Array, components: int, nodes: int) -> list[Gap]:
-    """The gaps between the least eigenvalues, ascending, that ``find_gaps`` would look for in a
-    density.
-    """
+    """The gaps between the smallest eigenvalues that ``find_gaps`` would find in a density."""
     most = min(max(nodes // 2, components), len(values) - 1)
     pairs = zip(
         range(1, most + 1), values[:most].tolist(), values[1 : most + 1].tolist(), strict=True

@@ -51,9 +51,7 @@ class NameTable:
         return self._text[: self._count]
 
     def numbers(self, names: Collection[str]) -> NDArray[np.int32]:
-        """The number of each name, (k,); the names differ, and those that are new are numbered
-        on in their order.
-        """
+        """The number of each distinct name, (k,); new names are numbered in order."""
         text = np.array(list(names), dtype=StringDType())
         hashes = _hashes(names)
         found = self._find(text, hashes)
@@ -70,9 +68,7 @@ class NameTable:
         self._text, self._slots = self.names.copy(), np.empty(0, dtype=np.int32)
 
     def _find(self, text: NDArray[Any], hashes: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The numbers of the names, −1 for those that are new: each goes from its slot on to its
-        own or a free one.
-        """
+        """The numbers of the names, −1 where new, by linear probing from their slots."""
         found = np.full(len(text), -1, dtype=np.int32)
         mask = len(self._slots) - 1
         left, slots = np.arange(len(text)), hashes & mask
@@ -133,17 +129,13 @@ GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """A binary file, packed or not; one that is packed may not unpack to far more than its own
-    size.
-    """
+    """Open a binary file, packed or not; one that unpacks to far more than its size is refused."""
     opener: Any = PACKED.get(path.suffix)
     return path.open("rb") if opener is None else bounded(opener(path, "rb"), path)
 
 
 def open_text(path: Path) -> IO[str]:
-    """A text file, packed or not, with or without a byte order mark; bytes that are no UTF-8
-    stay apart as \\xNN.
-    """
+    r"""Open a text file, packed or not; bytes that are not UTF-8 are read as \xNN."""
     return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", errors="backslashreplace")
 
 
@@ -213,9 +205,7 @@ def _rows(stream: IO[str]) -> Iterator[str]:
 
 
 def _separator(row: str) -> str | None:
-    """What parts a row into two numbers; or, of what parts it at all, the mark that names are
-    least likely to hold.
-    """
+    """The separator that splits a row into two numbers, else the one least likely in names."""
     numbers = (mark for mark in (None, ";", ",") if _numbers(_cells(row, mark)[:2]))
     return next(numbers, next((mark for mark in ("\t", ";", ",") if mark in row), None))
 
@@ -329,9 +319,7 @@ def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTabl
 
 
 def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable) -> Any:
-    """Names by their number in ``table``: a dict of text, fast but large, is kept for the rows
-    at hand only.
-    """
+    """Number names by ``table``; a dict, fast but large, is kept only for the rows at hand."""
     needed, local = layout.needed, dict[str, int]()
 
     def edges() -> Iterator[tuple[float, ...]]:
@@ -437,9 +425,7 @@ def market_header(path: Path) -> MarketHeader:
 
 
 def market_entries(path: Path, header: MarketHeader) -> Iterator[Chunk]:
-    """Chunks (row, column, weight or None) of the entries, on both sides of the diagonal, that
-    are in the file.
-    """
+    """Yield (row, column, weight or None) of the entries, on both sides of the diagonal."""
     if header.dense:
         values = [chunk["w"] for chunk in _market_rows(path, header, [("w", np.float64)])]
         # row by row above is column by column below
@@ -485,9 +471,7 @@ def _market_rows(path: Path, header: MarketHeader, kind: list[tuple[str, Any]]) 
 
 
 def _both_sides(u: Any, v: Any, w: Any, sign: int) -> Iterator[Chunk]:
-    """Entries, and where the matrix is symmetric (``sign`` 1) or skew-symmetric (−1) their
-    mirror images.
-    """
+    """The entries with their mirror images if symmetric (``sign`` 1) or skew-symmetric (−1)."""
     yield u, v, w
     other = u != v
     if sign and other.any():

@@ -186,9 +186,7 @@ def _model(graph: Graph, kind: str, size: int | None, neighbours: int | None) ->
 
 
 def _moments(graph: Graph, count: int, seed: int) -> tuple[Array, Array]:
-    """The Chebyshev moments without the one eigenvalue 0 that every graph has, which tells of
-    its size, and errors.
-    """
+    """Chebyshev moments and errors without the one eigenvalue 0 that every graph has."""
     found = graph_moments(graph, count, None, seed, components(graph))
     ends = np.where(np.arange(count + 1) % 2, -1.0, 1.0)
     return (len(graph) * found.values - ends) / (len(graph) - 1), found.stderr
@@ -327,9 +325,7 @@ class _Family:
 
 
 def _search(divergence: Callable[[float], float], low: float, high: float) -> float:
-    """The minimum over an interval: the best of a scan, then Brent's method between its
-    neighbours.
-    """
+    """Minimise over an interval: a scan, then Brent's method around the best point."""
     far = low > 0 and high / low > 20
     grid = np.geomspace(low, high, SCAN) if far else np.linspace(low, high, SCAN)
     best = int(np.argmin([divergence(float(p)) for p in grid]))

@@ -225,9 +225,7 @@ def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
 
 
 def _kind(path: Path, suffix: str) -> str:
-    """The format of a file by its suffix, or else by how it begins: no other format passes for a
-    list of edges.
-    """
+    """The format of a file by its suffix, else by its first bytes."""
     require(
         suffix not in UNREAD,
         "source",
@@ -249,9 +247,7 @@ def _kind(path: Path, suffix: str) -> str:
 
 
 def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
-    """GraphML, GEXF or Pajek; GEXF's labels are the names of the nodes where they tell them
-    apart.
-    """
+    """Read GraphML, GEXF or Pajek; GEXF's labels name the nodes if they are unique."""
     import networkx as nx
 
     try:
@@ -286,9 +282,7 @@ def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
 
 
 def _json(path: Path, rules: Rules, name: str) -> Graph:
-    """networkx's node-link data (as D3 has it, too), adjacency data or Cytoscape data, or a list
-    of edges.
-    """
+    """Read node-link, adjacency or Cytoscape data as networkx writes it, or a list of edges."""
     import networkx as nx
 
     forms = "node-link, adjacency or Cytoscape data as networkx writes them, or a list of edges"
@@ -331,9 +325,7 @@ def _array(path: Path) -> Any:
 
 
 def _pyg(source: Any, rules: Rules, name: str) -> Graph:
-    """PyG's ``Data``: ``edge_index`` (2, m), ``edge_weight`` (m,) where there is one, and all
-    ``num_nodes``.
-    """
+    """Read PyG's ``Data``: ``edge_index`` (2, m), ``edge_weight`` (m,) if any, ``num_nodes``."""
     index, weights = (getattr(source, key, None) for key in ("edge_index", "edge_weight"))
     cure = "pass one edge type of a HeteroData"
     require(index is not None, "source.edge_index", "be a tensor (2, m)", "None", cure, TypeError)
@@ -406,9 +398,7 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
 
 
 def _require_nodes(count: int, path: Path) -> None:
-    """Refuse a sparse matrix that says it has so many rows that isolated nodes alone would fill
-    the memory.
-    """
+    """Refuse a sparse matrix with so many rows that isolated nodes would fill the memory."""
     most = unpacked_size(path.stat().st_size) // NODE_BYTES
     require(
         count <= most,
@@ -437,9 +427,7 @@ def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:
 
 
 def _rows(source: Any, rules: Rules, name: str) -> Graph:
-    """Rows of no array: tuples are edges, and lists an adjacency matrix or edges by their number
-    and length.
-    """
+    """Read nested sequences: tuples are edges; lists are edges or an adjacency matrix."""
     rows = list(source) if isinstance(source, Iterable) else []
     sizes = {len(row) if isinstance(row, tuple | list) else -1 for row in rows}
     require(len(sizes) == 1 and -1 not in sizes, "source", KNOWN, describe(source), error=TypeError)
@@ -531,9 +519,7 @@ def require_number(value: Any, name: str) -> Any:
 
 
 def _networkx(source: Any, rules: Rules, name: str, keys: tuple[str, ...] = ("weight",)) -> Graph:
-    """A networkx graph of any kind; the first of the attributes ``keys`` that an edge has is the
-    weight of all.
-    """
+    """Read a networkx graph; the first of ``keys`` that an edge has is the weight of all."""
     place = {node: i for i, node in enumerate(source)}
     used = [key for key in keys if any(key in data for _, _, data in source.edges(data=True))]
     count = source.number_of_edges()

@@ -1,6 +1,4 @@
-"""How alike graphs are: the symmetric Kullback–Leibler divergence between their entropic
-spectra.
-"""
+"""Similarity of graphs: the symmetric KL divergence between their entropic spectra."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ class Similarity(Result):
         return next((one.status for one in self.spectra if not one.status.ok), Status.CONVERGED)
 
     def tree(self) -> Array:
-        """The graphs joined two by two, nearest first (average linkage), as
-        ``scipy.cluster.hierarchy`` has it.
-        """
+        """Average-linkage clustering of the graphs, as ``scipy.cluster.hierarchy`` has it."""
         return np.asarray(linkage(squareform(self.divergences, checks=False), "average"))
 
     def order(self) -> list[int]:
@@ -57,9 +53,7 @@ class Similarity(Result):
         return [int(i) for i in leaves_list(self.tree())]
 
     def apart(self, group: Sequence[str]) -> bool:
-        """Whether every graph of ``group`` is nearer to all others of it than to any graph
-        outside.
-        """
+        """Whether every graph of ``group`` is nearer to the group than to any other graph."""
         unknown = [name for name in group if name not in self.names]
         require(
             not unknown and len(group) > 1,
@@ -125,9 +119,7 @@ def _alike(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
 
 
 def _enough(spectrum: GraphSpectrum, tol: float) -> float:
-    """The penalty taken; where there was none, the v at which the mismatch v|α_k| is what
-    ``fit`` is content with.
-    """
+    """The penalty, or where it is 0 the v whose mismatch v|α_k| is the tolerance of ``fit``."""
     density = spectrum.density
     allowed = np.maximum(tol, SHARE * density.errors[1:])
     return density.penalty or float(

@@ -1,6 +1,4 @@
-"""The entropic graph spectrum: the density of maximum entropy with the moments of the normalised
-Laplacian.
-"""
+"""The entropic graph spectrum: maximum entropy given moments of the normalised Laplacian."""
 
 from __future__ import annotations
 
@@ -126,16 +124,12 @@ def probed_moments(
 
 
 def coarse_probes(partition: Partition, probes: int) -> int:
-    """How many of the probes read the part of the groups themselves: a quarter, and at least 4
-    to know their spread.
-    """
+    """The number of probes of the groups' own part: a quarter, and at least 4 for a spread."""
     return 0 if partition.exact else max(4, probes // 4)
 
 
 def degrees_of_freedom(moments: Moments, partition: Partition) -> float:
-    """With which the moments' errors are known: those of the part read off the fewest probes;
-    infinite for exact.
-    """
+    """Degrees of freedom of the moments' errors: of the part with the fewest probes."""
     if not moments.stderr.any():
         return math.inf
     first = coarse_probes(partition, moments.probes)
@@ -143,9 +137,7 @@ def degrees_of_freedom(moments: Moments, partition: Partition) -> float:
 
 
 class _Frame:
-    """The vectors Q of a partition, √(d/vol) on each group, and probes in their span or
-    orthogonal to it.
-    """
+    """The vectors Q of a partition, √(d/vol) on each group, and probes within and orthogonal."""
 
     def __init__(self, graph: Graph, partition: Partition, dtype: torch.dtype) -> None:
         degrees = np.where(graph.degrees > 0, graph.degrees, 1.0)
@@ -185,9 +177,7 @@ class _Frame:
 def _readings(
     matrix: Tensor, draw: Draw, count: int, probes: int, seed: int, place: tuple[int, int]
 ) -> Array:
-    """zᵀT_k(B)z/zᵀz (probes, count + 1), a block of probes at a time; ``place`` is (probes
-    before, of all).
-    """
+    """zᵀT_k(B)z/zᵀz (probes, count + 1) by blocks; ``place`` is (probes before, of all)."""
     before, total = place
     width = COLUMNS * max(1, ELEMENTS // (COLUMNS * len(matrix)))
     found = []
@@ -241,9 +231,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class GraphSpectrum(Result):
-    """The spectral ``density`` of a graph of ``nodes`` and ``edges`` on [0, 2], and the
-    ``moments`` it came from.
-    """
+    """The spectral ``density`` of a graph on [0, 2], and the ``moments`` it came from."""
 
     density: MaxentDensity
     moments: Moments
@@ -358,9 +346,7 @@ def _near(adjacency: Any, places: NDArray[np.float32]) -> Any:
 
 @dataclass(frozen=True)
 class EdgePerturbation(Result):
-    """``bound``: no eigenvalue moves farther, by Weyl (Eq. 3.14). ``first_order``: Theorem 3's
-    expression, Eq. 3.13.
-    """
+    """Weyl's ``bound`` on every eigenvalue's move (Eq. 3.14); ``first_order`` is Eq. 3.13."""
 
     bound: float
     first_order: float

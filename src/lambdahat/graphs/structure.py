@@ -79,9 +79,7 @@ def adjacency_of(
 
 
 def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
-    """Checked chunks of few rows, with 32-bit node numbers where they fit; and whether a weight
-    is other than 1.
-    """
+    """Checked chunks with 32-bit node numbers where they fit; whether any weight is not 1."""
     kept: list[Chunk] = []
     recent: list[Chunk] = []
     weighted = False
@@ -143,18 +141,14 @@ def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
 
 
 def _light(weights: NDArray[Any]) -> NDArray[Any]:
-    """The weights in float32 where that is exact, as for counts: kept so until they are written
-    into the graph.
-    """
+    """The weights in float32 where that is exact, as for counts, to save memory."""
     with np.errstate(over="ignore"):
         single = weights.astype(np.float32)
     return single if bool((single == weights).all()) else weights
 
 
 def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
-    """Give the nodes numbers 0 … n − 1, in place; those they had, sorted, where these are
-    others, and n.
-    """
+    """Renumber the nodes 0 … n − 1 in place; return their old numbers if others, and n."""
     ends = [part for u, v, _ in chunks for part in (u, v)]
     if not ends:
         return None, 0
@@ -177,9 +171,7 @@ def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
 
 
 def _map(chunks: list[Chunk], number: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-    """Replace the nodes chunk by chunk, in their own arrays: new ones would leave holes of their
-    size in memory.
-    """
+    """Replace the nodes in their own arrays: new arrays would fragment the memory."""
     for i, (u, v, w) in enumerate(chunks):
         chunks[i] = _into(u, number(u)), _into(v, number(v)), w
 
@@ -255,9 +247,7 @@ def _place(
 
 
 def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
-    """The matrix with equal entries made one, in its own arrays: their sum, mean or maximum, or
-    an error.
-    """
+    """Merge equal entries in place: their sum, mean or maximum, or an error."""
     if not heavy or duplicates == "sum":
         before = matrix.nnz
         matrix.sum_duplicates()
@@ -361,9 +351,7 @@ class Graph:
 
     @classmethod
     def of(cls, adjacency: Any, name: str = "graph") -> Graph:
-        """A graph of a symmetric matrix as it is; ``graphs.graph`` takes any source and says how
-        to treat it.
-        """
+        """A graph of a symmetric matrix as it is; ``graphs.graph`` reads any source."""
         matrix = scipy.sparse.csr_array(adjacency, dtype=np.float64, copy=True)
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
@@ -428,9 +416,7 @@ class Graph:
         return Graph(self.adjacency[kept][:, kept], names, self.name)
 
     def normalized(self, dtype: Any = np.float64) -> Any:
-        """D^{−1/2} W D^{−1/2} as a ``csr_array``, with 1 on the diagonal of an isolated node: I
-        − L_norm, Eq. 3.3.
-        """
+        """D^{−1/2} W D^{−1/2}, with 1 on the diagonal of isolated nodes: I − L_norm, Eq. 3.3."""
         degrees = self.degrees
         scale = 1.0 / np.sqrt(np.where(degrees > 0, degrees, 1.0))
         scale = scale.astype(dtype)
@@ -485,9 +471,7 @@ def symmetric_components(matrix: Any) -> NDArray[np.int32]:
 
 
 def _symmetric(matrix: Any) -> bool:
-    """Whether Wx = Wᵀx for a random x of small whole numbers: two products, where W − Wᵀ would
-    be a second graph.
-    """
+    """Whether Wx = Wᵀx for a random integer x: W − Wᵀ would take the memory of a second graph."""
     probe = (
         torch.randint(1, 64, (matrix.shape[0],), generator=generator(0, "symmetry"))
         .numpy()
@@ -500,9 +484,7 @@ def _symmetric(matrix: Any) -> bool:
 
 
 def csr_tensor(matrix: Any, dtype: torch.dtype) -> Tensor:
-    """A SciPy CSR matrix as a torch one; its indices stay 32-bit where they are, as MKL wants
-    them.
-    """
+    """A SciPy CSR matrix as a torch one; 32-bit indices are kept, as MKL wants them."""
     parts = (
         torch.from_numpy(matrix.indptr),
         torch.from_numpy(matrix.indices),

@@ -1,9 +1,8 @@
-"""Networks of the field, each one small file; weights come from a seed and never from the global
-generator.
-"""
+"""Networks of the field; weights come from a seed and never from the global generator."""
 
 from lambdahat.models.convolutional import all_cnn, lenet5, vgg16
 from lambdahat.models.language import gpt, lstm
+from lambdahat.models.model_registry import MODELS, make_model
 from lambdahat.models.perceptrons import (
     deep_linear,
     draw_weights,
@@ -12,7 +11,6 @@ from lambdahat.models.perceptrons import (
     xor_network,
     xord_network,
 )
-from lambdahat.models.registry import MODELS, make_model
 from lambdahat.models.residual import preresnet, resnet50, resnet101, resnext29, wide_resnet
 
 __all__ = [

@@ -34,9 +34,7 @@ def all_cnn(
 
 
 def _plan(channels: int, classes: int) -> list[tuple[int, int, int, int, int]]:
-    """(inputs, outputs, kernel, stride, padding) of each convolution: Table 1 and 2 of
-    Springenberg et al.
-    """
+    """(inputs, outputs, kernel, stride, padding) by Tables 1 and 2 of Springenberg et al."""
     return [
         (channels, 96, 3, 1, 1),
         (96, 96, 3, 1, 1),

@@ -14,9 +14,7 @@ Draw = Callable[[nn.Module, torch.Generator], None]
 
 
 def uniform(layer: nn.Module, rng: torch.Generator) -> None:
-    """As PyTorch does by default: weights and biases uniform on ±1/√fan_in (LeCun et al., 1998,
-    up to the constant).
-    """
+    """PyTorch's default: weights and biases uniform on ±1/√fan_in."""
     if isinstance(layer, nn.Linear | nn.Conv2d):
         bound = 1.0 / math.sqrt(layer.weight[0].numel())
         for parameter in layer.parameters(recurse=False):
@@ -24,9 +22,7 @@ def uniform(layer: nn.Module, rng: torch.Generator) -> None:
 
 
 def he(layer: nn.Module, rng: torch.Generator) -> None:
-    """Convolutions N(0, 2/fan_out) with biases 0 (He et al., 2015, as in their residual
-    networks); the rest uniform.
-    """
+    """Convolutions N(0, 2/fan_out) with biases 0 (He et al., 2015); the rest uniform."""
     if isinstance(layer, nn.Conv2d):
         fan_out = layer.weight[:, 0].numel() // layer.groups
         layer.weight.normal_(0.0, math.sqrt(2.0 / fan_out), generator=rng)

@@ -127,9 +127,7 @@ def lstm(
 
 
 def _draw_lstm(layer: nn.Module, rng: torch.Generator) -> None:
-    """Embedding uniform on ±0.1, LSTM weights on ±1/√H, read-out bias 0, as in the code of
-    Merity et al.
-    """
+    """Embedding uniform on ±0.1, LSTM weights on ±1/√H, bias 0, as Merity et al. do."""
     if isinstance(layer, nn.Embedding):
         layer.weight.uniform_(-0.1, 0.1, generator=rng)
     elif isinstance(layer, nn.LSTM):

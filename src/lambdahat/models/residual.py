@@ -13,9 +13,7 @@ from lambdahat.models.perceptrons import dropouts
 
 
 class Bottleneck(nn.Module):
-    """relu(shortcut(x) + branch(x)): convolutions 1 × 1, 3 × 3 with the stride and the groups, 1
-    × 1, each with bn.
-    """
+    """relu(shortcut(x) + branch(x)): convolutions 1 × 1, 3 × 3 (stride, groups), 1 × 1, with bn."""
 
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int = 1) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""The optimisers of the field, drop-in for ``torch.optim``; averaging, schedules and
-regularizers beside them.
-"""
+"""Optimisers as drop-ins for ``torch.optim``, with averaging, schedules and regularizers."""
 
 from lambdahat.optim import schedules
 from lambdahat.optim.adaptive import Gadam, GadamAuto, GadamX, Padam, PadamW

@@ -161,9 +161,7 @@ class Padam(Optimizer):
 
 @register_optimizer("padamw")
 class PadamW(Padam):
-    """``Padam`` with decoupled weight decay: θ ← (1 − αλ)θ − α·m̂/(√v̂ + ε)^{2p} (§7.8, spectral
-    thesis).
-    """
+    """``Padam`` with decoupled weight decay: θ ← (1 − αλ)θ − α·m̂/(√v̂ + ε)^{2p} (§7.8)."""
 
     def __init__(
         self,
@@ -280,9 +278,7 @@ class Gadam(OwnsAverage, PadamW):
 
 @register_optimizer("gadamx")
 class GadamX(Gadam):
-    """``Gadam`` with partially adaptive steps: p = 0.125 and AMSGrad; p = ½ is torch's AdamW
-    with ``amsgrad``.
-    """
+    """``Gadam`` with partially adaptive steps (p = 0.125) and AMSGrad; p = ½ is AdamW."""
 
     def __init__(
         self,

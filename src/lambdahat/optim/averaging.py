@@ -72,9 +72,7 @@ class IterateAverage:
             self._averaged.update_parameters(self._live)
 
     def refresh_batch_norm(self, batches: Iterable[Any], limit: int | None = None) -> None:
-        """Batch-norm statistics of the averaged weights, which no average of statistics gives
-        (§7.3.1).
-        """
+        """Recompute batch-norm statistics for the averaged weights (§7.3.1)."""
         refresh_batch_norm(self.model, batches, limit)
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,9 +161,7 @@ class HasAverage(Optimizer):
     def averaged_model(
         self, model: nn.Module, batches: Iterable[Any] | None = None, limit: int | None = None
     ) -> nn.Module:
-        """A copy of ``model`` with the averaged weights; ``batches``, at most ``limit``, renew
-        its batch norm.
-        """
+        """A copy of ``model`` with averaged weights, its batch norm renewed on ``batches``."""
         known = [p for group in self.param_groups for p in group["params"]]
         average = {id(p): mean for p, mean in zip(known, self.averaged_parameters, strict=True)}
         require(
@@ -196,9 +192,7 @@ class OwnsAverage(HasAverage):
     """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """A group that comes later takes part in the count so far: its average begins at the
-        next iterate due.
-        """
+        """A later group joins the present count: its average begins at the next iterate."""
         if self.param_groups and isinstance(param_group, dict):
             first = self.param_groups[0]  # without the settings while the optimiser is being made
             for name in first.keys() & set(SHARED):
@@ -212,9 +206,7 @@ class OwnsAverage(HasAverage):
 
     @property
     def stopped(self) -> bool:
-        """Whether ``record`` has seen ``patience`` epochs without a new best since averaging
-        began.
-        """
+        """Whether ``patience`` epochs have passed without a new best since averaging began."""
         return bool(self.param_groups[0]["stopped"])
 
     def start_averaging(self) -> None:
@@ -225,9 +217,7 @@ class OwnsAverage(HasAverage):
                 self._add_iterate(group)
 
     def record(self, value: float) -> None:
-        """Take an epoch's validation loss, of ``average()`` once averaging has begun; NaN is no
-        new best.
-        """
+        """Record an epoch's validation loss, of ``average()`` once there is one; NaN is no best."""
         group = self.param_groups[0]
         patience, best, value = group["patience"], group["best"], float(value)
         require(

@@ -47,9 +47,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(layer: Layer, x: Tensor, g: Tensor) -> Rows | None:
-    """The rows of a call, where they make a step cheaper. On a CPU alone: ``explain`` waits for
-    the device.
-    """
+    """The rows of a call, where they make a step cheaper: on a CPU only."""
     if not (isinstance(layer, Affine) and layer.linear and layer.trains("weight") and x.ndim == 2):
         return None
     count, n, m = len(x), x.shape[1], g.shape[1]
@@ -141,9 +139,7 @@ class Recorder:
         self.close = weakref.finalize(self, _remove, handles)
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pass of the whole model starts: its first tensor tells the number of
-        samples.
-        """
+        """Begin a forward pass of the model: its first tensor gives the number of samples."""
         first = args[0] if args else None
         leaves = (
             [first] if isinstance(first, Tensor) and first.ndim > 0 else tree_leaves((args, kwargs))
@@ -323,17 +319,13 @@ class KFAC(Descent):
         require_count(group["inverse_every"], "inverse_every")
 
     def structure(self) -> dict[str, str]:
-        """What each layer's block is, and for each other parameter why it keeps its plain
-        gradient.
-        """
+        """Each layer's block, and why every other parameter keeps its plain gradient."""
         blocks = {layer.name: str(layer) for layer in self.layers}
         return blocks | {name: f"plain gradient ({reason})" for name, reason in self._plain.items()}
 
     @property
     def due(self) -> bool:
-        """Whether ``observe(problem)`` is wanted before the next step; never for the empirical
-        Fisher.
-        """
+        """Whether ``observe(problem)`` must come before the next step; never if empirical."""
         group = self.param_groups[0]
         return (
             self.fisher != "empirical"
@@ -457,9 +449,7 @@ class KFAC(Descent):
             step.mul_(scale.clamp_max(1.0).to(step))
 
     def _is_due(self, every: str) -> bool:
-        """Whether the work of "factor_every" or "inverse_every" is to be done: always in the
-        first steps.
-        """
+        """Whether "factor_every" or "inverse_every" is due; in the first steps always."""
         group = self.param_groups[0]
         return bool(group["step"] < FIRST_STEPS or group["step"] % group[every] == 0)
 
@@ -508,9 +498,7 @@ class KFAC(Descent):
     def _forward(
         self, problem: Problem, parameters: dict[str, Tensor], batch: Any
     ) -> tuple[Any, list[tuple[int, Tensor, Tensor]]]:
-        """The problem's output on a batch, and every call of a layer: its index, input and
-        output.
-        """
+        """The problem's output on a batch, and every call of a layer: index, input and output."""
         calls: list[tuple[int, Tensor, Tensor]] = []
 
         def keep(index: int) -> Callable[..., Tensor]:

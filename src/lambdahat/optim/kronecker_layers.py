@@ -41,9 +41,7 @@ class Sums:
         self.totals[name] = self.totals[name] + part if name in self.totals else part
 
     def count(self, rows: int, samples: int, forward_pass: object) -> None:
-        """Count a call: its rows, and the samples of a forward pass once however often the layer
-        was called in it.
-        """
+        """Count the rows of a call; samples count once per forward pass."""
         self.rows += rows
         self.samples += 0 if forward_pass in self.passes else samples
         self.passes.add(forward_pass)
@@ -124,9 +122,7 @@ class Affine(Layer):
             yield self._inputs(part, d) if inputs else d, d
 
     def _chunk(self, x: Tensor, g: Tensor) -> int:
-        """Samples at a time, so that neither unfolded inputs nor per-sample gradients grow
-        large.
-        """
+        """The samples at a time that keep unfolded inputs and per-sample gradients small."""
         outputs = g.shape[-1] if self.linear else g.shape[1]
         positions = g[0].numel() // outputs
         if self.linear and positions == 1:
@@ -171,9 +167,7 @@ class Affine(Layer):
 
 
 class Embedding(Layer):
-    """An embedding (V, m) as a linear layer of one-hot inputs: A is diagonal, the frequency of
-    each word, (1, V).
-    """
+    """An embedding (V, m) as a linear layer of one-hot inputs: A is the word frequency, (1, V)."""
 
     def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
         words, d = x.reshape(-1), g.reshape(-1, g.shape[-1])
@@ -190,9 +184,7 @@ class Embedding(Layer):
         return words.numel()
 
     def _squares(self, x: Tensor, d: Tensor, basis: Tensor) -> Tensor:
-        """Σ_i (U_Gᵀ D_i)², (1, m, V): the rows of a word that a sample has several times are
-        added first.
-        """
+        """Σ_i (U_Gᵀ D_i)², (1, m, V); rows of a repeated word are added first."""
         vocabulary, samples = len(self.key), x.shape[0] if x.ndim > 1 else x.numel()
         of_sample = torch.arange(samples, device=x.device).repeat_interleave(x.numel() // samples)
         keys, place = torch.unique(of_sample * vocabulary + x.reshape(-1), return_inverse=True)
@@ -242,9 +234,7 @@ class Norm(Layer):
         )
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """x̂, by the layer's own rule without its parameters and without touching its
-        statistics.
-        """
+        """x̂ by the layer's own rule, without its parameters or a change of its statistics."""
         m = self.module
         if isinstance(m, nn.LayerNorm):
             return F.layer_norm(x, m.normalized_shape, None, None, m.eps)
@@ -271,9 +261,7 @@ class Norm(Layer):
 
 
 def projected_squares(a: Tensor, d: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    """Σ_i (U_Gᵀ D_i U_A)² with D_i = Σ_r d_ir a_irᵀ, (g, m, n), for rows (b, R, g, ·) (George et
-    al. 2018).
-    """
+    """Σ_i (U_Gᵀ D_i U_A)², D_i = Σ_r d_ir a_irᵀ, (g, m, n), for rows (b, R, g, ·)."""
     a, d = torch.einsum("brgn,gnk->brgk", a, right), torch.einsum("brgm,gmk->brgk", d, left)
     if a.shape[1] == 1:  # the square of an outer product is the outer product of squares
         return torch.einsum("bgm,bgn->gmn", d[:, 0].square(), a[:, 0].square())
@@ -290,9 +278,7 @@ def _gram(rows: Tensor) -> Tensor:
 def find_layers(
     model: nn.Module, trained: Sequence[Tensor], sharing: str
 ) -> tuple[list[Layer], dict[str, str]]:
-    """The layers whose parameters are ``trained`` by blocks, and for each other parameter the
-    reason why it is not.
-    """
+    """The layers with blocks, and for each other parameter the reason why it has none."""
     names: dict[int, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
@@ -380,9 +366,7 @@ def ready(state: State) -> bool:
 
 
 def _damping(state: State, damping: float) -> tuple[Tensor, Tensor]:
-    """π√δ for A and √δ/π for G, (g, 1, 1), π² the ratio of their mean eigenvalues (Martens &
-    Grosse 2015, §6.3).
-    """
+    """π√δ for A and √δ/π for G, (g, 1, 1); π² is the ratio of their mean eigenvalues."""
     A, G = state["A"], state["G"]
     of_inputs = A.mean(-1) if A.ndim == 2 else A.diagonal(dim1=1, dim2=2).mean(-1)
     pi = (of_inputs / G.diagonal(dim1=1, dim2=2).mean(-1)).sqrt()
@@ -392,9 +376,7 @@ def _damping(state: State, damping: float) -> tuple[Tensor, Tensor]:
 
 
 def _refresh_side(state: State, side: str, shift: Tensor, rank: int | None, name: str) -> None:
-    """The inverse of one damped factor: a matrix, a diagonal, or c·(I + U diag(gains) Uᵀ) for
-    one of low rank.
-    """
+    """Invert one damped factor: a matrix, a diagonal, or c·(I + U diag(gains) Uᵀ)."""
     moment = state[side]
     if moment.ndim == 2:
         state[f"{side}_inverse"] = (moment + shift[..., 0]).reciprocal()

@@ -35,9 +35,7 @@ AxisFishers = dict[int, OnlineFisher]
 
 
 class Rule(NamedTuple):
-    """How gradients are preconditioned: the smoothing, the rank (None: min(⌈d/2⌉, 80)), and
-    whether norms are kept.
-    """
+    """How gradients are preconditioned: smoothing, rank (None: min(⌈d/2⌉, 80)), norm kept."""
 
     smoothing: Smoothing
     rank: int | None
@@ -126,9 +124,7 @@ def _powers(stacks: list[Tensor]) -> Tensor:
 
 
 def _rows(tensor: Tensor, axis: int) -> Tensor:
-    """A stack (S, *shape) as (S, N, d) with d the length of ``axis``; the first and the last
-    axis without a copy.
-    """
+    """A stack (S, *shape) as (S, N, d), d the length of ``axis``; a view for the outer axes."""
     if tensor.ndim == 3:
         return tensor if axis else tensor.mT
     stack, size = tensor.shape[0], tensor.shape[axis + 1]
@@ -232,9 +228,7 @@ class NGD(Optimizer):
 
     @property
     def update_norm(self) -> Tensor:
-        """‖F_s⁻¹∇L‖ of the last step, before momentum and learning rate, as a 0-dim tensor; 0
-        before the first.
-        """
+        """‖F_s⁻¹∇L‖ of the last step, without momentum and rate; 0 before the first."""
         powers = [power for group in self._groups for power in group.powers]
         return torch.cat(powers).sum().sqrt() if powers else torch.zeros(())
 
@@ -324,9 +318,7 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 class _Batch:
-    """The parameters of a group that have gradients and the same age; those of equal shape are
-    stacked.
-    """
+    """Parameters of one group and age that have gradients; equal shapes are stacked."""
 
     def __init__(self, parameters: list[Tensor], optimizer: NGD) -> None:
         device = parameters[0].device

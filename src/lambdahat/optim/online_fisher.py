@@ -84,9 +84,7 @@ def smoothed(trace: Tensor, rest: Tensor, size: Tensor, alpha: float | Tensor) -
 
 
 def by_products(images: list[Tensor], task: Task) -> Next:
-    """The same with R' = Z^{−½}RY and D' = max(Z^½ − ρ'I, floor·I), for stacks of any R, in
-    float64.
-    """
+    """The same by R' = Z^{−½}RY and D' = max(Z^½ − ρ'I, floor·I), for stacks of any R."""
     square, real = _filled([torch.bmm(image, image.mT) for image in images])
     scale = _column(torch.linalg.matrix_norm(square))
     eye = torch.eye(square.shape[-1], dtype=scale.dtype, device=scale.device)
@@ -122,9 +120,7 @@ def _filled(squares: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _floored(matrices: Tensor, floor: Tensor, bound: Tensor, eye: Tensor) -> Tensor:
-    """max(X, floor·I) of symmetric X with norm at most ``bound``: floor + (K + K·sign K)/2, K =
-    X − floor.
-    """
+    """max(X, floor·I) of symmetric X, ‖X‖ ≤ ``bound``: floor + (K + K·sign K)/2, K = X − floor."""
     above = matrices - _column(floor) * eye
     sign = _sign(above / _column(MARGIN * (bound + floor)), NEAR)
     above = 0.5 * (above + torch.bmm(above, sign))
@@ -141,9 +137,7 @@ def _trace(matrices: Tensor, real: Tensor | None = None) -> Tensor:
 
 
 def _schedule(low: float) -> list[float]:
-    """Scales c of the cubic x → cx(3 − c²x²)/2 that take [low, 1] to 1 fastest (Chen and Chow,
-    2014).
-    """
+    """Scales c of the cubic cx(3 − c²x²)/2 that take [low, 1] to 1 fastest (Chen & Chow, 2014)."""
     scales = []
     while 1.0 - low > CONVERGED:
         scale = math.sqrt(3.0 / (1.0 + low + low * low))
@@ -153,9 +147,7 @@ def _schedule(low: float) -> list[float]:
 
 
 def _roots(square: Tensor, eye: Tensor, low: float) -> tuple[Tensor, Tensor]:
-    """Z^½ and Z^{−½} of Z with eigenvalues in [low², 1]: Newton–Schulz, coupled (Higham, 2008,
-    Eq. 6.35) and scaled.
-    """
+    """Z^½ and Z^{−½}, eigenvalues in [low², 1], by coupled Newton–Schulz (Higham 2008, 6.35)."""
     root, inverse = square, eye.expand_as(square)
     for scale in _schedule(max(low, 1e-8)):
         product = torch.bmm(inverse, root)
@@ -168,9 +160,7 @@ def _roots(square: Tensor, eye: Tensor, low: float) -> tuple[Tensor, Tensor]:
 
 
 def _sign(matrices: Tensor, low: float) -> Tensor:
-    """sign(X) of symmetric X with norm at most 1; eigenvalues nearer to 0 than ``low`` are left
-    between −1 and 1.
-    """
+    """sign(X) of symmetric X, ‖X‖ ≤ 1; eigenvalues within ``low`` of 0 stay in between."""
     for scale in _schedule(low):
         matrices = torch.baddbmm(
             matrices,
@@ -195,9 +185,7 @@ def _inverse(matrices: Tensor, eye: Tensor, low: float) -> Tensor:
 
 
 def _largest(square: Tensor) -> Tensor:
-    """The largest eigenvalue of Z of Frobenius norm 1: tr(Z·Z^k)/tr(Z^k), k = 2¹⁵, by squaring,
-    without underflow.
-    """
+    """The largest eigenvalue of Z, ‖Z‖_F = 1: tr(Z·Z^k)/tr(Z^k), k = 2¹⁵, by squaring."""
     power = square
     for _ in range(3):
         power = power / _column(_trace(power))
@@ -256,9 +244,7 @@ class OnlineFisher:
         return (self.weights if self.diagonal else self.weights.diagonal(dim1=-2, dim2=-1)).sum(-1)
 
     def renew(self, image: Tensor, turn: Tensor, share: Tensor) -> None:
-        """Write R' = T·RY and E'R' over the old; where full, T and E' may be filled up to the
-        order of others.
-        """
+        """Write R' = T·RY and E'R' over the old; T and E' may be padded to a larger order."""
         if self.diagonal:
             torch.bmm(turn, image, out=self.basis)
             torch.mul(self.basis, share.unsqueeze(-1), out=self.shared)
@@ -277,9 +263,7 @@ class OnlineFisher:
 
 
 class Seen(NamedTuple):
-    """What a stack of estimates keeps of N rows √gain·X: ``joint`` RXᵀX, (S, R, d), which an
-    update uses up.
-    """
+    """What estimates keep of N rows √gain·X: ``joint`` RXᵀX, (S, R, d), used up by an update."""
 
     fisher: OnlineFisher
     joint: Tensor
@@ -316,9 +300,7 @@ def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> Onli
 
 @cache
 def _random_rows(rank: int, size: int) -> Tensor:
-    """Random orthonormal rows (R, d): the same for every estimate, so that a stack is its
-    members one by one.
-    """
+    """Random orthonormal rows (R, d), the same for all, so that a stack equals its members."""
     draw = torch.randn(
         size, rank, generator=generator(0, "online fisher", rank, size), dtype=torch.float64
     )
@@ -349,9 +331,7 @@ def precondition(
 
 
 def update(seen: Sequence[Seen], smoothing: Smoothing) -> None:
-    """F ← ηXᵀX/N + (1 − η)F, of which R directions are kept; the small problems of many stacks
-    are solved together.
-    """
+    """F ← ηXᵀX/N + (1 − η)F, cut to R directions; stacks solve their small problems together."""
     pools: dict[int, list[Seen]] = {}
     for one in seen:
         pools.setdefault(one.joint.shape[1] if one.fisher.diagonal else 0, []).append(one)
@@ -360,9 +340,7 @@ def update(seen: Sequence[Seen], smoothing: Smoothing) -> None:
 
 
 def _update(pool: list[Seen], smoothing: Smoothing) -> None:
-    """One update of estimates that are solved together; vectors hold a number for each member of
-    each stack.
-    """
+    """Update estimates that are solved together; vectors hold a number per member."""
     fishers, eta, stacks = (
         [one.fisher for one in pool],
         smoothing.eta,
@@ -402,9 +380,7 @@ def _update(pool: list[Seen], smoothing: Smoothing) -> None:
 
 @cache
 def _constants(values: tuple[int, ...], stacks: tuple[int, ...], device: torch.device) -> Tensor:
-    """Each value as often as its stack has members, on a device, sent there once: a recorded
-    step cannot send any.
-    """
+    """Each value once per member, on the device; sent once, as captured steps cannot send."""
     spread = [
         float(value) for value, count in zip(values, stacks, strict=True) for _ in range(count)
     ]

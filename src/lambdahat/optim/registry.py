@@ -73,9 +73,7 @@ def make_regularizer(name: str, **options: Any) -> Any:
 def require_options(
     kind: Callable[..., Any], name: str, options: Mapping[str, Any], first: int = 1
 ) -> None:
-    """Raise unless the options are those that ``kind`` takes after its ``first`` arguments, and
-    all it needs.
-    """
+    """Raise unless ``options`` are what ``kind`` takes after ``first`` arguments, and complete."""
     known = dict(list(inspect.signature(kind).parameters.items())[first:])
     names = ", ".join(known)
     for option, value in options.items():

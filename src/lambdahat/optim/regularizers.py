@@ -83,9 +83,7 @@ class BatchProduct:
     def _differentiate(
         self, values: Sequence[Tensor | None], vectors: list[Tensor], create_graph: bool
     ) -> tuple[Tensor, ...]:
-        """∇ Σ vᵀ·values; 0 where nothing depends on the parameters, as the gradient of a linear
-        loss.
-        """
+        """∇ Σ vᵀ·values; 0 where nothing depends on the parameters, as for a linear loss."""
         pairs = [
             (g, v)
             for g, v in zip(values, vectors, strict=True)
@@ -186,9 +184,7 @@ TOP = 1e-6  # eigenvalues below this share of the largest are left out of log|H|
 
 
 class Rule(ABC):
-    """A regularizer: ``term`` is what it adds to the gradient, a function of the parameters and
-    of Hθ.
-    """
+    """A regularizer: ``term`` is added to the gradient, a function of the parameters and Hθ."""
 
     needs_product = False
 
@@ -200,9 +196,7 @@ class Rule(ABC):
     def term(
         self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
     ) -> list[Tensor]:
-        """What is added to each gradient; ``curvature`` is Hθ, empty for rules that need no
-        product.
-        """
+        """What is added to each gradient; ``curvature`` is Hθ, empty if no product is needed."""
 
     def curvature(
         self, parameters: Sequence[Tensor], product: Product | None, step: int
@@ -214,9 +208,7 @@ class Rule(ABC):
 
     @torch.no_grad()
     def add_to(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> None:
-        """Add the rule's term to every ``.grad``, or keep it for ``after_step`` if the rule is
-        decoupled.
-        """
+        """Add the term to every ``.grad``, or keep it for ``after_step`` if decoupled."""
         with torch.enable_grad():  # a product differentiates
             curvature = self.curvature(
                 [parameter.detach() for parameter in parameters], product, step
@@ -388,9 +380,7 @@ class SelectiveL2(Rule):
 
 @register_regularizer("stopped-l2")
 class StoppedL2(L2):
-    """λθ for the first ``tau`` steps, then nothing (Table 4.1, "L2 Stopped"); the thesis counts
-    τ in epochs.
-    """
+    """λθ for the first ``tau`` steps, then nothing (Table 4.1; the thesis counts epochs)."""
 
     def __init__(self, rate: float, tau: int, decoupled: bool = False) -> None:
         super().__init__(rate, decoupled)
@@ -405,9 +395,7 @@ class StoppedL2(L2):
 
 @register_regularizer("stopped-selective-l2")
 class StoppedThenSelectiveL2(SelectiveL2):
-    """λθ for the first ``tau`` steps, then Selective L2 with ``selective_rate`` (Table 4.1, "L2
-    Stopped Selective").
-    """
+    """λθ for ``tau`` steps, then Selective L2 with ``selective_rate`` (Table 4.1)."""
 
     def __init__(
         self,

@@ -25,9 +25,7 @@ from lambdahat._core.check import (
 
 
 def linear_decay(optimizer: Optimizer, epochs: int, ratio: float = 0.01) -> LRScheduler:
-    """α₀ up to half of the epochs T, then in a straight line to α₀r at 0.9·T, then α₀r (Eq. 12,
-    flatness paper).
-    """
+    """α₀ for half of the epochs T, then linearly to α₀r at 0.9·T (Eq. 12, flatness paper)."""
     require_count(epochs, "epochs")
     return _piecewise(optimizer, epochs, ratio)
 
@@ -51,9 +49,7 @@ def step_decay(
     milestones: tuple[int, ...] | None = None,
     factor: float = 0.1,
 ) -> LRScheduler:
-    """α₀ times ``factor`` at each milestone; by default at half and three quarters (§7.7.2,
-    spectral thesis).
-    """
+    """α₀ times ``factor`` at each milestone; by default 1/2 and 3/4 (§7.7.2, spectral thesis)."""
     require_count(epochs, "epochs")
     require_positive(factor, "factor")
     marks = (epochs // 2, 3 * epochs // 4) if milestones is None else tuple(milestones)

@@ -76,9 +76,7 @@ class SpectralSGD(Descent):
         return bool(group["step"] - group["observed"] >= group["every"])
 
     def observe(self, problem: Problem) -> None:
-        """Measure the spectrum on a problem of the same model and parameters, and set rate and
-        momentum by it.
-        """
+        """Measure the spectrum on a problem of the same model, and set rate and momentum."""
         self.require_same_point(problem)
         first = self.param_groups[0]
         operator = CURVATURES[self.curvature](problem)

@@ -1,6 +1,4 @@
-"""Charts of chains and learning coefficients: curves, sweeps, volumes, temperatures, free
-energies, verification.
-"""
+"""Charts of chains and learning coefficients, and of what is measured along with them."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def _(coefficient: LearningCoefficient) -> list[Chart]:
 
 
 def _chain_charts(result: Chains | LearningCoefficient, chains: Chains) -> list[Chart]:
-    """The running λ̂ with its band, traces, the distance from the centre, the acceptance, and
-    the diagnostics.
-    """
+    """The running λ̂ with its band, traces, distance from the centre, acceptance, diagnostics."""
     seen, lost = chains.diagnostics, bool(chains.diagnostics.diverged.all())
     mixing = (
         f"R̂ = {seen.rhat:.3f}, {seen.ess_mean:,.0f} effective draws. Thick lines: rolling means."
@@ -90,9 +86,7 @@ def _draw_label(chains: Chains) -> str:
 
 
 def _looks(chains: Chains) -> Iterator[tuple[int, str, str, bool]]:
-    """Number, colour and name of every chain, and whether the legend has it; many chains share a
-    colour and a name.
-    """
+    """Number, colour, name and legend entry of every chain; many chains share one colour."""
     count, diverged = len(chains), chains.diagnostics.diverged
     for chain in range(count):
         if count > len(COLOURS):
@@ -107,9 +101,7 @@ def _looks(chains: Chains) -> Iterator[tuple[int, str, str, bool]]:
 
 
 def _trace_chart(chains: Chains, values: Array, title: str, label: str, caption: str) -> Chart:
-    """Every draw faint, and rolling means; a diverged chain until it ran away, and out of the
-    frame if others stay.
-    """
+    """Faint draws and rolling means; a diverged chain is cut where it runs away."""
     draws, lost = values.shape[1], bool(chains.diagnostics.diverged.all())
     window, step = max(draws // WINDOWS, 1), math.ceil(draws / POINTS)
     places = np.arange(1, draws + 1)

@@ -68,9 +68,7 @@ PER_INCH = 15  # letters of a caption
 
 
 def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
-    """Draw a chart and return its axes; a surface needs three-dimensional ones where ``ax`` is
-    given.
-    """
+    """Draw a chart and return its axes; for a surface a given ``ax`` must be three-dimensional."""
     axes: Any = _new_axes(chart) if ax is None else ax
     if chart.rows:
         _draw_list(chart.rows, axes)
@@ -91,9 +89,7 @@ def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
 
 
 def size_of(chart: Chart) -> tuple[float, float]:
-    """Width and height in inches that a chart needs: names on the left and cells with their
-    numbers need room.
-    """
+    """Width and height in inches of a chart, with room for names and the numbers in cells."""
     heat = chart.heat
     if heat is not None and not is_field(heat) and max(len(heat.x), len(heat.y)) <= TEXTED:
         names = 0.08 * max(len(_word(y)) for y in heat.y)
@@ -112,9 +108,7 @@ def _new_axes(chart: Chart) -> Axes:
 
 
 def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
-    """The warning and the caption in small letters below the x label, where a layout engine
-    makes room for them.
-    """
+    """Draw the warning and the caption in small letters below the x label."""
     parts = [(chart.warning, VERMILION)] + ([(chart.caption, GREY)] if caption else [])
     width = int(PER_INCH * axes.get_window_extent().width / axes.figure.dpi)
     look: dict[str, Any] = {

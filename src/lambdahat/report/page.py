@@ -62,9 +62,7 @@ def claim_of(verdict: Verdict) -> str:
 
 
 def tally(verdicts: Sequence[Verdict]) -> str:
-    """How many there are of each verdict, as coloured numbers, our own claims apart; of none,
-    nothing.
-    """
+    """The number of each verdict, coloured, our own claims apart."""
     papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
     groups = [_counts(papers), [OURS, *_counts(own)] if own else []]
     return " ".join(f'<span class="tally">{" ".join(parts)}</span>' for parts in groups if parts)
@@ -189,9 +187,7 @@ def _link(place: Named) -> str:
 
 
 def largest(places: Sequence[Named]) -> list[Named]:
-    """Of the runs of one experiment that have verdicts the one of the largest scale; what is no
-    experiment, too.
-    """
+    """The largest-scale run with verdicts of each experiment, and all that is no experiment."""
     best: dict[str, Named] = {}
     for place in places:
         section, name = place
@@ -202,9 +198,7 @@ def largest(places: Sequence[Named]) -> list[Named]:
 
 
 def _totals(places: Sequence[Named]) -> str:
-    """How many claims hold and do not, the papers' and ours apart: each number asks for its
-    claims.
-    """
+    """How many claims hold and do not, the papers' and ours apart, with links to them."""
     counted_ones = largest(places)
     verdicts = [verdict for section, _ in counted_ones for verdict in section.verdicts]
     papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
@@ -326,9 +320,7 @@ def _choice(name: str, label: str, options: Sequence[str]) -> str:
 
 
 def _numbers(places: Sequence[Named]) -> str:
-    """A line for each number, and one for each part that has none; a column in which nothing
-    stands is left out.
-    """
+    """A line for each number, or for a part without any; empty columns are left out."""
     header = ("of", "quantity", "value", "interval", "remedy")
     lines = []
     for place in places:
@@ -485,9 +477,7 @@ def slug(text: str) -> str:
 
 
 def _section(section: Section, name: str, shown: bool, twin: bool) -> str:
-    """One section, which its title opens and closes; where another has its title, its setting
-    stands beside it.
-    """
+    """A collapsible section; where titles repeat, the setting stands beside the title."""
     beside = (
         f'<span class="setting">{escape(section.setting)}</span> '
         if twin and section.setting
@@ -590,9 +580,7 @@ def _card(card: Card) -> str:
 
 
 def _figure(chart: Chart, section: str, number: int) -> str:
-    """A place that the script draws in, with a description, and a table that it fills when
-    opened.
-    """
+    """A place that the script draws in, with a description and a table to open."""
     place = f"{section}-chart-{number}"
     beside = "" if chart.source.startswith("not ") or not chart.source else "Compare with "
     source = chart.source and sentence(f"{beside}{chart.source}.")
@@ -702,9 +690,7 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Pat
 
 
 def _section_of(name: str, result: Any, folder: Path | None = None) -> Section:
-    """The section of a result; one that does not hold what its kind should is named, with its
-    place.
-    """
+    """The section of a result; the error for a damaged one names it and its place."""
     try:
         return section_of_result(name, result)
     except Exception as error:  # whatever is wrong inside a result, a reader wants to know which

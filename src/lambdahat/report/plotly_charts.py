@@ -1,6 +1,4 @@
-"""Charts as plotly.js figures: plain dictionaries, with names such as "@s0" where the page puts
-its theme's colours.
-"""
+"""Charts as plotly.js figures: dictionaries with names such as "@s0" for theme colours."""
 
 from __future__ import annotations
 
@@ -125,9 +123,7 @@ def _range(values: Sequence[Any]) -> str:
 
 
 def _number(value: Any) -> Any:
-    """A number of few digits that JSON can hold: None for NaN and the infinities; texts as they
-    are.
-    """
+    """A number of few digits for JSON: None for NaN and infinities; texts as they are."""
     if value is None or isinstance(value, str):
         return value
     plain = float(value)
@@ -142,9 +138,7 @@ def _text(value: str) -> str:
 
 
 def _places(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """What goes on an axis; one text makes all of them texts, and ``names`` stand for the places
-    0, 1, …
-    """
+    """The values of an axis, all texts if one is; ``names`` replace the places 0, 1, …"""
     if names:
         return [_text(names[int(value)]) for value in values]
     if any(isinstance(value, str) for value in values):
@@ -153,9 +147,7 @@ def _places(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
 
 
 def _only_names(chart: Chart) -> bool:
-    """Whether every place has a name of its own: not the joints of a tree, nor two places of one
-    name.
-    """
+    """Whether every place has a unique name: not so for the joints of a tree."""
     places = [x for series in chart.series for x in series.x]
     return len(set(chart.x_names)) == len(chart.x_names) and all(
         x in range(len(chart.x_names)) for x in places
@@ -207,9 +199,7 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
 
 
 def _uncertainty(chart: Chart, series: Series, trace: Trace, colour: str) -> list[Trace]:
-    """Put error bars on a trace, or return its band; the stems of a series are drawn below it as
-    well.
-    """
+    """Put error bars on a trace, or return its band; stems are drawn below the series."""
     x, y, extra = trace["x"], trace["y"], []
     error, below = _numbers(series.error), _numbers(series.below)
     bars = {"color": "@ink" if series.style == "bars" else colour, "thickness": 1.3, "width": 4}
@@ -329,9 +319,7 @@ def _stems(trace: Trace, x: list[Any], y: list[Any], colour: str, chart: Chart) 
 
 
 def _grid(heat: Heat, values: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """The numbers of a map; where its colours are logarithmic, z are logarithms and
-    ``customdata`` the numbers.
-    """
+    """The numbers of a map; with a logarithmic scale z are logarithms, ``customdata`` numbers."""
     plain = [[_number(value) for value in line] for line in values]
     grid = {"x": _places(heat.x), "y": _places(heat.y), "z": plain, "colorscale": "Cividis"}
     grid["hovertemplate"] = "%{x}, %{y}: %{z:.5g}<extra></extra>"

@@ -132,9 +132,7 @@ def _best(run: Run) -> list[Series]:
 
 
 def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
-    """The columns of each panel by its label, those of no known tracker apart; columns in
-    ``aside`` are left out.
-    """
+    """The columns of each panel by its label, without those in ``aside``."""
     names = dict.fromkeys(
         key for row in run.history for key in row if key not in aside and not key.endswith(ASIDE)
     )
@@ -146,9 +144,7 @@ def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
 
 
 def failed_trackers(run: Run, aside: set[str]) -> dict[str, str]:
-    """Why trackers measured nothing at some time, by the label of their panel, whether or not it
-    has other points.
-    """
+    """Why trackers measured nothing at some time, by the label of their panel."""
     found: dict[str, str] = {}
     names = dict.fromkeys(key for row in run.history for key in row)
     for name in (key.removesuffix("_status") for key in names if key.endswith("_status")):
@@ -263,9 +259,7 @@ def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark
 
 
 def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
-    """The least damping falls as the inverse of the effective batch; what the overlaps tell has
-    no such law.
-    """
+    """The least damping over the effective batch; only without overlaps is it a 1/B law."""
     series = []
     names = sorted({each.name for each in advice.recommendations if each.name.startswith("least")})
     for name, colour in zip(names, ("blue", "vermilion", "amber"), strict=True):

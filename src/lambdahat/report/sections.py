@@ -88,9 +88,7 @@ def in_short(config: Any) -> str:
 
 
 def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a configuration and of those inside it; a field of its own hides one of the
-    same name inside.
-    """
+    """The fields of a configuration and of those inside it; outer fields hide inner ones."""
     if not dataclasses.is_dataclass(config):
         return
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -109,9 +107,7 @@ def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _configured_parts(value: Any) -> list[Any]:
-    """The members of a list, else the value; a list within a list, and one such as ("ffnn", 2,
-    64), is one thing.
-    """
+    """The members of a list, else the value; a tuple such as ("ffnn", 2, 64) is one value."""
     if not isinstance(value, list | tuple):
         return [value]
     if len({isinstance(part, str) for part in value}) > 1:
@@ -135,9 +131,7 @@ def _word(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Card:
-    """A number with its error, large: ``detail`` is its interval, ``remedy`` what its status
-    asks for.
-    """
+    """A headline number with its interval (``detail``) and the ``remedy`` of its status."""
 
     label: str
     value: str
@@ -147,9 +141,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page. ``facts`` are configuration, versions and seeds; ``rows`` what can
-    be downloaded.
-    """
+    """One part of the page: ``facts`` are settings and versions, ``rows`` can be downloaded."""
 
     title: str
     about: str = ""
@@ -173,9 +165,7 @@ class Section:
 
 
 def section_of_store(store: Store, experiment: Experiment | None) -> Section:
-    """The section of one experiment at one scale, from its store alone; without ``experiment``
-    its rows only.
-    """
+    """The section of one experiment at one scale, from its store; rows only without it."""
     rows, about, failed = store.rows(), store.about(), store.errors()
     notes = (
         [f"{counted(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"]
@@ -301,9 +291,7 @@ def section_of_result(name: str, result: Any) -> Section:
 
 
 def _parts(name: str, result: Any) -> list[tuple[str, Any]]:
-    """The results that a section is made of: those in a measurement, a mapping or a group, or
-    the one that it is of.
-    """
+    """The results in a measurement, a mapping or a group, or the one result itself."""
     if isinstance(result, Measurement):
         return list(leaves(result.results))
     parts = list(leaves({name: result}))
@@ -404,9 +392,7 @@ def named_results(results: Any) -> dict[str, Any]:
 
 
 def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
-    """The results saved in a folder and below, by their path; the parts of a measurement come
-    with it.
-    """
+    """The results saved in a folder and below, by their path; a measurement has its parts."""
     require(
         folder.is_dir(),
         "results",

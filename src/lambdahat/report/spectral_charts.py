@@ -108,9 +108,7 @@ def _(spectrum: Spectrum) -> list[Chart]:
 
 
 def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
-    """Nodes and weights of all probes as one measure; converged nodes, the same for every probe,
-    are merged.
-    """
+    """Nodes and weights of all probes as one measure; equal converged nodes are merged."""
     probes = len(spectrum.nodes)
     order = np.argsort(spectrum.nodes, axis=None)
     nodes, weights = spectrum.nodes.ravel()[order], spectrum.weights.ravel()[order] / probes
@@ -132,9 +130,7 @@ def _(density: Density) -> list[Chart]:
 
 
 def density_chart(density: Density) -> Chart:
-    """The density on a logarithmic axis, with its pointwise interval; what lies below every peak
-    is cut off.
-    """
+    """The density on a logarithmic axis with its pointwise interval, cut below every peak."""
     grid, values, errors = _thin(density)
     floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
     half = numbers(student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
@@ -176,9 +172,7 @@ def _thin(density: Density) -> tuple[Array, Array, Array]:
 
 
 def _lowest_peak(values: Array) -> float:
-    """The height of the lowest local maximum that is not rounding, so that an axis can show
-    every peak.
-    """
+    """The height of the lowest local maximum above rounding, so that the axis shows every peak."""
     padded = np.concatenate([[-np.inf], values, [-np.inf]])
     peaks = values[
         (values >= padded[:-2]) & (values >= padded[2:]) & (values > values.max() * 10.0**-DECADES)
@@ -421,9 +415,7 @@ def _(found: Similarity) -> list[Chart]:
 
 
 def _tree(found: Similarity) -> Chart:
-    """The dendrogram of average linkage; a joint lies at the mean divergence of the two branches
-    that it joins.
-    """
+    """The dendrogram of average linkage; a joint lies at the mean divergence of its branches."""
     from scipy.cluster.hierarchy import dendrogram
 
     tree = dendrogram(found.tree(), labels=list(found.names), no_plot=True)

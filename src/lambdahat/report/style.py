@@ -1,6 +1,4 @@
-"""What figures share: a canvas that needs no display, colours, looks, texts. Nothing changes
-global settings.
-"""
+"""What figures share: a canvas without a display, colours and texts; no global settings."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ TEXTED = 12  # a map with at most so many cells along a side has its values writ
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
-    """An empty figure on the Agg canvas, outside pyplot: it needs no display and is freed like
-    any object.
-    """
+    """An empty figure on the Agg canvas, outside pyplot: no display, freed like any object."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -109,9 +105,7 @@ def side_by_side(chart: Chart) -> bool:
 
 
 def sentence(text: str) -> str:
-    """With a capital, where it begins with a word: "the loss" as "The loss", "λ̂ rises" and "k =
-    3" as they are.
-    """
+    """Capitalise a text that begins with a word; "λ̂ rises" and "k = 3" stay as they are."""
     word = re.match(r"a \w|[a-z]{2,}\b", text)
     return text[0].upper() + text[1:] if word else text
 
@@ -127,9 +121,7 @@ def minus(text: str) -> str:
 
 
 def text_colour(background: Sequence[float]) -> str:
-    """Black or white, whichever has the higher contrast on a colour (red, green, blue in [0, 1];
-    WCAG 2.1).
-    """
+    """Black or white, whichever has the higher contrast on an RGB colour (WCAG 2.1)."""
     linear = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in background
     ]

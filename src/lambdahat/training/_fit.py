@@ -47,9 +47,7 @@ REFRESH_SAMPLES = 10_000
 def averaged_model(
     subject: Subject, optimizer: Any, averaging: Any, feed: Feed
 ) -> nn.Module | None:
-    """The averaged model with batch-norm statistics of its own, a copy; None before there is an
-    average.
-    """
+    """A copy of the averaged model with its own batch-norm statistics; None without one."""
     model: nn.Module | None = None
     if averaging is not None and averaging.count:
         model = averaging.model
@@ -62,9 +60,7 @@ def averaged_model(
 
 @torch.no_grad()
 def _refresh(subject: Subject, model: nn.Module, feed: Feed) -> None:
-    """Batch-norm statistics of the averaged weights, which no average of statistics gives
-    (§7.3.1).
-    """
+    """Recompute batch-norm statistics for the averaged weights (§7.3.1)."""
     layers = [
         layer
         for layer in model.modules()
@@ -500,9 +496,7 @@ class Trainer:
         self._keep(improved)
 
     def _may_come(self, metric: str) -> bool:
-        """Whether a column that an epoch lacks can be in another: of a tracker, or of an average
-        yet to begin.
-        """
+        """Whether another epoch can have a tracker's or an average's column that this one lacks."""
         averages = self.averaging is not None or hasattr(self.optimizer, "averaged_parameters")
         if self.validation is not None and averages and metric.startswith("average_validation_"):
             return True
@@ -547,9 +541,7 @@ class Trainer:
         return "epochs" if self.epoch >= self.settings.epochs else ""
 
     def _keep(self, improved: bool) -> None:
-        """A checkpoint, where it is time for one: every few epochs, at the end, and whenever
-        this is the best.
-        """
+        """Write a checkpoint if one is due: every few epochs, at the end, and at a new best."""
         restore = self.early_stopping is not None and self.early_stopping.restore
         if improved and restore and self.checkpoints is None:
             self._best_tensors = {
@@ -612,9 +604,7 @@ class Stopwatch:
 
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Torch's global generators, which dropout draws from, as the seed decides; the caller's
-    come back afterwards.
-    """
+    """Seed torch's global generators, which dropout uses; the caller's are restored afterwards."""
     with rng_untouched():
         torch.manual_seed(derived_seed(seed, "training"))
         yield

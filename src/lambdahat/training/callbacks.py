@@ -63,9 +63,7 @@ class Tracking:
         return self._record("start", self.trackers, {})
 
     def step(self, **metrics: float) -> Row | None:
-        """Count a step of the optimiser and measure what is due; ``metrics`` of your own go into
-        the row.
-        """
+        """Count a step and measure what is due; your own ``metrics`` go into the row."""
         return self.reach("step", self.steps + 1, self.epochs, metrics)
 
     def epoch(self, **metrics: float) -> Row | None:
@@ -120,9 +118,7 @@ class Tracking:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; rows that were written later are dropped, for they will be written
-        again.
-        """
+        """Continue from a state; rows written later are dropped, as they will come again."""
         require(
             len(state["trackers"]) == len(self.trackers),
             "state",
@@ -136,9 +132,7 @@ class Tracking:
             getattr(tracker, "load_state_dict", lambda _: None)(own)
 
     def begin(self, resume: bool = False, upto: int | None = None) -> Row | None:
-        """Measure the start; or, to ``resume``, take up the rows in the folder, of steps to
-        ``upto`` only if given.
-        """
+        """Measure the start, or with ``resume`` continue the rows in the folder up to ``upto``."""
         length = self.metrics.length
         require(
             resume or length == 0,
@@ -158,9 +152,7 @@ class Tracking:
         return None
 
     def _require_same(self, length: int) -> None:
-        """Note in ``tracking.json`` what is tracked; rows of other data or trackers are not gone
-        on with.
-        """
+        """Note in ``tracking.json`` what is tracked; refuse rows of other data or trackers."""
         assert self.folder is not None
         path = self.folder / "tracking.json"
         now = {
@@ -367,9 +359,7 @@ def HuggingFaceTracker(
                 )
 
         def _follow(self, given: Any) -> None:
-            """The trainer's optimiser, without what accelerate wraps it in; it may not be made
-            yet at the start.
-            """
+            """Find the trainer's optimiser inside accelerate's wrapper, once it exists."""
             optimizer = given.get("optimizer")
             if self.tracking is not None:
                 self.tracking.optimizer = getattr(optimizer, "optimizer", optimizer)

@@ -39,7 +39,7 @@ from lambdahat._core.storage import (
 )
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
-from lambdahat.models.registry import make_model
+from lambdahat.models.model_registry import make_model
 from lambdahat.problem import Problem
 from lambdahat.problem.network import named_tensors
 
@@ -113,9 +113,7 @@ class _Packer:
         )
 
     def _keep(self, tensor: Tensor, path: str) -> dict[str, Any]:
-        """A tensor's place; its layout is kept, for products with a transposed matrix round
-        differently.
-        """
+        """Store a tensor with its layout: products with a transposed matrix round differently."""
         strides = tensor.stride()
         order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
@@ -163,9 +161,7 @@ TEMPORARY = re.compile(r"\.(step-\d+\.(json|safetensors)|best\.json|initial\.saf
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state read from disk, the step it was taken at, and what was found damaged on the way to
-    it.
-    """
+    """A state read from disk, its step, and the damaged checkpoints that were skipped."""
 
     step: int
     state: dict[str, Any]
@@ -184,9 +180,7 @@ class Checkpoints:
         self.folder, self.keep = Path(folder), keep
 
     def write(self, step: int, state: Any, best: bool = False) -> Path:
-        """Keep a state; the oldest beyond ``keep`` go, but for the best. An error leaves those
-        before untouched.
-        """
+        """Write a state and drop the oldest beyond ``keep``, but not the best."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self._write(step, state)
@@ -220,9 +214,7 @@ class Checkpoints:
         return path
 
     def write_initial(self, tensors: dict[str, Tensor]) -> str:
-        """Keep the parameters that training began from; their digest, which every checkpoint
-        holds.
-        """
+        """Store the initial parameters and return their digest, which every checkpoint holds."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return write_tensors(self._initial, tensors)
@@ -289,9 +281,7 @@ class Checkpoints:
             write_sealed(self.folder / "best.json", {"checkpoint": name})
 
     def best(self) -> Path | None:
-        """The best checkpoint, or None where none was named; ``Damaged`` where the file that
-        names it is.
-        """
+        """The best checkpoint, or None if none is named; ``Damaged`` if the naming file is."""
         index = self.folder / "best.json"
         if not index.is_file():
             return None
@@ -329,9 +319,7 @@ class Checkpoints:
 
 
 def read(path: Path) -> tuple[int, dict[str, Any]]:
-    """The step and the state of one checkpoint; ``DamagedCheckpoint`` unless every byte is as it
-    was written.
-    """
+    """The step and state of one checkpoint; ``DamagedCheckpoint`` unless every byte matches."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -357,9 +345,7 @@ def read(path: Path) -> tuple[int, dict[str, Any]]:
 
 @contextmanager
 def alone_in(folder: Path | None) -> Iterator[None]:
-    """No second run in the same folder meanwhile; a lock that dies with the process, where the
-    system has such.
-    """
+    """Lock the folder against a second run; the lock ends with the process, where supported."""
     if folder is None:
         yield
         return
@@ -408,9 +394,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], sealed: bool = Fals
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name; ``Damaged`` where they do not match a digest
-    that it carries.
-    """
+    """The tensors of a safetensors file by name; ``Damaged`` if they do not match its digest."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as stream:

@@ -1,6 +1,4 @@
-"""Trackers of the curvature: trace, spectrum, leading eigenpairs, and the learning rate times
-the sharpness.
-"""
+"""Trackers of curvature: trace, spectrum, leading eigenpairs, learning rate times sharpness."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ def leading_pairs(
 
 
 def _copies(state: Krylov, wanted: Wanted, count: int, tol: float, seed: int, most: int) -> bool:
-    """Whether further copies of the eigenvalues found would change the wanted ones, or could not
-    be ruled out.
-    """
+    """Whether further copies of the eigenvalues would, or might, change the wanted ones."""
     values = state.ritz()[0]
     limits = wanted.limits(values, count, max(tol * float(values.abs().max()), state.noise()))
     start = random_vector(state.operator, seed, "copies of leading pairs")
@@ -107,9 +103,7 @@ def _copies(state: Krylov, wanted: Wanted, count: int, tol: float, seed: int, mo
 
 
 def _restart(state: Krylov, wanted: Wanted, count: int) -> None:
-    """Keep the wanted Ritz vectors and as many of the next as fill half of the rest; earlier
-    starts come first.
-    """
+    """Keep the wanted Ritz vectors and enough of the next to fill half of the rest."""
     values, weights, couplings = state.ritz()
     keep = wanted.select(values, count + (state.size - count) // 2)
     older, newer = keep[keep < state.origin], keep[keep >= state.origin]
@@ -187,9 +181,7 @@ MOST = 200
 
 @register()
 class TraceTracker(SampledTracker):
-    """tr H to ``tol`` at 95 % confidence: column ``trace``. In closed form, without products,
-    for many networks.
-    """
+    """Column ``trace``: tr H to ``tol`` at 95 % confidence, for many networks in closed form."""
 
     name = "trace"
 
@@ -214,9 +206,7 @@ class TraceTracker(SampledTracker):
 
 
 class _WarmTracker(SampledTracker):
-    """Eigenpairs to ``tol`` within ``max_matvecs`` products, by Lanczos from the vectors of the
-    last measurement.
-    """
+    """Eigenpairs to ``tol`` by Lanczos, started from the vectors of the last measurement."""
 
     def __init__(self, *, tol: float = 1e-3, max_matvecs: int = MOST, **common: Any) -> None:
         super().__init__(**common)
@@ -347,9 +337,7 @@ def subspace_drift(before: Tensor, now: Tensor) -> float:
 
 
 def _share(sample: Problem, pairs: Eigenpairs) -> Estimate:
-    """The share of ‖g‖² in the span of the pairs; NaN where the gradient is 0 and has no
-    direction.
-    """
+    """The share of ‖g‖² in the span of the pairs; NaN if the gradient is 0."""
     try:
         overlap = gradient_overlap(sample, pairs)
     except ValueError:

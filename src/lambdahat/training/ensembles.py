@@ -85,9 +85,7 @@ class StackedModel:
             )
 
     def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The mean loss of one member on a batch, how many targets it met, and how many there
-        are.
-        """
+        """The mean loss of one member on a batch, its correct predictions, and their number."""
         assert isinstance(self._evaluate, Evaluator)
         args, kwargs, target = self._evaluate.split(Batch(data, 0))
         output = functional_call(self._base, ({**parameters, **fixed},), args, kwargs)
@@ -141,9 +139,7 @@ class StackedModel:
 
 
 class StackedDescent:
-    """SGD or NGD of stacked parameters, in place; settings are numbers or tuples of one for each
-    member.
-    """
+    """SGD or NGD of stacked parameters, in place; a setting is a number or one per member."""
 
     def __init__(
         self, parameters: dict[str, Tensor], optimizer: str, settings: dict[str, Any]
@@ -223,9 +219,7 @@ class Stepped:
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
     def epoch(self, orders: Tensor, batch_size: int) -> NDArray[np.float64]:
-        """One pass in the given orders, (S, n) or (1, n) for all; mean loss and accuracy, (2,
-        S).
-        """
+        """One pass in the given orders, (S, n) or (1, n); mean loss and accuracy, (2, S)."""
         self._sums.zero_()
         for part in orders.split(batch_size, dim=1):
             indices = self._indices.setdefault(
@@ -273,9 +267,7 @@ def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
 
 
 def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """How many targets the largest logit, or the sign of a single one, meets, of how many; 0 of
-    0 where neither is.
-    """
+    """The number of targets predicted correctly, and of all targets; 0 of 0 if undefined."""
     if loss.name == "bce_with_logits":
         return ((output > 0) == (target > 0.5)).sum(), torch.ones_like(target).sum()
     if (
@@ -434,9 +426,7 @@ def _tuple(value: Any) -> Any:
 
 
 def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Seeds and settings that agree on how many members there are, each member's settings
-    checked.
-    """
+    """Seeds and settings, checked, that agree on the number of members."""
     fine = isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds) > 0
     require(
         fine,

@@ -1,6 +1,4 @@
-"""The batches of a training run: in an order that the seed and the epoch decide, kept on the
-device if they fit.
-"""
+"""The batches of a run, in an order set by seed and epoch, kept on the device if they fit."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def same_contents(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
-    """The order (count,) in which epoch number ``epoch``, from 0, sees the samples: a
-    permutation of them.
-    """
+    """The permutation (count,) of the samples in epoch number ``epoch``, from 0."""
     return torch.randperm(count, generator=generator(seed, f"epoch {epoch}"))
 
 
@@ -130,17 +126,13 @@ class Feed:
         return "; ".join(map(_in_words, leaves[:FIRST_LEAVES])) if plain else ""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
-        """The steps of one epoch from step ``start`` on; which samples a step has does not
-        depend on ``start``.
-        """
+        """The steps of one epoch from ``start`` on; a step's samples do not depend on ``start``."""
         groups = self._groups(epoch, start)
         for step, group in enumerate(groups, start=start):
             yield [self._augmented(batch, epoch, step, part) for part, batch in enumerate(group)]
 
     def sample(self, count: int, *names: object) -> Any:
-        """Data of ``count`` samples drawn without replacement from the stream ``(seed,
-        *names)``.
-        """
+        """Data of ``count`` samples drawn without replacement from ``(seed, *names)``."""
         count = min(count, self.num_samples)
         indices = (
             torch.randperm(self.num_samples, generator=generator(self.seed, *names))[:count]
@@ -212,9 +204,7 @@ def _in_words(leaf: Tensor) -> str:
 
 
 def _columns(batches: Batches) -> Any:
-    """All samples as one batch: on the device where they fit, else where the user's tensors are;
-    None if neither is.
-    """
+    """All samples as one batch, on the device if they fit, else in place; None if impossible."""
     raw = batches.raw
     leaves = (
         [raw] if isinstance(raw, Tensor) else list(raw.values()) if isinstance(raw, dict) else raw
@@ -243,9 +233,7 @@ def _home(columns: Any) -> torch.device:
 
 
 def _dataset(batches: Batches) -> tuple[Any, dict[str, Any]] | None:
-    """The data set that single samples can be read from, and how a loader reads it; None where
-    there is none.
-    """
+    """The data set that gives single samples, and how its loader reads it, or None."""
     raw, loading = batches.raw, {}
     if isinstance(raw, DataLoader):
         loading = {"collate_fn": raw.collate_fn, "num_workers": raw.num_workers}

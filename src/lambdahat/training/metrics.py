@@ -25,9 +25,7 @@ LEFT = re.compile(r"[0-9a-f]{32}")  # a digest whose key is damaged
 
 
 def tidy_row(row: Mapping[str, Any]) -> Row:
-    """The row as it is kept: plain values, and NaN for what is not finite (null in JSON, nothing
-    in CSV).
-    """
+    """The row as it is kept: plain values, and NaN for what is not finite."""
     plain = {
         key: value.item() if isinstance(value, Tensor | np.generic) else value
         for key, value in row.items()
@@ -57,9 +55,7 @@ class Metrics:
         return row
 
     def sync(self) -> int:
-        """Wait until the disk has all rows, as a checkpoint that counts on them must;
-        ``length``.
-        """
+        """Wait until all rows are on disk, as a checkpoint requires; return ``length``."""
         if self.length:
             with open(self._jsonl, "rb") as stream:
                 try:
@@ -102,9 +98,7 @@ class Metrics:
         self._go_on(found, damaged)
 
     def keep_steps(self, upto: int | None = None) -> None:
-        """Go on after the rows on disk, those of steps to ``upto`` only if given; damaged ones
-        are left out, too.
-        """
+        """Continue after the rows on disk, up to step ``upto``; damaged rows are dropped."""
         found, damaged = _parse(self._jsonl.read_bytes(), self._jsonl)
         self._go_on([pair for pair in found if upto is None or pair[1]["step"] <= upto], damaged)
 
@@ -210,9 +204,7 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Every number of a row as a scalar at its step, in ``folder/tensorboard``; steps after
-    ``step`` are purged.
-    """
+    """Write every number of a row to ``folder/tensorboard``; steps after ``step`` are purged."""
 
     def __init__(self, folder: Path | None, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -231,9 +223,7 @@ class TensorBoard:
 
 
 class WandB:
-    """Rows to Weights & Biases; a resumed run goes on in the same one, which its folder's name
-    decides.
-    """
+    """Send rows to Weights & Biases; the folder's name decides the run that is resumed."""
 
     def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
         import wandb  # type: ignore[import-not-found,unused-ignore]

@@ -45,9 +45,7 @@ class Run(Result):
         return self.epochs[-1]
 
     def column(self, name: str) -> tuple[Array, Array]:
-        """One quantity over the run: the epochs (fractions of one between epochs) and the
-        values, where it is known.
-        """
+        """One quantity over the run: epochs, fractions between them included, and values."""
         known = dict.fromkeys(key for row in self.history for key in row)
         require_choice(name, "name", list(known))
         rows = [row for row in self.history if _is_finite(row.get(name))]
@@ -101,9 +99,7 @@ class BestSoFar:
         self.waited = 0
 
     def look(self, row: Mapping[str, Any], may_come: bool = False) -> bool:
-        """Whether this epoch is the best one yet; one without the metric is not judged, if
-        another may have it.
-        """
+        """Whether this epoch is the best so far; one without the metric may be skipped."""
         value = row.get(self.metric)
         require(
             value is not None or may_come,

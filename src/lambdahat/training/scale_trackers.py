@@ -1,6 +1,4 @@
-"""Trackers of sizes: the learning coefficient, the spread over samples, norms, and the effective
-learning rate.
-"""
+"""Trackers of scales: learning coefficient, variance over samples, norms, effective rate."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ class LearningCoefficientTracker(SampledTracker):
         return Reading(values, result.cost, result.status, result, at)
 
     def _remember(self, result: LearningCoefficient, sample: Problem) -> None:
-        """What the next measurement begins with; the way of running the chains only where it is
-        as fast again.
-        """
+        """Keep what the next measurement starts with; the backend only if it is as fast again."""
         chains = result.chains
         assert chains is not None
         known = {
@@ -150,9 +146,7 @@ class VarianceTracker(SampledTracker):
 
 @register()
 class NormTracker(SampledTracker):
-    """Columns ``norms_l2`` ‖θ‖₂, ``norms_linf`` ‖θ‖_∞ and ``norms_gradient`` ‖∇L‖₂ over the
-    sample: one gradient.
-    """
+    """Columns ``norms_l2`` ‖θ‖₂, ``norms_linf`` ‖θ‖_∞ and ``norms_gradient`` ‖∇L‖₂."""
 
     name = "norms"
     unit_of_cost = "gradients"

@@ -42,9 +42,7 @@ class StepRule:
 
 
 class Stepped(LinearOperator):
-    """A½ (H + W) A½, W the coupled weight decay: its largest eigenvalue is the learning rate
-    times the sharpness.
-    """
+    """A½ (H + W) A½, W the coupled weight decay: its top eigenvalue is lr times sharpness."""
 
     def __init__(self, inner: LinearOperator, rule: StepRule) -> None:
         super().__init__(
@@ -106,17 +104,13 @@ def innermost(optimizer: Any) -> Any:
 
 
 def learning_rate(optimizer: Any, group: Group) -> float:
-    """α of a group; an optimiser that measures its own, such as SpectralSGD, tells it by
-    ``rate(group)``.
-    """
+    """α of a group; an optimiser that measures its own gives it by ``rate(group)``."""
     own = getattr(optimizer, "rate", None)
     return float(own(group) if callable(own) else group["lr"])
 
 
 def _places(problem: Problem, optimizer: Any) -> dict[int, slice]:
-    """Where each of the optimiser's parameters sits in the problem's vector: by identity, or by
-    order and shape.
-    """
+    """The place of each optimiser parameter in the problem's vector, by identity or by shape."""
     slices = problem.space.slices
     if problem.model is not None:
         named = dict(problem.model.named_parameters())
@@ -134,9 +128,7 @@ def _places(problem: Problem, optimizer: Any) -> dict[int, slice]:
 
 @dataclass(frozen=True)
 class _Family:
-    """Optimisers of one form: the diagonal d of a parameter from its state, the threshold,
-    whether decay is apart.
-    """
+    """Optimisers of one form: the diagonal d of a parameter, the threshold, decoupled decay."""
 
     scale: Callable[[Group, Mapping[str, Any]], Tensor]
     threshold: Callable[[Group], float]
@@ -172,9 +164,7 @@ def _averaged(group: Group) -> float:
 
 
 def _adam_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
-    """(1 − β₁ᵗ)·(√v̂ + ε)^{2p}, p = ½ but for Padam: m itself, not m̂, is then the momentum
-    (Cohen et al. 2022).
-    """
+    """(1 − β₁ᵗ)·(√v̂ + ε)^{2p}: with it m, not m̂, is the momentum (Cohen et al. 2022)."""
     moment, first, second = _moments(group, state)
     scale: Tensor = first * ((moment / second).sqrt() + float(group["eps"])).pow(
         2 * float(group.get("p", 0.5))

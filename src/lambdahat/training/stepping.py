@@ -1,6 +1,4 @@
-"""One step of training: gradients of one or more batches, regularizers, clipping, and the
-optimiser.
-"""
+"""One training step: gradients of one or more batches, regularizers, clipping, optimiser."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ class Subject:
     def forward(
         self, batch: Batch, model: nn.Module | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean loss of a batch, how many targets were met and how many there are (0 where
-        nothing can be said).
-        """
+        """The mean loss of a batch, its correct predictions and their number (0 if undefined)."""
         with (
             nullcontext()
             if self._precision is None
@@ -106,9 +102,7 @@ class Subject:
     def _hits(
         self, loss: Loss | None, output: Any, target: Any
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Which targets were met, and which count (None: all); one that does not count is never
-        met.
-        """
+        """Which targets are predicted, and which count (None: all)."""
         if self._judge is not None:
             return self._judge(output, target).bool(), None
         if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
@@ -245,9 +239,7 @@ class RecordedGradients:
 
 
 class _Form:
-    """Steps of one shape: fixed places for the batches, the gradients and the sums, and the work
-    between them.
-    """
+    """Steps of one shape: static buffers for batches, gradients and sums, and the work between."""
 
     def __init__(
         self, subject: Subject, parameters: list[Tensor], group: list[Batch], norm: Norm
@@ -306,9 +298,7 @@ def _plain(subject: Subject) -> bool:
 
 
 def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
-    """Whether somebody watches the passes, of these layers or of all there are: a replay would
-    not call them.
-    """
+    """Whether hooks watch the passes of any layer: a replay would not call them."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(nn.modules.module, f"_global{name}") for name in names):
         return True
@@ -469,9 +459,7 @@ class Stepper:
     def _differentiate(
         self, group: list[Batch], total: int
     ) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-        """Gradients into the parameters' ``grad``; Σ loss, targets met and counted, and the
-        graphs of the gradients.
-        """
+        """Set every ``grad``; return Σ loss, targets met and counted, and the gradients' graphs."""
         sums: list[Tensor] = []
         graphs = []
         for batch in group:
@@ -489,9 +477,7 @@ class Stepper:
         return sums, graphs
 
     def _norms(self, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The norms of update and gradient, and 1; all 0 where the scaled gradient overflowed:
-        no step was taken.
-        """
+        """The norms of update and gradient, and 1; all 0 if the scaled gradient overflowed."""
         update, one = _update_norm(self.optimizer, norm).double(), torch.ones_like(norm)
         if self.scaler is None:
             return update, norm, one
@@ -523,9 +509,7 @@ class Stepper:
         return problem if len(names) == len(problem.space.names) else problem.restrict(names)
 
     def _backward(self, loss: Tensor) -> list[Tensor | None]:
-        """Add the loss's gradient to that of the parameters; with its graph where products are
-        needed.
-        """
+        """Add the gradient of the loss to every ``grad``, with its graph if products need it."""
         if not self._double:
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             return []
@@ -554,9 +538,7 @@ class Stepper:
             rule.after_step(self.parameters, self.optimizer.param_groups[0]["lr"])
 
     def _scaled_step(self, scaler: torch.amp.GradScaler, asks: bool) -> bool:
-        """A step at a scaled loss; whether it was skipped, where somebody asks: the scale falls
-        then and only then.
-        """
+        """Take a step at a scaled loss; a falling scale tells that it was skipped."""
         before = scaler.get_scale() if asks else 0.0
         scaler.step(self.optimizer)
         scaler.update()
@@ -575,9 +557,7 @@ def _ratio(total: float, count: float) -> float:
 
 
 def _update_norm(optimizer: Any, gradient_norm: Tensor) -> Tensor:
-    """The norm of the preconditioned gradient where the optimiser has one, else that of the
-    gradient.
-    """
+    """The norm of the preconditioned gradient if the optimiser has one, else of the gradient."""
     found = (getattr(inner, "update_norm", None) for inner in chain(optimizer))
     return next((norm for norm in found if isinstance(norm, Tensor)), gradient_norm)
 

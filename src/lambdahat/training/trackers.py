@@ -31,9 +31,7 @@ Row = dict[str, float | str]
 
 
 def is_failure(status: Any) -> bool:
-    """Whether the status of a row says that nothing was measured: an error, or numbers that are
-    not finite.
-    """
+    """Whether a row's status is a failure: an error, or numbers that are not finite."""
     return isinstance(status, str) and status not in Status.__members__
 
 
@@ -184,9 +182,7 @@ class SampledTracker(ABC):
         }
 
     def sample_of(self, problem: Problem) -> Problem:
-        """The problem on the tracker's samples; it shares the parameters, so it follows the
-        training.
-        """
+        """The problem on the tracker's samples; it shares the parameters being trained."""
         if self._drawn is None or self._drawn[0]() is not problem:
             self._drawn = weakref.ref(problem), _sampled(problem, self.samples, self.seed)
         return self._drawn[1]
@@ -207,9 +203,7 @@ class SampledTracker(ABC):
 
 
 def described_tracker(tracker: Any) -> str:
-    """A tracker in words that another one does not have; how often it measures and what it keeps
-    may change.
-    """
+    """A text that identifies a tracker, without how often it measures and what it keeps."""
     free = ("every", "unit", "keep", "folder")
     settings = {} if not isinstance(tracker, SampledTracker) else vars(tracker)
     told = [
@@ -221,9 +215,7 @@ def described_tracker(tracker: Any) -> str:
 
 
 def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
-    """A part of the data, in few large batches, or where batch statistics matter in such as the
-    problem has.
-    """
+    """A part of the data in few large batches; with batch statistics, in the problem's own."""
     if samples is None or not problem.has_data or samples >= problem.num_samples:
         return problem
     size = problem.batches.sizes[0] if problem.norm == "train" else BATCH
@@ -235,9 +227,7 @@ def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
 
 @contextmanager
 def _apart(problem: Problem) -> Iterator[None]:
-    """Measure in full precision with gradients on, whatever mode the training is in, and leave
-    the RNG as it was.
-    """
+    """Measure in full precision with gradients on, and leave the RNG as it was."""
     with rng_untouched(), torch.enable_grad(), torch.autocast(problem.device.type, enabled=False):
         yield
 
@@ -323,9 +313,7 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
 
 
 def _settings_of(kind: type[SampledTracker]) -> tuple[str, ...]:
-    """What a tracker can be told beside when and on what to measure: the named arguments of it
-    and its bases.
-    """
+    """The named arguments of a tracker and its bases, apart from when and on what to measure."""
     found: dict[str, None] = {}
     for each in kind.__mro__:
         if issubclass(each, SampledTracker) and "__init__" in vars(each):
