@@ -18,7 +18,7 @@ from PIL import Image
 
 from lambdahat.bench import BenchResult
 from lambdahat.cli.bench_command import HEADER, as_row, findings, headline
-from lambdahat.cli.tables import markdown_table
+from lambdahat.cli.printing import markdown_table
 from lambdahat.report.figures import plot
 
 ROOT = Path(__file__).parents[1]

@@ -44,7 +44,7 @@ from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
 from lambdahat.bench import chain_rows
-from lambdahat.bench.chain_rows import Settings, our_steps
+from lambdahat.bench.chain_rows import ChainSettings, our_steps
 from lambdahat.sampling import kinetic, sgld
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.tuning.unadjusted import LONGEST_PILOT
@@ -107,7 +107,7 @@ def run_devinterp(
     three choices of L₀.
     """
     model, data = case
-    settings = Settings(
+    settings = ChainSettings(
         rate, reference["nbeta"], reference["localization"], batch, CHAINS, steps, 1000 * seed
     )
     with warnings.catch_warnings():
@@ -383,7 +383,7 @@ def time_steps(
     problem: lh.Problem, reference: Row, chains: int, batch: int, mode: str, quick: bool
 ) -> Row:
     """Seconds of a chain-step of both kernels, one after the other."""
-    settings = Settings(
+    settings = ChainSettings(
         1e-5, reference["nbeta"], reference["localization"], batch, chains, 20 if quick else 400
     )
     kinds = {"kinetic": kinetic, "sgld": sgld}

@@ -35,7 +35,7 @@ from minibatch_pieces import BatchEigenvaluesResult, concluded, measure_networks
 from timing import set_tf32
 
 from lambdahat._core.progress import progress
-from lambdahat.cli.tables import markdown_table
+from lambdahat.cli.printing import markdown_table
 from lambdahat.data.splits import Split, image_split
 from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Table, Verdict, judge

@@ -28,8 +28,8 @@ from minibatch_pieces import Piece, run_damping, run_lanczos_opt, run_stable_rat
 from timing import set_tf32
 
 from lambdahat._core.progress import progress
+from lambdahat.cli.printing import markdown_table
 from lambdahat.cli.reproduce import CLAIMS_HEADER
-from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import Table

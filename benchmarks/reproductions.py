@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from lambdahat.cli.printing import markdown_table
 from lambdahat.cli.reproduce import CLAIMS_HEADER
-from lambdahat.cli.tables import markdown_table
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.claims import BARRIERS, FAILS, HOLDS, MISSING, VERDICTS, Verdict
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings

@@ -35,8 +35,8 @@ from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
 from lambdahat.bench import chain_rows
-from lambdahat.bench.chain_rows import Settings, our_steps
-from lambdahat.bench.problems import LOSS, Case, load
+from lambdahat.bench.chain_rows import ChainSettings, our_steps
+from lambdahat.bench.problems import LOSS, BenchCase, load
 from lambdahat.bench.timing import compare
 from lambdahat.sampling import sample, sgld
 
@@ -54,7 +54,7 @@ RATES = {
 }
 
 
-def trained_on(path: Path, name: str, batch_size: int, device: str) -> Case:
+def trained_on(path: Path, name: str, batch_size: int, device: str) -> BenchCase:
     """The network trained by SGD with momentum 0.9 and batches of 128 until its gradient is
     small.
     """
@@ -83,7 +83,11 @@ def available() -> bool:
 
 
 def costs(
-    case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str, ...], rounds: int
+    case: BenchCase,
+    problem: lh.Problem,
+    settings: ChainSettings,
+    modes: tuple[str, ...],
+    rounds: int,
 ) -> list[dict]:
     """A chain-step in every way of running the chains, in interleaved rounds."""
     one = case.one_batch(settings.batch_size)
@@ -102,7 +106,7 @@ def costs(
     ]
 
 
-def our_mean(problem: lh.Problem, settings: Settings) -> float:
+def our_mean(problem: lh.Problem, settings: ChainSettings) -> float:
     """λ̂ with the batches of a step shared by all chains, as devinterp has it."""
     kernel = sgld(
         step_size=settings.step_size, nbeta=settings.nbeta, localization=settings.localization
@@ -119,7 +123,9 @@ def our_mean(problem: lh.Problem, settings: Settings) -> float:
     return found.energies.mean().item()
 
 
-def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -> list[dict]:
+def agreement(
+    case: BenchCase, problem: lh.Problem, settings: ChainSettings, seeds: int
+) -> list[dict]:
     """λ̂ of both over seeds; z is the distance from ours in standard errors of the difference."""
     names = "lambdahat", "devinterp, paired, with replacement", "devinterp, paired", "devinterp"
     data, found = case.whole(), {name: [] for name in names}
@@ -159,7 +165,7 @@ def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -
 
 
 def baseline_spread(
-    case: Case, data: tuple[torch.Tensor, torch.Tensor], settings: Settings
+    case: BenchCase, data: tuple[torch.Tensor, torch.Tensor], settings: ChainSettings
 ) -> float:
     """nβ·σ·√(1/m − 1/n): the standard deviation of nβ·L₀ over m = 32 batches drawn without
     replacement, σ² the variance of a sample's loss at w*. The mean over the chain's batches varies
@@ -212,7 +218,7 @@ def main() -> None:
         print(case.describe(), f"‖∇L‖ {case.gradient().norm():.2g}")
         problem, nbeta = case.problem(), case.num_samples / math.log(case.num_samples)
         described |= {"n": case.num_samples, "nβ": round(nbeta, 1)}
-        settings = Settings(STEP_SIZE, nbeta, LOCALIZATION, args.batch_size, 4, draws)
+        settings = ChainSettings(STEP_SIZE, nbeta, LOCALIZATION, args.batch_size, 4, draws)
         for chains in (4, 32) if kind == "cuda" else (4,):
             table += costs(case, problem, replace(settings, chains=chains), MODES[kind], rounds)
             report("Chain-steps, so far", described, table, args.json)

@@ -19,7 +19,7 @@ from typing import Any
 
 from lambdahat.bench import FAMILIES, BenchResult
 from lambdahat.bench.records import OURS
-from lambdahat.cli.tables import markdown_table
+from lambdahat.cli.printing import markdown_table
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "bench.md", ROOT / "benchmarks" / "results"

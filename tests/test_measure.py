@@ -11,7 +11,13 @@ from torch import nn
 from lambdahat import _measure as measuring
 from lambdahat._core.storage import Damaged
 from lambdahat._measure import measure
-from lambdahat._quantities import CURVATURES, QUANTITIES, MeasureSettings, Quantity, products
+from lambdahat._quantities import (
+    CURVATURES,
+    QUANTITIES,
+    MeasuredQuantity,
+    MeasureSettings,
+    products,
+)
 from lambdahat.cli.forecast import forecast
 from lambdahat.estimators import trace
 from lambdahat.models import mlp
@@ -438,7 +444,7 @@ def test_a_new_quantity_is_one_entry_with_its_forecast(monkeypatch, tmp_path):
     def work(problem, operator, settings):
         return products(operator, 0, 2 * operator.dim, 1)
 
-    monkeypatch.setitem(QUANTITIES, "toy", Quantity(compute, work))
+    monkeypatch.setitem(QUANTITIES, "toy", MeasuredQuantity(compute, work))
     problem = a_problem()
     found = measure(problem, ("toy", "frobenius"), folder=tmp_path)
     twice = 2 * float(hessian(problem).dense().trace())

@@ -147,7 +147,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Quantity:
+class MeasuredQuantity:
     """Something that can be measured: ``compute`` gives the result, ``work`` forecasts its cost.
 
     Both take the problem, the curvature operator and the settings. A new quantity is one entry of
@@ -332,89 +332,89 @@ def _measure_sweep(problem: Problem, _: LinearOperator, settings: MeasureSetting
 
 
 # depth and top are cut to P: a spectrum of depth P, like P eigenpairs, is all there is
-QUANTITIES: dict[str, Quantity] = {
-    "trace": Quantity(
+QUANTITIES: dict[str, MeasuredQuantity] = {
+    "trace": MeasuredQuantity(
         lambda _, operator, settings: trace(operator, seed=settings.seed), _trace_work
     ),
-    "frobenius": Quantity(
+    "frobenius": MeasuredQuantity(
         lambda _, operator, settings: frobenius_norm(operator, seed=settings.seed), _sampled_work
     ),
-    "spectral_norm": Quantity(
+    "spectral_norm": MeasuredQuantity(
         lambda _, operator, settings: spectral_norm(operator, seed=settings.seed), _norm_work
     ),
-    "diagonal": Quantity(
+    "diagonal": MeasuredQuantity(
         lambda _, operator, settings: diagonal(operator, seed=settings.seed), _diagonal_work
     ),
-    "eigenpairs": Quantity(
+    "eigenpairs": MeasuredQuantity(
         lambda _, operator, settings: eigenpairs(
             operator, min(settings.top, operator.dim), seed=settings.seed
         ),
         _pairs_work,
     ),
-    "spectrum": Quantity(
+    "spectrum": MeasuredQuantity(
         lambda _, operator, settings: spectrum(
             operator, min(settings.depth, operator.dim), settings.probes, seed=settings.seed
         ),
         _spectrum_work,
     ),
-    "variance": Quantity(
+    "variance": MeasuredQuantity(
         lambda problem, _, settings: variance(problem, seed=settings.seed), _variance_work
     ),
-    "gradient_overlap": Quantity(
+    "gradient_overlap": MeasuredQuantity(
         lambda problem, operator, settings: gradient_overlap(
             problem, eigenpairs(operator, min(settings.top, operator.dim), seed=settings.seed)
         ),
         _pairs_work,
     ),
-    "sharpness": Quantity(
+    "sharpness": MeasuredQuantity(
         lambda problem, _, settings: sharpness(problem, seed=settings.seed), _sharpness_work
     ),
-    "relative_sharpness": Quantity(
+    "relative_sharpness": MeasuredQuantity(
         lambda problem, _, settings: relative_sharpness(problem, seed=settings.seed), _relative_work
     ),
-    "fisher_rao": Quantity(
+    "fisher_rao": MeasuredQuantity(
         lambda problem, *_: fisher_rao_norm(problem),
         lambda _, operator, __: products(operator, 1, 1, 2),
     ),
-    "effective_dimensions": Quantity(
+    "effective_dimensions": MeasuredQuantity(
         lambda problem, _, settings: effective_dimensions(problem, seed=settings.seed),
         _eigenvalues_work,
     ),
-    "laplace_evidence": Quantity(
+    "laplace_evidence": MeasuredQuantity(
         lambda problem, _, settings: laplace_evidence(problem, seed=settings.seed),
         _eigenvalues_work,
     ),
-    "bic": Quantity(
+    "bic": MeasuredQuantity(
         lambda problem, *_: bic(problem), lambda _, operator, __: products(operator, 0, 0, 1)
     ),
-    "volume_scaling": Quantity(
+    "volume_scaling": MeasuredQuantity(
         lambda problem, _, settings: volume_scaling(problem, seed=settings.seed), _volume_work
     ),
-    "llc": Quantity(
+    "llc": MeasuredQuantity(
         lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling),
         _llc_work,
     ),
-    "bayes_criteria": Quantity(
+    "bayes_criteria": MeasuredQuantity(
         lambda problem, _, settings: bayes_criteria(
             problem, seed=settings.seed, **settings.at_own_temperature
         ),
         _llc_work,
     ),
-    "temperature_regression": Quantity(
+    "temperature_regression": MeasuredQuantity(
         lambda problem, _, settings: temperature_regression(
             problem, seed=settings.seed, **settings.at_own_temperature
         ),
         _regression_work,
     ),
-    "free_energy": Quantity(
+    "free_energy": MeasuredQuantity(
         lambda problem, _, settings: free_energy(
             problem, seed=settings.seed, **settings.at_own_temperature
         ),
         _free_energy_work,
     ),
-    "llc_curve": Quantity(
+    "llc_curve": MeasuredQuantity(
         lambda problem, _, settings: llc_curve(problem, seed=settings.seed, **settings.sampling),
         _curve_work,
     ),
-    "sweep": Quantity(_measure_sweep, _sweep_work),
+    "sweep": MeasuredQuantity(_measure_sweep, _sweep_work),
 }

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lambdahat._core.rng import generator
 from lambdahat.bench import problems
 from lambdahat.bench.limits import passes
-from lambdahat.bench.problems import LOSS, Case, load
+from lambdahat.bench.problems import LOSS, BenchCase, load
 from lambdahat.bench.rows import torus, torus_moments
 from lambdahat.graphs import graph
 from lambdahat.graphs.spectra import eigenvalues, exact_moments
@@ -22,12 +22,12 @@ def small(activation="relu"):
     rng = generator(0, "bench tests")
     x, y = torch.randn(6, 4, generator=rng).double(), torch.randint(0, 3, (6,), generator=rng)
     layers = nn.Sequential(*mlp([4, 5, 3, 3], activation, seed=1)).double()
-    return Case("small", layers, [(x[:4], y[:4]), (x[4:], y[4:])])
+    return BenchCase("small", layers, [(x[:4], y[:4]), (x[4:], y[4:])])
 
 
 def other(*layers):
     """Another network on the same data."""
-    return Case("other", nn.Sequential(*layers).double(), small().batches)
+    return BenchCase("other", nn.Sequential(*layers).double(), small().batches)
 
 
 @pytest.fixture(autouse=True)

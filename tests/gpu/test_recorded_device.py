@@ -15,7 +15,7 @@ from lambdahat.krylov.lanczos import RecordedSteps
 from lambdahat.problem import Problem
 from lambdahat.training import fit
 from lambdahat.training.feeding import Feed
-from lambdahat.training.stepping import RecordedGradients, Stepper, Subject, Tally
+from lambdahat.training.stepping import RecordedGradients, Stepper, Tally, TrainingSubject
 from tests.gpu.waiting import no_waiting
 from tests.training.small_runs import TEST, TRAIN, network, plain
 
@@ -193,7 +193,7 @@ def test_no_replayed_step_waits_for_the_device():
     problem = Problem(model, "cross_entropy", TRAIN)
     feed = Feed(problem, 60, 1, seed=0)
     stepper = Stepper(
-        Subject(problem),
+        TrainingSubject(problem),
         OPTIMIZERS["sgd"](model),
         feed,
         precision="float32",

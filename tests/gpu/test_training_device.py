@@ -9,7 +9,7 @@ from lambdahat.problem import Problem
 from lambdahat.training import fit
 from lambdahat.training.checkpoints import weights
 from lambdahat.training.feeding import Feed
-from lambdahat.training.stepping import Stepper, Subject, Tally
+from lambdahat.training.stepping import Stepper, Tally, TrainingSubject
 from tests.gpu.waiting import no_waiting
 from tests.training.small_runs import TEST, TRAIN, network, same, timeless
 
@@ -63,7 +63,7 @@ def test_no_step_waits_for_the_device():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     feed = Feed(problem, 64, 1, seed=0)
     stepper = Stepper(
-        Subject(problem),
+        TrainingSubject(problem),
         optimizer,
         feed,
         precision="float32",

@@ -11,7 +11,7 @@ from torch import nn
 
 from lambdahat._core.rng import generator
 from lambdahat.optim import KFAC, kfac
-from lambdahat.optim.kfac import Rows, explain
+from lambdahat.optim.kfac import LayerRows, explain
 
 
 def drawn(*shape, name):
@@ -94,13 +94,13 @@ def test_steps_from_rows_are_those_from_the_gradient(network, data, way, setting
 def test_a_gradient_is_told_from_the_sum_over_the_samples_at_any_scale(scale, biased):
     x, g = drawn(6, 40, name="x").float(), drawn(6, 30, name="g").float()
     gradients = [g.T @ x, g.sum(dim=0)][: 1 + biased]
-    assert explain(Rows(x, g), gradients)
+    assert explain(LayerRows(x, g), gradients)
     for number in range(len(gradients)):
         wrong = [
             (1.01 if number == index else 1.0) * scale * part
             for index, part in enumerate(gradients)
         ]
-        assert not explain(Rows(x, scale * g), wrong)
+        assert not explain(LayerRows(x, scale * g), wrong)
 
 
 def test_nothing_recorded_outlives_a_step(network, data):

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from lambdahat.report.figures import plot
 from lambdahat.report.style import new_axes
 from lambdahat.results import Status
-from lambdahat.training.runs import Run
+from lambdahat.training.history import Run
 
 
 def run(**options):

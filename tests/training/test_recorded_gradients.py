@@ -13,7 +13,13 @@ from torch import nn
 from lambdahat import optim
 from lambdahat.problem import Problem
 from lambdahat.training.feeding import Feed
-from lambdahat.training.stepping import RecordedGradients, Stepper, Subject, Tally, joint_norm
+from lambdahat.training.stepping import (
+    RecordedGradients,
+    Stepper,
+    Tally,
+    TrainingSubject,
+    joint_norm,
+)
 from tests.training.small_runs import TRAIN, plain, same
 
 
@@ -35,7 +41,7 @@ def stepper(
     problem, optimizer = Problem(model, loss, TRAIN), OPTIMIZERS[kind](model)
     rules = [optim.L2(0.01)]
     found = Stepper(
-        Subject(problem),
+        TrainingSubject(problem),
         optimizer,
         Feed(problem, 64, accumulate, seed=0),
         precision="float32",

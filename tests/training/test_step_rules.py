@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 import lambdahat as lh
 from lambdahat.optim import GadamX, Lookahead, Padam, SpectralSGD
-from lambdahat.training.step_rules import Stepped, step_rule
+from lambdahat.training.step_rules import PreconditionedCurvature, step_rule
 from tests.cases import classifier
 from tests.oracles import dense_hessian
 
@@ -92,7 +92,7 @@ def test_the_operator_against_dense_matrices_from_a_history_of_gradients():
     d = (1 - 0.8**5) * ((second / (1 - 0.95**5)).sqrt() + 1e-4)
     dense = dense_hessian(problem) / (d[:, None] * d[None, :]).sqrt()
     exact = 0.03 * float(torch.linalg.eigvalsh(dense)[-1])
-    found = Stepped(lh.hessian(problem), step_rule(problem, optimizer)).dense()
+    found = PreconditionedCurvature(lh.hessian(problem), step_rule(problem, optimizer)).dense()
     assert float(torch.linalg.eigvalsh(found)[-1]) == pytest.approx(exact, rel=1e-8)
 
 
@@ -110,7 +110,9 @@ def test_groups_have_their_own_rate_and_decay_and_what_no_group_holds_does_not_m
         assert torch.equal(found, torch.cat(parts))
     root = rule.rates.sqrt()
     dense = root[:, None] * (dense_hessian(problem) + torch.diag(rule.decay)) * root
-    assert torch.allclose(Stepped(lh.hessian(problem), rule).dense(), dense, atol=1e-10)
+    assert torch.allclose(
+        PreconditionedCurvature(lh.hessian(problem), rule).dense(), dense, atol=1e-10
+    )
 
 
 def test_a_function_of_tensors_matches_by_order_and_shape():
@@ -176,7 +178,9 @@ def test_steps_shrink_just_below_the_threshold_and_grow_just_above(name):
                 break
         rule = step_rule(problem, optimizer)
         assert rule.threshold == pytest.approx(threshold, rel=1e-12)
-        edge = float(torch.linalg.eigvalsh(Stepped(lh.hessian(problem), rule).dense())[-1])
+        edge = float(
+            torch.linalg.eigvalsh(PreconditionedCurvature(lh.hessian(problem), rule).dense())[-1]
+        )
         return size, edge
 
     small, below = after(0.98)

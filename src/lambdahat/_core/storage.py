@@ -69,7 +69,7 @@ LATER = {
     "randommatrix.spikes": "LinearShrinkage",
     "randommatrix.stable_rates": "RateRatio StableRate",
     "training.ensembles": "Ensemble",
-    "training.runs": "Run",
+    "training.history": "Run",
 }
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from lambdahat._core.rng import generator
 from lambdahat.bench.limits import DESIGN_GPU_SECONDS, Limit
 from lambdahat.bench.plans import Plan, rows
-from lambdahat.bench.problems import Case
+from lambdahat.bench.problems import BenchCase
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Clocked, Maker, Run, synchronize
 from lambdahat.problem import Problem
@@ -44,7 +44,7 @@ Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (batch,)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChainSettings:
     """What both sides are told. ε multiplies ½(nβ∇L + γ(w − w*)), and √ε the noise, on both."""
 
     step_size: float
@@ -144,7 +144,7 @@ def sampled(
     model: nn.Module,
     losses: Losses,
     data: tuple[Tensor, Tensor],
-    settings: Settings,
+    settings: ChainSettings,
     replacement: bool = False,
 ) -> PeerRun:
     """devinterp's chains, one after the other as it runs them, on the device where ``data`` is.
@@ -205,7 +205,7 @@ def _as_run(
     seen: list[tuple[Tensor, Tensor]],
     clock: list[list[float]],
     centre: Tensor,
-    settings: Settings,
+    settings: ChainSettings,
     total: float,
 ) -> PeerRun:
     shape = settings.chains, settings.draws
@@ -224,7 +224,7 @@ def _as_run(
 
 
 def official(
-    model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings
+    model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: ChainSettings
 ) -> tuple[Tensor, float]:
     """λ̂ of each chain and the baseline from devinterp's own ``llc()``, losses on disk."""
     dataset = Numbers(torch.arange(len(data[1])), whole=False)
@@ -276,7 +276,9 @@ def chain_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     yield _coefficient_rows(plan)
 
 
-def _step_rows(plan: Plan, case: Case, chains: int, work: str = "chain-step") -> list[BenchRow]:
+def _step_rows(
+    plan: Plan, case: BenchCase, chains: int, work: str = "chain-step"
+) -> list[BenchRow]:
     """A step of SGLD beside devinterp's, or of kinetic Langevin dynamics: the median while the
     chains run.
 
@@ -287,7 +289,7 @@ def _step_rows(plan: Plan, case: Case, chains: int, work: str = "chain-step") ->
         min(BATCH, n // 2),
         DRAWS["quick" if plan.quick else "gpu" if plan.gpu else case.name],
     )
-    settings = Settings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
+    settings = ChainSettings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
     one, label = case.one_batch(batch), f"{case.name}, {chains} chains"
     problem, make = case.problem(), kinetic if work == "kinetic step" else sgld
     makers: dict[str, Maker] = {
@@ -305,7 +307,7 @@ def _step_rows(plan: Plan, case: Case, chains: int, work: str = "chain-step") ->
 
 
 def our_steps(
-    problem: Problem, settings: Settings, mode: str = "auto", make: type[Kernel] = sgld
+    problem: Problem, settings: ChainSettings, mode: str = "auto", make: type[Kernel] = sgld
 ) -> Clocked:
     """A chain-step, timed between the calls of ``watch``, which come some twenty times in a run."""
     marks: list[tuple[float, int]] = []
@@ -331,10 +333,10 @@ def our_steps(
     return Clocked(statistics.median(steps))
 
 
-def _peer_steps(case: Case, settings: Settings) -> Clocked:
+def _peer_steps(case: BenchCase, settings: ChainSettings) -> Clocked:
     """It runs chain after chain, so that four tell as much as more."""
     losses = partial(cross_entropy, reduction="none")
-    few = Settings(
+    few = ChainSettings(
         settings.step_size,
         settings.nbeta,
         settings.localization,
@@ -448,7 +450,7 @@ def _peer_coefficient(asked: _Asked) -> tuple[Run, list[_Answer], str]:
         return mse_loss(output, target, reduction="none").squeeze(1)
 
     def run(smaller: int, draws: int, seed: int) -> _Answer:
-        settings = Settings(
+        settings = ChainSettings(
             found.step_size / smaller, nbeta, localization, draws=draws, seed=10 * seed
         )
         chains = sampled(model, losses, data, settings)

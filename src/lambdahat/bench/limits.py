@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lambdahat.bench.problems import Case
+from lambdahat.bench.problems import BenchCase
 from lambdahat.bench.timing import seconds
 
 # DESIGN §5, "what is possible", the lower end of a range, in gradients: on the CPU, then on a GPU
@@ -49,15 +49,15 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """Operations and bytes of one pass over the data."""
 
     flops: float
     bytes: float
 
-    def times(self, factor: float) -> Work:
+    def times(self, factor: float) -> LayerWork:
         """So many of it."""
-        return Work(self.flops * factor, self.bytes * factor)
+        return LayerWork(self.flops * factor, self.bytes * factor)
 
     def at(self, rates: Rates) -> dict[str, float]:
         """The seconds of both."""
@@ -77,7 +77,7 @@ def measured_rates(device: str, quick: bool) -> Rates:
     return Rates(2 * size**3 / product, 2 * source.nbytes / copied)
 
 
-def layer_work(case: Case) -> tuple[list[float], float]:
+def layer_work(case: BenchCase) -> tuple[list[float], float]:
     """Operations of each layer's forward pass over the data, and elements of all outputs."""
     flops: list[float] = []
     elements = 0.0
@@ -99,7 +99,7 @@ def layer_work(case: Case) -> tuple[list[float], float]:
     return [part * factor for part in flops], elements * factor
 
 
-def passes(case: Case) -> dict[str, Work]:
+def passes(case: BenchCase) -> dict[str, LayerWork]:
     """The least work of a gradient, an HVP and a GGN product over the data, with what can be kept
     being kept.
 
@@ -114,14 +114,14 @@ def passes(case: Case) -> dict[str, Work]:
     others, P = sum(rest), case.num_parameters
     data = sum(x.numel() for x, _ in case.batches)
     return {
-        "gradient": Work(2 * first + 3 * others, 4.0 * (data + 2 * P + 2 * outputs)),
-        "HVP": Work(2 * first + 6 * others, 4.0 * (data + 3 * P + 4 * outputs)),
-        "GGN product": Work(2 * first + 4 * others, 4.0 * (data + 3 * P + 3 * outputs)),
+        "gradient": LayerWork(2 * first + 3 * others, 4.0 * (data + 2 * P + 2 * outputs)),
+        "HVP": LayerWork(2 * first + 6 * others, 4.0 * (data + 3 * P + 4 * outputs)),
+        "GGN product": LayerWork(2 * first + 4 * others, 4.0 * (data + 3 * P + 3 * outputs)),
     }
 
 
 def limit(
-    work: str, case: Case, rates: Rates, count: float = 1.0, kind: str = "", label: str = ""
+    work: str, case: BenchCase, rates: Rates, count: float = 1.0, kind: str = "", label: str = ""
 ) -> Limit:
     """The limit of ``work`` on a case: DESIGN §5 where it states one, else ``count`` passes of
     ``kind`` by arithmetic.

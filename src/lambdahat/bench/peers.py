@@ -19,7 +19,7 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from lambdahat.bench.problems import LOSS, Case
+from lambdahat.bench.problems import LOSS, BenchCase
 
 Product = Callable[[Tensor], Tensor]
 
@@ -69,38 +69,38 @@ class Curvlinops(Peer):
     name = module = "curvlinops"
     package = "curvlinops-for-pytorch"
 
-    def _operator(self, kind: str, case: Case, **options: Any) -> Any:
+    def _operator(self, kind: str, case: BenchCase, **options: Any) -> Any:
         make = getattr(self.load(), kind)
         return make(
             case.model, LOSS, case.parameters, case.batches, check_deterministic=False, **options
         )
 
-    def hvp(self, case: Case) -> Product:
+    def hvp(self, case: BenchCase) -> Product:
         return self._operator("HessianLinearOperator", case).__matmul__  # type: ignore[no-any-return]
 
     block = hvp
 
-    def ggn(self, case: Case) -> Product:
+    def ggn(self, case: BenchCase) -> Product:
         return self._operator("GGNLinearOperator", case).__matmul__  # type: ignore[no-any-return]
 
-    def trace(self, case: Case, products: int) -> Traced:
+    def trace(self, case: BenchCase, products: int) -> Traced:
         """Its XTrace, the best of its estimators at a given number of products."""
         torch.manual_seed(0)
         return Traced(
             float(self.load().xtrace(self._operator("HessianLinearOperator", case), products))
         )
 
-    def top_eigenvalues(self, case: Case, k: int) -> Tensor:
+    def top_eigenvalues(self, case: BenchCase, k: int) -> Tensor:
         operator = self._operator("HessianLinearOperator", case).to_scipy()
         return torch.as_tensor(eigsh(operator, k=k, which="LA", tol=1e-6)[0]).flip(0)
 
-    def density(self, case: Case, depth: int) -> tuple[Tensor, Tensor]:
+    def density(self, case: BenchCase, depth: int) -> tuple[Tensor, Tensor]:
         operator = self._operator("HessianLinearOperator", case)
         # of the plot
         grid, density = self.load().lanczos_approximate_spectrum(operator, depth, margin=0.0)
         return grid, density / density.sum()
 
-    def kfac(self, case: Case, gradient: Tensor, damping: float) -> Tensor:
+    def kfac(self, case: BenchCase, gradient: Tensor, damping: float) -> Tensor:
         """Exact Fisher, weight and bias in one block, (K + δI)⁻¹ by eigendecompositions."""
         operator = self._operator(
             "KFACLinearOperator", case, fisher_type="type-2", separate_weight_and_bias=False
@@ -118,25 +118,25 @@ class HessianEigenthings(Peer):
     name = package = "hessian-eigenthings"
     module = "hessian_eigenthings"
 
-    def _operator(self, case: Case) -> Any:
+    def _operator(self, case: BenchCase) -> Any:
         he = self.load()
         return he.HessianOperator(case.model, case.batches, he.supervised_loss(LOSS))
 
-    def hvp(self, case: Case) -> Product:
+    def hvp(self, case: BenchCase) -> Product:
         return self._operator(case).matvec  # type: ignore[no-any-return]
 
-    def ggn(self, case: Case) -> Product:
+    def ggn(self, case: BenchCase) -> Product:
         he = self.load()
         loss = he.supervised_loss_of_output(LOSS)
         return he.GGNOperator(case.model, case.batches, he.supervised_forward, loss).matvec  # type: ignore[no-any-return]
 
-    def trace(self, case: Case, products: int) -> Traced:
+    def trace(self, case: BenchCase, products: int) -> Traced:
         """Its Hutch++."""
         return Traced(
             self.load().trace(self._operator(case), num_matvecs=products, seed=0).estimate
         )
 
-    def top_eigenvalues(self, case: Case, k: int, steps: int) -> Tensor:
+    def top_eigenvalues(self, case: BenchCase, k: int, steps: int) -> Tensor:
         settings = {
             "k": k,
             "max_iter": steps,
@@ -147,7 +147,7 @@ class HessianEigenthings(Peer):
         }
         return torch.as_tensor(self.load().lanczos(self._operator(case), **settings).eigenvalues)
 
-    def density(self, case: Case, depth: int) -> tuple[Tensor, Tensor]:
+    def density(self, case: BenchCase, depth: int) -> tuple[Tensor, Tensor]:
         result = self.load().spectral_density(
             self._operator(case), num_runs=1, lanczos_steps=depth, seed=0
         )
@@ -164,13 +164,13 @@ class PyHessian(Peer):
     name = package = "PyHessian"
     module = "pyhessian"
 
-    def _hessian(self, case: Case) -> Any:
+    def _hessian(self, case: BenchCase) -> Any:
         data = {"data": case.batches[0]} if len(case.batches) == 1 else {"dataloader": case.batches}
         hessian = self.load().hessian(case.model, LOSS, cuda=case.device.type == "cuda", **data)
         case.model.zero_grad()
         return hessian
 
-    def hvp(self, case: Case) -> Product:
+    def hvp(self, case: BenchCase) -> Product:
         hessian, product = self._hessian(case), self.load("utils").hessian_vector_product
 
         def run(v: Tensor) -> Tensor:
@@ -186,17 +186,17 @@ class PyHessian(Peer):
 
         return run
 
-    def trace(self, case: Case, products: int) -> Traced:
+    def trace(self, case: BenchCase, products: int) -> Traced:
         """Hutchinson's, without its early stopping, which compares running means."""
         torch.manual_seed(0)
         samples = torch.tensor(self._hessian(case).trace(maxIter=products, tol=0.0))
         return Traced(float(samples.mean()), float(samples.std()) / products**0.5)
 
-    def top_eigenvalues(self, case: Case, k: int) -> Tensor:
+    def top_eigenvalues(self, case: BenchCase, k: int) -> Tensor:
         torch.manual_seed(0)
         return torch.tensor(self._hessian(case).eigenvalues(maxIter=100, tol=1e-6, top_n=k)[0])
 
-    def density(self, case: Case, depth: int) -> tuple[Tensor, Tensor]:
+    def density(self, case: BenchCase, depth: int) -> tuple[Tensor, Tensor]:
         def eig(matrix: Tensor, eigenvectors: bool) -> tuple[Tensor, Tensor]:
             values, vectors = torch.linalg.eigh(matrix)
             return values[:, None], vectors
@@ -213,7 +213,7 @@ class Backpack(Peer):
     name, module, package = "BackPACK", "backpack", "backpack-for-pytorch"
     exact_trace = True
 
-    def trace(self, case: Case, products: int) -> Traced:
+    def trace(self, case: BenchCase, products: int) -> Traced:
         backpack, extension = self.load(), self.load("extensions").DiagHessian()
         model, loss = (
             backpack.extend(copy.deepcopy(case.model)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from lambdahat.bench.limits import Limit, Rates, limit, measured_rates
 from lambdahat.bench.peers import PEERS, Peer
-from lambdahat.bench.problems import Case, load
+from lambdahat.bench.problems import BenchCase, load
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Timed, compare
 
@@ -52,7 +52,7 @@ class Plan:
             return compare(makers, unit, rounds=1, sample_s=0.0)
         return compare(makers, unit, min(self.rounds, 3) if long else self.rounds)
 
-    def case(self, name: str) -> Case:
+    def case(self, name: str) -> BenchCase:
         """A trained network; the same each time it is asked for."""
         if name not in self._cases:
             small = min(self.samples, 2048) if name in ("lenet5", "vgg16") else self.samples
@@ -61,7 +61,7 @@ class Plan:
         return self._cases[name]
 
     @cached_property
-    def _cases(self) -> dict[str, Case]:
+    def _cases(self) -> dict[str, BenchCase]:
         return {}
 
     @cached_property
@@ -74,7 +74,7 @@ class Plan:
         return [peer for peer in PEERS if self.peers and getattr(peer, work) is not None]
 
     def limit(
-        self, work: str, case: Case, count: float = 1.0, kind: str = "", label: str = ""
+        self, work: str, case: BenchCase, count: float = 1.0, kind: str = "", label: str = ""
     ) -> Limit:
         """See ``limits.limit``; there is none for tiny sizes."""
         return Limit() if self.quick else limit(work, case, self.rates, count, kind, label)

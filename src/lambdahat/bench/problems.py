@@ -30,7 +30,7 @@ RATES = {"vgg16": 2e-4}
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """A trained network with the one list of batches that everyone reads."""
 
     name: str
@@ -62,7 +62,7 @@ class Case:
         images, labels = zip(*self.batches, strict=True)
         return torch.cat(images), torch.cat(labels)
 
-    def one_batch(self, size: int) -> Case:
+    def one_batch(self, size: int) -> BenchCase:
         """The case on its first ``size`` samples alone."""
         x, y = self.whole()
         return replace(self, batches=[(x[:size], y[:size])])
@@ -120,7 +120,7 @@ def network(name: str, width: int) -> nn.Module:
 
 def load(
     name: str, samples: int, *, batch_size: int, device: str = "cpu", width: int = 256
-) -> Case:
+) -> BenchCase:
     """The trained case "mlp", "tanh", "lenet5" or "vgg16"."""
     large = name == "vgg16"
     x, y = (t.to(device) for t in images(samples, 32 if large else 28, colour=large))
@@ -133,19 +133,19 @@ def load(
             cross_entropy(model(x[rows.to(device)]), y[rows.to(device)]).backward()
             optimizer.step()
     model.zero_grad()
-    return Case(
+    return BenchCase(
         name, model.eval(), list(zip(x.split(batch_size), y.split(batch_size), strict=True))
     )
 
 
-def double(case: Case) -> Case:
+def double(case: BenchCase) -> BenchCase:
     """The case in float64."""
-    return Case(
+    return BenchCase(
         case.name, copy.deepcopy(case.model).double(), [(x.double(), y) for x, y in case.batches]
     )
 
 
-def trace(case: Case) -> float:
+def trace(case: BenchCase) -> float:
     """tr H: of a perceptron by recursion over layers, of other ReLU networks as tr GGN."""
     flat = all(
         isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU | nn.Tanh)
@@ -154,7 +154,7 @@ def trace(case: Case) -> float:
     return perceptron_trace(case) if flat else piecewise_trace(case)
 
 
-def perceptron_trace(case: Case) -> float:
+def perceptron_trace(case: BenchCase) -> float:
     """tr H of a perceptron of at most two hidden layers, z = Wa + b, a' = φ(z), by hand: without
     autograd.
 
@@ -200,7 +200,7 @@ def _batch_trace(layers: list[nn.Linear], inputs: Tensor, labels: Tensor, smooth
     return total
 
 
-def piecewise_trace(case: Case, chunk: int = 16) -> float:
+def piecewise_trace(case: BenchCase, chunk: int = 16) -> float:
     """tr H of a ReLU network, which is tr GGN = (1/n) Σ_samples Σ_ij (diag p − p pᵀ)_ij ⟨∂f_i,
     ∂f_j⟩.
 
@@ -221,7 +221,7 @@ def piecewise_trace(case: Case, chunk: int = 16) -> float:
     return sum(float(part) for part in parts) / case.num_samples
 
 
-def product(case: Case, v: Tensor) -> Tensor:
+def product(case: BenchCase, v: Tensor) -> Tensor:
     """H @ v (P,) by plain double backward; ``case`` in float64 makes it the reference."""
     total, params = torch.zeros_like(v), case.parameters
     for x, y in case.batches:
@@ -232,7 +232,7 @@ def product(case: Case, v: Tensor) -> Tensor:
     return total
 
 
-def gauss_newton_product(case: Case, v: Tensor) -> Tensor:
+def gauss_newton_product(case: BenchCase, v: Tensor) -> Tensor:
     """GGN @ v (P,): Jᵀ·(diag p − p pᵀ)·J v, J v by the double-backward trick."""
     total, params = torch.zeros_like(v), case.parameters
     pieces = [
@@ -250,7 +250,7 @@ def gauss_newton_product(case: Case, v: Tensor) -> Tensor:
     return total
 
 
-def top_eigenvalues(case: Case, k: int) -> Tensor:
+def top_eigenvalues(case: BenchCase, k: int) -> Tensor:
     """The k largest (k,), descending, by ARPACK on a plain double-backward product."""
     case = double(case)
 
@@ -267,7 +267,7 @@ def top_eigenvalues(case: Case, k: int) -> Tensor:
     return torch.as_tensor(np.sort(values)[::-1].copy())
 
 
-def kronecker_solution(case: Case, gradient: Tensor, damping: float) -> Tensor:
+def kronecker_solution(case: BenchCase, gradient: Tensor, damping: float) -> Tensor:
     """(K + δI)⁻¹ times a gradient (P,), K the exact KFAC of a perceptron's Fisher, in float64.
 
     A layer's block is G ⊗ A on [W | b]: A = E[aaᵀ] with a 1 appended, G = E[Σ_c s_c s_cᵀ], s_c =
@@ -287,7 +287,7 @@ def kronecker_solution(case: Case, gradient: Tensor, damping: float) -> Tensor:
     return torch.cat(out)
 
 
-def _layer_factors(case: Case, layer: nn.Linear) -> tuple[Tensor, Tensor]:
+def _layer_factors(case: BenchCase, layer: nn.Linear) -> tuple[Tensor, Tensor]:
     seen: list[tuple[Tensor, Tensor]] = []
     handle = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     A = torch.zeros(

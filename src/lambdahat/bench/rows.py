@@ -22,7 +22,7 @@ from lambdahat.bench import problems
 from lambdahat.bench.limits import Limit
 from lambdahat.bench.peers import Peer, Traced
 from lambdahat.bench.plans import Plan, rows
-from lambdahat.bench.problems import Case
+from lambdahat.bench.problems import BenchCase
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run, Timed
 from lambdahat.estimators import eigenpairs, logdet, spectrum, trace
@@ -39,7 +39,7 @@ from lambdahat.operators.matrix import operator
 from lambdahat.optim import KFAC, NGD
 from lambdahat.problem import Problem
 from lambdahat.results import Array
-from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, Stepped
+from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, StackedStep
 
 TOP, ACCURACY = 10, 0.01
 PROBES = 16  # of a trace whose error falls as 1/√probes: its time is scaled to the accuracy
@@ -67,7 +67,7 @@ def estimate_rows(plan: Plan) -> Iterator[list[BenchRow]]:
         yield found
 
 
-def trace_rows(plan: Plan, case: Case) -> list[BenchRow]:
+def trace_rows(plan: Plan, case: BenchCase) -> list[BenchRow]:
     """tr H with a standard error of one per cent, which is a 95 % interval of 1.96 per cent either
     side.
 
@@ -117,7 +117,7 @@ def _scaled(name: str, one: Timed, truth: float, notes: dict[str, str]) -> Timed
 
 
 def _peer_trace(
-    peer: Peer, case: Case, truth: float, notes: dict[str, str], quick: bool
+    peer: Peer, case: BenchCase, truth: float, notes: dict[str, str], quick: bool
 ) -> Callable[[], Traced]:
     if peer.exact_trace:
         return partial(peer.trace, case, 0)
@@ -134,7 +134,7 @@ def _peer_trace(
     return partial(peer.trace, case, products)
 
 
-def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list[BenchRow]:
+def _eigenvalue_rows(plan: Plan, case: BenchCase, truth: Tensor, alone: bool) -> list[BenchRow]:
     top = len(truth)
 
     def ours() -> Tensor:
@@ -170,7 +170,7 @@ def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list
     )
 
 
-def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[BenchRow]:
+def _density_rows(plan: Plan, case: BenchCase, truth: float, alone: bool) -> list[BenchRow]:
     """One probe, judged by the error of its upper end against λ₁; the rest is chance."""
     depth = 20 if plan.quick else 100
 
@@ -206,7 +206,12 @@ def _tf32() -> Iterator[None]:
 
 
 def _against(
-    plan: Plan, case: Case, method: str, ours: Run, alone: bool, peers_own: Callable[[Peer], Run]
+    plan: Plan,
+    case: BenchCase,
+    method: str,
+    ours: Run,
+    alone: bool,
+    peers_own: Callable[[Peer], Run],
 ) -> dict[str, Timed]:
     """Ours and, unless ``alone``, the peers that have the method."""
     makers: dict[str, Maker] = {UNIT: lambda: case.gradient, OURS: lambda: ours}
@@ -228,7 +233,7 @@ def product_rows(plan: Plan) -> Iterator[list[BenchRow]]:
                 yield _measured(plan, plan.case(name), work)
 
 
-def _measured(plan: Plan, case: Case, work: str) -> list[BenchRow]:
+def _measured(plan: Plan, case: BenchCase, work: str) -> list[BenchRow]:
     block = work == "block"
     shape = (case.num_parameters, BLOCK) if block else (case.num_parameters,)
     v = torch.randn(shape, generator=generator(0, "bench vector")).to(case.device)
@@ -244,11 +249,13 @@ def _measured(plan: Plan, case: Case, work: str) -> list[BenchRow]:
     return rows(WORKS[work], case.name, timed, least=least, error=error, accuracy=1e-3)
 
 
-def _applied(make: Callable[[Case], Callable[[Tensor], Tensor]], case: Case, v: Tensor) -> Run:
+def _applied(
+    make: Callable[[BenchCase], Callable[[Tensor], Tensor]], case: BenchCase, v: Tensor
+) -> Run:
     return partial(make(case), v)
 
 
-def _error(case: Case, work: str, v: Tensor) -> Callable[[Tensor], float]:
+def _error(case: BenchCase, work: str, v: Tensor) -> Callable[[Tensor], float]:
     """The relative error of a product, or of a block's first column, against float64."""
     reference = problems.gauss_newton_product if work == "ggn" else problems.product
     truth = reference(problems.double(case), v.double())
@@ -263,7 +270,7 @@ def _error(case: Case, work: str, v: Tensor) -> Callable[[Tensor], float]:
 SHIFT = 0.05
 
 
-class Effort(NamedTuple):
+class SolverEffort(NamedTuple):
     """Of a stochastic quadrature."""
 
     probes: int
@@ -276,11 +283,13 @@ class Cube:
 
     side: int
     accuracy: float
-    ladder: tuple[Effort, ...]
+    ladder: tuple[SolverEffort, ...]
 
 
-SMALL = Cube(32, 1e-2, (Effort(2, 10), Effort(5, 10), Effort(10, 20), Effort(20, 40)))
-LARGE = Cube(100, 2e-4, (Effort(3, 30),))  # beyond n = 10⁵ a factorisation takes minutes
+SMALL = Cube(
+    32, 1e-2, (SolverEffort(2, 10), SolverEffort(5, 10), SolverEffort(10, 20), SolverEffort(20, 40))
+)
+LARGE = Cube(100, 2e-4, (SolverEffort(3, 30),))  # beyond n = 10⁵ a factorisation takes minutes
 
 
 def determinant_rows(plan: Plan) -> Iterator[list[BenchRow]]:
@@ -301,7 +310,7 @@ def _cube_rows(plan: Plan, cube: Cube, peers: bool) -> list[BenchRow]:
     def error(found: Any) -> float:
         return abs(float(found) / exact - 1)
 
-    def chosen(name: str, estimate: Callable[[Effort], Any]) -> Run:
+    def chosen(name: str, estimate: Callable[[SolverEffort], Any]) -> Run:
         """The first effort that is near enough."""
         for effort in cube.ladder:
             if error(estimate(effort)) <= cube.accuracy:
@@ -309,7 +318,7 @@ def _cube_rows(plan: Plan, cube: Cube, peers: bool) -> list[BenchRow]:
         notes[name] = f"{effort.probes} probes, depth {effort.depth}"
         return partial(estimate, effort)
 
-    def mine(effort: Effort) -> Any:
+    def mine(effort: SolverEffort) -> Any:
         return logdet(operator(matrix, psd=True), depth=effort.depth, probes=effort.probes)
 
     makers[OURS] = lambda: chosen(OURS, mine)
@@ -340,7 +349,7 @@ def _factorised(matrix: Any) -> float:
     return float(np.log(np.abs(found.U.diagonal())).sum())
 
 
-def _quadrature(matrix: Any) -> Callable[[Effort], float]:
+def _quadrature(matrix: Any) -> Callable[[SolverEffort], float]:
     """GPyTorch's, from conjugate gradients."""
     linear = import_module("linear_operator")
     settings = linear.settings
@@ -361,7 +370,7 @@ def _quadrature(matrix: Any) -> Callable[[Effort], float]:
         def _transpose_nonbatch(self) -> Any:
             return self
 
-    def estimate(effort: Effort) -> float:
+    def estimate(effort: SolverEffort) -> float:
         torch.manual_seed(0)
         steps = (
             settings.max_lanczos_quadrature_iterations(effort.depth),
@@ -491,7 +500,7 @@ def _stacked(members: int, sizes: list[int], device: str) -> Run:
     descent = StackedDescent(
         stacked.parameters, "ngd", {**DEFAULTS["ngd"], "lr": 0.01, "rank": min(80, sizes[1] // 2)}
     )
-    stepped = Stepped(stacked, descent, data)
+    stepped = StackedStep(stacked, descent, data)
     orders = torch.stack([torch.randperm(len(x), generator=rng) for _ in range(members)]).to(device)
     return lambda: stepped.epoch(orders, BATCH)
 

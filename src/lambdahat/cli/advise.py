@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.cli.exits import code_of, foreign_output, require_writable, say
-from lambdahat.cli.loading import Choices, load_problem
+from lambdahat.cli.loading import ProblemChoices, load_problem
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
+from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.randommatrix import Advice, BatchLevels, NoiseLevels, advise
 from lambdahat.randommatrix.advice_rules import text
 from lambdahat.report.figures import plot, save_figure
@@ -24,7 +24,7 @@ ADVISED = ("advice", "batch", "value ± error", "95 % interval")
 
 def run_advise(
     factory: str,
-    choices: Choices,
+    choices: ProblemChoices,
     question: dict[str, Any],
     out: Path | None,
     as_json: bool,

@@ -129,7 +129,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a network and track its curvature; --resume continues an interrupted run."""
-    from lambdahat.cli.train import Plan, extra_options, key_values, run_train
+    from lambdahat.cli.train import TrainingPlan, extra_options, key_values, run_train
     from lambdahat.training.checkpoints import Recipe
 
     kept = "the same command with --resume goes on" if out else "pass --out to keep checkpoints"
@@ -150,7 +150,7 @@ def train(
             "checkpoint_every": checkpoint_every,
             "checkpoint_steps": checkpoint_steps,
         }
-        plan = Plan(
+        plan = TrainingPlan(
             optimizer,
             options,
             epochs,
@@ -254,7 +254,7 @@ def reproduce(
 ) -> None:
     """Reproduce published experiments and report which claims hold."""
     from lambdahat.cli.reproduce import (
-        Choices,
+        ExperimentChoices,
         asked_for,
         list_experiments,
         run_forecast,
@@ -265,7 +265,7 @@ def reproduce(
         if listed:
             list_experiments()
             raise typer.Exit(OK)
-        choices = Choices(out, scale, jobs, backend, address, only, device, resume)
+        choices = ExperimentChoices(out, scale, jobs, backend, address, only, device, resume)
         names = asked_for(experiments, everything)
         if dry_run:
             raise typer.Exit(run_forecast(names, choices, as_json, quiet))

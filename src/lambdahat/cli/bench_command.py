@@ -23,7 +23,7 @@ from lambdahat.bench.records import (
 from lambdahat.bench.suite import described, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
+from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 

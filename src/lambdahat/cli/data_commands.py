@@ -23,7 +23,7 @@ from lambdahat.cli.exits import (
 )
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.options import Json, Quiet
-from lambdahat.cli.tables import print_json, print_table
+from lambdahat.cli.printing import print_json, print_table
 from lambdahat.data.catalogue import CATALOGUE, check, fetch, locate
 from lambdahat.data.sources import File, roots
 

@@ -19,7 +19,7 @@ HEADER = ("quantity", "products", "time", "memory for vectors")
 
 
 @dataclass(frozen=True)
-class Forecast:
+class CostForecast:
     """Products, seconds and bytes that one quantity takes, between ``fewest`` and ``most``
     products.
 
@@ -80,7 +80,7 @@ def one_product(operator: LinearOperator, seed: int = 0) -> OneProduct:
 
 def forecast(
     problem: Problem, what: Sequence[str], settings: MeasureSettings
-) -> tuple[OneProduct, list[Forecast]]:
+) -> tuple[OneProduct, list[CostForecast]]:
     """One product of the operator, and what each quantity would take at that price."""
     operator = CURVATURES[settings.curvature](problem)
     first = one_product(operator, settings.seed)
@@ -97,7 +97,7 @@ def forecast(
             price = time.perf_counter() - start
         low, high = price * work.fewest, price * work.most
         rows.append(
-            Forecast(name, work.fewest, work.most, low, high, work.vectors_bytes, work.unit)
+            CostForecast(name, work.fewest, work.most, low, high, work.vectors_bytes, work.unit)
         )
     return first, rows
 
@@ -115,7 +115,7 @@ def _one_gradient(problem: Problem, samples: int, seed: int) -> float:
     return time.perf_counter() - start
 
 
-def as_document(first: OneProduct, rows: Sequence[Forecast]) -> dict[str, Any]:
+def as_document(first: OneProduct, rows: Sequence[CostForecast]) -> dict[str, Any]:
     """For --json."""
     return {**asdict(first), "forecast": [asdict(row) for row in rows]}
 

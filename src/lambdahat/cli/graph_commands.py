@@ -13,7 +13,7 @@ import typer
 from lambdahat.cli.exits import EXIT_CODES, OK, code_of, exit_codes, require_writable, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.options import Output, Seed, with_groups
-from lambdahat.cli.tables import print_json, print_table
+from lambdahat.cli.printing import print_json, print_table
 from lambdahat.graphs import (
     Clusters,
     Graph,
@@ -47,7 +47,7 @@ GraphProbes = Annotated[
 
 
 @dataclass(frozen=True)
-class Reading:
+class GraphReading:
     """How graph files are read."""
 
     format: Annotated[
@@ -74,7 +74,7 @@ class Reading:
     ] = "max"
 
 
-READ, SHOWN = Reading(), Output()
+READ, SHOWN = GraphReading(), Output()
 
 
 @graph_commands.command("spectrum", epilog=EXIT_CODES)
@@ -83,7 +83,7 @@ def graph_spectrum(
     files: GraphFiles,
     moments: MomentCount = 100,
     probes: GraphProbes = None,
-    reading: Reading = READ,
+    reading: GraphReading = READ,
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
@@ -107,7 +107,7 @@ def graph_clusters(
     labels: Annotated[
         bool, typer.Option("--labels", help="Also label the nodes by spectral clustering.")
     ] = False,
-    reading: Reading = READ,
+    reading: GraphReading = READ,
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
@@ -124,7 +124,7 @@ def graph_compare(
     files: GraphFiles,
     moments: MomentCount = 100,
     probes: GraphProbes = None,
-    reading: Reading = READ,
+    reading: GraphReading = READ,
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
@@ -162,7 +162,7 @@ def graph_fit(
             min=4, help="Nodes of the random graphs.", show_default="the graph's, at most 1,000"
         ),
     ] = None,
-    reading: Reading = READ,
+    reading: GraphReading = READ,
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
@@ -173,7 +173,7 @@ def graph_fit(
     raise typer.Exit(code)
 
 
-def graphs_of(files: Sequence[Path], reading: Reading, output: Output) -> Iterator[Graph]:
+def graphs_of(files: Sequence[Path], reading: GraphReading, output: Output) -> Iterator[Graph]:
     """One graph after the other, named by its file, with a number where two files have one name."""
     require_writable(output.out)
     seen: set[str] = set()
@@ -222,7 +222,7 @@ def show(
 
 def run_spectrum(
     files: Sequence[Path],
-    reading: Reading,
+    reading: GraphReading,
     moments: int,
     probes: int | None,
     seed: int,
@@ -278,7 +278,7 @@ def run_spectrum(
 
 def run_clusters(
     files: Sequence[Path],
-    reading: Reading,
+    reading: GraphReading,
     moments: int,
     probes: int | None,
     seed: int,
@@ -332,7 +332,7 @@ def run_clusters(
 
 def run_compare(
     files: Sequence[Path],
-    reading: Reading,
+    reading: GraphReading,
     moments: int,
     probes: int | None,
     seed: int,
@@ -358,7 +358,7 @@ def run_compare(
 
 def run_fit(
     files: Sequence[Path],
-    reading: Reading,
+    reading: GraphReading,
     model: str | None,
     moments: int | None,
     draws: int | None,

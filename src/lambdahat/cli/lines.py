@@ -14,9 +14,9 @@ from lambdahat._core.check import require, require_choice, require_count, requir
 from lambdahat._quantities import CURVATURES
 from lambdahat.cli.exits import OK, code_of, foreign_output, rank, require_writable
 from lambdahat.cli.forecast import duration, one_product, size
-from lambdahat.cli.loading import Choices, held_out_data, load_problem
+from lambdahat.cli.loading import ProblemChoices, held_out_data, load_problem
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.tables import print_json, print_table
+from lambdahat.cli.printing import print_json, print_table
 from lambdahat.estimators import Direction, landscape, towards
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
@@ -84,7 +84,7 @@ class Lines:
 
 def run_landscape(
     factory: str,
-    choices: Choices,
+    choices: ProblemChoices,
     lines: Lines,
     held_out: str | None,
     out: Path | None,

@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 @dataclass(frozen=True)
-class Choices:
+class ProblemChoices:
     """What the command line says about a problem; None leaves it as the factory made it."""
 
     checkpoint: Path | None = None
@@ -43,7 +43,7 @@ class Choices:
     seed: int = 0
 
 
-def load_problem(spec: str, choices: Choices) -> Problem:
+def load_problem(spec: str, choices: ProblemChoices) -> Problem:
     """The problem of a factory or run folder, at the checkpoint's weights, with the choices."""
     run = Path(spec).is_dir()
     problem = _run_problem(spec) if run else call_factory(spec)

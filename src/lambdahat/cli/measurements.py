@@ -12,8 +12,8 @@ from lambdahat._quantities import MeasureSettings
 from lambdahat.cli.exits import OK, code_of, foreign_output, own_folder, rank, require_writable, say
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast
-from lambdahat.cli.loading import Choices, load_problem
-from lambdahat.cli.tables import (
+from lambdahat.cli.loading import ProblemChoices, load_problem
+from lambdahat.cli.printing import (
     NOTE,
     leaves,
     markdown_table,
@@ -33,7 +33,7 @@ from lambdahat.results.measurement import Measurement
 
 def run_measure(
     factory: str,
-    choices: Choices,
+    choices: ProblemChoices,
     what: Sequence[str],
     settings: MeasureSettings,
     out: Path | None,

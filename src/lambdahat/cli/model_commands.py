@@ -15,7 +15,7 @@ from lambdahat.cli.exits import exit_codes
 from lambdahat.cli.options import Json, Kept, Out, Quiet, Seed, out_option
 
 
-class Curvature(StrEnum):
+class CurvatureChoice(StrEnum):
     """The matrices that can be measured."""
 
     hessian = "hessian"
@@ -25,7 +25,7 @@ class Curvature(StrEnum):
     covariance = "covariance"
 
 
-class Norm(StrEnum):
+class NormChoice(StrEnum):
     """How normalisation layers are evaluated."""
 
     eval = "eval"
@@ -51,7 +51,7 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option(help="Weights: a state-dict file, a run folder, or best or averaged of the run."),
 ]
-CurvatureOption = Annotated[Curvature, typer.Option(help="Curvature matrix.")]
+CurvatureOption = Annotated[CurvatureChoice, typer.Option(help="Curvature matrix.")]
 Depth = Annotated[int, typer.Option(min=1, help="Lanczos steps (one product each).")]
 Samples = Annotated[
     int | None,
@@ -64,7 +64,7 @@ DtypeOption = Annotated[
     Dtype | None, typer.Option(help="Precision of the model.", show_default="the model's")
 ]
 NormOption = Annotated[
-    Norm | None,
+    NormChoice | None,
     typer.Option(
         help=(
             "Normalisation layers: running statistics (eval), batch statistics (train), or running"
@@ -135,7 +135,7 @@ def measure(
             "an unknown name lists all."
         ),
     ] = "trace,eigenpairs,spectrum",
-    curvature: CurvatureOption = Curvature.hessian,
+    curvature: CurvatureOption = CurvatureChoice.hessian,
     depth: Depth = 100,
     probes: Annotated[int, typer.Option(min=1, help="Random probes of the spectrum.")] = 1,
     top: Annotated[int, typer.Option(min=1, help="Number of eigenpairs.")] = 10,
@@ -162,7 +162,7 @@ def measure(
 ) -> None:
     """Measure trace, norms, eigenpairs, spectrum, learning coefficient and more, with errors."""
     from lambdahat._quantities import MeasureSettings
-    from lambdahat.cli.loading import Choices
+    from lambdahat.cli.loading import ProblemChoices
     from lambdahat.cli.measurements import run_measure
 
     kept = (
@@ -171,7 +171,7 @@ def measure(
         else "pass --out to keep finished results"
     )
     with exit_codes("" if dry_run else kept):
-        choices = Choices(
+        choices = ProblemChoices(
             checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
         )
         given = {
@@ -226,7 +226,7 @@ def landscape(
             help="Recompute batch-norm statistics over the training data at every point.",
         ),
     ] = False,
-    curvature: CurvatureOption = Curvature.hessian,
+    curvature: CurvatureOption = CurvatureChoice.hessian,
     depth: Depth = 100,
     samples: Samples = None,
     seed: Seed = 0,
@@ -240,10 +240,10 @@ def landscape(
 ) -> None:
     """Loss along Ritz vectors or random directions, on training and held-out data."""
     from lambdahat.cli.lines import Lines, run_landscape
-    from lambdahat.cli.loading import Choices
+    from lambdahat.cli.loading import ProblemChoices
 
     with exit_codes():
-        choices = Choices(
+        choices = ProblemChoices(
             checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
         )
         names = [name.strip() for name in along.split(",") if name.strip()]
@@ -306,10 +306,10 @@ def advise(
 ) -> None:
     """Recommend learning rate, batch size and damping from curvature, with reasons."""
     from lambdahat.cli.advise import run_advise
-    from lambdahat.cli.loading import Choices
+    from lambdahat.cli.loading import ProblemChoices
 
     with exit_codes():
-        choices = Choices(
+        choices = ProblemChoices(
             checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed
         )
         question = {

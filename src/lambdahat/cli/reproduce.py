@@ -12,7 +12,7 @@ from typing import Any
 from lambdahat._core.check import did_you_mean
 from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
+from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import label_of
 from lambdahat.experiments.kit.claims import Table
@@ -26,7 +26,7 @@ CLAIMS_HEADER = ("verdict", "claim", "source", "published", "here")
 
 
 @dataclass(frozen=True)
-class Choices:
+class ExperimentChoices:
     """What the command line says of a sweep."""
 
     out: Path
@@ -79,7 +79,7 @@ def list_experiments() -> None:
     )
 
 
-def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
+def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, quiet: bool) -> int:
     """Run experiments, print and write; 0 whatever the verdicts, for a claim that does not hold is
     a finding.
 
@@ -120,7 +120,7 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
     return code
 
 
-def run_forecast(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
+def run_forecast(names: list[str], choices: ExperimentChoices, as_json: bool, quiet: bool) -> int:
     """What the missing cells would take, from a few of them run for a few epochs."""
     documents = []
     for experiment in [_found(name) for name in names]:
@@ -143,7 +143,7 @@ def run_forecast(names: list[str], choices: Choices, as_json: bool, quiet: bool)
 
 
 def _forecast_document(
-    experiment: Experiment, choices: Choices, found: list[CellForecast]
+    experiment: Experiment, choices: ExperimentChoices, found: list[CellForecast]
 ) -> dict[str, Any]:
     settings = [
         {

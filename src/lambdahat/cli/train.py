@@ -16,7 +16,7 @@ from torch import nn
 from lambdahat._core.check import describe, require, require_choice
 from lambdahat.cli.exits import InputError, code_of, one_line, say
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.tables import print_json, print_table
+from lambdahat.cli.printing import print_json, print_table
 from lambdahat.data import augment
 from lambdahat.data.splits import Split
 from lambdahat.models.model_registry import MODELS
@@ -54,7 +54,7 @@ SHOWN = 12  # rows of the table
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What the command line says about a run, beside the recipe of its model and data."""
 
     optimizer: str
@@ -81,7 +81,9 @@ class Plan:
         }
 
 
-def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet: bool) -> int:
+def run_train(
+    recipe: Recipe, plan: TrainingPlan, out: Path | None, as_json: bool, quiet: bool
+) -> int:
     """Train, write and print; the exit code."""
     split = _naming("--data", recipe.split, given=recipe.data_options)
     recipe = replace(recipe, loss=loss_for(split, recipe))
@@ -169,7 +171,7 @@ def _rule(text: str, model: nn.Module) -> Any:
     return _naming("--regularizer", make_regularizer, name, given=given, **{**layers, **given})
 
 
-def _trackers(plan: Plan, seed: int) -> list[Any]:
+def _trackers(plan: TrainingPlan, seed: int) -> list[Any]:
     if not plan.track:
         return []
     samples = {} if plan.track_samples is None else {"samples": plan.track_samples}

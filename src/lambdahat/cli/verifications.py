@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
+from lambdahat.cli.printing import markdown_table, print_json, print_table, text_table
 from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 from lambdahat.results.charts import value_text

@@ -39,24 +39,24 @@ from lambdahat.problem import Problem
 ROUNDING = 100  # units of the dtype that a sum may be off when it is taken in another order
 
 
-class Rows(NamedTuple):
+class LayerRows(NamedTuple):
     """One call of a layer: inputs (b, n) and output gradients (b, m)."""
 
     x: Tensor
     g: Tensor
 
 
-def rows_of(layer: Layer, x: Tensor, g: Tensor) -> Rows | None:
+def rows_of(layer: Layer, x: Tensor, g: Tensor) -> LayerRows | None:
     """The rows of a call, where they make a step cheaper: on a CPU only."""
     if not (isinstance(layer, Affine) and layer.linear and layer.trains("weight") and x.ndim == 2):
         return None
     count, n, m = len(x), x.shape[1], g.shape[1]
     fewer = count * (n * n + m * m + n * m) < n * m * (n + m)
     same = x.dtype == g.dtype == layer.key.dtype and x.dtype in (torch.float32, torch.float64)
-    return Rows(x, g) if fewer and same and x.device.type == "cpu" else None
+    return LayerRows(x, g) if fewer and same and x.device.type == "cpu" else None
 
 
-def explain(rows: Rows, gradients: Sequence[Tensor]) -> bool:
+def explain(rows: LayerRows, gradients: Sequence[Tensor]) -> bool:
     """Whether the gradients of weight (and bias) are the sum over the rows: seen by their product
     with one vector.
 
@@ -76,7 +76,7 @@ def explain(rows: Rows, gradients: Sequence[Tensor]) -> bool:
     return 0.0 < bound < math.inf and _norm(error) <= bound
 
 
-def step_of(rows: Rows, state: dict[str, Any], biased: bool) -> list[Tensor]:
+def step_of(rows: LayerRows, state: dict[str, Any], biased: bool) -> list[Tensor]:
     """The steps of weight and, where ``biased``, bias: the parts of Σ_i (G⁻¹g_i)(A⁻¹a_i)ᵀ."""
     size = rows.x.shape[1]
     # the products with W's and b's rows and columns of A⁻¹ apart: nothing is copied; A⁻¹aᵀ is
@@ -407,7 +407,7 @@ class KFAC(Descent):
         return found
 
     def _steps(
-        self, layer: Layer, gradients: list[Tensor], damping: float, rows: Rows | None
+        self, layer: Layer, gradients: list[Tensor], damping: float, rows: LayerRows | None
     ) -> list[Tensor]:
         """The preconditioned gradients of a layer's parameters."""
         state = self.state[layer.key]
@@ -421,7 +421,7 @@ class KFAC(Descent):
     def _forget(self) -> None:
         """Drop what was recorded since the last step."""
         self._sums = [Sums() for _ in self.layers]
-        self._rows: dict[int, Rows | None] = {}
+        self._rows: dict[int, LayerRows | None] = {}
 
     @property
     def _measures(self) -> bool:

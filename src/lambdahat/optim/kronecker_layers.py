@@ -204,7 +204,7 @@ class Embedding(Layer):
         return f"kronecker {self.key.shape[1]}×{self.key.shape[1]} ⊗ diagonal of {len(self.key)}"
 
 
-class Norm(Layer):
+class NormLayer(Layer):
     """A normalisation layer γ ⊙ x̂ + β: one small block of (γ, β) for each unit (Osawa et al.
     2019).
 
@@ -307,7 +307,7 @@ def _layer(name: str, module: nn.Module, parameters: Sequence[Any], sharing: str
         return Affine(name, module, parameters, sharing)
     if isinstance(module, nn.Embedding) and not (module.sparse or module.scale_grad_by_freq):
         return Embedding(name, module, parameters)
-    return Norm(name, module, parameters) if isinstance(module, NORMS) else None
+    return NormLayer(name, module, parameters) if isinstance(module, NORMS) else None
 
 
 MOMENTS = ("A", "G", "F", "squares")

@@ -34,7 +34,7 @@ TINY = 1e-60  # for gradients of zeros
 AxisFishers = dict[int, OnlineFisher]
 
 
-class Rule(NamedTuple):
+class Preconditioning(NamedTuple):
     """How gradients are preconditioned: smoothing, rank (None: min(⌈d/2⌉, 80)), norm kept."""
 
     smoothing: Smoothing
@@ -60,7 +60,10 @@ def updating(step: int, period: int) -> bool:
 
 
 def natural_gradients(
-    stacks: Sequence[AxisFishers], gradients: Sequence[Tensor], rule: Rule, update_now: bool
+    stacks: Sequence[AxisFishers],
+    gradients: Sequence[Tensor],
+    rule: Preconditioning,
+    update_now: bool,
 ) -> Directions:
     """The preconditioned gradients (S, *shape) of several stacks, and an update of all estimates
     where it is due.
@@ -108,7 +111,7 @@ def _members(values: Tensor, stacks: list[Tensor], index: int) -> Tensor:
     return values[start : start + stacks[index].shape[0]]
 
 
-def _started(rows: Tensor, gain: Tensor, rule: Rule) -> OnlineFisher:
+def _started(rows: Tensor, gain: Tensor, rule: Preconditioning) -> OnlineFisher:
     scaled = rows * gain.sqrt()[:, None, None].to(rows.dtype)
     return start(
         scaled, default_rank(rows.shape[-1], rule.rank), rule.smoothing, rows.device.type == "cpu"
@@ -443,12 +446,12 @@ class _Group:
             batch.step(settings)
 
 
-def rule_of(settings: dict[str, Any]) -> Rule:
+def rule_of(settings: dict[str, Any]) -> Preconditioning:
     """The preconditioning that a parameter group asks for."""
     smoothing = Smoothing(
         float(settings["alpha"]), settings["eta"], settings["delta"], settings["epsilon"]
     )
-    return Rule(smoothing, settings["rank"], settings["rescale"])
+    return Preconditioning(smoothing, settings["rank"], settings["rescale"])
 
 
 def _fixed(settings: dict[str, Any]) -> tuple[Any, ...]:

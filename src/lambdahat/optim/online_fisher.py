@@ -29,7 +29,7 @@ NEAR = 1e-6
 MARGIN = 1.02
 
 
-class Task(NamedTuple):
+class FisherTask(NamedTuple):
     """What fixes the next estimate beside RY/rate; tensors are (S,) in float64, for all stacks one
     after the other.
 
@@ -57,7 +57,7 @@ class Next(NamedTuple):
     rest: Tensor
 
 
-def by_eigenvectors(images: list[Tensor], task: Task) -> Next:
+def by_eigenvectors(images: list[Tensor], task: FisherTask) -> Next:
     """Z = (RY)(RY)ᵀ = UCUᵀ, R' = C^{−½}Uᵀ·RY and D' = max(C^½ − ρ', floor) for stacks (S, R, d) of
     RY/rate, of one R.
 
@@ -83,7 +83,7 @@ def smoothed(trace: Tensor, rest: Tensor, size: Tensor, alpha: float | Tensor) -
     return rest * (1.0 + alpha) + alpha * trace / size
 
 
-def by_products(images: list[Tensor], task: Task) -> Next:
+def by_products(images: list[Tensor], task: FisherTask) -> Next:
     """The same by R' = Z^{−½}RY and D' = max(Z^½ − ρ'I, floor·I), for stacks of any R."""
     square, real = _filled([torch.bmm(image, image.mT) for image in images])
     scale = _column(torch.linalg.matrix_norm(square))
@@ -361,7 +361,7 @@ def _update(pool: list[Seen], smoothing: Smoothing) -> None:
         torch.cat([value] * len(pool)) if isinstance(value, Tensor) else value
         for value in (smoothing.alpha, smoothing.epsilon)
     )
-    task = Task(rate, mass, (1.0 - eta) * rest, size, alpha, smoothing.delta, epsilon)
+    task = FisherTask(rate, mass, (1.0 - eta) * rest, size, alpha, smoothing.delta, epsilon)
     images = _images(pool, stacks, (1.0 - eta) / rate, rest)
     new = by_eigenvectors(images, task) if fishers[0].diagonal else by_products(images, task)
     turns, shares = (

@@ -37,7 +37,7 @@ from lambdahat.report.style import (
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart, Heat, Series, charts_of
 from lambdahat.results.measurement import Measurement
-from lambdahat.training.runs import Run
+from lambdahat.training.history import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

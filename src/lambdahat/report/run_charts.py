@@ -27,7 +27,7 @@ from lambdahat.results.charts import (
     is_wide,
     with_status,
 )
-from lambdahat.training.runs import Run
+from lambdahat.training.history import Run
 from lambdahat.training.trackers import is_failure
 
 LOSSES = {

@@ -35,7 +35,7 @@ from lambdahat.results.charts import (
 from lambdahat.results.measurement import Measurement
 from lambdahat.singular.curves import CoefficientCurve
 from lambdahat.singular.verification import Verification
-from lambdahat.training.runs import Run
+from lambdahat.training.history import Run
 
 # what a reader asks for first, in this order
 FIRST = (

@@ -1,6 +1,6 @@
 """The loop that trains, measures while it does, and never loses a run."""
 
-from lambdahat.training._fit import fit
+from lambdahat.training._loop import fit
 from lambdahat.training.callbacks import HuggingFaceTracker, LightningTracker, Tracking, tracking
 from lambdahat.training.checkpoints import Checkpoints, load_run
 from lambdahat.training.curvature_trackers import (
@@ -10,8 +10,8 @@ from lambdahat.training.curvature_trackers import (
     TraceTracker,
 )
 from lambdahat.training.ensembles import Ensemble, fit_many
+from lambdahat.training.history import EarlyStopping, Run
 from lambdahat.training.metrics import read_rows
-from lambdahat.training.runs import EarlyStopping, Run
 from lambdahat.training.scale_trackers import (
     EffectiveRateTracker,
     LearningCoefficientTracker,

@@ -11,10 +11,10 @@ from lambdahat._core.check import require, require_count
 from lambdahat._core.storage import read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import on_one_rank
-from lambdahat.training._fit import require_same_run
+from lambdahat.training._loop import require_same_run
 from lambdahat.training.feeding import contents
+from lambdahat.training.history import Run
 from lambdahat.training.metrics import Metrics, numbers
-from lambdahat.training.runs import Run
 from lambdahat.training.trackers import Row, Tracker, described_tracker, make_trackers
 
 MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it

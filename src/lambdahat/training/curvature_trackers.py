@@ -28,8 +28,8 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.operators.exact.closed_form import MAX_ROUNDS
 from lambdahat.problem import Problem
 from lambdahat.results import Eigenpairs, Estimate, Status
-from lambdahat.training.step_rules import Stepped, step_rule
-from lambdahat.training.trackers import Reading, SampledTracker, register, with_errors
+from lambdahat.training.step_rules import PreconditionedCurvature, step_rule
+from lambdahat.training.trackers import SampledTracker, TrackerReading, register, with_errors
 
 # of a random vector in a warm start: a direction that was not there last time is found all the same
 ADMIXTURE = 0.1
@@ -194,9 +194,9 @@ class TraceTracker(SampledTracker):
     def columns(self) -> tuple[str, ...]:
         return with_errors("trace")
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         found = trace(hessian(sample), self.tol, max_matvecs=self.max_matvecs, seed=self.seed)
-        return Reading({"trace": found}, found.cost, found.status, found)
+        return TrackerReading({"trace": found}, found.cost, found.status, found)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         operator = hessian(sample)
@@ -265,7 +265,7 @@ class SpectrumTracker(_WarmTracker):
         names = ("largest", "smallest", "trace", "degeneracy", "negative")
         return with_errors(*(f"spectrum_{name}" for name in names))
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         operator = hessian(sample)
         ends = self._pairs(operator, 1, "both")
         found = spectrum(operator, min(self.depth, operator.dim), seed=self.seed)
@@ -277,7 +277,7 @@ class SpectrumTracker(_WarmTracker):
             "spectrum_degeneracy": found.degeneracy(),
             "spectrum_negative": found.negative_mass,
         }
-        return Reading(values, ends.cost + found.cost, ends.status, found)
+        return TrackerReading(values, ends.cost + found.cost, ends.status, found)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         depth, dim = min(self.depth, sample.num_parameters), sample.num_parameters
@@ -307,7 +307,7 @@ class TopTracker(_WarmTracker):
         values = (f"top_{i}" for i in range(1, self.k + 1))
         return (*with_errors(*values, "top_overlap"), "top_drift")
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         operator, before = hessian(sample), self._vectors
         pairs = self._pairs(operator, min(self.k, operator.dim))
         values: dict[str, float | Estimate] = {
@@ -315,7 +315,7 @@ class TopTracker(_WarmTracker):
         }
         values["top_overlap"] = _share(sample, pairs)
         values["top_drift"] = math.nan if before is None else subspace_drift(before, pairs.vectors)
-        return Reading(values, pairs.cost + 1, pairs.status, without_vectors(pairs))
+        return TrackerReading(values, pairs.cost + 1, pairs.status, without_vectors(pairs))
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         dim = sample.num_parameters
@@ -364,13 +364,13 @@ class EdgeTracker(_WarmTracker):
     def columns(self) -> tuple[str, ...]:
         return (*with_errors("edge"), "edge_threshold")
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         rule = step_rule(sample, optimizer)
-        pairs = self._pairs(Stepped(hessian(sample), rule))
+        pairs = self._pairs(PreconditionedCurvature(hessian(sample), rule))
         found = Estimate(
             float(pairs.values[0]), float(pairs.residuals[0]), pairs.cost, pairs.status
         )
-        return Reading(
+        return TrackerReading(
             {"edge": found, "edge_threshold": rule.threshold}, pairs.cost, pairs.status, found
         )
 

@@ -20,7 +20,13 @@ from torch.utils._pytree import tree_map
 from lambdahat._core.check import describe, require, require_choice, require_count
 from lambdahat._core.device import Replay
 from lambdahat._core.progress import report
-from lambdahat.optim.ngd import AxisFishers, Rule, natural_gradients, require_settings, updating
+from lambdahat.optim.ngd import (
+    AxisFishers,
+    Preconditioning,
+    natural_gradients,
+    require_settings,
+    updating,
+)
 from lambdahat.optim.online_fisher import Smoothing
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, concatenate
@@ -189,7 +195,7 @@ class StackedDescent:
                 )
                 parameter.addcmul_(buffer, _wide(lr, parameter), value=-1)
 
-    def _rule(self) -> Rule:
+    def _rule(self) -> Preconditioning:
         alpha, epsilon = (
             self._by_member(name)
             if isinstance(self._settings[name], tuple)
@@ -197,7 +203,7 @@ class StackedDescent:
             for name in ("alpha", "epsilon")
         )
         smoothing = Smoothing(alpha, self._settings["eta"], self._settings["delta"], epsilon)
-        return Rule(smoothing, self._settings["rank"], self._settings["rescale"])
+        return Preconditioning(smoothing, self._settings["rank"], self._settings["rescale"])
 
     def _by_member(self, name: str) -> Tensor:
         """A setting as (S,) in float64, sent to the device once."""
@@ -209,7 +215,7 @@ class StackedDescent:
         return known[name]  # type: ignore[no-any-return]
 
 
-class Stepped:
+class StackedStep:
     """Epochs of stacked members over data on the device; on a GPU a step is one replayed graph."""
 
     def __init__(self, model: StackedModel, descent: StackedDescent, columns: Any) -> None:
@@ -384,7 +390,7 @@ def fit_many(
     )
     stacked = StackedModel(models, problem)
     descent = StackedDescent(stacked.parameters, optimizer, values)
-    stepped = Stepped(stacked, descent, concatenate([batch.data for batch in problem.batches]))
+    stepped = StackedStep(stacked, descent, concatenate([batch.data for batch in problem.batches]))
     held_out = (
         None if validation is None else [batch.data for batch in problem.on(validation).batches]
     )

@@ -15,7 +15,7 @@ from lambdahat.results import Estimate, LearningCoefficient
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular._llc import check_settings, llc
 from lambdahat.training.step_rules import innermost, learning_rate
-from lambdahat.training.trackers import Reading, SampledTracker, register, with_errors
+from lambdahat.training.trackers import SampledTracker, TrackerReading, register, with_errors
 
 
 @register("wbic")
@@ -62,7 +62,7 @@ class LearningCoefficientTracker(SampledTracker):
     def columns(self) -> tuple[str, ...]:
         return (*with_errors("llc", "wbic"), "llc_nbeta", "llc_localization")
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         settings = dict(self.settings)
         known = {key: value for key, value in self._known.items() if key != "device"}
         if self._known.get("device") != sample.device.type:
@@ -81,7 +81,7 @@ class LearningCoefficientTracker(SampledTracker):
             values["wbic"] = result.wbic
         gamma = math.nan if isinstance(result.localization, torch.Tensor) else result.localization
         at = {"llc_nbeta": result.nbeta, "llc_localization": gamma}
-        return Reading(values, result.cost, result.status, result, at)
+        return TrackerReading(values, result.cost, result.status, result, at)
 
     def _remember(self, result: LearningCoefficient, sample: Problem) -> None:
         """Keep what the next measurement starts with; the backend only if it is as fast again."""
@@ -127,7 +127,7 @@ class VarianceTracker(SampledTracker):
     def columns(self) -> tuple[str, ...]:
         return with_errors("variance_gradient", "variance_hessian", "variance_ggn")
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         found = variance(sample, self.probes, self.seed)
         values: dict[str, float | Estimate] = {
             "variance_gradient": found.gradient_variance,
@@ -135,7 +135,7 @@ class VarianceTracker(SampledTracker):
         }
         if found.ggn_variance is not None:
             values["variance_ggn"] = found.ggn_variance
-        return Reading(values, found.cost, found.status, found)
+        return TrackerReading(values, found.cost, found.status, found)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         passes = 2 + min(self.probes, sample.num_parameters) * (
@@ -155,10 +155,10 @@ class NormTracker(SampledTracker):
     def columns(self) -> tuple[str, ...]:
         return "norms_l2", "norms_linf", "norms_gradient"
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         theta, gradient = sample.vector.double(), sample.gradient().double()
         sizes = float(theta.norm()), float(theta.abs().max()), float(gradient.norm())
-        return Reading(dict(zip(self.columns, sizes, strict=True)), 1)
+        return TrackerReading(dict(zip(self.columns, sizes, strict=True)), 1)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         return 1, 1
@@ -180,14 +180,14 @@ class EffectiveRateTracker(SampledTracker):
     def columns(self) -> tuple[str, ...]:
         return ("effective_rate",)
 
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         base = innermost(optimizer)
         sizes = [
             (learning_rate(base, group), _squared(group["params"])) for group in base.param_groups
         ]
         rates = [rate / size for rate, size in sizes if size > 0]
         require(bool(rates), "optimizer", "hold parameters that are not all 0", "none")
-        return Reading({"effective_rate": max(rates)})
+        return TrackerReading({"effective_rate": max(rates)})
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         return 0, 0

@@ -41,7 +41,7 @@ class StepRule:
     threshold: float
 
 
-class Stepped(LinearOperator):
+class PreconditionedCurvature(LinearOperator):
     """A½ (H + W) A½, W the coupled weight decay: its top eigenvalue is lr times sharpness."""
 
     def __init__(self, inner: LinearOperator, rule: StepRule) -> None:

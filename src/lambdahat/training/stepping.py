@@ -29,7 +29,7 @@ Judge = Callable[[Any, Any], Tensor]
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Subject:
+class TrainingSubject:
     """The user's model (or tensors) with the problem's loss; ``forward`` runs it as it is, in its
     own mode.
 
@@ -179,7 +179,7 @@ class RecordedGradients:
     large; where the loss is the user's own; and where CUDA cannot record the step.
     """
 
-    def __init__(self, subject: Subject, parameters: list[Tensor], norm: Norm) -> None:
+    def __init__(self, subject: TrainingSubject, parameters: list[Tensor], norm: Norm) -> None:
         self.subject, self.parameters, self._norm = subject, parameters, norm
         self._side = side_stream(subject.device)
         self.replay = Replay(subject.device)
@@ -242,7 +242,7 @@ class _Form:
     """Steps of one shape: static buffers for batches, gradients and sums, and the work between."""
 
     def __init__(
-        self, subject: Subject, parameters: list[Tensor], group: list[Batch], norm: Norm
+        self, subject: TrainingSubject, parameters: list[Tensor], group: list[Batch], norm: Norm
     ) -> None:
         self._subject, self._parameters, self._norm = subject, parameters, norm
         self._group = [Batch(tree_map(torch.clone, batch.data), batch.size) for batch in group]
@@ -288,7 +288,7 @@ class _Form:
             torch._foreach_add_([place for place, _ in more], [gradient for _, gradient in more])
 
 
-def _plain(subject: Subject) -> bool:
+def _plain(subject: TrainingSubject) -> bool:
     """Whether all that runs in a step is the model and the library's own code."""
     evaluate = subject.problem._evaluate
     known = isinstance(evaluate, Evaluator) and (
@@ -388,7 +388,7 @@ class Stepper:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: TrainingSubject,
         optimizer: Any,
         feed: Feed,
         *,

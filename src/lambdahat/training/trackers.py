@@ -76,7 +76,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TrackerReading:
     """One measurement: numbers by column, what it cost, how it ended, and the full result where
     there is one.
 
@@ -134,7 +134,7 @@ class SampledTracker(ABC):
         """The columns that every row has, failed or not."""
 
     @abstractmethod
-    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+    def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         """Measure on the sample."""
 
     @abstractmethod

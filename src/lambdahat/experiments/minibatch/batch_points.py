@@ -42,7 +42,7 @@ from lambdahat.randommatrix.bulk import BulkFit, continuous_region, fit_bulk
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
-from lambdahat.training._fit import fit
+from lambdahat.training._loop import fit
 
 MODELS = ("additive", "multiplicative", "directional")
 ENDS = ("largest", "smallest")

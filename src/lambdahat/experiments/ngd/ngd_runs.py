@@ -42,7 +42,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Status
 from lambdahat.singular._llc import default_localization, llc
 from lambdahat.singular.bayes import bayes_criteria
-from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, Stepped
+from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, StackedStep
 from lambdahat.training.feeding import epoch_order
 
 # column: nβ as ``llc`` names it. Both, because the answer depends on it.
@@ -543,7 +543,7 @@ def _start(member: StackedRun, near: Pair, classes: int) -> nn.Module:
     return model
 
 
-class _Normed(Stepped):
+class _Normed(StackedStep):
     """Steps that also sum the norm of each member's update over its rate."""
 
     def __init__(

@@ -25,15 +25,15 @@ from lambdahat.problem.network import BATCH_NORMS, accumulating
 from lambdahat.results import Status
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
 from lambdahat.training.feeding import Augment, Feed, contents, same_contents
+from lambdahat.training.history import BestSoFar, EarlyStopping, Run
 from lambdahat.training.metrics import Metrics, make_loggers, require_loggers
-from lambdahat.training.runs import BestSoFar, EarlyStopping, Run
 from lambdahat.training.stepping import (
     PRECISIONS,
     Diverged,
     Judge,
     Stepper,
-    Subject,
     Tally,
+    TrainingSubject,
     chain,
     joint_norm,
     modes,
@@ -45,7 +45,7 @@ REFRESH_SAMPLES = 10_000
 
 
 def averaged_model(
-    subject: Subject, optimizer: Any, averaging: Any, feed: Feed
+    subject: TrainingSubject, optimizer: Any, averaging: Any, feed: Feed
 ) -> nn.Module | None:
     """A copy of the averaged model with its own batch-norm statistics; None without one."""
     model: nn.Module | None = None
@@ -59,7 +59,7 @@ def averaged_model(
 
 
 @torch.no_grad()
-def _refresh(subject: Subject, model: nn.Module, feed: Feed) -> None:
+def _refresh(subject: TrainingSubject, model: nn.Module, feed: Feed) -> None:
     """Recompute batch-norm statistics for the averaged weights (§7.3.1)."""
     layers = [
         layer
@@ -89,7 +89,7 @@ HOW_LONG = ("epochs", "keep", "checkpoint_every", "checkpoint_steps")
 
 
 @dataclass(frozen=True)
-class Settings:
+class FitSettings:
     """Numbers and names that ``fit`` takes; see there."""
 
     epochs: int
@@ -188,7 +188,7 @@ class Trainer:
         self,
         problem: Problem,
         optimizer: Any,
-        settings: Settings,
+        settings: FitSettings,
         *,
         schedule: Any,
         regularizers: Sequence[Any],
@@ -205,7 +205,7 @@ class Trainer:
         self.schedule, self.averaging, self.early_stopping = schedule, averaging, early_stopping
         self.trackers, self.folder, self._asked_loggers = list(trackers), folder, loggers
         self.loggers: list[Any] = []
-        self.subject = Subject(problem, settings.precision, accuracy)
+        self.subject = TrainingSubject(problem, settings.precision, accuracy)
         self.feed = Feed(problem, settings.batch_size, settings.accumulate, settings.seed, augment)
         self.stepper = Stepper(
             self.subject,
@@ -687,7 +687,7 @@ def fit(
     ``TRAINING_DIVERGED``.
     """
     require_problem(problem)
-    settings = Settings(
+    settings = FitSettings(
         epochs,
         batch_size,
         precision,

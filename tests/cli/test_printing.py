@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambdahat.cli.tables import markdown_table, text_table
+from lambdahat.cli.printing import markdown_table, text_table
 
 HEADER = ("run", "λ̂", "claim", "of 4", "here")
 ROWS = [
