@@ -12,10 +12,11 @@ export NO_MKDOCS_2_WARNING := 1
 demo: .venv/.dev ## The NGD paper in miniature, on digits; writes demo-output/
 	$(BIN)/lambdahat demo --out demo-output
 
+# Not quietly: mkdocs counts no warnings as failures under --quiet.
 test: check ## Style, types, layering, tests, documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25
 	$(BIN)/python -m pytest --doctest-modules src
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 check: .venv/.dev ## Style, types, layering
 	$(BIN)/ruff check .
@@ -29,7 +30,7 @@ docs: .venv/.dev ## Build the documentation into site/
 # The pages and figures that are made from stored runs are those that the stores give today.
 docs-check: .venv/.dev ## Tables and figures of the documentation against the stored runs
 	$(BIN)/python -m pytest -n auto --dist worksteal -m documents
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 # What everything costs beside the peers; then the questions that need neither hours nor data that are fetched.
 bench: .venv/.bench ## What everything costs beside the peers
