@@ -29,9 +29,9 @@ from lambdahat.problem.distributed import (
     SAME_LOSS,
     Ranks,
     Rounded,
+    agree_on_data,
     coarsest,
     is_sharded,
-    joined,
     moved,
     reshard,
     rounding,
@@ -90,7 +90,7 @@ class ShardedProblem:
             sum(tensor.numel() for tensor in trained),
             self.batches.num_samples,
         )
-        self.ranks = joined(
+        self.ranks = agree_on_data(
             self.ranks,
             self.batches,
             {

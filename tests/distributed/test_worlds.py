@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat.problem.distributed import HEADER, Ranks, _unlike, pieces, readings, told
+from lambdahat.problem.distributed import HEADER, Ranks, _unlike, pieces, readings
+from lambdahat.problem.distributed import fingerprint as told
 from tests.distributed.world import OPERATORS, PROBLEMS, classifier, data, measured
 
 HERE = Path(__file__).parent

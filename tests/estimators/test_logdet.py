@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from lambdahat._core.rng import generator
 from lambdahat.estimators import _logdet, logdet
 from lambdahat.estimators._spectrum import limit_of, rule_of
-from lambdahat.estimators.preconditioning import Preconditioned, deflated, outliers, preconditioned
+from lambdahat.estimators.preconditioning import Preconditioned, deflate, outliers, preconditioned
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.maxent import fit
 from lambdahat.operators import identity, operator
@@ -455,7 +455,7 @@ def test_a_deflated_matrix_keeps_its_determinant_and_its_traces():
     )
     A = operator(with_eigenvalues(values))
     run = lanczos(A, random_vector(A, 0, "sphere"), 40)
-    moved = deflated(Preconditioned(A, A), run, outliers(A, run))
+    moved = deflate(Preconditioned(A, A), run, outliers(A, run))
     assert moved.name == "deflation of 3 eigenvalues"
     inner = moved.operator.dense()
     assert moved.logdet + float(torch.logdet(inner)) == pytest.approx(

@@ -10,7 +10,7 @@ import lambdahat as lh
 from lambdahat.estimators import trace
 from lambdahat.operators import curvature, ggn, hessian
 from lambdahat.operators.exact import closed_form, residual_checks
-from lambdahat.operators.exact.layer_squares import recorded
+from lambdahat.operators.exact.layer_squares import record_layers
 from lambdahat.operators.exact.residual_checks import Layers
 from lambdahat.operators.exact.validity import few_of
 from lambdahat.operators.linearise import leaves_of
@@ -359,6 +359,6 @@ def test_parallel_layers_are_looked_at_together(hooked: int | None, gated: bool)
             float(dense_hessian(problem).trace()), rel=1e-10
         )
     leaves = leaves_of(problem, problem.vector)
-    output, calls = recorded(problem, leaves, problem.batches.first())
+    output, calls = record_layers(problem, leaves, problem.batches.first())
     groups = Layers(output, leaves, {prefix: uses[0] for prefix, uses in calls.items()}).probed()
     assert sorted(map(len, groups)) == ([1, 1, 11] if gated else [1, 12])

@@ -38,7 +38,7 @@ from lambdahat.estimators._spectrum import (
 from lambdahat.estimators.preconditioning import (
     Outliers,
     Preconditioned,
-    deflated,
+    deflate,
     outliers,
     preconditioned,
     require_precondition,
@@ -486,7 +486,7 @@ def _slq(task: _Task) -> _Reading:
         if apart is None or not task.deflate or probe == DEFLATIONS - 1:
             break
         # a probe that chose what is moved is not used again
-        task = dataclasses.replace(task, ready=deflated(task.ready, pilot, apart))
+        task = dataclasses.replace(task, ready=deflate(task.ready, pilot, apart))
     task, runs = dataclasses.replace(task, apart=apart), [_without_basis(pilot)]
     if task.count > 1:
         runs += lanczos_runs(
@@ -524,7 +524,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
         )
         if apart is not None and task.deflate and deflations:
             task, deflations = (
-                dataclasses.replace(task, ready=deflated(task.ready, pilot, apart)),
+                dataclasses.replace(task, ready=deflate(task.ready, pilot, apart)),
                 deflations - 1,
             )
             continue
@@ -676,7 +676,9 @@ def _maxent(task: _Task) -> _Reading:
     found, ends = _measured(task, ends)
     density = fit(found)
     slopes = density.sensitivity(np.log)
-    change, stderr = _steadied(inner, found, slopes, density.moments(len(found) + 1, "chebyshev"))
+    change, stderr = _known_moments_correction(
+        inner, found, slopes, density.moments(len(found) + 1, "chebyshev")
+    )
     value = density.expectation(np.log)
     # moments are matched to a tolerance only
     unmatched = float(np.abs(slopes * density.residuals[1:]).sum())
@@ -706,7 +708,9 @@ def _chebyshev(task: _Task) -> _Reading:
     rho = (b - a) / (b + a)
     series = np.append(2 * math.log((a + b) / 2), -2.0 * (-rho) ** orders / orders)
     series = _moved(series, (ends.guess, ends.interval[1]), ends.interval)
-    change, stderr = _steadied(inner, found, series[1:], np.append(found.values, found.values[-2:]))
+    change, stderr = _known_moments_correction(
+        inner, found, series[1:], np.append(found.values, found.values[-2:])
+    )
     value = float(series @ found.values)
     rest = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
     bound = rest if ends.guess == ends.interval[0] else math.inf
@@ -744,7 +748,7 @@ def _limit(density: MaxentDensity, count: int, ends: _Ends) -> GaussLimit:
     return limit_of([rule_of(density, count // 2)], low, ends.sure)
 
 
-def _steadied(
+def _known_moments_correction(
     inner: LinearOperator, found: Moments, slopes: Array, means: Array
 ) -> tuple[float, float]:
     """What the exact first two moments, where they are known, change in Σ_k slopes_k μ_k, and its
@@ -841,7 +845,7 @@ def _interval(task: _Task) -> tuple[_Task, _Ends | None]:
         # these are the ends of what is left
         if apart is None or not task.deflate or deflations == DEFLATIONS:
             break
-        task = dataclasses.replace(task, ready=deflated(task.ready, ends.run, apart))
+        task = dataclasses.replace(task, ready=deflate(task.ready, ends.run, apart))
     if ends.whole:
         return dataclasses.replace(task, depth=len(ends.run.alpha)), None
     known, (nodes, weights, _) = task.known, ends.run.ritz()

@@ -260,15 +260,15 @@ def _estimate_layers(
     meter = Meter("trace per layer", max_matvecs, operator, *([] if near is None else [near]))
     known = operator.known_diagonal()
     if known is not None:
-        return _summed(known, where, meter)
+        return _sum_layers(known, where, meter)
     if operator.dim <= min(SMALL, meter.limit):
-        return _summed(dense_diagonal(operator), where, meter)
+        return _sum_layers(dense_diagonal(operator), where, meter)
     unit, stream = Normalised(operator), Probes(operator, "rademacher", seed, "trace per layer")
     found = _sampled_layers(
         unit, None if near is None else Normalised(near, unit), where, stream, meter, tol
     )
     if not found.reached and operator.dim <= meter.left:
-        return _summed(dense_diagonal(operator, near), where, meter)
+        return _sum_layers(dense_diagonal(operator, near), where, meter)
     status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
     return {
         layer: unit.restored(Estimate(float(value), float(stderr), meter.spent, status, found.dof))
@@ -365,7 +365,7 @@ def _quantity(probes: Probes) -> Quantity:
     )
 
 
-def _streamed(task: _Task) -> Mean:
+def _stream(task: _Task) -> Mean:
     """Hutchinson's samples one probe at a time, where a block of them would fill the memory."""
     squares: list[Tensor] = []
 
@@ -388,7 +388,7 @@ def _streamed(task: _Task) -> Mean:
 
 def _hutchinson(task: _Task) -> Mean:
     if task.crowded:
-        return _streamed(task)
+        return _stream(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     return _plain(task, pilot, task.goal(pilot.image))
 
@@ -416,7 +416,7 @@ def _hutch_plus_plus(task: _Task) -> Mean:
 
 def _adaptive(task: _Task) -> Mean:
     if task.crowded:
-        return _streamed(task)
+        return _stream(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     goal = task.goal(pilot.image)
     affordable = pilot.block.shape[1] <= task.meter.left
@@ -425,13 +425,13 @@ def _adaptive(task: _Task) -> Mean:
         and affordable
         and not goal.judge(column_dots(pilot.block, pilot.image)[:, None]).reached
     ):
-        pilot, goal = _controlled(task, pilot, task.near, goal)
+        pilot, goal = _add_control(task, pilot, task.near, goal)
     if not pilot.target.symmetric:
         return _plain(task, pilot, goal)
     return deflated_mean(_quantity(task.probes), pilot, task.probes, goal, task.meter)
 
 
-def _controlled(
+def _add_control(
     task: _Task, pilot: ProbePilot, near: LinearOperator, goal: Goal
 ) -> tuple[ProbePilot, Goal]:
     """The pilot and goal for A − C where that pays, tr C being the offset."""
@@ -498,7 +498,7 @@ _ESTIMATORS: dict[str, Callable[[_Task], Mean]] = {
 }
 
 
-def _summed(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dict[str, Estimate]:
+def _sum_layers(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dict[str, Estimate]:
     cost = meter.spent
     return {
         layer: Estimate(float(diagonal[index].double().sum()), cost=cost)

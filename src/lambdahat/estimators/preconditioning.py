@@ -246,7 +246,7 @@ def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
     return Outliers(nodes[chosen], residuals[chosen], vectors[:, chosen], centre)
 
 
-def deflated(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditioned:
+def deflate(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditioned:
     """The operator with the outliers of ``run`` moved to its middle.
 
     A probe sees an eigenvalue with a random weight, so that one far from all others makes log det
@@ -287,7 +287,7 @@ def _cholesky(
     floor = known if 0 < known < math.inf else 0.0
     before = operator.matvecs
     diagonal = _diagonal(operator, "cholesky", scale).double() - floor
-    left, rest = _pivoted(operator, diagonal, floor, most)
+    left, rest = _pivoted_cholesky(operator, diagonal, floor, most)
     # what a diagonal matrix would leave
     others = diagonal.sort().values[: operator.dim - left.shape[1]]
     if not sure and float(rest.sum()) > 0.5 * float(others.sum()):
@@ -303,7 +303,7 @@ def _cholesky(
     return Preconditioned(operator, whitened, logdet, spent, name, shift, float(values.max()))
 
 
-def _pivoted(
+def _pivoted_cholesky(
     operator: LinearOperator, diagonal: Tensor, floor: float, rank: int
 ) -> tuple[Tensor, Tensor]:
     """L (n, r) of A − floor·I by largest pivots, in float64, and the diagonal of what is left.

@@ -274,9 +274,9 @@ def fit(
     errors = np.sqrt(np.diag(covariance).clip(0.0))
     require_feasible(values, errors, hint)
     count = len(values) - 1
-    log_prior = None if prior is None else _mapped(prior, bounds)
+    log_prior = None if prior is None else _prior_on_unit(prior, bounds)
     if log_prior is not None:
-        log_prior = _normalised(log_prior)
+        log_prior = _normalise(log_prior)
     grid = Grid(count, log_prior)
     solution = solve(grid, values[1:], tol, np.maximum(tol, SHARE * errors[1:]), penalty)
     return density_of(grid, solution, values, covariance, bounds, prior is not None, tol)
@@ -338,7 +338,7 @@ def _numbers(values: ArrayLike, name: str) -> Array:
     return np.asarray(found, np.float64)
 
 
-def _mapped(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array], Array]:
+def _prior_on_unit(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array], Array]:
     """log q₀ as a function of x in [−1, 1]."""
     function = prior.evaluate if isinstance(prior, Density) else prior
     require(callable(function), "prior", "be a Density or a function of λ", prior, error=TypeError)
@@ -359,7 +359,7 @@ def _mapped(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array], Arra
     return log_prior
 
 
-def _normalised(log_prior: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def _normalise(log_prior: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """The same prior with ∫ q₀ dx = 1, on a grid that resolves it."""
     grid = Grid(1, log_prior)
     nothing = np.zeros(1)

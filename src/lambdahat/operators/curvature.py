@@ -37,7 +37,7 @@ from lambdahat.operators.exact.closed_form import (
     trace_of,
     trusted_layers,
 )
-from lambdahat.operators.exact.residual_checks import verified
+from lambdahat.operators.exact.residual_checks import verify
 from lambdahat.operators.exact.validity import (
     Factors,
     Few,
@@ -518,7 +518,7 @@ class Hessian(Curvature):
         if form.refused or not form.bends or not near.trace_by:
             return ModelForm(form.curved, form.refused)
         few.mixed(twice=True)  # before what does with less
-        return verified(form, few, near.trusted)
+        return verify(form, few, near.trusted)
 
     @property
     def trace_by(self) -> str:

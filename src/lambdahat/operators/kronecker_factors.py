@@ -140,7 +140,7 @@ def recording(layers: Sequence[FactoredLayer]) -> Iterator[list[FactoredCall]]:
             handle.remove()
 
 
-def joined(output: Any) -> Tensor:
+def join_outputs(output: Any) -> Tensor:
     """A model's output, or what has its structure, as one tensor with the samples first."""
     if isinstance(output, Tensor):
         return output
@@ -182,7 +182,7 @@ class Fisher:
         assert loss is not None
         if self.kind == "empirical":
             slopes = empirical_residuals(problem)(fixed, batch)[0]
-            return iter([slopes[0] if isinstance(output, Tensor) else joined(slopes)])
+            return iter([slopes[0] if isinstance(output, Tensor) else join_outputs(slopes)])
         if self.kind == "monte_carlo":
             require(
                 loss.predictive,
@@ -194,11 +194,12 @@ class Fisher:
             drawn = (loss.random_factors(fixed, target, rng) for _ in range(self.samples))
             root = math.sqrt(self.samples)
             return (
-                (draw[0] if isinstance(output, Tensor) else joined(draw)) / root for draw in drawn
+                (draw[0] if isinstance(output, Tensor) else join_outputs(draw)) / root
+                for draw in drawn
             )
         diagonal = loss.fisher(fixed, target)
         if diagonal is not None:
-            weights = diagonal[0] if isinstance(output, Tensor) else joined(diagonal)
+            weights = diagonal[0] if isinstance(output, Tensor) else join_outputs(diagonal)
             count, each = weights[0].numel(), each_diagonal_factor(weights)
         else:
             closed = loss.each_factor(fixed, target)
@@ -244,7 +245,7 @@ def passes(
         with recording(layers) as calls:
             output = as_tree(problem.output(parameters, batch))
         yield Pass(
-            weight, batch, fisher.vectors(problem, output, batch, rng), joined(output), calls
+            weight, batch, fisher.vectors(problem, output, batch, rng), join_outputs(output), calls
         )
         report(task, done + 1, total)
 
@@ -303,7 +304,7 @@ def _probe(problem: Problem, layers: Sequence[FactoredLayer]) -> dict[str, str]:
         for name, value in problem.named(problem.vector).items()
     }
     with recording(layers) as calls:
-        output = joined(problem.output(leaves, batch))
+        output = join_outputs(problem.output(leaves, batch))
     first = torch.randn(output.shape, generator=generator(0, "kfac", "probe")).to(output)
     rest = first.clone()
     first[1:], rest[:1] = 0.0, 0.0  # the first sample alone, and all the others
@@ -567,7 +568,7 @@ def _squares_by_vmap(
 ) -> dict[str, Tensor]:
     def one(sample: Batch, own: Tensor) -> dict[str, Tensor]:
         pull = torch.func.vjp(
-            lambda chosen: joined(problem.output({**fixed, **chosen}, sample)), free
+            lambda chosen: join_outputs(problem.output({**fixed, **chosen}, sample)), free
         )[1]
         grads = [pull(vector.unsqueeze(0))[0] for vector in own.unbind(0)]
         return {
@@ -598,7 +599,7 @@ def _squares_one_by_one(
     out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
     for part in torch.arange(batch.size, device=problem.device).split(1):
         leaves = {name: value.detach().requires_grad_() for name, value in free.items()}
-        output = joined(problem.output({**fixed, **leaves}, take(batch, part)))
+        output = join_outputs(problem.output({**fixed, **leaves}, take(batch, part)))
         for vector in vectors[:, part].unbind(0):
             grads = torch.autograd.grad(
                 output, list(leaves.values()), vector, retain_graph=True, allow_unused=True

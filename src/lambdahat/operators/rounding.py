@@ -331,18 +331,18 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
         with torch.no_grad(), _Casts() as casts:
             wide.batch_loss(wide.named(wide.vector), batch)
         if casts.seen:
-            wide = _perturbed(wide, torch.finfo(whole.vector.dtype).eps)
+            wide = _perturb(wide, torch.finfo(whole.vector.dtype).eps)
         double = model.like(wide)
         double.prepare()
     except torch.OutOfMemoryError:
         raise
     # whatever a model raises that does not run in float64, or on a device without it
     except Exception:
-        double = model.like(_perturbed(few, torch.finfo(whole.vector.dtype).eps))
+        double = model.like(_perturb(few, torch.finfo(whole.vector.dtype).eps))
     return _Twins(own, double, parts, whole.num_samples / few.num_samples)
 
 
-def _perturbed(problem: Problem, eps: float) -> Problem:
+def _perturb(problem: Problem, eps: float) -> Problem:
     """The problem with each parameter changed by one rounding, where not all of it runs in float64.
 
     The rounding in a layer is about that of its weights, so that the change is of the size of the

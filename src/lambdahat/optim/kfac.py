@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.operators.kronecker_factors import Fisher, joined
+from lambdahat.operators.kronecker_factors import Fisher, join_outputs
 from lambdahat.optim.descent import (
     Descent,
     Directions,
@@ -479,7 +479,7 @@ class KFAC(Descent):
                 leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
                 output, calls = self._forward(problem, leaves, batch)
                 vectors = fisher.vectors(problem, output, batch, rng)
-                output = joined(output)
+                output = join_outputs(output)
             watched, forward_pass = [y for _, _, y in calls], object()
             for number, vector in enumerate(vectors):
                 grads = torch.autograd.grad(

@@ -413,7 +413,7 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
         return partial(_same, data)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         require(len(data) > 0, "data", "hold at least one sample", "an empty data set")
-        return partial(_collated, data, batch_size or default)
+        return partial(_collate, data, batch_size or default)
     once = hasattr(data, "__next__")
     cure = "pass list(data): an operator needs the same batches at every product" if once else ""
     require(
@@ -478,7 +478,7 @@ def _slices(columns: Any, batch_size: int) -> Iterator[Any]:
         )
 
 
-def _collated(dataset: Any, batch_size: int) -> Iterator[Any]:
+def _collate(dataset: Any, batch_size: int) -> Iterator[Any]:
     total = len(dataset)
     for start in range(0, total, batch_size):
         yield default_collate([dataset[i] for i in range(start, min(start + batch_size, total))])

@@ -257,17 +257,17 @@ class Ranks:
             store = dist.distributed_c10d._get_default_store()
             place = f"lambdahat/{next(_failures)}/{self.group.group_name}"  # type: ignore[union-attr]
             store.set(f"{place}/{self.rank}", kind)
-            told = []
+            answers = []
             for rank in (rank for rank in range(self.size) if rank != self.rank):
                 try:
                     store.wait([f"{place}/{rank}"], ANSWER)
-                    told.append(f"rank {rank} was at {store.get(f'{place}/{rank}').decode()}")
+                    answers.append(f"rank {rank} was at {store.get(f'{place}/{rank}').decode()}")
                 except RuntimeError:
-                    told.append(f"rank {rank} does not answer")
+                    answers.append(f"rank {rank} does not answer")
         # the process that keeps the store is gone itself, or there is no store
         except (RuntimeError, ValueError):
             return ""
-        return f". This is rank {self.rank}; " + "; ".join(told)
+        return f". This is rank {self.rank}; " + "; ".join(answers)
 
 
 @contextmanager
@@ -306,7 +306,7 @@ def readings(tensor: Tensor) -> Tensor:
     return _read(tensor)[0]
 
 
-def told(tensors: Iterable[Tensor]) -> Rounded:
+def fingerprint(tensors: Iterable[Tensor]) -> Rounded:
     """What is compared of several tensors: readings of their readings, and of how many entries
     are not finite.
     """
@@ -368,7 +368,7 @@ def _numbers(fact: object) -> list[float]:
     if isinstance(fact, Rounded):
         return list(fact.numbers)
     assert isinstance(fact, Iterable)
-    return list(told([fact] if isinstance(fact, Tensor) else fact).numbers)
+    return list(fingerprint([fact] if isinstance(fact, Tensor) else fact).numbers)
 
 
 def _unlike(rows: Tensor, room: float | None) -> list[int]:
@@ -591,7 +591,7 @@ class Share:
         return (self._wanted[batch.index].of(batch) for batch in self._batches.some(self._wanted))
 
 
-def joined(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> Ranks:
+def agree_on_data(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> Ranks:
     """The ranks, once they agree on the facts and on all data; their sums go by the name of that
     data.
     """
@@ -602,14 +602,18 @@ def joined(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> Ranks:
     def tensors() -> Iterator[Tensor]:
         for batch in batches:
             leaves, form = tree_flatten(batch.data)
-            rest.update(f"{form}{[_told(leaf) for leaf in leaves]}".encode())
+            rest.update(f"{form}{[_entry_text(leaf) for leaf in leaves]}".encode())
             yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
 
-    facts = {**facts, "data": told(tensors()), "what is no tensor in the data": rest.hexdigest()}
+    facts = {
+        **facts,
+        "data": fingerprint(tensors()),
+        "what is no tensor in the data": rest.hexdigest(),
+    }
     return ranks.apart("problem " + ranks.agree("the problem", facts, batches.device))
 
 
-def _told(leaf: Any) -> str:
+def _entry_text(leaf: Any) -> str:
     """What is compared of an entry of the data beside the numbers of a tensor."""
     if isinstance(leaf, Tensor):
         return f"{leaf.dtype} {tuple(leaf.shape)}"
@@ -629,13 +633,13 @@ def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Bat
     few = take(first, slice(FEW)) if first.size > FEW else first
     try:
         with torch.no_grad():
-            parts = _halved(first)
+            parts = _halve(first)
             losses = [evaluate(parameters, part) for part in parts]
             sums = [
                 evaluate.terms(part) * loss.double().reshape(1)
                 for part, loss in zip(parts, losses, strict=True)
             ]
-        point, parts = beside(evaluate, parameters, few), _halved(few)
+        point, parts = beside(evaluate, parameters, few), _halve(few)
         steps = [evaluate.terms(part) * gradient_of(evaluate, point, part)[1] for part in parts]
     except (RuntimeError, ValueError, IndexError):  # a model or a target for one batch size only
         return False
@@ -644,7 +648,7 @@ def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Bat
     )
 
 
-def _halved(batch: Batch) -> list[Batch]:
+def _halve(batch: Batch) -> list[Batch]:
     return [
         batch,
         *(take(batch, half) for half in torch.arange(batch.size, device=_device(batch)).chunk(2)),
@@ -705,7 +709,7 @@ def behaviour(
         except (RuntimeError, ValueError, IndexError):
             continue
         read, norm = (
-            told(grads).numbers[:4],
+            fingerprint(grads).numbers[:4],
             math.hypot(*(float(torch.linalg.vector_norm(grad)) for grad in grads)),
         )
         if math.isfinite(float(loss.detach()) + norm):

@@ -28,8 +28,8 @@ from lambdahat.problem.losses import (
     GaussianNLL,
     Loss,
     OfClasses,
-    labelled,
-    shifted,
+    first_labelled,
+    shift_labels,
     shifts_labels,
     takes_labels,
     token_labels,
@@ -113,13 +113,13 @@ class Evaluator:
 
     def asked(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Evaluator:
         """The same, knowing what the model does with labels where the data have some."""
-        batch = labelled(batches)
+        batch = first_labelled(batches)
         if batch is None:
             return self
         parameters = current()
 
         def own_loss(data: Mapping[str, Any]) -> Any:
-            return _held(self._run(parameters, (), data), LOSS, None)
+            return _part_of(self._run(parameters, (), data), LOSS, None)
 
         other = copy.copy(self)
         other.shifts = shifts_labels(own_loss, batch)
@@ -162,7 +162,7 @@ class Evaluator:
             fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
             inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
-                return (), inputs, shifted(data[KEY], getattr(self.loss, "ignored", IGNORE))
+                return (), inputs, shift_labels(data[KEY], getattr(self.loss, "ignored", IGNORE))
             if self.model_loss:
                 return (), inputs, data
             return (), inputs, restored(data if key is None else data[key])
@@ -220,7 +220,7 @@ class Evaluator:
         plain = isinstance(output, Mapping) and not hasattr(output, LOGITS)
         if self.model_loss or (type(self.loss) is Custom and plain):
             return output
-        return _held(output, LOGITS, output)
+        return _part_of(output, LOGITS, output)
 
     def _first_copied(self, constants: dict[str, Tensor]) -> frozenset[str]:
         """What the first pass gets copies of: buffers, small parameters, and embeddings that
@@ -263,7 +263,7 @@ class Evaluator:
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch whose output is known."""
         if self.model_loss:
-            found = _held(output, LOSS, None)
+            found = _part_of(output, LOSS, None)
             require(
                 isinstance(found, Tensor),
                 'the output of a model with loss="model"',
@@ -335,7 +335,7 @@ class Evaluator:
         return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
 
 
-def _held(output: Any, name: str, default: Any) -> Any:
+def _part_of(output: Any, name: str, default: Any) -> Any:
     """A part of a model's output by name: under that key of a mapping, or an attribute."""
     attribute = getattr(output, name, None)
     if isinstance(output, Mapping) and (name in output or attribute is None):
@@ -407,7 +407,7 @@ AnyEvaluator = Evaluator | FunctionEvaluator
 
 
 @torch.enable_grad()
-def checked(
+def check_first_batch(
     evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dtype: torch.dtype
 ) -> AnyEvaluator:
     """The evaluator, settled on which dimension holds the classes.
@@ -528,9 +528,9 @@ def _first_loss(
     """
     batch = batches.first()
     if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
-        with _explained(evaluate, batch, dtype):
+        with _explain_errors(evaluate, batch, dtype):
             return evaluate, evaluate(leaves, batch)
-    with _explained(evaluate, batch, dtype):
+    with _explain_errors(evaluate, batch, dtype):
         output = evaluate.output(leaves, batch)
     target = evaluate.split(batch)[2]
     loss = evaluate.loss
@@ -562,7 +562,7 @@ def _first_loss(
             f" alone, {tuple(batch.data.shape)}; pass (x, y). As their own targets, for an"
             f" autoencoder: {error}"
         ) from error
-    with _explained(evaluate, batch, dtype):
+    with _explain_errors(evaluate, batch, dtype):
         return evaluate, evaluate.loss_of(output, batch)
 
 
@@ -570,7 +570,7 @@ def _keys() -> str:
     return " or ".join(f'"{key}"' for key in TARGET_KEYS)
 
 
-def _untold(evaluate: AnyEvaluator, data: Any) -> str:
+def _missing_target(evaluate: AnyEvaluator, data: Any) -> str:
     """What may be wrong with data that name no target; empty where they do, or where a model has
     its own loss.
     """
@@ -589,7 +589,7 @@ def _untold(evaluate: AnyEvaluator, data: Any) -> str:
 
 
 @contextmanager
-def _explained(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iterator[None]:
+def _explain_errors(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iterator[None]:
     """Errors of the user's own code with a note on what it was called with."""
     try:
         yield
@@ -608,7 +608,7 @@ def _explained(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iter
                 if evaluate.with_data
                 else "loss_fn(params)"
             )
-        untold = _untold(evaluate, batch.data)
+        untold = _missing_target(evaluate, batch.data)
         error.add_note(
             f"lambdahat: raised at the first batch, {given}, with {dtype} parameters;"
             f" {form}{untold}"

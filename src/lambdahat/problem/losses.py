@@ -41,14 +41,14 @@ def token_labels(data: Any) -> Tensor | None:
     return labels if known else None
 
 
-def shifted(labels: Tensor, ignored: int = IGNORE) -> Tensor:
+def shift_labels(labels: Tensor, ignored: int = IGNORE) -> Tensor:
     """What each position of a causal model predicts: the next label (B, T), and nothing
     (``ignored``) at the last.
     """
     return torch.cat([labels[:, 1:], labels.new_full(labels[:, :1].shape, ignored)], dim=1)
 
 
-def labelled(batches: Iterable[Batch]) -> Batch | None:
+def first_labelled(batches: Iterable[Batch]) -> Batch | None:
     """The first batch with a label that counts, where labels have several positions (B, T, …);
     else None.
     """

@@ -140,7 +140,7 @@ def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> 
 
 
 @torch.enable_grad()
-def fitted(
+def cut_to_fit(
     batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters
 ) -> Batches:
     """The batches, cut where a pass over one would take more than a quarter of ``memory`` and

@@ -28,9 +28,9 @@ from lambdahat.problem.distributed import (
     Gathered,
     Ranks,
     Share,
+    agree_on_data,
     behaviour,
     first_look,
-    joined,
     splits,
     whole,
 )
@@ -40,10 +40,10 @@ from lambdahat.problem.evaluators import (
     FunctionEvaluator,
     OutputEvaluator,
     Parameters,
-    checked,
+    check_first_batch,
 )
 from lambdahat.problem.losses import COUNTS, Custom, Loss, make_loss
-from lambdahat.problem.memory import fitted
+from lambdahat.problem.memory import cut_to_fit
 from lambdahat.problem.network import (
     BATCH_NORMS,
     accumulating,
@@ -140,7 +140,7 @@ class Problem:
             model,
             make_loss("cross_entropy" if own_loss else loss),
             norm,
-            partial(_held, self._held, self.device, dtype),
+            partial(_held_constants, self._held, self.device, dtype),
             own_loss,
         )
         self._parameters: dict[str, Tensor] = chosen
@@ -244,10 +244,10 @@ class Problem:
             if isinstance(self._evaluate, Evaluator) and self._evaluate.shifts is None:
                 self._evaluate = self._evaluate.asked(lambda: self.named(self.vector), self.batches)
             if self.memory is not None:
-                self.batches = fitted(
+                self.batches = cut_to_fit(
                     self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector)
                 )
-            self._evaluate = checked(
+            self._evaluate = check_first_batch(
                 self._evaluate, self.named(self.vector), self.batches, self.dtype
             )
         terms = [self._evaluate.terms(batch) for batch in self.batches]
@@ -266,7 +266,7 @@ class Problem:
                 cut = splits(self._evaluate, self.norm, *point)
                 seen = first_look(self._evaluate, *point)
             _ = self.recomputes  # found out here, where all ranks are together
-            self.ranks = joined(
+            self.ranks = agree_on_data(
                 self.ranks,
                 self.batches,
                 {
@@ -357,7 +357,7 @@ class Problem:
                 shape = (current.get(name) if name in current else held[name]).shape  # type: ignore[union-attr]
                 require(isinstance(tensor, Tensor), name, "be a tensor", tensor, "", TypeError)
                 require(tensor.shape == shape, name, f"have shape {tuple(shape)}", tensor)
-            fixed = _placed({k: v for k, v in theta.items() if k in held}, self.device, self._cast)
+            fixed = _place({k: v for k, v in theta.items() if k in held}, self.device, self._cast)
             if fixed and isinstance(other._evaluate, Evaluator):
                 other._evaluate = other._evaluate.with_constants(
                     {**other._evaluate.constants, **fixed}
@@ -386,7 +386,7 @@ class Problem:
         other = self.fixed()
         other._cast, other._theta = torch.float64, self.vector.double()
         if isinstance(other._evaluate, Evaluator):
-            held = _placed(other._evaluate.constants, self.device, torch.float64)
+            held = _place(other._evaluate.constants, self.device, torch.float64)
             other._evaluate = other._evaluate.with_constants(held)
         rows = max(1, max(self.batches.sizes) // 2)
         source = (
@@ -769,7 +769,7 @@ def _blank(count: int) -> list[Tensor]:
     return [torch.zeros(count, 0)]
 
 
-def _placed(
+def _place(
     tensors: Parameters, device: torch.device, dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
     """The tensors on a device, real ones in ``dtype``; no method, for the evaluator would then
@@ -781,10 +781,10 @@ def _placed(
     }
 
 
-def _held(
+def _held_constants(
     constants: Gathered, device: torch.device, dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
-    return _placed(constants(), device, dtype)
+    return _place(constants(), device, dtype)
 
 
 def _require_float(dtype: Any) -> None:

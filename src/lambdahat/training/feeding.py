@@ -18,7 +18,7 @@ from lambdahat._core.rng import generator
 from lambdahat._core.storage import digest_tensors
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batch, Batches, concatenate, rng_untouched
-from lambdahat.problem.distributed import told
+from lambdahat.problem.distributed import fingerprint
 
 FIRST_LEAVES, FIRST_ROWS = 4, 16  # what a digest looks at
 ROUNDING = 1e-5  # by which the same data may differ from machine to machine
@@ -44,7 +44,7 @@ def contents(problem: Problem) -> list[Any]:
         if not any(leaf is one for one in real)
     }
     strided = [leaf if leaf.layout == torch.strided else leaf.to_dense() for leaf in real]
-    return [digest_tensors(exact), *told(strided).numbers]
+    return [digest_tensors(exact), *fingerprint(strided).numbers]
 
 
 def same_contents(one: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -45,7 +45,7 @@ from lambdahat.operators.exact.layer_squares import (
     one_position,
     owner,
     pulled_squares,
-    recorded,
+    record_layers,
     uses_of_leaves,
 )
 from lambdahat.operators.exact.validity import (
@@ -195,7 +195,7 @@ def accumulate(
         for batch, share in _parts(problem, factors, most):
             squares: Squares = {}
             if trusted.names or extra is not None:
-                output, calls = recorded(problem, leaves, batch)
+                output, calls = record_layers(problem, leaves, batch)
                 once, fit = used_once(leaves, batch, output, calls, trusted.names)
                 within = _holding(once, fit)
                 # parameters that enter once, through a layer with a closed form
@@ -443,7 +443,7 @@ class Residuals:
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
         """Of these activations."""
         found = [_near_squares(bends, part.once, self.diagonal)]
-        return _added(
+        return _sum_squares(
             found + [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far], part
         )
 
@@ -473,7 +473,11 @@ class SampledResiduals(Residuals):
         self.seed, self.index = seed, index
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
-        return _added([_sampled_squares(bends, part, self.seed, self.index)], part) if bends else {}
+        return (
+            _sum_squares([_sampled_squares(bends, part, self.seed, self.index)], part)
+            if bends
+            else {}
+        )
 
 
 class ResidualRounds(Residuals):
@@ -491,12 +495,12 @@ class ResidualRounds(Residuals):
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
         """Nothing: the rounds are added up here."""
         for place, index in enumerate(self.rounds if bends else ()):
-            found = _added([_sampled_squares(bends, part, self.seed, index)], part).values()
+            found = _sum_squares([_sampled_squares(bends, part, self.seed, index)], part).values()
             self.totals[place] += part.share * torch.stack(list(found)).sum(dtype=torch.float64)
         return {}
 
 
-def _added(found: Sequence[Squares], part: Part) -> Squares:
+def _sum_squares(found: Sequence[Squares], part: Part) -> Squares:
     """The sum over some, of the parameters that enter by layers alone."""
     total: Squares = {}
     for squares in found:

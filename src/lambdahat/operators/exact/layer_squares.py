@@ -55,7 +55,9 @@ class LayerCall:
 Calls = dict[str, list[LayerCall]]
 
 
-def recorded(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Calls]:
+def record_layers(
+    problem: Problem, leaves: dict[str, Tensor], batch: Batch
+) -> tuple[Tensor, Calls]:
     """The output for a batch and the uses of its layers that have a closed form, by the layer's
     name.
 
@@ -72,7 +74,7 @@ def recorded(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> tuple
         if isinstance(layer, nn.Linear):
             slope = layer.weight.detach()
         if isinstance(layer, BATCH_NORMS):
-            entered, slope = _standardised(layer, entered)
+            entered, slope = _standardise(layer, entered)
         # edges, not tensors: a later in-place operation changes what a tensor is
         came = get_gradient_edge(given) if given.requires_grad else None
         edge = get_gradient_edge(left)
@@ -118,7 +120,7 @@ def owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _standardised(layer: nn.Module, entered: Tensor) -> tuple[Tensor, Tensor]:
+def _standardise(layer: nn.Module, entered: Tensor) -> tuple[Tensor, Tensor]:
     """x̂ = (x − mean)/√(var + ε) by the running statistics in use during the call, which may not be
     the layer's own.
 
@@ -342,24 +344,26 @@ def _rows_squares(
     """Of some samples together."""
     wide = torch.promote_types(entered.dtype, torch.float32)
     entered, signs = entered.to(wide), signs.to(wide)
-    deltas = _mapped(deltas, lambda delta, _: delta.to(wide))
+    deltas = _map_signals(deltas, lambda delta, _: delta.to(wide))
     if shared is None:
         stacked = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
         return _norm_squares(entered, stacked, signs, diagonal)
     if isinstance(layer, nn.Linear) and shared.single:
-        ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1))
+        ds = _map_signals(deltas, lambda delta, batch: delta.flatten(batch + 1))
         return _linear_squares(entered.flatten(1), ds, signs, diagonal)
     if isinstance(layer, nn.Linear):
         a = entered.flatten(1, -2).transpose(1, 2)
-        ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2))
+        ds = _map_signals(
+            deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2)
+        )
     else:
         a, ds = (
             patches(layer, entered),
-            _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2)),
+            _map_signals(deltas, lambda delta, batch: delta.flatten(batch + 2)),
         )
     if shared.single:
         squares = _linear_squares(
-            a.squeeze(2), _mapped(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal
+            a.squeeze(2), _map_signals(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal
         )
     elif shared.by_positions and not diagonal:
         return _position_squares(a, ds, signs, shared)
@@ -368,7 +372,7 @@ def _rows_squares(
     return {**squares, "weight": squares["weight"].reshape(shared.shape)} if diagonal else squares
 
 
-def _mapped(deltas: Deltas, change: Callable[[Tensor, int], Tensor]) -> Deltas:
+def _map_signals(deltas: Deltas, change: Callable[[Tensor, int], Tensor]) -> Deltas:
     """``change(signals, dimension of the batch)`` of all."""
     return (
         change(deltas, 1) if isinstance(deltas, Tensor) else [change(delta, 0) for delta in deltas]

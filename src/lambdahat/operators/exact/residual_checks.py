@@ -203,7 +203,7 @@ ROUNDING = 4
 
 
 @torch.enable_grad()
-def verified(form: ModelForm, few: Few, trusted: Trusted) -> ModelForm:
+def verify(form: ModelForm, few: Few, trusted: Trusted) -> ModelForm:
     """The form of a model with smooth activations, once its residuals agree with double backward on
     a few samples.
 

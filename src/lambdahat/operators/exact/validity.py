@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 
 from lambdahat._core.check import require, require_choice
 from lambdahat._core.rng import generator
-from lambdahat.operators.exact.layer_squares import Calls, recorded
+from lambdahat.operators.exact.layer_squares import Calls, record_layers
 from lambdahat.operators.linearise import (
     empirical_residuals,
     kind_of,
@@ -132,7 +132,7 @@ def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
     batch = replace(given, data=copied)
     try:
         with twice_differentiable():
-            output, calls = recorded(problem, leaves, batch)
+            output, calls = record_layers(problem, leaves, batch)
     # a model for one batch size only
     except (RuntimeError, ValueError, IndexError, AssertionError) as error:
         said = str(error).partition("\n")[0] or type(error).__name__
@@ -237,7 +237,7 @@ def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Facto
         return Factors(samples if kind == "monte_carlo" else 1, drawn, parts=False)
     count = loss.factor_count(output, problem.target(batch))
     if count is not None:
-        return Factors(count, lambda output, batch: _closed(problem, output, batch))
+        return Factors(count, lambda output, batch: _closed_factors(problem, output, batch))
     width = output[0].numel()
     known = loss.product(output, problem.target(batch)) is not None
     if known or width > WIDEST_CUSTOM or not _loss_separates(problem, output, batch):
@@ -353,7 +353,7 @@ def tolerance(problem: Problem) -> float:
     return float(min(10 * eps**0.7, 0.1))
 
 
-def _closed(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def _closed_factors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     assert problem.loss_function is not None
     factors = problem.loss_function.factors(output, problem.target(batch))
     assert factors is not None
@@ -648,7 +648,7 @@ def _bend(few: Few) -> str:
     layers: dict[str, list[str]] = {}
     for name in live:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
-    sizes = _bent([names for names in layers.values() if len(names) > 1], leaves, live, rng)
+    sizes = _bends_along([names for names in layers.values() if len(names) > 1], leaves, live, rng)
     bent = {name for name, (size, _) in sizes.items() if size}
     alone = [
         [name]
@@ -656,13 +656,13 @@ def _bend(few: Few) -> str:
         if len(names) == 1 or bent.intersection(names)
         for name in names
     ]
-    for name, (size, allowed) in _bent(alone, leaves, live, rng).items():
+    for name, (size, allowed) in _bends_along(alone, leaves, live, rng).items():
         if size > allowed:
             return f"its second derivative in {name} does not vanish"
     return ""
 
 
-def _bent(
+def _bends_along(
     groups: list[list[str]],
     leaves: dict[str, Tensor],
     slopes: dict[str, Tensor],
