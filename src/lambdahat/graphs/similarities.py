@@ -16,8 +16,8 @@ from lambdahat._core.storage import Result, Status
 from lambdahat.graphs.spectra import TOLERANCE, GraphSpectrum, spectrum
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
-from lambdahat.maxent._fit import SHARE
 from lambdahat.maxent.bases import polynomials, product, solve_triangle, to_unit, triangle
+from lambdahat.maxent.maxent_fit import SHARE
 from lambdahat.results import Array
 
 SMALLEST = 1e-14  # keeps the covariance of a density of atoms from being singular

@@ -2,7 +2,7 @@
 chapters 2, 3).
 """
 
-from lambdahat.maxent._fit import fit, fit_classical
 from lambdahat.maxent.density import Density, MaxentDensity
+from lambdahat.maxent.maxent_fit import fit, fit_classical
 
 __all__ = ["Density", "MaxentDensity", "fit", "fit_classical"]
