@@ -673,7 +673,7 @@ class Problem:
         Every byte of the data counts, which takes a pass over them; so do the parameters, the
         buffers and other constants, the layers and the code of the model, the loss and its
         settings. "behaviour" is the loss of the first sample and its gradient near the parameters:
-        it shows what no digest sees, such as a closure. ``shares.behaves_alike`` compares it up to
+        it shows what no digest sees, such as a closure. ``behaves_alike`` compares it up to
         rounding; all else is equal or the problem is another one.
         """
         evaluate, theta = self._evaluate, self.vector
