@@ -21,7 +21,7 @@ from lambdahat.experiments.averaging.averaged_training import (
     unlearnt,
     unready,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means
 from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart, Series
@@ -218,10 +218,7 @@ def tables(rows: Rows) -> list[Table]:
     ends = rows.where(kind="end")
     for norm in ends.distinct("norm layers"):
         part = ends.where(**{"norm layers": norm})
-        lines = [
-            (name, *(str(over_seeds(part.where(run=name), column)) for column in COLUMNS))
-            for name in part.distinct("run")
-        ]
+        lines = [(name, *means(part.where(run=name), *COLUMNS)) for name in part.distinct("run")]
         title = (
             f"{part[0]['network']} {norm}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
         )

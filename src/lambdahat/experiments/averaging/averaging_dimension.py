@@ -20,8 +20,25 @@ from lambdahat.experiments.averaging.averaged_training import (
     unready,
 )
 from lambdahat.experiments.averaging.gadam_image import tuned
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, errors, over_seeds, settings_of
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, correlation, mean_of
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    Scale,
+    errors,
+    means,
+    over_seeds,
+    settings_of,
+)
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Lines,
+    Reading,
+    Table,
+    correlation,
+    mean_of,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.randommatrix import NoisyQuadratic
 from lambdahat.results.charts import Chart, Series
@@ -219,23 +236,21 @@ def _printed_slope() -> str:
 def tables(rows: Rows) -> list[Table]:
     """Gains by width, and the quadratic by dimension."""
     ends, found, made = rows.where(subject="network"), gains(rows), rows.where(subject="quadratic")
-    lines = []
+    lines = Lines()
     for name in found.distinct("network"):
         part = found.where(network=name)
         accuracies = (
             over_seeds(ends.where(network=name, optimizer=each), "accuracy") for each in OPTIMIZERS
         )
-        lines.append(
-            (
-                name,
-                f"{part[0]['parameters']:,}",
-                *(str(reading) for reading in accuracies),
-                *(str(over_seeds(part, column)) for column in GAINS),
-            )
+        lines.add(
+            name,
+            f"{part[0]['parameters']:,}",
+            *(str(reading) for reading in accuracies),
+            *means(part, *GAINS),
         )
     columns = ("final", "exact final", "average", "exact average")
     squares = tuple(
-        (f"{size:,}", *(str(over_seeds(made.where(dimension=size), column)) for column in columns))
+        (f"{size:,}", *means(made.where(dimension=size), *columns))
         for size in made.distinct("dimension")
     )
     out = []

@@ -25,7 +25,7 @@ from lambdahat.experiments.averaging.averaged_training import (
     unlearnt,
     unready,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means
 from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.problem.batches import Batches
@@ -179,7 +179,7 @@ def rises(upper: Rows, lower: Rows) -> Reading:
 def tables(rows: Rows) -> list[Table]:
     """Accuracies and gains by weight decay."""
     lines = tuple(
-        (f"{decay:g}", *(str(over_seeds(rows.where(decay=decay), column)) for column in COLUMNS))
+        (f"{decay:g}", *means(rows.where(decay=decay), *COLUMNS))
         for decay in sorted(rows.distinct("decay"))
     )
     title = (

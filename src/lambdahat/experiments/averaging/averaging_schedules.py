@@ -31,8 +31,16 @@ from lambdahat.experiments.averaging.averaged_training import (
     unready,
     unsettled,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, means, over_seeds
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Lines,
+    Reading,
+    Table,
+    paired_difference,
+    split_header,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart, Series
 
@@ -396,36 +404,26 @@ def run(cell: Cell, device: str) -> list[Row]:
 def tables(rows: Rows) -> list[Table]:
     """All runs at their end, and the averages by start and by frequency."""
     ends = rows.where(kind="end")
-    lines = []
+    lines = Lines()
     for name in ends.distinct("run"):
         part = ends.where(run=name)
         printed = PRINTED.get(name)
-        lines.append(
-            (
-                name,
-                *(
-                    str(over_seeds(part, column))
-                    for column in (
-                        "accuracy",
-                        "iterate accuracy",
-                        "training accuracy",
-                        "early",
-                        "begun",
-                        "stopped",
-                    )
-                ),
-                "" if printed is None else f"{printed:.2f}",
-            )
+        lines.add(
+            name,
+            *means(
+                part,
+                "accuracy",
+                "iterate accuracy",
+                "training accuracy",
+                "early",
+                "begun",
+                "stopped",
+            ),
+            "" if printed is None else f"{printed:.2f}",
         )
-    header = (
-        "run",
-        "accuracy, %",
-        "of the iterate",
-        "in training",
-        "first third",
-        "averages from",
-        "epochs",
-        "thesis, CIFAR-100",
+    header = split_header(
+        "run | accuracy, % | of the iterate | in training | first third | averages from | "
+        "epochs | thesis, CIFAR-100"
     )
     title = f"{ends[0]['network']}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
     return [Table(title, header, tuple(lines)), *_average_tables(rows)]

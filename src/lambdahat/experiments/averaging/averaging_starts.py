@@ -35,7 +35,7 @@ from lambdahat.experiments.averaging.averaging_schedules import (
     start_claims,
 )
 from lambdahat.experiments.averaging.gadam_image import tuned
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means, over_seeds
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
@@ -43,6 +43,7 @@ from lambdahat.experiments.kit.claims import (
     Table,
     mean_of,
     paired_difference,
+    split_header,
 )
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.results.charts import Chart
@@ -173,24 +174,16 @@ def tables(rows: Rows) -> list[Table]:
         part = rows.where(network=network)
         out += [_runs_table(network, part.where(kind="end")), _starts_table(network, part)]
         best += [_best_line(network, name, part) for name in AVERAGED]
-    header = (
-        "network",
-        "optimiser",
-        "best start",
-        "accuracy there, %",
-        "with the start of the other seeds",
-        "thesis, CIFAR-100, best start",
-        "its own start",
+    header = split_header(
+        "network | optimiser | best start | accuracy there, % | "
+        "with the start of the other seeds | thesis, CIFAR-100, best start | its own start"
     )
     return [Table("Best start of averaging", header, tuple(best)), *out]
 
 
 def _runs_table(network: str, ends: Rows) -> Table:
     columns = ("accuracy", "iterate accuracy", "training accuracy", "early")
-    lines = (
-        (name, *(str(over_seeds(ends.where(run=name), column)) for column in columns))
-        for name in ends.distinct("run")
-    )
+    lines = ((name, *means(ends.where(run=name), *columns)) for name in ends.distinct("run"))
     header = ("run", "accuracy, %", "of the iterate", "in training", "first third")
     return Table(
         f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}", header, tuple(lines)

@@ -29,8 +29,18 @@ from lambdahat.experiments.averaging.averaged_training import (
     unlearnt,
     unready,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, over_seeds, stems
-from lambdahat.experiments.kit.claims import Claim, Claims, Table
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    Scale,
+    curve,
+    errors,
+    means,
+    over_seeds,
+    stems,
+)
+from lambdahat.experiments.kit.claims import Claim, Claims, Lines, Table, split_header
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.kit.training import Images, curvature_problem, hessian_row
 from lambdahat.operators.curvature import hessian
@@ -111,10 +121,7 @@ def spectrum_tables(rows: Rows) -> list[Table]:
             network,
             mode,
             name,
-            *(
-                str(over_seeds(rows.where(network=network, mode=mode, optimizer=name), column))
-                for column in COLUMNS
-            ),
+            *means(rows.where(network=network, mode=mode, optimizer=name), *COLUMNS),
         )
         for network in rows.distinct("network")
         for mode in MODES
@@ -315,33 +322,24 @@ def tables(rows: Rows) -> list[Table]:
     ends = rows.where(kind="end")
     for name in ends.distinct("network"):
         part = ends.where(network=name)
-        lines = []
+        lines = Lines()
         for optimizer in OPTIMIZERS:
             mine = part.where(optimizer=optimizer)
             printed = PRINTED[family(name), optimizer]
-            lines.append(
-                (
-                    optimizer,
-                    *(
-                        str(over_seeds(mine, column))
-                        for column in (
-                            "accuracy",
-                            "iterate accuracy",
-                            "training accuracy",
-                            "solution norm",
-                            "largest",
-                        )
-                    ),
-                    *(f"{value:.2f}" for value in printed),
-                )
+            lines.add(
+                optimizer,
+                *means(
+                    mine,
+                    "accuracy",
+                    "iterate accuracy",
+                    "training accuracy",
+                    "solution norm",
+                    "largest",
+                ),
+                *(f"{value:.2f}" for value in printed),
             )
         header = (
-            "optimiser",
-            "accuracy, %",
-            "of the iterate",
-            "in training",
-            "‖θ‖",
-            "λ₁",
+            *split_header("optimiser | accuracy, % | of the iterate | in training | ‖θ‖ | λ₁"),
             *(f"thesis, {data}" for data in PRINTED_ON),
         )
         title = f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}"

@@ -32,16 +32,18 @@ from lambdahat.experiments.averaging.averaged_training import (
     unready,
 )
 from lambdahat.experiments.averaging.averaged_training import network as make_network
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means
 from lambdahat.experiments.kit.claims import (
     MISSING,
     PRECONDITION,
     Claim,
     Claims,
+    Lines,
     Reading,
     Table,
     correlation,
     mean_of,
+    split_header,
 )
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.problem import Problem
@@ -400,19 +402,14 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Table:
-    lines = []
+    lines = Lines()
     for name in ends.distinct("run"):
         part = ends.where(run=name)
         printed = [table.get(name) for table in columns.values()]
-        lines.append(
-            (
-                name,
-                *(
-                    str(over_seeds(part, column))
-                    for column in ("accuracy", "top 5", "iterate accuracy", "training accuracy")
-                ),
-                *("" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in printed),
-            )
+        lines.add(
+            name,
+            *means(part, "accuracy", "top 5", "iterate accuracy", "training accuracy"),
+            *("" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in printed),
         )
     first = ends[0]
     apart = (
@@ -420,11 +417,7 @@ def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Ta
     )
     title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}{apart}"
     header = (
-        "run",
-        "top 1, %",
-        "top 5, %",
-        "of the iterate",
-        "in training",
+        *split_header("run | top 1, % | top 5, % | of the iterate | in training"),
         *(f"thesis, ImageNet 32 × 32, {name}" for name in columns),
     )
     return Table(title, header, tuple(lines))

@@ -32,10 +32,11 @@ from lambdahat.experiments.kit.cells import (
     Scale,
     curve,
     errors,
+    means,
     over_seeds,
     settings_of,
 )
-from lambdahat.experiments.kit.claims import Claim, Claims, Table, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Claims, Table, paired_difference, split_header
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.models.language import lstm
 from lambdahat.problem import Problem
@@ -323,32 +324,21 @@ def tables(rows: Rows) -> list[Table]:
     lines = [
         (
             name,
-            *(
-                str(over_seeds(ends.where(name=name), column))
-                for column in ("perplexity", "test perplexity", "iterate perplexity")
-            ),
+            *means(ends.where(name=name), "perplexity", "test perplexity", "iterate perplexity"),
             *(f"{value:.2f}" for value in PRINTED[name]),
         )
         for name in OPTIMIZERS
     ]
     title = f"{ends[0]['data']}, LSTM of {ends[0]['parameters']:,} parameters"
-    header = (
-        "optimiser",
-        "validation",
-        "test",
-        "validation, iterate",
-        "thesis, PTB words, validation",
-        "test",
+    header = split_header(
+        "optimiser | validation | test | validation, iterate | thesis, PTB words, validation | test"
     )
     kept = dict.fromkeys((row["start"], row["frequency"]) for row in made)
     averages = tuple(
         (
             f"{start:.0%}",
             f"{every}",
-            *(
-                str(over_seeds(made.where(start=start, frequency=every), column))
-                for column in ("perplexity", "test perplexity")
-            ),
+            *means(made.where(start=start, frequency=every), "perplexity", "test perplexity"),
         )
         for start, every in kept
     )

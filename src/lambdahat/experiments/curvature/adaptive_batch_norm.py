@@ -11,8 +11,8 @@ from lambdahat.experiments.curvature.adaptive_damping import (
     cells,
     run,
 )
-from lambdahat.experiments.kit.cells import Row, Rows, curve, gap, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table
+from lambdahat.experiments.kit.cells import Row, Rows, curve, gap, means, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Lines, Table, split_header
 from lambdahat.experiments.kit.experiment import (
     SPECTRAL,
     Experiment,
@@ -92,29 +92,18 @@ def claims(rows: Rows) -> list[Claim]:
 
 def tables(rows: Rows) -> list[Table]:
     """Every setting."""
-    part, lines = rows.where(kind="end"), []
+    part, lines = rows.where(kind="end"), Lines()
     for key in _keys(part):
         chosen = _at(rows, key)
-        readings = [
-            str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")
-        ]
-        lines.append(
-            (
-                key[0],
-                *(f"{value:g}" for value in key[1:]),
-                *readings,
-                str(sum(chosen.values("diverged"))),
-            )
+        readings = means(chosen, "training error", "error", "largest")
+        lines.add(
+            key[0],
+            *(f"{value:g}" for value in key[1:]),
+            *readings,
+            str(sum(chosen.values("diverged"))),
         )
-    header = (
-        "optimiser",
-        "α",
-        "δ",
-        "γ",
-        "training error, %",
-        "validation error, %",
-        "λ₁",
-        "diverged",
+    header = split_header(
+        "optimiser | α | δ | γ | training error, % | validation error, % | λ₁ | diverged"
     )
     return [Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))]
 

@@ -22,6 +22,7 @@ from lambdahat.experiments.kit.cells import (
     decades,
     errors,
     gap,
+    means,
     over_seeds,
     settings_of,
 )
@@ -29,11 +30,13 @@ from lambdahat.experiments.kit.claims import (
     LEAST_EFFECT,
     Claim,
     Claims,
+    Lines,
     Reading,
     Table,
     least,
     least_decades,
     paired_difference,
+    split_header,
 )
 from lambdahat.experiments.kit.experiment import (
     SPECTRAL,
@@ -205,33 +208,22 @@ def keys(rows: Rows) -> list[Key]:
 
 def tables(rows: Rows) -> list[Table]:
     """Every setting: errors, λ₁, and the printed λ₁ and accuracy."""
-    part, lines = rows.where(kind="end"), []
+    part, lines = rows.where(kind="end"), Lines()
     for key in keys(part):
         chosen, printed = at(rows, key), PRINTED.get(key)
-        readings = [
-            str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")
-        ]
+        readings = means(chosen, "training error", "error", "largest")
         told = ("", "") if printed is None else (f"{printed[0]:g}", f"{100 - printed[1]:.2f}")
-        lines.append(
-            (
-                key[0],
-                f"{key[1]:g}",
-                f"{key[2]:g}",
-                *readings,
-                str(sum(chosen.values("diverged"))),
-                *told,
-            )
+        lines.add(
+            key[0],
+            f"{key[1]:g}",
+            f"{key[2]:g}",
+            *readings,
+            str(sum(chosen.values("diverged"))),
+            *told,
         )
-    header = (
-        "optimiser",
-        "α",
-        "δ",
-        "training error, %",
-        "validation error, %",
-        "λ₁",
-        "diverged",
-        "λ₁ printed",
-        "error printed, %",
+    header = split_header(
+        "optimiser | α | δ | training error, % | validation error, % | λ₁ | diverged | "
+        "λ₁ printed | error printed, %"
     )
     return [Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))]
 

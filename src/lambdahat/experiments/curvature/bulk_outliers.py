@@ -12,8 +12,25 @@ import torch
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import eigenpairs, spectrum
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, over_seeds, settings_of, stems
-from lambdahat.experiments.kit.claims import Claim, Claims, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    Scale,
+    means,
+    over_seeds,
+    settings_of,
+    stems,
+)
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Lines,
+    Table,
+    mean_of,
+    paired_difference,
+    split_header,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Images,
@@ -236,19 +253,17 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _spike_table(rows: Rows) -> Table:
-    lines, told = [], rows[0]
+    lines, told = Lines(), rows[0]
     for place, spike in enumerate(SPIKES):
         value, overlap = (
             str(mean_of([row[key][place] for row in rows])) for key in ("values", "overlaps")
         )
-        lines.append(
-            (
-                f"{spike:g}",
-                f"{told['told values'][place]:.4g}",
-                value,
-                f"{told['told'][place]:.4g}",
-                overlap,
-            )
+        lines.add(
+            f"{spike:g}",
+            f"{told['told values'][place]:.4g}",
+            value,
+            f"{told['told'][place]:.4g}",
+            overlap,
         )
     header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")
     return Table(f"Spikes in Wigner noise, P = {told['size']:,}", header, tuple(lines))
@@ -260,16 +275,10 @@ def _network_table(rows: Rows) -> Table:
         part = rows.where(epoch=epoch)
         keys = ("largest", "edge", "weight edge", "outliers", "below")
         kept = [str(mean_of([row["kept"][place] for row in part])) for place in (0, -1)]
-        lines.append((str(epoch), *(str(over_seeds(part, key)) for key in keys), *kept))
-    header = (
-        "epoch",
-        "λ₁",
-        "edge of the bulk",
-        "edge by κ/P",
-        "outliers above",
-        "below 0",
-        "of φ₁ in the held-out top",
-        f"of φ_{PAIRS}",
+        lines.append((str(epoch), *means(part, *keys), *kept))
+    header = split_header(
+        "epoch | λ₁ | edge of the bulk | edge by κ/P | outliers above | below 0 | "
+        f"of φ₁ in the held-out top | of φ_{PAIRS}"
     )
     return Table(f"{rows[0]['network']}, {rows[0]['dim']:,} parameters", header, tuple(lines))
 

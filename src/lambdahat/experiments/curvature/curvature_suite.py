@@ -23,11 +23,19 @@ from lambdahat.experiments.kit.cells import (
     Scale,
     decades,
     gap,
+    means,
     over_seeds,
     settings_of,
     stems,
 )
-from lambdahat.experiments.kit.claims import Claim, Claims, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Table,
+    mean_of,
+    paired_difference,
+    split_header,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import (
     Images,
@@ -169,21 +177,14 @@ def tables(rows: Rows) -> list[Table]:
     for name, words in NAMES.items():
         part = _spectra(rows, name)
         keys = ("largest", "smallest", "negative", "negative rest", "at zero")
-        lines.append((words, *(str(over_seeds(part, key)) for key in keys)))
-    header = (
-        "matrix",
-        "largest",
-        "smallest",
-        "mass below 0",
-        "without its heaviest Ritz value",
-        "mass at 0",
+        lines.append((words, *means(part, *keys)))
+    header = split_header(
+        "matrix | largest | smallest | mass below 0 | without its heaviest Ritz value | mass at 0"
     )
     first = rows.where(kind="spectrum")[0]
     title = f"{first['network']}, {first['parameters']:,} parameters"
     flat = rows.where(kind="diagonal")
-    diagonal = tuple(
-        str(over_seeds(flat, key)) for key in ("largest", "edge", "eigenvalues beyond", "beyond")
-    )
+    diagonal = tuple(means(flat, "largest", "edge", "eigenvalues beyond", "beyond"))
     out = []
     out.append(Table(title, header, tuple(lines)))
     columns = ("largest element", "edge of the bulk", "eigenvalues beyond", "elements beyond")

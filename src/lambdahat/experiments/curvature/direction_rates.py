@@ -26,10 +26,12 @@ from lambdahat.experiments.kit.cells import (
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
+    Lines,
     Reading,
     Table,
     mean_of,
     paired_difference,
+    split_header,
 )
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences, subject
 from lambdahat.experiments.kit.training import Images, curvature_problem, images, network
@@ -174,29 +176,22 @@ def claims(rows: Rows) -> list[Claim]:
 
 def tables(rows: Rows) -> list[Table]:
     """Every optimiser and setting."""
-    lines = []
+    lines = Lines()
     for name in rows.distinct("optimizer"):
         for setting in rows.where(optimizer=name).distinct("setting"):
             part = rows.where(optimizer=name, setting=setting)
             sharp = mean_of([row["sharp"][0] for row in part])
             knob = f"{part[0]['knob']} = {setting:g}" if part[0]["knob"] else ""
-            lines.append(
-                (
-                    name,
-                    knob,
-                    str(over_seeds(part, "flat")),
-                    str(sharp),
-                    str(over_seeds(part, "ratio")),
-                    str(over_seeds(part, "nonlinearity")),
-                )
+            lines.add(
+                name,
+                knob,
+                str(over_seeds(part, "flat")),
+                str(sharp),
+                str(over_seeds(part, "ratio")),
+                str(over_seeds(part, "nonlinearity")),
             )
-    header = (
-        "optimiser",
-        "setting",
-        "rate, flat",
-        "rate, sharpest",
-        "ratio",
-        "departure from one matrix",
+    header = split_header(
+        "optimiser | setting | rate, flat | rate, sharpest | ratio | departure from one matrix"
     )
     title = f"{rows[0]['network']} trained by Adam, {rows[0]['data']}; α = {RATE:g}"
     return [Table(title, header, tuple(lines))]

@@ -19,7 +19,7 @@ from lambdahat.experiments.curvature.lanczos_theorems import (
     law_matrix,
     unit_start,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, errors, over_seeds
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, errors, means, over_seeds
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
@@ -27,6 +27,7 @@ from lambdahat.experiments.kit.claims import (
     Table,
     mean_of,
     paired_difference,
+    split_header,
 )
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.krylov import lanczos
@@ -235,17 +236,11 @@ def tables(rows: Rows) -> list[Table]:
             ]:
                 chosen = part.where(method=method, depth=depth)
                 label = f"Lanczos, m = {depth}" if depth else method
-                readings = [
-                    str(over_seeds(chosen, key)) for key in ("distance", "support", "at zero")
-                ]
+                readings = means(chosen, "distance", "support", "at zero")
                 lines.append((name, f"{size:,}", label, *readings))
-    header = (
-        "matrix",
-        "P",
-        "spectrum by",
-        "distance to the eigenvalues",
-        "error of the ends",
-        "mass nearest 0",
+    header = split_header(
+        "matrix | P | spectrum by | distance to the eigenvalues | error of the ends | "
+        "mass nearest 0"
     )
     return [Table("In widths of the spectrum; distance: Wasserstein's", header, tuple(lines))]
 

@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.rng import generator
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, means, over_seeds
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Claims,
+    Lines,
+    Reading,
+    Table,
+    paired_difference,
+    split_header,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
@@ -365,18 +373,16 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _error_table(rows: Rows) -> Table:
-    lines = []
+    lines = Lines()
     for row in rows.where(part="table"):
         part = rows.where(part="convergence", ratio=row["ratio"], depth=row["depth"])
         errors = [f"{_middle(part.where(method=name)):.1e}" for name in ("Lanczos", "power")]
-        lines.append(
-            (
-                f"{row['ratio']:g}",
-                str(row["depth"]),
-                f"{row['L']:.1e} / {row['R']:.1e}",
-                f"{row['L printed']:.1e} / {row['R printed']:.1e}",
-                " / ".join(errors),
-            )
+        lines.add(
+            f"{row['ratio']:g}",
+            str(row["depth"]),
+            f"{row['L']:.1e} / {row['R']:.1e}",
+            f"{row['L printed']:.1e} / {row['R printed']:.1e}",
+            " / ".join(errors),
         )
     header = ("λ₁/λ₂", "m", "L / R", "printed", "errors measured, Lanczos / power")
     return Table(
@@ -385,28 +391,19 @@ def _error_table(rows: Rows) -> Table:
 
 
 def _top_table(rows: Rows) -> Table:
-    lines = []
+    lines = Lines()
     for name in SPECTRA:
         part = rows.where(spectrum=name)
-        readings = [
-            str(over_seeds(part, key)) for key in ("found", "below", "low end", "shifted trace")
-        ]
-        lines.append(
-            (
-                name,
-                str(part[0]["m"]),
-                "met" if all(part.values("condition")) else "not met",
-                *readings,
-            )
+        readings = means(part, "found", "below", "low end", "shifted trace")
+        lines.add(
+            name,
+            str(part[0]["m"]),
+            "met" if all(part.values("condition")) else "not met",
+            *readings,
         )
-    header = (
-        "spectrum",
-        "m",
-        "condition of Theorem 8",
-        "of the top m found",
-        "λ_m − θ_m",
-        "θ_m − λ_P",
-        "shifted trace",
+    header = split_header(
+        "spectrum | m | condition of Theorem 8 | of the top m found | λ_m − θ_m | θ_m − λ_P | "
+        "shifted trace"
     )
     return Table(
         "Ritz values and the largest eigenvalues, in widths of the spectrum", header, tuple(lines)

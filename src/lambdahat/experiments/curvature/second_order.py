@@ -15,8 +15,17 @@ from torch.optim import Optimizer
 
 from lambdahat.data.splits import augment
 from lambdahat.estimators import eigenpairs
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, over_seeds, settings_of
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    Scale,
+    curve,
+    means,
+    over_seeds,
+    settings_of,
+)
+from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference, split_header
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
 from lambdahat.experiments.kit.training import Images, curvature_problem, images, network
 from lambdahat.operators.curvature import hessian
@@ -264,17 +273,11 @@ def tables(rows: Rows) -> list[Table]:
             for rate in part.where(optimizer=optimizer, curvature=curvature).distinct("rate"):
                 chosen = part.where(optimizer=optimizer, curvature=curvature, rate=rate)
                 label = f"{optimizer}, {CURVATURES[curvature]}" if curvature else optimizer
-                readings = [
-                    str(over_seeds(chosen, key)) for key in ("along", "training error", "error")
-                ]
+                readings = means(chosen, "along", "training error", "error")
                 lines.append((label, f"{rate:g}", *readings, str(sum(chosen.values("diverged")))))
-    header = (
-        "optimiser",
-        "rate",
-        "training error along the way, %",
-        "at the end, %",
-        "validation error, %",
-        "runs diverged",
+    header = split_header(
+        "optimiser | rate | training error along the way, % | at the end, % | "
+        "validation error, % | runs diverged"
     )
     return [Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))]
 

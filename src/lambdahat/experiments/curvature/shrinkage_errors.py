@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, means
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.randommatrix import damping_as_shrinkage
@@ -173,14 +173,7 @@ def tables(rows: Rows) -> list[Table]:
     """Errors, weights and steps."""
     columns = ("sample", "linear", "oracle", "weight", "step", "damped step", "damping")
     lines = tuple(
-        (
-            name,
-            f"{ratio:g}",
-            *(
-                str(over_seeds(rows.where(spectrum=name, ratio=ratio), column))
-                for column in columns
-            ),
-        )
+        (name, f"{ratio:g}", *means(rows.where(spectrum=name, ratio=ratio), *columns))
         for name in rows.distinct("spectrum")
         for ratio in rows.distinct("ratio")
     )

@@ -19,6 +19,7 @@ from lambdahat.experiments.kit.cells import (
     Scale,
     curve,
     gap,
+    means,
     over_seeds,
     settings_of,
 )
@@ -179,7 +180,7 @@ def tables(rows: Rows) -> list[Table]:
     for name, words in METHODS.items():
         part = rows.where(method=name)
         last, first = part.where(last=True), part.where(epoch=1)
-        readings = [str(over_seeds(last, key)) for key in ("error", "average error")]
+        readings = means(last, "error", "average error")
         spans = [
             f"{over_seeds(first, key)} → {over_seeds(last, key)}" for key in ("rate", "momentum")
         ]

@@ -19,7 +19,16 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     stand_in,
 )
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Reading, Table, mean_of
+from lambdahat.experiments.kit.claims import (
+    MISSING,
+    Claim,
+    Claims,
+    Lines,
+    Reading,
+    Table,
+    mean_of,
+    split_header,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
 from lambdahat.graphs.structure import Graph
@@ -137,7 +146,7 @@ def tables(rows: Rows) -> list[Table]:
     orders = sorted(rows.distinct("moments"))
     out = []
     for method in (FIRST, EGS):
-        lines = []
+        lines = Lines()
         for name, printed in PRINTED.items():
             part = rows.where(graph=name, method=method)
             shown = dict(zip(MOMENTS, printed, strict=True))
@@ -146,19 +155,12 @@ def tables(rows: Rows) -> list[Table]:
                 for order in orders
             ]
             first = part[0]
-            lines.append(
-                (
-                    f"{name}: {first['data']}",
-                    f"{first['size']:,}",
-                    f"{first['components']:,}",
-                    *cells,
-                )
+            lines.add(
+                f"{name}: {first['data']}", f"{first['size']:,}", f"{first['components']:,}", *cells
             )
         tail = " [thesis]" if method == FIRST else ""
         header = (
-            "graph: data",
-            "nodes",
-            "components",
+            *split_header("graph: data | nodes | components"),
             *(f"{order} moments{tail}" for order in orders),
         )
         title = "Clusters by the first minimum" if method == FIRST else "Clusters by the widest gap"

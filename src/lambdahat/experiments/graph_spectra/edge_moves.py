@@ -10,8 +10,8 @@ import networkx as nx
 import numpy as np
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, errors, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, errors, means, over_seeds
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, split_header
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs import edge_perturbation
 from lambdahat.graphs.read import graph
@@ -159,23 +159,10 @@ def tables(rows: Rows) -> list[Table]:
         for degree in rows.where(graph=kind).distinct("degree"):
             part = rows.where(graph=kind, degree=degree, links=1)
             columns = ("zero's move", "largest move", "Weyl", "first order", "printed")
-            lines.append(
-                (
-                    kind,
-                    str(degree),
-                    *(str(over_seeds(part, column)) for column in columns),
-                    f"{1 / degree:g}",
-                )
-            )
-    header = (
-        "clusters",
-        "degree",
-        "move of 0",
-        "largest move",
-        "‖L' − L‖",
-        "Eq. 3.13 with 1/2d",
-        "Eq. 3.13",
-        "1/d",
+            lines.append((kind, str(degree), *means(part, *columns), f"{1 / degree:g}"))
+    header = split_header(
+        "clusters | degree | move of 0 | largest move | ‖L' − L‖ | Eq. 3.13 with 1/2d | "
+        "Eq. 3.13 | 1/d"
     )
     title = f"One link between two clusters of {max(rows.values('nodes'))} nodes"
     return [Table(title, header, tuple(lines))]

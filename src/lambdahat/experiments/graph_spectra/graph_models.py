@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import real_graph, stand_in
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, means, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Lines, Table
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.random_models import Model, fit_model, which_model
 from lambdahat.graphs.structure import Graph
@@ -183,20 +183,16 @@ def tables(rows: Rows) -> list[Table]:
     """Both parts of Table 3.1, ours and the thesis's."""
     fits = rows.where(kind="parameter")
     sizes = fits.distinct("size")
-    lines = []
+    lines = Lines()
     for model, printed in PRINTED.items():
         cells = [
             f"{over_seeds(fits.where(model=model, size=size), 'found')} [{printed[size]:g}]"
             for size in sizes
         ]
-        lines.append(
-            (
-                (
-                    f"{NAMES[model]},"
-                    f" {'r = 0.4·n' if model == BA else f'p = {true_parameter(model, 0):g}'}"
-                ),
-                *cells,
-            )
+        lines.add(
+            f"{NAMES[model]},"
+            f" {'r = 0.4·n' if model == BA else f'p = {true_parameter(model, 0):g}'}",
+            *cells,
         )
     header = ("model", *(f"n = {size} [thesis]" for size in sizes))
     count = len(fits.distinct("seed"))
@@ -207,10 +203,7 @@ def tables(rows: Rows) -> list[Table]:
         body = tuple(
             (
                 NAMES[model],
-                *(
-                    str(over_seeds(part.where(model=model), column))
-                    for column in ("found", "divergence", "typical")
-                ),
+                *means(part.where(model=model), "found", "divergence", "typical"),
                 f"{DIVERGENCES[name][model]:g}",
             )
             for model in PRINTED

@@ -13,7 +13,7 @@ from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, means
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
@@ -208,11 +208,7 @@ def tables(rows: Rows) -> list[Table]:
     for name in MODELS:
         part = rows.where(graph=name)
         lines = tuple(
-            (
-                str(order),
-                *(str(over_seeds(part.where(moments=order), column)) for column in columns),
-            )
-            for order in part[0]["orders"]
+            (str(order), *means(part.where(moments=order), *columns)) for order in part[0]["orders"]
         )
         header = (
             "moments",

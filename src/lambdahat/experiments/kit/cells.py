@@ -148,6 +148,11 @@ def over_seeds(rows: Rows, name: str) -> Reading:
     return mean_of(list(rows.paired(name).values()))
 
 
+def means(rows: Rows, *names: str) -> list[str]:
+    """The means of columns over the seeds with their errors, in words, for the line of a table."""
+    return [str(over_seeds(rows, name)) for name in names]
+
+
 def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
     """The mean over seeds at each x, with its error where there is more than one seed."""
     places = sorted({row[x] for row in rows if row.get(name) is not None})

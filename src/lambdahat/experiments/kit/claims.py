@@ -206,6 +206,19 @@ class Table(Result):
 DIRECTIONS = ("above", "below", "within")
 
 
+class Lines(list[tuple[str, ...]]):
+    """The lines of a table, to which ``add`` appends one, cell by cell."""
+
+    def add(self, *cells: str) -> None:
+        """Append a line of these cells."""
+        self.append(cells)
+
+
+def split_header(names: str) -> tuple[str, ...]:
+    """The names of a table's columns, written with " | " between them."""
+    return tuple(names.split(" | "))
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim of a paper and the statistic that tests it.

@@ -17,7 +17,7 @@ from torch import Tensor
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table
+from lambdahat.experiments.kit.claims import Claim, Claims, Lines, Reading, Table, split_header
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
@@ -250,14 +250,11 @@ def tables(rows: Rows) -> list[Table]:
     """Table 2.1 with the printed errors behind ours, and what our own settings add."""
     kept = [printed for printed in PRINTED if len(rows.where(condition=printed.condition))]
     header = (
-        "κ",
-        "length scale [thesis]",
-        f"{MEME} [thesis]",
+        *split_header(f"κ | length scale [thesis] | {MEME} [thesis]"),
         GRIDDED,
-        f"{CHEBYSHEV} [thesis]",
-        f"{LANCZOS} [thesis]",
+        *split_header(f"{CHEBYSHEV} [thesis] | {LANCZOS} [thesis]"),
     )
-    lines, mine = [], []
+    lines, mine = Lines(), []
     for printed in kept:
         part = rows.where(condition=printed.condition)
         cells = {method: over_seeds(part.where(method=method), "error") for method in METHODS}
@@ -265,15 +262,13 @@ def tables(rows: Rows) -> list[Table]:
             name: f"{_spread(cells[name])} [{error:g}]" for name, error in printed.errors.items()
         }
         length = f"{over_seeds(part, 'length').value:.3f} [{printed.length:g}]"
-        lines.append(
-            (
-                f"{printed.condition:.1e}",
-                length,
-                shown[MEME],
-                _spread(cells[GRIDDED]),
-                shown[CHEBYSHEV],
-                shown[LANCZOS],
-            )
+        lines.add(
+            f"{printed.condition:.1e}",
+            length,
+            shown[MEME],
+            _spread(cells[GRIDDED]),
+            shown[CHEBYSHEV],
+            shown[LANCZOS],
         )
         worst = max(part.where(method=OURS["maxent"]).values("error"))
         mine.append(

@@ -19,7 +19,15 @@ from numpy.polynomial.chebyshev import chebvander
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Reading, Table, mean_of
+from lambdahat.experiments.kit.claims import (
+    MISSING,
+    Claim,
+    Claims,
+    Reading,
+    Table,
+    mean_of,
+    split_header,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.experiments.kit.store import outside_file
 from lambdahat.maxent import MaxentDensity, fit, fit_classical
@@ -269,13 +277,9 @@ def tables(rows: Rows) -> list[Table]:
             )
             for count in COUNTS
         )
-        header = (
-            "moments",
-            f"entropy, {CLASSICAL}",
-            f"entropy, {MEME}",
-            f"error, {CLASSICAL}",
-            f"error, {MEME}",
-            f"error, {MEME}, exact moments",
+        header = split_header(
+            f"moments | entropy, {CLASSICAL} | entropy, {MEME} | error, {CLASSICAL} | "
+            f"error, {MEME} | error, {MEME}, exact moments"
         )
         first = part[0]
         title = f"{first['data']}, n = {first['nodes']:,}: relative error of log det"

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import (
+    Claim,
+    Lines,
+    Reading,
+    Table,
+    mean_of,
+    paired_difference,
+    split_header,
+)
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.batch_points import (
     CLAIMED_SIZE,
@@ -313,14 +321,9 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _shares(groups: Groups) -> Iterator[Table]:
-    header = (
-        "network, operator",
-        "model",
-        "1 sd predicted",
-        "2 sd",
-        "1 sd measured",
-        "2 sd ",
-        "predicted/measured",
+    header = split_header(
+        "network, operator | model | 1 sd predicted | 2 sd | 1 sd measured | 2 sd  | "
+        "predicted/measured"
     )
     for end, what in (("largest", "λ'₁"), ("smallest", "λ'_P")):
         lines = []
@@ -353,10 +356,7 @@ def _by_size(groups: Groups) -> Iterator[Table]:
         last = [group[-1] for group in groups if group[0]["network"] == network]
         models = last[0].models
         header = (
-            "epoch, operator",
-            "B",
-            "λ₁",
-            "λ'₁ of batches",
+            *split_header("epoch, operator | B | λ₁ | λ'₁ of batches"),
             *models,
             "overlap of batches",
             *(f"{model} " for model in models),
@@ -407,30 +407,24 @@ def _through_training(groups: Groups) -> Table:
 
 def _bulks(groups: Groups) -> Table:
     """Bulk and outliers of the full data, bulks of batches, last epoch (Figures 5.2, 5.4, 6.1)."""
-    lines = []
+    lines = Lines()
     for point in (group[-1] for group in groups):
         edges = " … ".join(
             _text(*edge) for edge in zip(point["bulk"], point["bulk errors"], strict=True)
         )
         apart = ", ".join(f"{value:.3g}" for value in point["outliers"]) or "none surely"
         width = mean_of(point["batch widths"])
-        lines.append(
-            (
-                point.name,
-                str(point["epoch"]),
-                f"{point['width']:.3g}",
-                _text(width.value, width.stderr),
-                edges,
-                apart,
-            )
+        lines.add(
+            point.name,
+            str(point["epoch"]),
+            f"{point['width']:.3g}",
+            _text(width.value, width.stderr),
+            edges,
+            apart,
         )
-    header = (
-        "network, operator",
-        "epoch",
-        "width",
-        f"width, B = {groups[0][-1]['width size']}",
-        "fitted bulk",
-        "outliers",
+    header = split_header(
+        f"network, operator | epoch | width | width, B = {groups[0][-1]['width size']} | "
+        "fitted bulk | outliers"
     )
     title = (
         "Width of the bulk (Ritz weights of 5/P or more), of a batch's bulk; bulk fitted to the"

@@ -20,6 +20,7 @@ from lambdahat.experiments.kit.cells import (
     Scale,
     curve,
     gap,
+    means,
     over_seeds,
     settings_of,
 )
@@ -27,10 +28,12 @@ from lambdahat.experiments.kit.claims import (
     MISSING,
     Claim,
     Claims,
+    Lines,
     Reading,
     Table,
     mean_of,
     paired_difference,
+    split_header,
 )
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.kit.training import final_row, images, train_by_sgd
@@ -384,27 +387,13 @@ def smooth(setup: Setup) -> str:
     )
 
 
-COLUMNS = (
-    "error",
-    "training error",
-    "training loss",
-    "validation loss",
-    "distance",
-    "before",
-    "oscillation",
+COLUMNS = split_header(
+    "error | training error | training loss | validation loss | distance | before | oscillation"
 )
-HEADER = (
-    "rule",
-    "B",
-    "rate",
-    "validation error, %",
-    "training error, %",
-    "training loss",
-    "validation loss",
-    "distance",
-    "error before the rate falls, %",
-    "its change per epoch, %",
-    "diverged",
+HEADER = split_header(
+    "rule | B | rate | validation error, % | training error, % | training loss | "
+    "validation loss | distance | error before the rate falls, % | "
+    "its change per epoch, % | diverged"
 )
 # §5.7.0.2: VGG-16 without batch norm on CIFAR-100, the only figures that the thesis prints
 PRINTED_ERRORS = {"linear": {128: 34.18, 1024: 35.65}, "square root": {1024: 38.92}}
@@ -433,19 +422,17 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _runs(setup: Setup) -> Table:
-    lines = []
+    lines = Lines()
     ends = setup.ends.where(rule=["linear", "square root", "constant"])
     for rule, size in dict.fromkeys((row["rule"], row["batch"]) for row in ends):
         part = ends.where(rule=rule, batch=size)
         lost = sum(row["diverged"] for row in part)
-        lines.append(
-            (
-                rule,
-                str(size),
-                f"{part[0]['rate']:.3g}",
-                *(str(over_seeds(part, name)) for name in COLUMNS),
-                f"{lost} of {len(part)}",
-            )
+        lines.add(
+            rule,
+            str(size),
+            f"{part[0]['rate']:.3g}",
+            *means(part, *COLUMNS),
+            f"{lost} of {len(part)}",
         )
     first = setup.ends[0]
     title = (

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Lines, Table, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.batch_eigenvalues import (
     CLOSE,
@@ -372,26 +372,24 @@ def _batches(every: Sequence[Courses]) -> Iterator[Table]:
             *models,
             "λ'_P of batches",
         )
-        lines = []
+        lines = Lines()
         for courses, epoch, points in _stops(every):
             found = [
                 batches for point in points for batches in point.batches if batches.size == size
             ]
             if found:
-                lines.append(
-                    (
-                        courses.name,
-                        courses.optimizer,
-                        str(epoch),
-                        _mean(points, "full largest"),
-                        _shown([each.mean("largest").value for each in found]),
-                        f"{np.mean([each.deviation('largest') for each in found]):.2g}",
-                        *(
-                            _shown([each.told(model, "largest").value for each in found])
-                            for model in models
-                        ),
-                        _shown([each.mean("smallest").value for each in found]),
-                    )
+                lines.add(
+                    courses.name,
+                    courses.optimizer,
+                    str(epoch),
+                    _mean(points, "full largest"),
+                    _shown([each.mean("largest").value for each in found]),
+                    f"{np.mean([each.deviation('largest') for each in found]):.2g}",
+                    *(
+                        _shown([each.told(model, "largest").value for each in found])
+                        for model in models
+                    ),
+                    _shown([each.mean("smallest").value for each in found]),
                 )
         title = (
             f"Batches of {size} through training: mean of them and prediction, ± standard deviation"

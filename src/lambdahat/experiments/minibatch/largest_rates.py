@@ -19,6 +19,7 @@ from lambdahat.experiments.kit.claims import (
     Table,
     mean_of,
     paired_difference,
+    split_header,
 )
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.stability_edges import (
@@ -416,15 +417,9 @@ def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Tab
             below, above = frontier.slope(high=turning), frontier.slope(low=turning)
             line += [f"{turning:.3g}", _slope(below), told, _slope(above)]
         lines.append(tuple(line + [""] * (8 - len(line))))
-    header = (
-        "edge",
-        "threshold by the edges",
-        "slope up to it",
-        "slope, all B",
-        "threshold by the rule",
-        "slope below",
-        "the rule's own",
-        "slope above",
+    header = split_header(
+        "edge | threshold by the edges | slope up to it | slope, all B | "
+        "threshold by the rule | slope below | the rule's own | slope above"
     )
     return Table("d log rate/d log B and the batch size at which it changes", header, tuple(lines))
 
