@@ -26,7 +26,7 @@ from scipy.sparse.linalg import eigsh
 from timing import _cell
 
 from lambdahat import graphs
-from lambdahat.experiments.graph_spectra.graph_subjects import mixed, planted
+from lambdahat.experiments.graph_spectra.graph_subjects import mixed_graph, planted_graph
 from lambdahat.graphs.spectra import SINGLE_NODES, components, probed_moments, walk_partition
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "graphs"
@@ -51,7 +51,7 @@ def large(args: argparse.Namespace) -> Iterator[Row]:
         if args.only not in (None, count):
             continue
         start = time.process_time()
-        one = mixed(nodes, count, least, most, args.seed)
+        one = mixed_graph(nodes, count, least, most, args.seed)
         made = time.process_time() - start
         for moments in (40, 80, 120):
             start = time.process_time()
@@ -80,7 +80,7 @@ def speed(args: argparse.Namespace) -> Iterator[Row]:
     )
     yield _timed("entropic spectrum, 100 moments", road, "ours", lambda: graphs.spectrum(road, 100))
     count = 30 if args.quick else 240
-    one = planted(count, 0.1, 0)
+    one = planted_graph(count, 0.1, 0)
     work = f"count of {count} clusters"
     matrix = one.normalized()
     start = np.random.default_rng(0).standard_normal(len(one))

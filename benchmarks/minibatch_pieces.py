@@ -34,7 +34,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     RateRule,
     ScalingRuns,
     edge_rows,
-    prepared,
+    prepare,
     rule_at,
     rule_rows,
     scaling_rows,
@@ -140,7 +140,7 @@ def run_stable_rates(
     for subject in (
         subject for subject in largest_rates.SCALES[scale] if subject.network in networks
     ):
-        ground = prepared(subject, splits, seed, device)
+        ground = prepare(subject, splits, seed, device)
         edges += [
             largest_rates.stable_rates(ground, optimizer, seed, criterion)
             for optimizer, criterion in largest_rates.SEARCHES
@@ -160,7 +160,7 @@ def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str)
     """The least dampings of a scale's networks and the runs that follow."""
     edges, rules, scaling = [], [], []
     for subject in least_damping.SCALES[scale]:
-        ground = prepared(subject, splits, seed, device)
+        ground = prepare(subject, splits, seed, device)
         edges += [
             least_damping.LEAST[optimizer](ground, seed) for optimizer in least_damping.OPTIMIZERS
         ]
@@ -177,7 +177,7 @@ def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str)
 def run_lanczos_opt(scale: str, seed: int, split: Split | None, device: str) -> LanczosResult:
     """The grid of dampings δ and factors η, and gradient descent; all seeds together."""
     setting = lanczos_opt.SCALES[scale]
-    steps, found = lanczos_opt.trained(setting, seed, split, device)
+    steps, found = lanczos_opt.train_runs(setting, seed, split, device)
     grid = (len(setting.dampings), len(lanczos_opt.ETAS))
     measures = {name: values[..., :-1].unflatten(2, grid) for name, values in found.items()}
     descent = {name: values[..., -1] for name, values in found.items()}
@@ -229,7 +229,7 @@ def concluded(parts: Sequence[BatchEigenvaluesResult]) -> BatchEigenvaluesResult
     scales = {part.scale for part in parts}
     points = []
     for point in (point for part in parts for point in part.points):
-        points.append(point.predicted())
+        points.append(point.with_predictions())
         report("predictions", len(points), sum(len(part.points) for part in parts))
     return with_verdicts(
         replace(parts[0], scale=" and ".join(sorted(scales)), points=tuple(points))

@@ -178,7 +178,7 @@ def draw_course(axes: Any, courses: Courses) -> None:
 
 
 def _told(point: TrainingPoint, model: str) -> float:
-    return near_claimed(point).told(model, "largest").value
+    return near_claimed(point).prediction(model, "largest").value
 
 
 def draw_deviations(axes: Any, every: list[Courses]) -> None:

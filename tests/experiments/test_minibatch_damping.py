@@ -14,7 +14,7 @@ from lambdahat.experiments.minibatch.least_damping import (
     EXPERIMENT,
     OPTIMIZERS,
     SCALES,
-    _kfac_trained,
+    _train_kfac,
     claims_of,
     expected_damping,
     least_epsilon,
@@ -28,7 +28,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     SearchSection,
     edge_rows,
     frontiers_of,
-    prepared,
+    prepare,
     rule_rows,
     rules_of,
     scaling_of,
@@ -50,12 +50,12 @@ def found(smoke):
 
 @pytest.fixture(scope="module")
 def ground():
-    return prepared(TINY, {}, 0, "cpu")
+    return prepare(TINY, {}, 0, "cpu")
 
 
 def trained_by_adam(ground, epsilon):
     """The loss after all steps of Adam at α = 1 on all data, of the first seed."""
-    model = prepared(TINY, {}, 0, "cpu").models[0]
+    model = prepare(TINY, {}, 0, "cpu").models[0]
     optimizer = torch.optim.Adam(model.parameters(), 1.0, eps=epsilon)
     x, y = ground.train
     for _ in range(TINY.steps):
@@ -81,7 +81,7 @@ def test_kfac_s_least_damping_is_an_edge(ground):
     first = cross_entropy(ground.models[0](x), y).item()
 
     def ends(damping):
-        model = _kfac_trained(ground, 0, damping, 128, TINY.steps, 0)
+        model = _train_kfac(ground, 0, damping, 128, TINY.steps, 0)
         return math.inf if model is None else cross_entropy(model(x), y).item()
 
     assert ends(edge * section.resolution) < 0.9 * first
@@ -90,11 +90,11 @@ def test_kfac_s_least_damping_is_an_edge(ground):
 
 def test_training_leaves_the_start_alone(ground):
     before = [parameter.clone() for parameter in ground.models[0].parameters()]
-    assert _kfac_trained(ground, 0, 1.0, 128, 2, 0) is not None
+    assert _train_kfac(ground, 0, 1.0, 128, 2, 0) is not None
     assert all(
         torch.equal(a, b) for a, b in zip(before, ground.models[0].parameters(), strict=True)
     )
-    assert _kfac_trained(ground, 0, 1e-30, 128, 20, 0) is None  # diverges
+    assert _train_kfac(ground, 0, 1e-30, 128, 20, 0) is None  # diverges
 
 
 def rule(excess=32.0, full=2.0, told=None):
@@ -226,7 +226,7 @@ def test_cells_are_parts_of_one_search(found):
     assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 6 + ["rule"] + [
         "scaling"
     ] * 2
-    whole = prepared(SCALES["smoke"][0], {}, 0, "cpu")
+    whole = prepare(SCALES["smoke"][0], {}, 0, "cpu")
     assert_same_rows(
         found.where(part="edge", optimizer="kfac"), edge_rows(least_kfac_damping(whole, 0))
     )

@@ -253,7 +253,9 @@ def test_every_network_epoch_operator_and_size_is_measured(found):
         assert each.models == ["additive", "multiplicative", "directional"]
         for batches in each.batches:
             assert len(batches.rows) == 3
-            assert all(math.isfinite(batches.told(model, "largest").value) for model in each.models)
+            assert all(
+                math.isfinite(batches.prediction(model, "largest").value) for model in each.models
+            )
 
 
 @pytest.mark.parametrize("network", ["softmax", "MLP"])
@@ -355,7 +357,7 @@ def test_charts_draw_batches_models_and_spectra(found):
         [each.mean("largest").value for each in last.batches]
     )
     assert charts[0].series[1].y == pytest.approx(
-        [each.told("additive", "largest").value for each in last.batches]
+        [each.prediction("additive", "largest").value for each in last.batches]
     )
     assert charts[0].lines == (("full data", pytest.approx(last["full largest"])),)
     assert [len(series.x) for series in charts[-1].series] == [1, 2, 2]

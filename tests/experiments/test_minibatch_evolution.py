@@ -209,7 +209,7 @@ def test_every_network_optimiser_seed_stop_and_operator_is_measured(found):
         assert courses.models == list(MODELS)
         for points in courses.seeds.values():
             assert all(
-                math.isfinite(each.batches[0].told(model, "largest").value)
+                math.isfinite(each.batches[0].prediction(model, "largest").value)
                 for each in points
                 for model in MODELS
             )

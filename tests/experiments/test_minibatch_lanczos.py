@@ -62,7 +62,7 @@ def ours(flat):
 def test_losses_gradients_and_products_are_those_of_the_problem():
     (x, y), at = data(), weights()
     stack, vectors = Softmax(x, y, CLASSES), weights().flip(0)
-    loss, wrong = stack.judged(at)
+    loss, wrong = stack.evaluate(at)
     gradient, product = stack.gradient(at), stack.product(at)(vectors)
     for s in range(2):
         for r in range(3):
@@ -132,7 +132,7 @@ def test_a_cell_that_diverges_is_told_and_stops_no_other():
     ones = torch.ones(3, dtype=torch.float64)
     steps = newton_directions(stack.gradient(at), space, ones, ones)
     assert steps.isfinite().all(-1).tolist() == [[False, True, True], [True, True, True]]
-    loss, wrong = stack.judged(at)
+    loss, wrong = stack.evaluate(at)
     assert (
         loss.isnan().tolist()
         == wrong.isnan().tolist()
@@ -268,4 +268,4 @@ def test_charts_come_from_rows(found):
 def test_too_few_images_are_refused():
     x, y = torch.zeros(20, 64), torch.zeros(20, dtype=torch.int64)
     with pytest.raises(ValueError, match="split must have 200 training samples, got 20"):
-        module.trained(module.SCALES["smoke"], 0, Split((x, y), (x, y), 10))
+        module.train_runs(module.SCALES["smoke"], 0, Split((x, y), (x, y), 10))

@@ -53,7 +53,7 @@ def test_a_cell_trains_as_it_would_alone(optimizer):
             torch.testing.assert_close(
                 cells.distances()[seed, column], moved.detach().norm(), rtol=1e-5, atol=1e-6
             )
-            loss, wrong = cells.judged((x, y))
+            loss, wrong = cells.evaluate((x, y))
             torch.testing.assert_close(
                 loss[seed, column], cross_entropy(alone(x), y).detach(), rtol=1e-5, atol=1e-6
             )
@@ -89,11 +89,11 @@ def test_one_cell_that_diverges_leaves_the_others_alone():
     rates = torch.tensor([[0.1, 1e308], [0.1, 0.1]], dtype=torch.float64)
     cells = Cells(networks(), (x, y), StackedSettings("sgd", rates))
     cells.train(8, 10, seed=0, task="test")
-    loss, wrong = cells.judged((x, y))
+    loss, wrong = cells.evaluate((x, y))
     assert loss.isfinite().tolist() == wrong.isfinite().tolist() == [[True, False], [True, True]]
     alone = Cells(networks(), (x, y), StackedSettings("sgd", rates[:, :1]))
     alone.train(8, 10, seed=0, task="test")
-    torch.testing.assert_close(loss[:, 0], alone.judged((x, y))[0][:, 0], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(loss[:, 0], alone.evaluate((x, y))[0][:, 0], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

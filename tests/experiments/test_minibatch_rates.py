@@ -30,7 +30,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     StackedSettings,
     edge_rows,
     frontiers_of,
-    prepared,
+    prepare,
     rule_at,
     rule_rows,
     rules_of,
@@ -38,7 +38,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     scaling_rows,
     scaling_runs,
     start_of,
-    trained_from,
+    train_from,
 )
 from lambdahat.operators import hessian
 from lambdahat.randommatrix import largest_stable_rate
@@ -52,7 +52,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @pytest.fixture(scope="module")
 def ground():
-    return prepared(TINY, {}, 0, "cpu")
+    return prepare(TINY, {}, 0, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def found(smoke):
 def test_the_edge_is_that_of_the_library_s_bisection():
     """With all data in every batch nothing is left to chance: one start, one order, one edge."""
     section = SearchSection(1e-2, 1e3, points=12)
-    ground = prepared(EdgeSubject("linear", "softmax", "digits", 128, (128,), 20, 2), {}, 0, "cpu")
+    ground = prepare(EdgeSubject("linear", "softmax", "digits", 128, (128,), 20, 2), {}, 0, "cpu")
     edges = stable_rates(ground, "sgd", 0, section=section).edges
     whole = largest_stable_rate(start_of(ground), "sgd", steps=20, start=2.0, factor=0.9, tol=0.02)
     assert float(edges[0, 0]) == pytest.approx(float(whole), rel=section.resolution - 1 + 0.02)
@@ -113,10 +113,10 @@ def test_measured_rules_are_eigenvalues_of_batches(ground):
 
 
 def test_a_trained_point_is_that_of_the_cells(ground):
-    moved = trained_from(ground, 0.5, 0)
+    moved = train_from(ground, 0.5, 0)
     cells = Cells(ground.models[:1], ground.train, StackedSettings("sgd", torch.tensor([[0.5]])))
     cells.train(32, TINY.steps, 0, "test")
-    assert moved.loss() == pytest.approx(float(cells.judged(ground.train)[0]), rel=1e-5)
+    assert moved.loss() == pytest.approx(float(cells.evaluate(ground.train)[0]), rel=1e-5)
     assert moved.loss() < start_of(ground).loss()
 
 
@@ -375,7 +375,7 @@ def test_cells_are_parts_of_one_search(found):
     which starts anew.
     """
     (subject,) = SCALES["smoke"]
-    whole = prepared(subject, {}, 0, "cpu")
+    whole = prepare(subject, {}, 0, "cpu")
     assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 9 + ["rule"] * 2 + [
         "scaling"
     ] * 2
@@ -421,4 +421,4 @@ def test_an_unknown_criterion_is_named(ground):
 
 def test_too_few_samples_are_refused():
     with pytest.raises(ValueError, match=r"digits must have 2,000 training samples, got 1,438"):
-        prepared(replace(TINY, samples=2000), {}, 0, "cpu")
+        prepare(replace(TINY, samples=2000), {}, 0, "cpu")

@@ -17,7 +17,6 @@ from lambdahat.experiments.averaging.averaged_training import (
     decades,
     gap,
     image_task,
-    judged,
     make_optimizer,
     network,
     parameters_of,
@@ -25,10 +24,11 @@ from lambdahat.experiments.averaging.averaged_training import (
     schedule_of,
     sharing_runs,
     small_vgg,
+    top_accuracy,
     train,
     training_of,
 )
-from lambdahat.experiments.averaging.averaging_ensembles import ensemble_accuracy, moved
+from lambdahat.experiments.averaging.averaging_ensembles import contraction, ensemble_accuracy
 from lambdahat.experiments.averaging.gadam_language import (
     MADE,
     made_perplexity,
@@ -175,9 +175,9 @@ def test_rows_of_a_run_tell_average_from_iterate():
     assert last["effective rate"] == pytest.approx(last["rate now"] / last["norm"] ** 2)
     assert trained.end["begun"] == 2
     assert trained.end["before"] == second["iterate accuracy"]
-    assert moved(trained.rows) > 0
+    assert contraction(trained.rows) > 0
     # other batch norm
-    assert judged(trained.solution, task.held_out) == pytest.approx(last["accuracy"], abs=5.1)
+    assert top_accuracy(trained.solution, task.held_out) == pytest.approx(last["accuracy"], abs=5.1)
 
 
 def test_the_weights_start_and_the_data_have_seeds_of_their_own():
@@ -213,7 +213,7 @@ def test_an_ensemble_averages_probabilities_not_votes():
     problem = Problem(models[0], "cross_entropy", (torch.zeros(4, 1), torch.tensor([1, 1, 1, 0])))
     assert ensemble_accuracy(models, problem.batches) == 75.0
     assert ensemble_accuracy(models[:2], problem.batches) == 25.0
-    assert judged(models[0], problem.batches, top=2) == 100.0
+    assert top_accuracy(models[0], problem.batches, top=2) == 100.0
 
 
 def test_readings_pair_networks_and_seeds():

@@ -153,8 +153,8 @@ def test_a_spectrum_has_no_distance_to_itself_and_c_to_itself_moved_by_c():
     exact = np.linspace(-1, 3, 50)
     weights = np.full(50, 1 / 50)
     same, moved = (
-        lanczos_densities._compared(exact, exact, weights),
-        lanczos_densities._compared(exact, exact + 0.2, weights),
+        lanczos_densities._distances(exact, exact, weights),
+        lanczos_densities._distances(exact, exact + 0.2, weights),
     )
     assert same["distance"] == pytest.approx(0, abs=1e-12)
     assert same["support"] == 0
@@ -164,7 +164,7 @@ def test_a_spectrum_has_no_distance_to_itself_and_c_to_itself_moved_by_c():
 
 def test_mass_at_zero_and_outliers_are_counted():
     exact = np.concatenate([np.zeros(50), np.full(48, 1.0), [20.0, 30.0]])
-    row = lanczos_densities._compared(
+    row = lanczos_densities._distances(
         exact, np.array([0.0, 1.0, 30.1]), np.array([0.5, 0.48, 0.02])
     )
     assert row["at zero"] == 0.5

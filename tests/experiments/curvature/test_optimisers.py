@@ -75,10 +75,10 @@ def test_a_run_that_diverges_has_the_error_of_guessing():
 
 def test_thinned_rows_keep_both_ends():
     rows = [{"epoch": epoch} for epoch in range(1, 101)]
-    kept = [row["epoch"] for row in second_order.thinned(rows, 10)]
+    kept = [row["epoch"] for row in second_order.thin(rows, 10)]
     assert kept == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
-    assert second_order.thinned(rows[:4]) == rows[:4]
-    assert second_order.thinned([]) == []
+    assert second_order.thin(rows[:4]) == rows[:4]
+    assert second_order.thin([]) == []
 
 
 def test_other_errors_are_not_taken_for_divergence():

@@ -55,7 +55,7 @@ def components(one):
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_planted_clusters_without_links_are_the_components(count):
-    one = graph_subjects.planted(count, 0.0, seed=1)
+    one = graph_subjects.planted_graph(count, 0.0, seed=1)
     assert components(one) == count
     assert 20 * count <= len(one) <= 40 * count
     sizes = np.bincount(one.components)
@@ -64,7 +64,7 @@ def test_planted_clusters_without_links_are_the_components(count):
 
 
 def test_a_mixed_graph_has_its_nodes_and_as_many_small_eigenvalues_as_clusters():
-    one = graph_subjects.mixed(400, 5, 60, 100, seed=0)
+    one = graph_subjects.mixed_graph(400, 5, 60, 100, seed=0)
     assert len(one) == 400
     values = eigenvalues(one)
     assert np.diff(values)[:20].argmax() == 4
@@ -134,7 +134,7 @@ def test_fewer_moments_are_the_first_ones():
 
 
 def test_a_spectrum_of_fewer_steps_is_that_of_a_shorter_run():
-    one = graph_subjects.planted(4, 0.2, seed=0)
+    one = graph_subjects.planted_graph(4, 0.2, seed=0)
     deep, shallow = lanczos_spectra(one, [12, 6], 3, 0)
     np.testing.assert_allclose(
         shallow.nodes, spectrum(one.normalized_laplacian(), 6, 3, 0).nodes, atol=1e-10
@@ -156,7 +156,7 @@ def test_every_method_counts_cliques():
 
 def test_the_share_a_kernel_adds_is_that_of_gaussian_quadrature():
     values = np.linspace(0.1, 1.9, 40)
-    row = random_spectra._smoothed(values)
+    row = random_spectra._kernel_growth(values)
     points, weights = np.polynomial.hermite_e.hermegauss(20)
     for order in (2, 10):
         smoothed = (
@@ -176,7 +176,7 @@ def test_the_true_density_is_not_off():
     """
     values = np.sort(np.random.default_rng(0).uniform(0.2, 1.8, 4000))
     density = fit(chebvander(values - 1, 40).mean(axis=0), bounds=(0.0, 2.0), tol=1e-5)
-    row = random_spectra._compared(density, values, {"seed": 1})
+    row = random_spectra._distances_to_truth(density, values, {"seed": 1})
     assert row["off 50"] < 0.05
     assert row["outside"] < 0.02
 

@@ -72,7 +72,7 @@ def test_the_named_folder_comes_before_the_cache(no_files, tmp_path):
 
 def test_the_length_scale_is_the_one_of_the_condition_number():
     points = 0.2 * torch.randn(60, 6, generator=generator(0, "points"), dtype=torch.float64)
-    kernel, values, length = logdet_kernels.matched(points, 1e4)
+    kernel, values, length = logdet_kernels.match_kernel(points, 1e4)
     assert float(values[-1] / values[0]) == pytest.approx(1e4, rel=0.021)
     apart = torch.cdist(points, points) ** 2
     expected = (-apart / (2 * length**2)).exp() + 1e-8 * torch.eye(60, dtype=torch.float64)
@@ -160,7 +160,7 @@ def test_an_order_by_far_less_than_printed_does_not_hold():
 
 def test_exact_moments_of_a_cell_are_those_of_its_eigenvalues():
     cell = {"matrix": "grid", "sides": [3, 4], "sweeps": 5, "probes": 0, "seed": 0}
-    found = logdet_moments.known(cell)
+    found = logdet_moments.matrix_of(cell)
     values, stderr = logdet_moments._moments(found, (0.0, 8.0), cell)
     assert not stderr.any()
     assert values[1] == pytest.approx(float((found.eigenvalues() / 4 - 1).mean()))

@@ -432,7 +432,7 @@ def _epoch(row: Any, seen: Row) -> Row:
 
 
 @torch.no_grad()
-def judged(model: nn.Module, batches: Batches, top: int = 1) -> float:
+def top_accuracy(model: nn.Module, batches: Batches, top: int = 1) -> float:
     """The top-``top`` accuracy on held-out samples, in per cent."""
     was, hits, count = model.training, 0, 0
     model.eval()

@@ -19,7 +19,7 @@ from lambdahat.experiments.averaging.averaged_training import (
     train,
     unready,
 )
-from lambdahat.experiments.averaging.gadam_image import tuned
+from lambdahat.experiments.averaging.gadam_image import tuned_settings
 from lambdahat.experiments.kit.cells import (
     Cell,
     Row,
@@ -81,7 +81,7 @@ def cells(config: DimensionScale) -> list[Cell]:
             "subject": "network",
             **base,
             "network": f"VGG-4×{width}-BN",
-            **recipe(name, *tuned("VGG", name), config.epochs),
+            **recipe(name, *tuned_settings("VGG", name), config.epochs),
             "seed": seed,
         }
         for width in config.widths

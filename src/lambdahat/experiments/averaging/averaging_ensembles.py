@@ -16,11 +16,11 @@ from lambdahat.experiments.averaging.averaged_training import (
     change,
     gap,
     image_task,
-    judged,
     pairs,
     recipe,
     shared_settings,
     size_of,
+    top_accuracy,
     train,
     unlearnt,
     unready,
@@ -70,9 +70,9 @@ def run(cell: Cell, device: str) -> list[Row]:
     """One row: the average and the iterate it began at, the members and their ensemble."""
     task = image_task(cell, device)
     trained = train(cell, task)
-    end = {**trained.end, **size_of(task), "distance": moved(trained.rows)}
+    end = {**trained.end, **size_of(task), "distance": contraction(trained.rows)}
     members = [member(cell, number, device) for number in range(cell["members"])]
-    alone = [judged(each, task.held_out) for each in members]
+    alone = [top_accuracy(each, task.held_out) for each in members]
     single, together = sum(alone) / len(alone), ensemble_accuracy(members, task.held_out)
     return [
         {
@@ -85,7 +85,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     ]
 
 
-def moved(rows: Sequence[Row]) -> float:
+def contraction(rows: Sequence[Row]) -> float:
     """1 − ‖θ̄‖/mean‖θ‖ over the averaged iterates: 0 where they are all the same."""
     kept = [row for row in rows if row["averaged"]]
     if not kept:

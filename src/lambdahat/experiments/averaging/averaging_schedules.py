@@ -19,12 +19,12 @@ from lambdahat.experiments.averaging.averaged_training import (
     against_best,
     gap,
     image_task,
-    judged,
     mean,
     recipe,
     saturated,
     shared_settings,
     size_of,
+    top_accuracy,
     train,
     tuned_start,
     unlearnt,
@@ -93,7 +93,7 @@ def averaged_rows(
                 "start": start,
                 "frequency": every,
                 "averages": averages.counts[plan],
-                "accuracy": judged(model, task.held_out),
+                "accuracy": top_accuracy(model, task.held_out),
             }
         )
     return rows
@@ -128,7 +128,7 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> li
             "for any reasonable T_avg",
             gap(made.where(start=share), scheduled, "accuracy"),
             unit=" points",
-            unmet=learnt or unsettled(begun_at(epochs, share, base)),
+            unmet=learnt or unsettled(iterates_at(epochs, share, base)),
         )
         for share in SENSIBLE
     )
@@ -140,7 +140,7 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> li
     return found
 
 
-def begun_at(epochs: Rows, share: float, base: str) -> Rows:
+def iterates_at(epochs: Rows, share: float, base: str) -> Rows:
     """The iterates of a constant-rate run where averaging begins, and at its end."""
     last = max(epochs.values("epoch"), default=0)
     first = min(max(1, round(share * last)), last)
@@ -179,7 +179,7 @@ def claims(rows: Rows) -> list[Claim]:
 def _frequency_claims(of: dict[str, Rows], made: Rows, flat: Rows) -> list[Claim]:
     """How often to average: Figure 7.13."""
     half = unlearnt(of["AdamW, flat"], of["AdamW, linear"]) or unsettled(
-        begun_at(flat, REFERENCE, "AdamW")
+        iterates_at(flat, REFERENCE, "AdamW")
     )
     often, seldom = (
         made.where(start=REFERENCE, frequency=1),

@@ -34,7 +34,7 @@ from lambdahat.experiments.averaging.averaging_schedules import (
     run_with_averages,
     start_claims,
 )
-from lambdahat.experiments.averaging.gadam_image import tuned
+from lambdahat.experiments.averaging.gadam_image import tuned_settings
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means, over_seeds
 from lambdahat.experiments.kit.claims import (
     Claim,
@@ -95,7 +95,7 @@ def recipes(network: str, config: StartScale) -> dict[str, Cell]:
     return {
         name: recipe(
             optimizer,
-            *tuned(network, optimizer.removesuffix("+LH"), config.quick),
+            *tuned_settings(network, optimizer.removesuffix("+LH"), config.quick),
             config.epochs,
             schedule,
         )

@@ -189,7 +189,7 @@ class ImageScale(Scale):
     sharp_seeds: int = 2
 
 
-def tuned(network: str, optimizer: str, quick: bool = False) -> tuple[float, float]:
+def tuned_settings(network: str, optimizer: str, quick: bool = False) -> tuple[float, float]:
     """Rate and weight decay of an optimiser, which are its base's."""
     base = BASES.get(optimizer, optimizer)
     rate, decay = SETTINGS[family(network)][base]
@@ -206,7 +206,7 @@ def cells(config: ImageScale) -> list[Cell]:
             {
                 **shared,
                 "network": name,
-                **recipe(optimizer, *tuned(name, optimizer, config.quick), config.epochs),
+                **recipe(optimizer, *tuned_settings(name, optimizer, config.quick), config.epochs),
                 "seed": seed,
             }
             for name in config.networks

@@ -23,11 +23,11 @@ from lambdahat.experiments.averaging.averaged_training import (
     family,
     gap,
     image_task,
-    judged,
     mean,
     recipe,
     shared_settings,
     size_of,
+    top_accuracy,
     train,
     unready,
 )
@@ -239,7 +239,11 @@ def run(cell: Cell, device: str) -> list[Row]:
     """Rows of epochs, and of the end with the accuracy among the five largest logits."""
     task = picture_task(cell, device)
     trained = train(cell, task)
-    end = {**trained.end, **size_of(task), "top 5": judged(trained.solution, task.held_out, 5)}
+    end = {
+        **trained.end,
+        **size_of(task),
+        "top 5": top_accuracy(trained.solution, task.held_out, 5),
+    }
     return [*trained.rows, end]
 
 
@@ -258,7 +262,7 @@ def claims(rows: Rows) -> list[Claim]:
     of = _by_run(ends.where(network=raced))
     table = Claims()
     placed: list[Claim] = []
-    for network, tail in told_apart(ends):
+    for network, tail in name_networks(ends):
         part = _by_run(ends.where(network=network))
         # of a sweep that was cut short, what it has
         there = [pair for pair in IN_TABLE if {*pair} <= {*part}]
@@ -275,7 +279,9 @@ def claims(rows: Rows) -> list[Claim]:
             for upper, lower in there
         ]
         placed += [
-            _placed(part, *pair, tail) for pair in PLACED if small and missing and pair in there
+            _placement_claim(part, *pair, tail)
+            for pair in PLACED
+            if small and missing and pair in there
         ]
     text = [
         _above(of, upper, lower, WHOLE, source, said, missing)
@@ -299,7 +305,7 @@ def _by_run(ends: Rows) -> dict[str, Rows]:
     return {name: ends.where(run=name) for name in ends.distinct("run")}
 
 
-def told_apart(rows: Rows) -> list[tuple[str, str]]:
+def name_networks(rows: Rows) -> list[tuple[str, str]]:
     """The networks, each with its name for claims and titles; none if there is only one."""
     names = rows.distinct("network")
     return [(name, f", {name}" if len(names) > 1 else "") for name in names]
@@ -352,7 +358,7 @@ def _above(
     )
 
 
-def _placed(of: dict[str, Rows], upper: str, lower: str, tail: str) -> Claim:
+def _placement_claim(of: dict[str, Rows], upper: str, lower: str, tail: str) -> Claim:
     data = of[upper][0].get("data")
     sentence = f"on {data} in its place{tail}, {upper} is above {lower}"
     reading = gap(of[upper], of[lower], "accuracy")
@@ -427,7 +433,7 @@ def charts(rows: Rows) -> list[Chart]:
     """Of each network accuracy over epochs, and over the epochs with averages."""
     return [
         chart
-        for network, tail in told_apart(rows)
+        for network, tail in name_networks(rows)
         for chart in _charts(rows.where(network=network), tail)
     ]
 

@@ -225,7 +225,7 @@ def claims(rows: Rows) -> list[Claim]:
         Claim(
             f"{name}'s perplexity is below {other}'s",
             "§7.8.3, Table 7.5",
-            _printed(name, other),
+            _printed_pair(name, other),
             gap(of[name], of[other], TEST),
             "below",
             unmet=unready(epochs, name, other),
@@ -314,7 +314,7 @@ def _iterates(epochs: Rows, name: str, share: float) -> float:
     return over_seeds(part.where(epoch=epoch), "iterate perplexity").value
 
 
-def _printed(name: str, other: str) -> str:
+def _printed_pair(name: str, other: str) -> str:
     return f"{PRINTED[name][1]:g} to {PRINTED[other][1]:g}"
 
 

@@ -55,12 +55,12 @@ def run(cell: Cell, device: str) -> list[Row]:
     rng = np.random.default_rng(derived_seed(cell["seed"], "curvatures"))
     curvatures = np.power(10.0, rng.uniform(-1, 0, cell["size"]))
     made = NoisyQuadratic(curvatures, RATE, start=10.0)
-    return [_simulated(made, cell, steps) for steps in cell["steps"]] + [
+    return [_simulate(made, cell, steps) for steps in cell["steps"]] + [
         _exact(curvatures, steps) for steps in LONG
     ]
 
 
-def _simulated(made: NoisyQuadratic, cell: Cell, steps: int) -> Row:
+def _simulate(made: NoisyQuadratic, cell: Cell, steps: int) -> Row:
     """Variance and loss of each kind of point, simulated, and the exact distance of its mean."""
     points = made.simulate(steps, cell["replicas"], DECAY, cell["seed"])
     laws = {

@@ -6,13 +6,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from lambdahat.experiments.curvature.second_order import (
-    end_row,
-    epoch_rows,
-    sharpness,
-    thinned,
-    train,
-)
+from lambdahat.experiments.curvature.second_order import end_row, epoch_rows, sharpness, thin, train
 from lambdahat.experiments.kit.cells import (
     Cell,
     Row,
@@ -320,7 +314,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     end = end_row(history, rows, cell["epochs"], found.classes)
     if cell["samples"] and not end["diverged"]:
         end["largest"] = sharpness(model, found, cell)
-    return [*({"kind": "epoch", **row} for row in thinned(rows)), {"kind": "end", **end}]
+    return [*({"kind": "epoch", **row} for row in thin(rows)), {"kind": "end", **end}]
 
 
 def _adam(*pairs: tuple[float, float]) -> tuple[DampedSetting, ...]:

@@ -73,7 +73,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     """Train; then the rates of every optimiser at that point, one row each."""
     found = images(cell, device)
     model = network(cell["network"], found, cell["seed"])
-    adam = _trained(model, found, cell)
+    adam = _train_adam(model, found, cell)
     problem = curvature_problem(model, found, cell)
     pairs = eigenpairs(hessian(problem), SHARP, tol=1e-3, seed=cell["seed"])
     rows = [_row("SGD", "", 0.0, problem, torch.optim.SGD(model.parameters(), RATE), pairs, cell)]
@@ -88,7 +88,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     return rows + _second_order(model, problem, pairs, cell)
 
 
-def _trained(model: nn.Module, found: Images, cell: Cell) -> Padam:
+def _train_adam(model: nn.Module, found: Images, cell: Cell) -> Padam:
     """Adam, as Padam at p = ½: its second moments are what the rates come from."""
     optimizer = Padam(model.parameters(), RATE, p=POWERS[0], amsgrad=False)
     fit(

@@ -82,7 +82,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     rows = []
     for depth in depths:
         nodes, weights, _ = (part.numpy() for part in krylov.ritz(depth))
-        row = {"method": "Lanczos", "depth": depth, **_compared(exact, nodes, weights)}
+        row = {"method": "Lanczos", "depth": depth, **_distances(exact, nodes, weights)}
         if first:
             row |= {"nodes": short(nodes), "weights": short(weights)}
         rows.append(row)
@@ -96,7 +96,7 @@ def _diagonal_row(exact: Array, diagonal: Tensor, cell: Cell, first: bool) -> Ro
     row = {
         "method": "diagonal",
         "depth": 0,
-        **_compared(exact, found, np.full(len(found), 1 / len(found))),
+        **_distances(exact, found, np.full(len(found), 1 / len(found))),
         "largest": float(found.max()),
         "smallest": float(found.min()),
         "variance": float(found.var()),
@@ -113,7 +113,7 @@ def _diagonal_row(exact: Array, diagonal: Tensor, cell: Cell, first: bool) -> Ro
     return row
 
 
-def _compared(exact: Array, nodes: Array, weights: Array) -> Row:
+def _distances(exact: Array, nodes: Array, weights: Array) -> Row:
     """Relative distances of a discrete spectrum to the exact one, its mass at 0, its outliers."""
     low, high = float(exact.min()), float(exact.max())
     width = high - low

@@ -123,7 +123,7 @@ def epoch_rows(run: Run | None, classes: int) -> list[Row]:
     return rows
 
 
-def thinned(rows: list[Row], count: int = 15) -> list[Row]:
+def thin(rows: list[Row], count: int = 15) -> list[Row]:
     """About ``count`` rows, evenly: the first, the last, and what a curve needs between them."""
     every = max(1, math.ceil(len(rows) / count))
     return [row for place, row in enumerate(rows) if place % every == 0 or place == len(rows) - 1]

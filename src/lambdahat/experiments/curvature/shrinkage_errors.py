@@ -103,7 +103,7 @@ def _steps(truth: Array, values: Array, vectors: Array, rng: np.random.Generator
     wanted = np.asarray(np.linalg.solve(truth, gradient), np.float64)
     parts = vectors.T @ gradient
     away = [
-        float(np.linalg.norm(_scaled(vectors @ (parts / (values + damping)), wanted) - wanted))
+        float(np.linalg.norm(_scale_step(vectors @ (parts / (values + damping)), wanted) - wanted))
         for damping in (1e-8, *DAMPINGS)
     ]
     size = float(np.linalg.norm(wanted))
@@ -114,7 +114,7 @@ def _steps(truth: Array, values: Array, vectors: Array, rng: np.random.Generator
     }
 
 
-def _scaled(step: Array, wanted: Array) -> Array:
+def _scale_step(step: Array, wanted: Array) -> Array:
     """The step at the best learning rate, so that directions are compared."""
     return step * float(step @ wanted) / float(step @ step)
 

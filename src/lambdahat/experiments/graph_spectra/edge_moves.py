@@ -75,7 +75,7 @@ def run(cell: Cell, device: str) -> list[Row]:
                 {
                     "Weyl": bounds.bound,
                     "first order": bounds.first_order,
-                    "printed": _printed(before, *links[0]),
+                    "printed": _printed_bound(before, *links[0]),
                 }
                 if number == 1
                 else {}
@@ -104,7 +104,7 @@ def _eigenvalues(found: Graph) -> Array:
     return np.asarray(np.linalg.eigvalsh(np.eye(len(found)) - found.normalized().toarray()))
 
 
-def _printed(found: Graph, first: int, second: int) -> float:
+def _printed_bound(found: Graph, first: int, second: int) -> float:
     """Eq. 3.13 at its word, without the factors 1/2d of its proof."""
     degrees, normal = found.degrees, found.normalized()
     shares = [float(normal[node].sum()) for node in (first, second)]  # Σ_g 1/√(d_i·d_g)

@@ -16,9 +16,9 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     counts,
     first_count,
     gap_count,
-    mixed,
+    mixed_graph,
     plain_moments,
-    planted,
+    planted_graph,
     real_graph,
     stand_in,
 )
@@ -120,19 +120,19 @@ def cells(config: ClusterScale) -> list[Cell]:
 def run(cell: Cell, device: str) -> list[Row]:
     """Each method's count with its relative error; or the smallest eigenvalues and the density."""
     if cell["kind"] == "planted":
-        graph = planted(cell["clusters"], cell["links"], cell["seed"])
-        return _judged(graph, cell, cell["clusters"], "planted")
+        graph = planted_graph(cell["clusters"], cell["links"], cell["seed"])
+        return _count_rows(graph, cell, cell["clusters"], "planted")
     if "clusters" in cell:
         least, most = cell["sizes"]
-        graph = mixed(cell["nodes"], cell["clusters"], least, most, cell["seed"])
-        return _judged(graph, cell, cell["clusters"], "made")
+        graph = mixed_graph(cell["nodes"], cell["clusters"], least, most, cell["seed"])
+        return _count_rows(graph, cell, cell["clusters"], "made")
     graph, data = real_graph(cell["graph"], cell["nodes"])
     if cell["kind"] == "eigenvalues":
         return [_near_zero(graph, data, cell)]
-    return _judged(graph, cell, int(graph.components.max()) + 1, data)
+    return _count_rows(graph, cell, int(graph.components.max()) + 1, data)
 
 
-def _judged(graph: Graph, cell: Cell, truth: int, data: str) -> list[Row]:
+def _count_rows(graph: Graph, cell: Cell, truth: int, data: str) -> list[Row]:
     common = {"truth": truth, "data": data, "size": len(graph), "edges": graph.num_edges}
     rows = []
     for row in counts(graph, cell["orders"], cell["probes"], cell["seed"]):

@@ -147,7 +147,7 @@ STAND_INS: dict[str, Callable[[int, int], Graph]] = {
 }
 
 
-def planted(count: int, outside: float, seed: int) -> Graph:
+def planted_graph(count: int, outside: float, seed: int) -> Graph:
     """``count`` clusters of 20 to 40 nodes, inner edges with probability ½, ``outside`` edges out
     of a node on average.
 
@@ -165,7 +165,7 @@ def planted(count: int, outside: float, seed: int) -> Graph:
     return graph(made)
 
 
-def mixed(nodes: int, count: int, least: int, most: int, seed: int) -> Graph:
+def mixed_graph(nodes: int, count: int, least: int, most: int, seed: int) -> Graph:
     """``count`` clusters of ``least`` to ``most`` nodes: the three random models in turn, joined by
     a few edges.
 

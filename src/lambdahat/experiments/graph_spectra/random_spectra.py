@@ -72,10 +72,10 @@ def run(cell: Cell, device: str) -> list[Row]:
         graph, max(cell["orders"]), cell["probes"], cell["seed"], components(graph)
     )
     rows = [
-        _compared(fit(first_moments(measured, count), tol=TOLERANCE), values, cell)
+        _distances_to_truth(fit(first_moments(measured, count), tol=TOLERANCE), values, cell)
         for count in cell["orders"]
     ]
-    return [*rows, _smoothed(values)] + ([_histogram(values)] if cell["seed"] == 0 else [])
+    return [*rows, _kernel_growth(values)] + ([_histogram(values)] if cell["seed"] == 0 else [])
 
 
 def _semicircle(count: int) -> Row:
@@ -93,7 +93,7 @@ def _semicircle(count: int) -> Row:
     return row
 
 
-def _compared(density: MaxentDensity, values: Array, cell: Cell) -> Row:
+def _distances_to_truth(density: MaxentDensity, values: Array, cell: Cell) -> Row:
     """Total variation to the histogram at both bin counts, and the mass beyond the eigenvalues."""
     count = len(density.coefficients) - 1
     row: Row = {"moments": count, "status": density.status.name}
@@ -125,7 +125,7 @@ def _histogram(values: Array) -> Row:
     return row
 
 
-def _smoothed(values: Array) -> Row:
+def _kernel_growth(values: Array) -> Row:
     """⟨(λ + u)^m⟩/⟨λ^m⟩ − 1 for m = 2 and 10: a Gaussian kernel raises moments (Theorem 2)."""
     row: Row = {"moments": KERNEL_ROW}
     for order in (2, 10):

@@ -93,7 +93,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     """A row for each method: its relative error (Eq. 2.39), and the products it took."""
     rng = generator(cell["seed"], "inputs")
     points = SCALE * torch.randn(cell["size"], DIMENSIONS, generator=rng, dtype=torch.float64)
-    kernel, values, length = matched(points, cell["condition"])
+    kernel, values, length = match_kernel(points, cell["condition"])
     exact = float(values.log().sum())
     common = {"length": length, "reached": float(values[-1] / values[0]), "exact": exact}
     rows = []
@@ -110,7 +110,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     return [{**common, **row} for row in rows]
 
 
-def matched(points: Tensor, condition: float) -> tuple[LinearOperator, Tensor, float]:
+def match_kernel(points: Tensor, condition: float) -> tuple[LinearOperator, Tensor, float]:
     """The kernel matrix of the nearest condition number, its eigenvalues, its length scale."""
     low, high = 0.02, 2.0
     for _ in range(14):
@@ -139,7 +139,7 @@ def _estimate(
             (0.0, top),
             "rademacher",
         )
-        density: Callable[[Moments], float] = _exactly if method == MEME else _gridded
+        density: Callable[[Moments], float] = _exactly if method == MEME else _grid_mean_log
         return kernel.dim * density(found), found.cost, None
     estimate = logdet(kernel, seed=cell["seed"], **_options(method, cell))
     low, high = estimate.interval()
@@ -164,7 +164,7 @@ def _exactly(found: Moments) -> float:
     return float(fit(found).expectation(np.log))
 
 
-def _gridded(found: Moments) -> float:
+def _grid_mean_log(found: Moments) -> float:
     """⟨log λ⟩ under the discrete density of maximum entropy at the middles of 10⁴ equal cells of
     [0, λ_u].
 

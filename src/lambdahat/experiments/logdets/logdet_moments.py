@@ -153,7 +153,7 @@ def cells(config: MomentScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per number of moments and algorithm, on [0, λ_u], λ_u Gershgorin's (Algorithm 3)."""
-    found = known(cell)
+    found = matrix_of(cell)
     bounds = (0.0, found.operator.known_bounds()[1])
     values, stderr = _moments(found, bounds, cell)
     rows = []
@@ -167,7 +167,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     return rows
 
 
-def known(cell: Cell) -> Known:
+def matrix_of(cell: Cell) -> Known:
     """The matrix of a cell."""
     name = cell["matrix"]
     return grid(tuple(cell["sides"])) if name == GRID else stiffness(scaled=name != STIFFNESS)

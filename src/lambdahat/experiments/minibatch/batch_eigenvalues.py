@@ -96,7 +96,7 @@ def _inside(
 ) -> NDArray[np.bool_]:
     width = batches.spread(model, what) if ruler == "predicted" else batches.deviation(what)
     found: NDArray[np.bool_] = (
-        np.abs(batches.values(what) - batches.told(model, what).value) <= times * width
+        np.abs(batches.values(what) - batches.prediction(model, what).value) <= times * width
     )
     return found
 
@@ -222,7 +222,7 @@ def _mean_ratio(point: TrainingPoint, model: str) -> Reading:
     The batches of different sizes are different draws, while the error of the prediction is one and
     the same for all. Degrees of freedom as Welch's.
     """
-    found = [(each.told(model, "largest"), each.mean("largest")) for each in point.batches]
+    found = [(each.prediction(model, "largest"), each.mean("largest")) for each in point.batches]
     known = [(told, mean) for told, mean in found if told.value > 0 and mean.value > 0]
     if not known:
         return UNKNOWN
@@ -261,7 +261,9 @@ def _misses(points: Points, model: str) -> dict[int, float]:
 
     def missed(batches: SizeBatches) -> NDArray[np.float64]:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.abs(np.log(batches.told(model, "largest").value / batches.values("largest")))
+            return np.abs(
+                np.log(batches.prediction(model, "largest").value / batches.values("largest"))
+            )
 
     return dict(enumerate(_by_batch(points, missed, "largest")))
 
@@ -345,7 +347,7 @@ def _shares(groups: Groups) -> Iterator[Table]:
 def _share(every: Sequence[SizeBatches], model: str, end: str) -> tuple[str, ...]:
     rulers = [(ruler, times) for ruler in ("predicted", "measured") for times in (1, 2)]
     shares = [f"{share_within(every, model, end, times, ruler):.0%}" for ruler, times in rulers]
-    ratios = [each.told(model, end).value / each.mean(end).value for each in every]
+    ratios = [each.prediction(model, end).value / each.mean(end).value for each in every]
     # a model that is never below 0 has no λ'_P to compare
     return (*shares, f"{min(ratios):.2f} … {max(ratios):.2f}" if max(ratios) > 0 else "none")
 
@@ -376,11 +378,11 @@ def _size_line(point: TrainingPoint, batches: SizeBatches, models: list[str]) ->
         f"{point['full largest']:.3g}",
         f"{batches.mean('largest').value:.3g} ± {batches.deviation('largest'):.2g}",
         *(
-            f"{batches.told(m, 'largest').value:.3g} ± {batches.spread(m, 'largest'):.2g}"
+            f"{batches.prediction(m, 'largest').value:.3g} ± {batches.spread(m, 'largest'):.2g}"
             for m in models
         ),
         f"{batches.mean('overlaps').value:.2f} ± {batches.deviation('overlaps'):.2f}",
-        *(f"{batches.told(m, 'overlaps').value:.2f}" for m in models),
+        *(f"{batches.prediction(m, 'overlaps').value:.2f}" for m in models),
     )
 
 
@@ -503,9 +505,11 @@ def _over_sizes(point: TrainingPoint, what: str) -> tuple[Series, ...]:
         Series(
             model,
             sizes,
-            [each.told(model, what).value for each in point.batches],
+            [each.prediction(model, what).value for each in point.batches],
             [
-                each.spread(model, what) if what == "largest" else each.told(model, what).stderr
+                each.spread(model, what)
+                if what == "largest"
+                else each.prediction(model, what).stderr
                 for each in point.batches
             ],
         )
@@ -571,7 +575,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     )
     *_, (epoch, problem) = training_stops(upto, load_split(subject.data), cell["root"], device)
     return rows_of(
-        [point.predicted() for point in measure_point(subject, epoch, problem, cell["root"])]
+        [point.with_predictions() for point in measure_point(subject, epoch, problem, cell["root"])]
     )
 
 

@@ -140,8 +140,8 @@ def claims(rows: Rows) -> list[Claim]:
         if setup.residual:
             found += _recovering(setup)
         else:
-            found += [*(_dropping(setup) if setup.normed else []), _untrained(setup)]
-        found += _rule_claims(setup) + ([_linked(setup)] if links_of(setup) else [])
+            found += [*(_dropping(setup) if setup.normed else []), _instability_claim(setup)]
+        found += _rule_claims(setup) + ([_link_claim(setup)] if links_of(setup) else [])
     for setup, twin in _twins(setups):
         found += _against(setup, twin)
     return [
@@ -184,7 +184,7 @@ def _dropping(setup: Setup) -> list[Claim]:
     return found
 
 
-def _untrained(setup: Setup) -> Claim:
+def _instability_claim(setup: Setup) -> Claim:
     """A VGG that has become unstable does not train, or without batch norm diverges."""
     size, bound = setup.sizes[-1], FALL * GUESSED
     losses = {row["seed"]: _loss(row) for row in setup.at(size)}
@@ -243,7 +243,7 @@ def _rule(rule: str) -> str:
     return "constant rate" if rule == "constant" else rule
 
 
-def _linked(setup: Setup) -> Claim:
+def _link_claim(setup: Setup) -> Claim:
     """Figure 5.8: without batch norm the further the better, with it "even" the other way round."""
     links = mean_of(list(links_of(setup).values()))
     unit, unmet = " = rank correlation", unlearnt(setup)
@@ -442,18 +442,20 @@ def _runs(setup: Setup) -> Table:
     return Table(title, HEADER, tuple(lines))
 
 
-def _tried(setup: Setup) -> Rows:
+def _runs_at_reference(setup: Setup) -> Rows:
     """All runs at the reference."""
     return setup.ends.where(batch=setup.reference)
 
 
 def _search(setups: list[Setup]) -> Table:
-    rates = sorted({rate for setup in setups for rate in _tried(setup).distinct("rate")})
+    rates = sorted(
+        {rate for setup in setups for rate in _runs_at_reference(setup).distinct("rate")}
+    )
     lines = tuple(
         (
             f"{rate:g}",
             *(
-                str(over_seeds(_tried(setup).where(rate=rate), column))
+                str(over_seeds(_runs_at_reference(setup).where(rate=rate), column))
                 for setup in setups
                 for column in ("error", "training loss")
             ),
@@ -480,7 +482,9 @@ def charts(rows: Rows) -> list[Chart]:
         out += [_over_sizes(setup), _over_epochs(setup, mine), _over_distance(setup)]
     tried = [setup for setup in setups if len(setup.ends.where(rule="search"))]
     if tried:
-        series = tuple(curve(setup.name, _tried(setup), "error", "rate") for setup in tried)
+        series = tuple(
+            curve(setup.name, _runs_at_reference(setup), "error", "rate") for setup in tried
+        )
         title = f"Rates at B = {tried[0].reference}"
         axis = "validation error, %"
         out.append(Chart(title, "learning rate", axis, series, x_log=True, source="§5.7.0.1"))

@@ -80,7 +80,7 @@ class BatchCell(Result):
         """Its standard deviation between batches."""
         return self.measured.spread(what)
 
-    def predicted(self, model: str, what: str) -> Estimate:
+    def prediction(self, model: str, what: str) -> Estimate:
         """What a model predicts; the error is that of its measured ingredients."""
         told = self.predictions[model]
         return {"largest": told.largest, "smallest": told.smallest, "overlaps": told.overlaps[0]}[
@@ -90,8 +90,10 @@ class BatchCell(Result):
     def spread(self, model: str, end: str) -> float:
         """The standard deviation of one batch about the prediction, including the prediction's."""
         told = self.predictions[model]
-        error = float(self.predicted(model, end).stderr)
-        return math.hypot(told.spread if end == "largest" else told.smallest_spread, _known(error))
+        error = float(self.prediction(model, end).stderr)
+        return math.hypot(
+            told.spread if end == "largest" else told.smallest_spread, _finite_or_zero(error)
+        )
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class CurvaturePoint(Result):
         """The models with predictions."""
         return tuple(self.cells[0].predictions)
 
-    def predicted(self) -> CurvaturePoint:
+    def with_predictions(self) -> CurvaturePoint:
         """The same with every model's predictions and without the bulky per-sample figures."""
         sources: dict[str, tuple[Spectrum | Eigenpairs, Estimate | DirectionalVariance]] = {
             "additive": (self.pairs, self.variance),
@@ -185,7 +187,7 @@ def _leading(told: BatchPrediction) -> BatchPrediction:
     return replace(told, outliers=told.outliers[:1])
 
 
-def _known(error: float) -> float:
+def _finite_or_zero(error: float) -> float:
     return error if math.isfinite(error) else 0.0
 
 
@@ -517,7 +519,7 @@ def _ritz(spectrum: Spectrum, name: str) -> Row:
 def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
     """What each batch shows, and with the first of each size what each model predicts."""
     for cell in point.cells:
-        told = _told(cell)
+        told = _prediction_columns(cell)
         for batch in range(len(cell.measured)):
             seen = {what: float(cell.values(what)[batch]) for what in SEEN}
             more = told if batch == 0 else {}
@@ -531,12 +533,12 @@ def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
             }
 
 
-def _told(cell: BatchCell) -> Row:
+def _prediction_columns(cell: BatchCell) -> Row:
     """Each model's prediction, its error, and the spread of one batch about it."""
     found: Row = {}
     for model in cell.predictions:
         for what in SEEN:
-            told = cell.predicted(model, what)
+            told = cell.prediction(model, what)
             found |= {f"{model} {what}": float(told), f"{model} {what} error": float(told.stderr)}
         found |= {f"{model} {end} spread": cell.spread(model, end) for end in ENDS}
     return found
@@ -567,7 +569,7 @@ class SizeBatches:
         """Its standard deviation between batches."""
         return float(self.values(what).std(ddof=1))
 
-    def told(self, model: str, what: str) -> Reading:
+    def prediction(self, model: str, what: str) -> Reading:
         """What a model predicts; an error that is not known counts as none."""
         error = self.rows[0][f"{model} {what} error"]
         return Reading(self.rows[0][f"{model} {what}"], error if math.isfinite(error) else 0.0)

@@ -171,13 +171,13 @@ def excess(point: TrainingPoint) -> float:
 def distance(batches: SizeBatches, model: str) -> float:
     """|predicted − mean of the batches| over their standard deviation; NaN if that is 0."""
     spread = batches.deviation("largest")
-    gap = abs(batches.told(model, "largest").value - batches.mean("largest").value)
+    gap = abs(batches.prediction(model, "largest").value - batches.mean("largest").value)
     return gap / spread if spread > 0 else math.nan
 
 
 def miss(batches: SizeBatches, model: str) -> float:
     """ln(predicted/mean of the batches)."""
-    told, seen = batches.told(model, "largest").value, batches.mean("largest").value
+    told, seen = batches.prediction(model, "largest").value, batches.mean("largest").value
     return math.log(told / seen) if told > 0 and seen > 0 else math.nan
 
 
@@ -193,7 +193,7 @@ def claims(rows: Rows) -> list[Claim]:
         for each in every
         for claim in make(each)
     ]
-    return [*own, *_compared(every)]
+    return [*own, *_kfac_claims(every)]
 
 
 def unlearnt(courses: Courses) -> str:
@@ -309,7 +309,7 @@ def _over_epochs(
     return mean_of([abs(measure(near_claimed(point), model)) for point in points]).value
 
 
-def _compared(every: Sequence[Courses]) -> Iterator[Claim]:
+def _kfac_claims(every: Sequence[Courses]) -> Iterator[Claim]:
     """KFAC's curvature against SGD's at the last epoch; the thesis draws both without comment."""
     by_place = {(courses.name, courses.optimizer): courses for courses in every}
     for (name, optimizer), ours in by_place.items():
@@ -383,13 +383,13 @@ def _batches(every: Sequence[Courses]) -> Iterator[Table]:
                     courses.optimizer,
                     str(epoch),
                     _mean(points, "full largest"),
-                    _shown([each.mean("largest").value for each in found]),
+                    _mean_text([each.mean("largest").value for each in found]),
                     f"{np.mean([each.deviation('largest') for each in found]):.2g}",
                     *(
-                        _shown([each.told(model, "largest").value for each in found])
+                        _mean_text([each.prediction(model, "largest").value for each in found])
                         for model in models
                     ),
-                    _shown([each.mean("smallest").value for each in found]),
+                    _mean_text([each.mean("smallest").value for each in found]),
                 )
         title = (
             f"Batches of {size} through training: mean of them and prediction, ± standard deviation"
@@ -444,10 +444,10 @@ def _stops(every: Sequence[Courses]) -> Iterator[tuple[Courses, int, list[Traini
 
 
 def _mean(points: Sequence[TrainingPoint], column: str) -> str:
-    return _shown([float(point[column]) for point in points])
+    return _mean_text([float(point[column]) for point in points])
 
 
-def _shown(values: Sequence[float]) -> str:
+def _mean_text(values: Sequence[float]) -> str:
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return f"{mean:.3g} ± {spread:.1g}" if spread > 0 else f"{mean:.3g}"
 
@@ -478,7 +478,7 @@ def _largest(courses: Courses) -> Chart:
         courses, f"batches of {size}", lambda point: near_claimed(point).mean("largest").value
     )
     between = _series(courses, "", lambda point: near_claimed(point).deviation("largest")).y
-    told = [_predicted(courses, model) for model in courses.models]
+    told = [_prediction_series(courses, model) for model in courses.models]
     caption = (
         "Means over seeds with their standard error; of batches the standard deviation between"
         " them."
@@ -488,8 +488,10 @@ def _largest(courses: Courses) -> Chart:
     return Chart(title, "epoch", "λ₁", series, y_log=True, source="Figure 5.6", caption=caption)
 
 
-def _predicted(courses: Courses, model: str) -> Series:
-    return _series(courses, model, lambda point: near_claimed(point).told(model, "largest").value)
+def _prediction_series(courses: Courses, model: str) -> Series:
+    return _series(
+        courses, model, lambda point: near_claimed(point).prediction(model, "largest").value
+    )
 
 
 def _series(courses: Courses, name: str, value: Callable[[TrainingPoint], float]) -> Series:
@@ -537,7 +539,7 @@ def run(cell: Cell, device: str) -> list[Row]:
         subject, load_split(subject.data), cell["seed"], device, make
     ):
         points = measure_point(subject, epoch, problem, cell["seed"], spectra=0)
-        rows += rows_of([point.predicted() for point in points])
+        rows += rows_of([point.with_predictions() for point in points])
     return rows
 
 

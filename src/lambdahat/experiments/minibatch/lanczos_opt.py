@@ -53,7 +53,7 @@ class Softmax:
         found: Tensor = (self.x @ columns).unflatten(2, (cells, self.classes))
         return found
 
-    def pulled(self, outputs: Tensor) -> Tensor:
+    def pull_back(self, outputs: Tensor) -> Tensor:
         """Xᵀ·outputs/n for outputs (S, n, R, K): (S, R, P)."""
         found: Tensor = (self.x.mT @ outputs.flatten(2)).unflatten(
             2, outputs.shape[2:]
@@ -62,7 +62,7 @@ class Softmax:
 
     def gradient(self, vectors: Tensor) -> Tensor:
         """∇L = Xᵀ(p − y)/n."""
-        return self.pulled(self.logits(vectors).softmax(-1) - self.targets.unsqueeze(2))
+        return self.pull_back(self.logits(vectors).softmax(-1) - self.targets.unsqueeze(2))
 
     def product(self, at: Tensor) -> Callable[[Tensor], Tensor]:
         """v ↦ Hv = Xᵀ[p∘(Xv) − p·(pᵀXv)]/n at the weights ``at``."""
@@ -70,11 +70,11 @@ class Softmax:
 
         def times(vectors: Tensor) -> Tensor:
             pushed = shares * self.logits(vectors)
-            return self.pulled(pushed - shares * pushed.sum(-1, keepdim=True))
+            return self.pull_back(pushed - shares * pushed.sum(-1, keepdim=True))
 
         return times
 
-    def judged(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and error rate, (S, R) each, in float64; NaN where the loss is not finite."""
         logits = self.logits(vectors)
         loss = (logits.logsumexp(-1) - (logits * self.targets.unsqueeze(2)).sum(-1)).mean(
@@ -106,7 +106,7 @@ def krylov(product: Callable[[Tensor], Tensor], start: Tensor, pairs: int) -> St
         vector = product(basis[..., step, :])
         alpha[..., step] = (vector * basis[..., step, :]).sum(-1, dtype=torch.float64)
         for _ in range(2):
-            vector = vector - _combined(known, _overlaps(known, vector))
+            vector = vector - _combine(known, _overlaps(known, vector))
     off = torch.diag_embed(beta[..., 1:], 1)
     # a cell that has diverged must not stop the others
     values, turn = torch.linalg.eigh(
@@ -127,10 +127,10 @@ def newton_directions(
     rest, inside = gradient, torch.zeros_like(space.values)
     for _ in range(2):
         overlaps = _overlaps(space.basis, rest)
-        inside, rest = inside + overlaps, rest - _combined(space.basis, overlaps)
-    along = _combined(space.turn, inside)  # turnᵀ c: the parts along the Ritz vectors
+        inside, rest = inside + overlaps, rest - _combine(space.basis, overlaps)
+    along = _combine(space.turn, inside)  # turnᵀ c: the parts along the Ritz vectors
     gains = along / (eta[:, None] * space.values + damping[:, None])
-    return rest / damping[:, None] + _combined(space.basis, _overlaps(space.turn, gains))
+    return rest / damping[:, None] + _combine(space.basis, _overlaps(space.turn, gains))
 
 
 def start_vectors(shape: torch.Size, seed: int, step: int, like: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _overlaps(rows: Tensor, vectors: Tensor) -> Tensor:
     return (rows @ vectors.unsqueeze(-1)).squeeze(-1)
 
 
-def _combined(rows: Tensor, weights: Tensor) -> Tensor:
+def _combine(rows: Tensor, weights: Tensor) -> Tensor:
     """rowsᵀ·weights."""
     return (rows.mT @ weights.unsqueeze(-1)).squeeze(-1)
 
@@ -171,7 +171,7 @@ def claims(rows: Rows) -> list[Claim]:
         " the training data"
     )
     published = "rises as δ falls"
-    found.add(sentence, SOURCE, published, _slope(last, _fitted(last)), "below", own=True)
+    found.add(sentence, SOURCE, published, _slope(last, _fitting_dampings(last)), "below", own=True)
     for damping in dampings:
         gap = paired_difference(
             _errors(last, "test", damping, strong), _errors(last, "test", damping, first)
@@ -224,7 +224,7 @@ def _slope(rows: Rows, dampings: Sequence[float]) -> Reading:
     )
 
 
-def _fitted(rows: Rows) -> list[float]:
+def _fitting_dampings(rows: Rows) -> list[float]:
     """The dampings with which every seed fits the training data at the least η.
 
     With the largest the flat directions, at rate α/δ, have not been learnt yet: there the error
@@ -301,7 +301,7 @@ def _curve(name: str, rows: Rows) -> Series:
     steps = rows.distinct("step")
     readings = [_mean(rows.where(step=step), "test error") for step in steps]
     return Series(
-        name, steps, [_known(r.value) for r in readings], [_known(r.stderr) for r in readings]
+        name, steps, [_finite(r.value) for r in readings], [_finite(r.stderr) for r in readings]
     )
 
 
@@ -310,7 +310,7 @@ def _mean(rows: Rows, measure: str) -> Reading:
     return mean_of([100 * value for value in found.values()])
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -344,7 +344,7 @@ SCALES = {
 
 def rows_at(setting: LanczosSetting, seed: int, device: torch.device | str = "cpu") -> list[Row]:
     """All dampings δ and factors η, and gradient descent: a row per run and look."""
-    return rows_of(setting.dampings, *trained(setting, seed, None, device))
+    return rows_of(setting.dampings, *train_runs(setting, seed, None, device))
 
 
 def rows_of(
@@ -354,13 +354,13 @@ def rows_of(
     return [
         {"seed": seed, **where, "step": step}
         | {name: float(measures[name][look, seed, run]) for name in MEASURES}
-        for run, where in enumerate(_named(dampings))
+        for run, where in enumerate(_run_settings(dampings))
         for seed in range(measures[MEASURES[0]].shape[1])
         for look, step in enumerate(steps)
     ]
 
 
-def _named(dampings: Sequence[float]) -> list[Row]:
+def _run_settings(dampings: Sequence[float]) -> list[Row]:
     """The settings of the runs; the last is gradient descent."""
     methods = [METHOD] * (len(dampings) * len(ETAS)) + [DESCENT]
     pairs = zip(methods, cells_of(dampings), strict=True)
@@ -372,7 +372,7 @@ def cells_of(dampings: Sequence[float]) -> list[tuple[float, float]]:
     return [*product(dampings, ETAS), (1.0, 0.0)]
 
 
-def trained(
+def train_runs(
     setting: LanczosSetting,
     seed: int,
     split: Split | None = None,
@@ -399,7 +399,7 @@ def trained(
         weights = weights - RATE * newton_directions(train.gradient(weights), space, eta, damping)
         if (step + 1) % every == 0 or step + 1 == setting.steps:
             steps.append(step + 1)
-            looks.append(_measured(train, test, weights))
+            looks.append(_measure(train, test, weights))
         report("lanczos-opt", step + 1, setting.steps)
     return tuple(steps), {name: torch.stack([look[name] for look in looks]) for name in MEASURES}
 
@@ -440,8 +440,8 @@ def _initial(train: Softmax, setting: LanczosSetting, seed: int) -> Tensor:
     return torch.stack(found)
 
 
-def _measured(train: Softmax, test: Softmax, weights: Tensor) -> dict[str, Tensor]:
-    (loss, error), (test_loss, test_error) = train.judged(weights), test.judged(weights)
+def _measure(train: Softmax, test: Softmax, weights: Tensor) -> dict[str, Tensor]:
+    (loss, error), (test_loss, test_error) = train.evaluate(weights), test.evaluate(weights)
     found = dict(zip(MEASURES, (error, test_error, loss, test_loss), strict=True))
     return {name: values.cpu() for name, values in found.items()}
 

@@ -39,7 +39,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     largest_passing,
     outcome,
     powers,
-    prepared,
+    prepare,
     rule_at,
     rule_rows,
     rules_of,
@@ -48,7 +48,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     scaling_runs,
     start_of,
     subject_of,
-    trained_from,
+    train_from,
 )
 from lambdahat.results.charts import Chart, Series
 
@@ -81,7 +81,7 @@ def claims_of(
             found.append(_square_root(frontier))
         elif own:
             found += [*_proportional(frontier, own[0]), _constant(frontier, own[0])]
-            found += [_predicted(frontier, rule) for rule in own]
+            found += [_limit_claim(frontier, rule) for rule in own]
     for runs in scaling:
         found += _linear_claims(runs) if runs.optimizer == "momentum" else [_adam_rule(runs)]
         found += [
@@ -149,7 +149,7 @@ def _constant(frontier: Frontier, rule: RateRule) -> Claim:
     )
 
 
-def _predicted(frontier: Frontier, rule: RateRule) -> Claim:
+def _limit_claim(frontier: Frontier, rule: RateRule) -> Claim:
     """Ours: below 2/λ₁ the loss falls by Eq. 5.34, which the thesis calls pessimistic."""
     limit = "2/λ₁" if frontier.optimizer == "sgd" else "the momentum-aware limit"
     sentence = (
@@ -217,7 +217,9 @@ def _linear_claims(runs: ScalingRuns) -> list[Claim]:
         f"{runs.network}, momentum, linear scaling: the further from the start, the lower the error"
     )
     unit = " = rank correlation"
-    found.add(sentence, "Figure 5.8a", "error falls", _linked(runs), "below", unit=unit)
+    found.add(
+        sentence, "Figure 5.8a", "error falls", _distance_correlation(runs), "below", unit=unit
+    )
     return found
 
 
@@ -322,7 +324,7 @@ def _by_seed(values: Tensor) -> dict[int, float]:
     return dict(enumerate(values.tolist()))
 
 
-def _linked(runs: ScalingRuns) -> Reading:
+def _distance_correlation(runs: ScalingRuns) -> Reading:
     """Spearman's rank correlation of distance and error over batch sizes, seed by seed."""
     linear, found = runs.rules.index("linear"), []
     for far, wrong in zip(runs.distance[linear].T, runs.validation_error[linear].T, strict=True):
@@ -377,7 +379,7 @@ def _rates(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule
     lines = []
     for size in sizes:
         found = [frontier.cell(size) if size in frontier.batch_sizes else "" for frontier in mine]
-        lines.append((str(size), *found, *(_allowed(rule, size) for rule in rules)))
+        lines.append((str(size), *found, *(_allowed_rate(rule, size) for rule in rules)))
     header = (
         "B",
         *(f"{f.optimizer}, {f.criterion}" for f in mine),
@@ -386,7 +388,7 @@ def _rates(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule
     return Table(f"{network}: the largest stable rate, and the rule for SGD", header, tuple(lines))
 
 
-def _allowed(rule: RateRule, size: int) -> str:
+def _allowed_rate(rule: RateRule, size: int) -> str:
     return (
         f"{float(rule.rates('sgd')[rule.batch_sizes.index(size)]):.3g}"
         if size in rule.batch_sizes
@@ -476,7 +478,7 @@ def edge_series(frontier: Frontier, name: str) -> Series:
     centre = frontier.centre()
     error = centre * frontier.stderr()
     return Series(
-        name, frontier.batch_sizes, _known(centre.tolist()), _known(error.tolist()), "points"
+        name, frontier.batch_sizes, _finite(centre.tolist()), _finite(error.tolist()), "points"
     )
 
 
@@ -522,12 +524,14 @@ def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[Series, ...]:
     series = []
     for rule, row in zip(runs.rules, values, strict=True):
         readings = [mean_of(each.tolist()) for each in row]
-        heights = _known([r.value for r in readings])
-        series.append(Series(rule, runs.batch_sizes, heights, _known([r.stderr for r in readings])))
+        heights = _finite([r.value for r in readings])
+        series.append(
+            Series(rule, runs.batch_sizes, heights, _finite([r.stderr for r in readings]))
+        )
     return tuple(series)
 
 
-def _known(values: Sequence[float]) -> list[float | None]:
+def _finite(values: Sequence[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 
@@ -601,7 +605,7 @@ def rule_of(ground: PreparedSubject, point: str, seed: int) -> RateRule:
     require_choice(point, "point", POINTS)
     if point == "at the start":
         return rule_at(ground, start_of(ground), point, seed)
-    return rule_at(ground, trained_from(ground, _half_edge(ground, "sgd", seed), seed), point, seed)
+    return rule_at(ground, train_from(ground, _half_edge(ground, "sgd", seed), seed), point, seed)
 
 
 def scaled_runs(ground: PreparedSubject, optimizer: str, seed: int) -> ScalingRuns:
@@ -664,7 +668,7 @@ def stable_rates(
 
 
 def _loss(ground: PreparedSubject, cells: Cells) -> Tensor:
-    return cells.judged(ground.probe)[0]
+    return cells.evaluate(ground.probe)[0]
 
 
 ASSUMPTIONS = sentences(f"""
@@ -738,7 +742,7 @@ def cells(config: RateScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The edges by every criterion, the rule, or the scaled runs, as ``part`` says."""
-    ground, root = prepared(subject_of(cell), {}, cell["root"], device), cell["root"]
+    ground, root = prepare(subject_of(cell), {}, cell["root"], device), cell["root"]
     if cell["part"] == "rule":
         return rule_rows(rule_of(ground, cell["point"], root))
     if cell["part"] == "scaling":

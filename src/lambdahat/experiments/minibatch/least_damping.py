@@ -46,7 +46,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     largest_passing,
     outcome,
     powers,
-    prepared,
+    prepare,
     rule_at,
     rule_rows,
     rules_of,
@@ -155,7 +155,9 @@ def tables(rows: Rows) -> list[Table]:
 def _dampings(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
     mine = [frontier for frontier in frontiers if frontier.network == network]
     own = [rule for rule in rules if rule.network == network]
-    expected = {name: values for rule in own for name, values in _expected(rule, mine).items()}
+    expected = {
+        name: values for rule in own for name, values in _expected_dampings(rule, mine).items()
+    }
     lines = []
     for size in sorted({size for frontier in mine for size in frontier.batch_sizes}):
         found = [frontier.cell(size) if size in frontier.batch_sizes else "" for frontier in mine]
@@ -165,7 +167,9 @@ def _dampings(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateR
     return Table(f"{network}: the least damping that trains at α = 1", header, tuple(lines))
 
 
-def _expected(rule: RateRule, frontiers: Sequence[Frontier]) -> dict[str, dict[int, float]]:
+def _expected_dampings(
+    rule: RateRule, frontiers: Sequence[Frontier]
+) -> dict[str, dict[int, float]]:
     """Dampings by batch size: Eq. 5.36 with Pσ² and τ², and by what batches add to λ₁."""
     models = {"additive": "Eq. 5.36, Pσ²", "directional": "τ² for Pσ²"}
     told = {
@@ -189,7 +193,7 @@ def charts(rows: Rows) -> list[Chart]:
             Series(name, rule.batch_sizes, [value or None for value in values.values()])
             for rule in rules
             if rule.network == network
-            for name, values in _expected(rule, mine).items()
+            for name, values in _expected_dampings(rule, mine).items()
         ]
         series = (*(edge_series(frontier, NAMES[frontier.optimizer]) for frontier in mine), *told)
         title = f"{network}: the least damping at α = 1"
@@ -240,14 +244,14 @@ def least_epsilon(ground: PreparedSubject, seed: int, section: SearchSection = S
     start = Cells(
         ground.models, ground.train, StackedSettings("adam", torch.zeros(subject.seeds, 1))
     )
-    first = start.judged(ground.probe)[0]
+    first = start.evaluate(ground.probe)[0]
     for size in subject.batch_sizes:
 
         def learns(inverse: Tensor, size: int = size) -> Tensor:
             settings = StackedSettings("adam", torch.full_like(inverse, RATE), inverse.reciprocal())
             cells = Cells(ground.models, ground.train, settings)
             cells.train(size, subject.steps, seed, f"{subject.network}, Adam's ε, B = {size}")
-            return cells.judged(ground.probe)[0] < FALL * first
+            return cells.evaluate(ground.probe)[0] < FALL * first
 
         edges.append(largest_passing(learns, section, subject.seeds).reciprocal())
     return Frontier(
@@ -292,7 +296,7 @@ def _largest_learning(
     index, inverse = row
     passed = torch.zeros(len(inverse), dtype=torch.bool)
     for column in reversed(range(len(inverse))):
-        trained = _kfac_trained(
+        trained = _train_kfac(
             ground, index, 1 / float(inverse[column]), size, ground.subject.steps, seed
         )
         if trained is not None and _loss(trained, ground) < FALL * first[index]:
@@ -301,14 +305,14 @@ def _largest_learning(
     return passed
 
 
-def _kfac_trained(
+def _train_kfac(
     ground: PreparedSubject, index: int, damping: float, size: int, steps: int, seed: int
 ) -> nn.Module | None:
     """The network of one seed after ``steps`` steps of KFAC at α = 1; None where it diverged."""
     model = copy.deepcopy(ground.models[index]).train()
     optimizer = KFAC(model, RATE, damping)
     try:
-        return model if _stepped(model, optimizer, ground, index, size, steps, seed) else None
+        return model if _run_steps(model, optimizer, ground, index, size, steps, seed) else None
     # moments that are infinite, or that so little damping does not make invertible
     except RuntimeError:
         return None
@@ -316,7 +320,7 @@ def _kfac_trained(
         optimizer.close()
 
 
-def _stepped(
+def _run_steps(
     model: nn.Module,
     optimizer: KFAC,
     ground: PreparedSubject,
@@ -379,7 +383,7 @@ def _kfac_outcome(
 ) -> tuple[float, float, float]:
     """Validation error, training loss and distance of one run; NaN where it diverged."""
     with torch.enable_grad():
-        model = _kfac_trained(ground, index, damping, size, steps_of(ground, size), seed)
+        model = _train_kfac(ground, index, damping, size, steps_of(ground, size), seed)
     loss = math.nan if model is None else _loss(model, ground)
     if model is None or not math.isfinite(loss):
         return math.nan, math.nan, math.nan
@@ -447,7 +451,7 @@ def cells(config: DampingScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The least damping, the rule, or the scaled runs, as ``part`` says."""
-    ground, root = prepared(subject_of(cell), {}, cell["root"], device), cell["root"]
+    ground, root = prepare(subject_of(cell), {}, cell["root"], device), cell["root"]
     if cell["part"] == "rule":
         return rule_rows(rule_at(ground, start_of(ground), "at the start", root))
     if cell["part"] == "scaling":

@@ -89,11 +89,11 @@ def largest_passing(passes: Passes, section: SearchSection, seeds: int) -> Tenso
             known = below.isfinite() & above.isfinite()
             low, high = below.where(known, logs[0]), above.where(known, logs[0])
             grid = low[:, None] + (high - low)[:, None] * shares
-        below, above = _narrowed(grid, passes(grid.exp()), below, above, first=number == 0)
+        below, above = _narrow(grid, passes(grid.exp()), below, above, first=number == 0)
     return torch.where(below.isnan(), math.nan, ((below + above) / 2).exp())
 
 
-def _narrowed(
+def _narrow(
     grid: Tensor, passed: Tensor, below: Tensor, above: Tensor, first: bool
 ) -> tuple[Tensor, Tensor]:
     """The new bracket of every seed: the largest value that passed, and the next one above it."""
@@ -145,10 +145,12 @@ class Frontier(Result):
         known, seeds = int(self._logs()[1][place].sum()), self.edges.shape[1]
         missing = self._missing(place)
         if not known:
-            return next(iter(missing)) if len(missing) == 1 else _counted(missing)
+            return next(iter(missing)) if len(missing) == 1 else _count_text(missing)
         text = f"{self.at(batch_size):.3g}"
         text += f" ± {100 * float(self.stderr()[place]):.0f} %" if known > 1 else ""
-        return text if known == seeds else f"{text} ({known} of {seeds} seeds; {_counted(missing)})"
+        return (
+            text if known == seeds else f"{text} ({known} of {seeds} seeds; {_count_text(missing)})"
+        )
 
     def _missing(self, place: int) -> dict[str, int]:
         """How many seeds have no edge, by reason; an edge of a reciprocal can be 0."""
@@ -193,7 +195,7 @@ class Frontier(Result):
         return float(np.exp(kept.mean())), float(kept.std(ddof=1) / math.sqrt(len(kept)))
 
 
-def _counted(missing: Mapping[str, int]) -> str:
+def _count_text(missing: Mapping[str, int]) -> str:
     return ", ".join(f"{reason}: {count}" for reason, count in missing.items())
 
 
@@ -304,12 +306,14 @@ class Cells:
         }
         self.rule = StackedRule(list(self.parameters.values()), settings)
         self._gradients = vmap(vmap(grad_and_value(self._loss), in_dims=(0, None, None)))
-        self._judge = vmap(vmap(self._judged, in_dims=(0, None, None)), in_dims=(0, None, None))
+        self._judge = vmap(
+            vmap(self._evaluate_one, in_dims=(0, None, None)), in_dims=(0, None, None)
+        )
 
     def _loss(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(functional_call(self.model, parameters, (x,)), y)
 
-    def _judged(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
+    def _evaluate_one(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
         """Sums of losses and of wrong answers, (2,)."""
         logits = functional_call(self.model, parameters, (x,))
         wrong = (logits.argmax(-1) != y).sum()
@@ -354,7 +358,7 @@ class Cells:
         return torch.stack(means)
 
     @torch.no_grad()
-    def judged(self, data: Pair) -> tuple[Tensor, Tensor]:
+    def evaluate(self, data: Pair) -> tuple[Tensor, Tensor]:
         """Mean loss and share of wrong answers over data, (S, R) each on the CPU; NaN where the
         loss is not finite.
         """
@@ -419,7 +423,7 @@ class EdgeSubject:
     reference: int = 128
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def described(self) -> str:
+    def description(self) -> str:
         """Its size in words."""
         return f"{self.network}: {self.samples:,} samples, {self.steps} steps, {self.seeds} seeds."
 
@@ -449,7 +453,7 @@ class PreparedSubject:
         return replace(self, subject=replace(self.subject, batch_sizes=(batch_size,)))
 
 
-def prepared(
+def prepare(
     subject: EdgeSubject, splits: Mapping[str, Split], seed: int, device: torch.device | str
 ) -> PreparedSubject:
     """The subject's data, from ``splits`` if given there, and its networks."""
@@ -477,11 +481,14 @@ def prepared(
         for index in range(subject.seeds)
     ]
     return PreparedSubject(
-        subject, [model.to(device) for model in models], _moved(train, device), _moved(test, device)
+        subject,
+        [model.to(device) for model in models],
+        _to_device(train, device),
+        _to_device(test, device),
     )
 
 
-def _moved(pair: Pair, device: torch.device | str) -> Pair:
+def _to_device(pair: Pair, device: torch.device | str) -> Pair:
     return pair[0].to(device), pair[1].to(device)
 
 
@@ -581,8 +588,8 @@ def outcome(ground: PreparedSubject, settings: StackedSettings, size: int, seed:
     cells = Cells(ground.models, ground.train, settings)
     task = f"{ground.subject.network}, {settings.optimizer}, rules at B = {size}"
     cells.train(size, steps_of(ground, size), seed, task)
-    _, error = cells.judged(ground.test)
-    loss, _ = cells.judged(ground.probe)
+    _, error = cells.evaluate(ground.test)
+    loss, _ = cells.evaluate(ground.probe)
     distance = cells.distances().where(loss.isfinite(), torch.nan)
     return error.T, loss.T, distance.T
 
@@ -675,7 +682,7 @@ def rule_at(ground: PreparedSubject, problem: Problem, point: str, seed: int) ->
     }
     sizes = ground.subject.batch_sizes
     predicted = {
-        model: [_predicted(problem, pairs, noise[model], size, model) for size in sizes]
+        model: [_predict_largest(problem, pairs, noise[model], size, model) for size in sizes]
         for model in MODELS
     }
     shown = [
@@ -697,7 +704,7 @@ def start_of(ground: PreparedSubject) -> Problem:
     return Problem(ground.models[0], "cross_entropy", ground.train)
 
 
-def trained_from(ground: PreparedSubject, rate: float, seed: int) -> Problem:
+def train_from(ground: PreparedSubject, rate: float, seed: int) -> Problem:
     """The first seed's network after SGD at a rate, on batches of the reference size."""
     subject = ground.subject
     cells = Cells(ground.models[:1], ground.train, StackedSettings("sgd", torch.tensor([[rate]])))
@@ -705,7 +712,9 @@ def trained_from(ground: PreparedSubject, rate: float, seed: int) -> Problem:
     return start_of(ground).at({name: tensor[0, 0] for name, tensor in cells.parameters.items()})
 
 
-def _predicted(problem: Problem, pairs: Eigenpairs, noise: Noise, size: int, model: str) -> float:
+def _predict_largest(
+    problem: Problem, pairs: Eigenpairs, noise: Noise, size: int, model: str
+) -> float:
     return float(predict(pairs, noise, size, population=problem.num_samples, model=model).largest)
 
 
@@ -782,7 +791,7 @@ def frontiers_of(rows: Rows) -> list[Frontier]:
     ):
         part = edges.where(network=network, optimizer=optimizer, criterion=criterion)
         sizes, seeds = sorted(part.distinct("batch_size")), part.distinct("seed")
-        found = _filled(part, "edge", batch_size=sizes, seed=seeds)
+        found = _fill(part, "edge", batch_size=sizes, seed=seeds)
         out.append(
             Frontier(network, optimizer, criterion, tuple(sizes), found, part[0]["resolution"])
         )
@@ -795,9 +804,9 @@ def rules_of(rows: Rows) -> list[RateRule]:
     for network, point in dict.fromkeys((row["network"], row["point"]) for row in measured):
         part = measured.where(network=network, point=point)
         sizes, first = sorted(part.distinct("batch_size")), part[0]
-        values = _filled(part, "largest", batch_size=sizes, batch=part.distinct("batch"))
+        values = _fill(part, "largest", batch_size=sizes, batch=part.distinct("batch"))
         told = {
-            model: _filled(part, model, batch_size=sizes, batch=[0])[:, 0]
+            model: _fill(part, model, batch_size=sizes, batch=[0])[:, 0]
             for model in MODELS
             if model in first
         }
@@ -814,8 +823,8 @@ def scaling_of(rows: Rows) -> list[ScalingRuns]:
         part = every.where(network=network, optimizer=optimizer)
         first, rules, sizes = part[0], part.distinct("rule"), sorted(part.distinct("batch_size"))
         axes = {"rule": rules, "batch_size": sizes, "seed": part.distinct("seed")}
-        values = _filled(part, "value", **axes)[..., 0]
-        outcomes = [_filled(part, name, **axes) for name in OUTCOMES]
+        values = _fill(part, "value", **axes)[..., 0]
+        outcomes = [_fill(part, name, **axes) for name in OUTCOMES]
         out.append(
             ScalingRuns(
                 network,
@@ -832,7 +841,7 @@ def scaling_of(rows: Rows) -> list[ScalingRuns]:
     return out
 
 
-def _filled(rows: Rows, name: str, **axes: list[object]) -> Tensor:
+def _fill(rows: Rows, name: str, **axes: list[object]) -> Tensor:
     """A column as an array over the values of other columns; NaN where there is no row."""
     places = [{value: place for place, value in enumerate(values)} for values in axes.values()]
     found = torch.full([len(values) for values in axes.values()], math.nan, dtype=torch.float64)
