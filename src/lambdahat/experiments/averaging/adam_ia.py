@@ -1,6 +1,4 @@
-"""Adam with averages against Gadam: decoupled weight decay makes the difference (§7.4, Figures
-7.1, 7.2, 7.5, 7.6).
-"""
+"""Adam with averages against Gadam: decoupled weight decay (§7.4, Figures 7.1, 7.2, 7.5, 7.6)."""
 
 from __future__ import annotations
 

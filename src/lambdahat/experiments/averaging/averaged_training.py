@@ -1,8 +1,7 @@
-"""What must be so of a run before a claim about it can be judged: rules on its rows that do not
-look at the outcome.
+"""Training with iterate averaging: networks, recipes, runs, and when runs can be compared.
 
-Each gives the reason why a claim cannot be tested here, or "". The thresholds were set after the
-first runs at the scale ``cpu``; none depends on which side a comparison came out on.
+``unready`` and its parts give the reason why a claim cannot be tested here, or "". Their thresholds
+were set after the first runs at the scale ``cpu``; none depends on the outcome of a comparison.
 """
 
 from __future__ import annotations
@@ -142,9 +141,7 @@ class Averages:
         return True
 
     def model(self, plan: AveragePlan, like: nn.Module, batches: Iterable[Any]) -> nn.Module:
-        """A copy of the network with the average of a plan, its batch norm renewed from
-        ``batches``.
-        """
+        """A copy of the network with a plan's average, batch norm refreshed from ``batches``."""
         require(
             self.counts.get(plan, 0) > 0,
             "plan",

@@ -1,6 +1,4 @@
-"""What averaging gains against the number of parameters P (Theorem 18 and Figure 7.8d, spectral
-thesis).
-"""
+"""What averaging gains against the number of parameters P (Theorem 18, Figure 7.8d)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Averages of weights against ensembles of networks, by weight decay (§7.5.4, Figure 7.3,
-spectral thesis).
-"""
+"""Averages of weights against ensembles of networks, by weight decay (§7.5.4, Figure 7.3)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""When to start averaging and how often, schedules, Lookahead and GadamAuto (§7.5.5 and
-§7.8.4–7.8.7).
-"""
+"""When to start averaging and how often, schedules, Lookahead, GadamAuto (§§7.5.5, 7.8.4–7.8.7)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The best start of averaging for Gadam and GadamX on two networks, and Lookahead on the second
-(Table 7.6).
-
-Figures 7.11 and 7.12b of the spectral thesis; averaging_schedules.py has Figure 7.12a,
-gadam_language.py the language model of both. Starts are read as in starts.py.
-"""
+"""The best start of averaging on two networks, and Lookahead (Table 7.6, Figures 7.11, 7.12b)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Six optimisers on images, with and without averages of their iterates (Tables 7.2 and 7.3,
-spectral thesis).
-
-The spectra of two of the solutions are in solution_spectra.py (Figures 7.14, 7.15 and 7.17).
-"""
+"""Six optimisers on images, with and without averages (Tables 7.2, 7.3, Figures 7.8–7.17)."""
 
 from __future__ import annotations
 

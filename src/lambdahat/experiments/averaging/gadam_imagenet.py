@@ -1,6 +1,4 @@
-"""GadamX, SGD with averages and the step schedule on ImageNet, or in its place (Table 7.4,
-§7.10, spectral thesis).
-"""
+"""GadamX, SGD with averages and the step schedule, on ImageNet or a substitute (§7.10)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A language model with and without averages (Table 7.5, Figures 7.10, 7.11a and 7.13a, spectral
-thesis).
-"""
+"""A language model with and without averages (Table 7.5, Figures 7.10, 7.11a and 7.13a)."""
 
 from __future__ import annotations
 

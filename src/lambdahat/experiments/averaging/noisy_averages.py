@@ -1,6 +1,4 @@
-"""Averages, moving averages and last iterates on a noisy quadratic: §7.5.2 and Theorem 19 of the
-spectral thesis.
-"""
+"""Averages, moving averages and last iterates on a noisy quadratic (§7.5.2, Theorem 19)."""
 
 from __future__ import annotations
 

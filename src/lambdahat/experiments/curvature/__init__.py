@@ -1,3 +1,1 @@
-"""Spectral thesis, chapters 4 and 6: what Lanczos sees, curvature of trained networks,
-optimisers that use it.
-"""
+"""Chapters 4 and 6 of the spectral thesis: Lanczos, curvature of networks, optimisers using it."""

@@ -1,6 +1,4 @@
-"""What §6.5.3 of the spectral thesis says of damping with batch norm and decoupled decay, as
-code.
-"""
+"""AdamW over dampings with batch norm and decoupled decay (§6.5.3, Figures 6.7 and 6.8)."""
 
 from __future__ import annotations
 

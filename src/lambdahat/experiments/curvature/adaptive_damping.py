@@ -1,6 +1,4 @@
-"""Adam and KFAC over rates and dampings, beside SGD: Figures 6.5–6.8 and Tables 6.1–6.3 of the
-spectral thesis.
-"""
+"""Adam and KFAC over rates and dampings, beside SGD (Figures 6.5 and 6.6, Tables 6.1–6.3)."""
 
 from __future__ import annotations
 

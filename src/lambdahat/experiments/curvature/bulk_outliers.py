@@ -1,6 +1,4 @@
-"""Bulk and outliers: a spiked random matrix beside a trained network (Figure 6.1, §6.2, spectral
-thesis).
-"""
+"""Bulk and outliers: a spiked random matrix beside a trained network (§6.2, Figure 6.1)."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ def _held_out(model: torch.nn.Module, found: Images, cell: Cell) -> Problem:
 
 
 def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
-    """Bulk and outliers, and how much of each leading eigenvector the same number of held-out
-    ones hold.
-    """
+    """Bulk, outliers, and how much of each leading eigenvector the held-out ones span."""
     curvature = hessian(problem)
     shape = spectrum(curvature, depth=min(cell["depth"], curvature.dim), seed=cell["seed"])
     fit = fit_bulk(shape)

@@ -1,8 +1,4 @@
-"""The Deep Curvature Suite's example: spectra of a trained network, its diagonal, and the loss
-along Ritz vectors.
-
-§4.2 with Tables 4.1–4.3, and §4.6 with Figures 4.7 and 4.8 of the spectral thesis.
-"""
+"""Spectra of a trained network, its diagonal, and the loss along Ritz vectors (§§4.2 and 4.6)."""
 
 from __future__ import annotations
 

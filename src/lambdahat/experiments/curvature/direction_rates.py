@@ -1,6 +1,4 @@
-"""Rates along flat and sharp directions under damping and partial adaptivity (§§6.3.1 and 6.6,
-spectral thesis).
-"""
+"""Rates along flat and sharp directions under damping and partial adaptivity (§§6.3.1, 6.6)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""When is the spectrum of curvature noise a semicircle? Theorem 13 of the spectral thesis, over
-the matrix's size.
-"""
+"""When is the spectrum of curvature noise a semicircle? Theorem 13, over the matrix's size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Spectra of matrices that are known, as Lanczos sees them and as diagonals do (§4.5, Figures
-4.3–4.6).
-"""
+"""Known spectra as Lanczos and as diagonals show them (§4.5, Figures 4.3–4.6)."""
 
 from __future__ import annotations
 

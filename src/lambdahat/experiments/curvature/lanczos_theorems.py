@@ -1,6 +1,4 @@
-"""Lanczos against power iteration, and what its Ritz values are not (§4.4, Table 4.5, spectral
-thesis).
-"""
+"""Lanczos against power iteration, and what Ritz values are not (§4.4, Table 4.5)."""
 
 from __future__ import annotations
 

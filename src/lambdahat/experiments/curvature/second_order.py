@@ -1,6 +1,4 @@
-"""Training curves of stochastic Lanczos steps against SGD and Adam (§4.3.1, Table 4.4, Figure
-4.2b).
-"""
+"""Training curves of stochastic Lanczos steps, SGD and Adam (§4.3.1, Table 4.4, Figure 4.2b)."""
 
 from __future__ import annotations
 
@@ -219,9 +217,7 @@ def _best(rows: Rows, optimizer: str, curvature: str = "") -> Rows:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Alike at all rates, and faster per step than SGD and Adam at their best; and, of ours,
-    than SGD at one rate.
-    """
+    """Alike at all rates, faster per step than tuned SGD and Adam; ours: than SGD at one rate."""
     found, theirs_were = [], "VGG-16, CIFAR-100"
     for name, words in CURVATURES.items():
         part, what = (

@@ -1,6 +1,4 @@
-"""Damping as linear shrinkage of the curvature, and how near the best estimator that is (§6.3.2,
-spectral thesis).
-"""
+"""Damping as linear shrinkage of the curvature, against the best estimator (§6.3.2)."""
 
 from __future__ import annotations
 

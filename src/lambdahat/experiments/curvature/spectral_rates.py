@@ -1,6 +1,4 @@
-"""SGD whose rate and momentum come from the spectrum, against weight averaging (§4.3.2, Figure
-4.2a).
-"""
+"""SGD with rate and momentum from the spectrum, against weight averaging (§4.3.2, Figure 4.2a)."""
 
 from __future__ import annotations
 

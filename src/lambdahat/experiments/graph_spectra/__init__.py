@@ -1,3 +1,1 @@
-"""Chapter 3 of the spectral thesis: entropic graph spectra, likeness of graphs, numbers of
-clusters.
-"""
+"""Chapter 3 of the spectral thesis: entropic graph spectra, similarity, numbers of clusters."""

@@ -1,6 +1,4 @@
-"""How far one more edge between two clusters moves the Laplacian's eigenvalues (Theorem 3 and
-Corollary 3.1).
-"""
+"""How far one more edge between two clusters moves eigenvalues (Theorem 3, Corollary 3.1)."""
 
 from __future__ import annotations
 

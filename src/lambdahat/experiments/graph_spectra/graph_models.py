@@ -1,6 +1,4 @@
-"""Parameters of random graphs, and the model nearest to a graph, from entropic spectra (Table
-3.1).
-"""
+"""Parameters of random graphs, and the model nearest to a graph (Table 3.1)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Numbers of clusters as chapter 3 counts them, by the first minimum of a spectrum, and as
-lambdahat does.
-"""
+"""The graphs of chapter 3, real, generated or planted, and their numbers of clusters."""
 
 from __future__ import annotations
 

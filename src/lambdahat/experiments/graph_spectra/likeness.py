@@ -139,9 +139,7 @@ def _parting(
 
 
 def similarity_of(rows: Rows) -> Similarity:
-    """The mean over the seeds as a result that ``lh.plot`` draws; its errors are those over the
-    probes of a seed.
-    """
+    """The mean over seeds as a result for ``lh.plot``, with the errors over one seed's probes."""
     names = rows.distinct("one")
     tables = {
         column: np.zeros((len(names), len(names))) for column in ("divergence", "stderr", "floor")

@@ -1,6 +1,4 @@
-"""Entropic spectra of the semicircle and of random graphs over the number of moments (Figures
-3.1 to 3.3).
-"""
+"""Entropic spectra of the semicircle and of random graphs by moments (Figures 3.1 to 3.3)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Log-determinants of squared-exponential kernel matrices over nine condition numbers (Table
-2.1).
-"""
+"""Log-determinants of squared-exponential kernels over nine condition numbers (Table 2.1)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Entropy and error of log det over the number of moments, by the classical algorithm and by
-MEMe (Figure 2.1).
-"""
+"""Entropy and error of log det over moments, classical algorithm and MEMe (Figure 2.1)."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ DECADES = 9  # over which its diagonal entries spread
 
 @dataclass(frozen=True)
 class Known:
-    """A positive definite matrix, its log-determinant, its eigenvalues (n,) where asked for, and
-    where it is from.
-    """
+    """A positive definite matrix, its log-determinant, eigenvalues (n,) if asked, its source."""
 
     operator: Matrix
     log_determinant: float
@@ -82,9 +78,7 @@ def grid(sides: tuple[int, ...]) -> Known:
 
 
 def stiffness(scaled: bool) -> Known:
-    """bcsstk16, or with its diagonal ``scaled`` to 1; without the file a grid of entries over
-    nine decades.
-    """
+    """bcsstk16, its diagonal ``scaled`` to 1 if asked; without the file a grid of entries."""
     path = outside_file("matrices", f"{STIFFNESS}_full")
     found = _operator(
         _uneven() if path is None else scipy.sparse.load_npz(path).tocsr().astype(np.float64)

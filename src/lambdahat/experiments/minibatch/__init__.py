@@ -1,3 +1,1 @@
-"""What a mini-batch does to curvature, learning rates and damping: chapters 5 and 6 of the
-spectral thesis.
-"""
+"""Mini-batch curvature, learning rates and damping: chapters 5 and 6 of the spectral thesis."""

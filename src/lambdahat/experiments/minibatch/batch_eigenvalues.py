@@ -1,5 +1,8 @@
-"""Extreme eigenvalues of mini-batch curvature, cell by cell: chapter 5 of the spectral thesis,
-Theorem 17.
+"""Extreme eigenvalues of mini-batch curvature (§§5.5 and 5.6, Theorem 17).
+
+Each network was trained once, so that a claim is about that network and its batches, which were
+drawn independently: n counts batches, by their number among those of each epoch and size. What is
+said of several epochs or sizes is first averaged over them, batch by batch.
 """
 
 from __future__ import annotations

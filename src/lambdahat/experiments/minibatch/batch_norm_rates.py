@@ -1,6 +1,4 @@
-"""Learning rates over batch sizes with batch normalisation: Figures 5.7c, 5.8b, 5.9 and 5.10 of
-the spectral thesis.
-"""
+"""Learning rates over batch sizes with batch normalisation (Figures 5.7c, 5.8b, 5.9 and 5.10)."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ class Setup:
 
     @property
     def network(self) -> str:
-        """Its name as in ``averaging.networks``."""
+        """Its name as in ``averaged_training``."""
         return str(self.ends[0]["network"])
 
     @property

@@ -1,9 +1,7 @@
-"""The mini-batch experiment as flat rows, and a view of them: a point of training, and the batches
-of one size there.
+"""Full-data and mini-batch curvature at points of training: measured, predicted, stored as rows.
 
-A row with ``part`` "batch" has what one batch shows, and the first of each size what each model
-predicts of them all; one with "point" what the full data show at an epoch, and the Ritz values
-behind the bulks.
+A row with ``part`` "batch" has the figures of one batch, and the first of each size the predictions
+of every model; a row with "point" has those of the full data, and the Ritz values behind the bulks.
 """
 
 from __future__ import annotations

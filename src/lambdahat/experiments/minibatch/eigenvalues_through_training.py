@@ -1,5 +1,4 @@
-"""Curvature and what batches show of it through training by SGD and by KFAC, over seeds: Figure
-5.6, spectral thesis.
+"""Curvature of full data and batches through training by SGD and KFAC, over seeds (Figure 5.6).
 
 A cell trains one network by one optimiser from one seed and stops to measure. Both optimisers begin
 at the same parameters, which the cell of SGD measures for both.

@@ -1,4 +1,4 @@
-"""Stable learning rates over batch sizes, cell by cell: §5.7 and §5.8.1 of the spectral thesis."""
+"""The largest stable learning rate over batch sizes, and scaling it (§5.7 and §5.8.1)."""
 
 from __future__ import annotations
 

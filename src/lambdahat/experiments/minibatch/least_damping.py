@@ -1,6 +1,4 @@
-"""The least damping of KFAC and Adam over batch sizes, cell by cell: §5.8 of the spectral
-thesis.
-"""
+"""The least damping at which KFAC and Adam train at α = 1, over batch sizes (§5.8)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Edges, rules and scaled runs as flat rows, and back.
+"""The edge of stability over batch sizes: search, rule, scaled runs, and their rows.
 
 ``part`` tells the rows apart: "edge" has an edge for each seed and batch size, "rule" the largest
-eigenvalue of one batch beside the predictions, "scaling" what came of one run. Where nothing was
-found or a run diverged stands NaN.
+eigenvalue of one batch beside the predictions, "scaling" the outcome of one run. NaN stands where
+nothing was found or a run diverged.
 """
 
 from __future__ import annotations
@@ -138,9 +138,7 @@ class Frontier(Result):
         return (spread + math.log(self.resolution) ** 2 / (12 * count)).sqrt()
 
     def cell(self, batch_size: int) -> str:
-        """The mean at one batch size with its relative error, and how many seeds have no edge,
-        and why.
-        """
+        """The mean at one batch size, its relative error, and how many seeds have no edge."""
         place = self.batch_sizes.index(batch_size)
         known, seeds = int(self._logs()[1][place].sum()), self.edges.shape[1]
         missing = self._missing(place)
@@ -359,9 +357,7 @@ class Cells:
 
     @torch.no_grad()
     def evaluate(self, data: Pair) -> tuple[Tensor, Tensor]:
-        """Mean loss and share of wrong answers over data, (S, R) each on the CPU; NaN where the
-        loss is not finite.
-        """
+        """Mean loss and error rate over data, (S, R) each, on the CPU; NaN where not finite."""
         x, y = data
         size = max(1, CHUNK // self.rule.rates.numel())
         parts = [
@@ -615,9 +611,7 @@ HELD = {"sgd": 0.0, "momentum": MOMENTUM}  # the momentum of the optimisers that
 
 @dataclass(frozen=True)
 class RateRule(Result):
-    """λ₁ of all data at a point, and of batches: ``predicted`` by model (sizes,), ``measured``
-    (sizes, batches).
-    """
+    """λ₁ of all data and of batches: ``predicted`` (sizes,), ``measured`` (sizes, batches)."""
 
     network: str
     point: str
