@@ -15,7 +15,7 @@ from lambdahat.experiments.minibatch import batch_eigenvalues, lanczos_opt
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
 from tests.documents import DOCS, ROOT
-from tests.experiments.minibatch_made import assert_same_rows
+from tests.experiments.minibatch.made import assert_same_rows
 
 RESULTS = ROOT / "benchmarks" / "results"
 ROWS = torch.arange(1.0, 21.0)[:, None]

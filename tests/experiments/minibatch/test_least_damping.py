@@ -37,7 +37,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
 from lambdahat.randommatrix import predict
 from lambdahat.report.figures import draw
 from lambdahat.results import Eigenpairs, Estimate
-from tests.experiments.minibatch_made import assert_same_rows, whole
+from tests.experiments.minibatch.made import assert_same_rows, whole
 
 TINY = EdgeSubject("tiny", "mlp", "digits", 128, (128,), 10, 2, 1, 128, {"widths": (4,)})
 SIZES = (16, 64, 256, 1024)
