@@ -473,11 +473,11 @@ SEEN = (*ENDS, "overlaps")
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
     """A row for every point, and one for every batch there."""
-    return [row for point in points for row in (_point_row(point), *batch_rows(point))]
+    return [row for point in points for row in (_bulk_row(point), *batch_rows(point))]
 
 
-def _point_row(point: CurvaturePoint) -> Row:
-    edges = (point.bulk.lower, point.bulk.upper)
+def point_row(point: CurvaturePoint) -> Row:
+    """The row of a point: what the full data show there."""
     return {
         **where(point),
         "part": "point",
@@ -489,6 +489,14 @@ def _point_row(point: CurvaturePoint) -> Row:
         "anisotropy": point.anisotropy,
         "full largest": point.largest,
         "full smallest": point.smallest,
+    }
+
+
+def _bulk_row(point: CurvaturePoint) -> Row:
+    """The row of a point with its bulk, and the spectra behind it."""
+    edges = (point.bulk.lower, point.bulk.upper)
+    return {
+        **point_row(point),
         "indefinite": point.indefinite,
         "width": point.width,
         "width size": point.batch_size,

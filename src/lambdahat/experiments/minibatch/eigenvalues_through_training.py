@@ -41,10 +41,10 @@ from lambdahat.experiments.minibatch.batch_points import (
     batch_rows,
     load_split,
     measure_point,
+    point_row,
     points_of,
     sgd,
     training_stops,
-    where,
 )
 from lambdahat.optim.kfac import KFAC
 from lambdahat.results.charts import Chart, Series
@@ -54,7 +54,7 @@ OPTIMIZERS = ("SGD", "KFAC")
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
     """A row per point and one per batch size there, which keeps a store of many runs small."""
-    return [_short(row) for point in points for row in (_point_row(point), *_sizes(point))]
+    return [_short(row) for point in points for row in (point_row(point), *_sizes(point))]
 
 
 def _short(row: Row) -> Row:
@@ -85,21 +85,6 @@ def _single(rows: Rows) -> Rows:
             for batch, values in enumerate(zip(*(row[what] for what in SEEN), strict=True))
         ]
     return Rows(found)
-
-
-def _point_row(point: CurvaturePoint) -> Row:
-    return {
-        **where(point),
-        "part": "point",
-        "population": point.samples,
-        "parameters": point.parameters,
-        "loss": point.loss,
-        "variance": float(point.variance),
-        "variance error": float(point.variance.stderr),
-        "anisotropy": point.anisotropy,
-        "full largest": point.largest,
-        "full smallest": point.smallest,
-    }
 
 
 @dataclass(frozen=True)
@@ -551,82 +536,43 @@ SIZES = (128, 512)
 QUICK = PointEffort(pairs=2, tol=1e-2, batches=3, steps=10, depth=10, probes=2, samples=32)
 PLAIN = PointEffort(pairs=3, tol=1e-3, steps=15, depth=30, probes=4, samples=256)
 CONVOLUTIONS = PointEffort(pairs=3, tol=1e-2, steps=10, depth=16, probes=4, samples=128)
+
+
+def _mnist(epochs: tuple[int, ...], samples: int, *hidden: tuple[int, ...]) -> list[BatchSubject]:
+    """Softmax regression and perceptrons of these hidden widths on images of MNIST."""
+    shared = ("mnist", epochs, 0.02, samples)
+    linear = BatchSubject("softmax", "softmax", *shared, {}, SIZES, PLAIN, ONE)
+    names = ["MLP " + "-".join(map(str, widths)) for widths in hidden]
+    return [linear] + [
+        BatchSubject(name, "mlp", *shared, {"widths": widths}, SIZES, PLAIN)
+        for name, widths in zip(names, hidden, strict=True)
+    ]
+
+
+LENET, VGG = ("LeNet-5", "lenet5", "cifar10"), ("VGG-16", "vgg16", "cifar10")
+TINY = ("digits", (0, 5), 0.1, 300), ("digits", (0, 1, 5), 0.1, 300)
 SCALES = {
     "smoke": CourseScale(
         (
-            BatchSubject("softmax", "softmax", "digits", (0, 5), 0.1, 300, {}, (64,), QUICK, ONE),
-            BatchSubject(
-                "MLP 6", "mlp", "digits", (0, 1, 5), 0.1, 300, {"widths": (6,)}, (64,), QUICK
-            ),
+            BatchSubject("softmax", "softmax", *TINY[0], {}, (64,), QUICK, ONE),
+            BatchSubject("MLP 6", "mlp", *TINY[1], {"widths": (6,)}, (64,), QUICK),
         ),
         seeds=2,
         kfac_rate=0.03,
     ),
     "cpu": CourseScale(
         (
-            BatchSubject(
-                "softmax", "softmax", "mnist", (0, 1, 10), 0.02, 4000, {}, SIZES, PLAIN, ONE
-            ),
-            BatchSubject(
-                "MLP 32", "mlp", "mnist", (0, 1, 10), 0.02, 4000, {"widths": (32,)}, SIZES, PLAIN
-            ),
-            BatchSubject(
-                "MLP 64-64",
-                "mlp",
-                "mnist",
-                (0, 1, 10),
-                0.02,
-                4000,
-                {"widths": (64, 64)},
-                SIZES,
-                PLAIN,
-            ),
-            BatchSubject(
-                "LeNet-5", "lenet5", "cifar10", (0, 8, 20), 0.02, 1000, {}, (128,), CONVOLUTIONS
-            ),
+            *_mnist((0, 1, 10), 4000, (32,), (64, 64)),
+            BatchSubject(*LENET, (0, 8, 20), 0.02, 1000, {}, (128,), CONVOLUTIONS),
         ),
         seeds=5,
     ),
     "paper": CourseScale(
         (
+            *_mnist((0, 2, 20), 10_000, (128,), (256, 128)),
+            BatchSubject(*LENET, (0, 3, 10), 0.02, 5000, {}, SIZES, PLAIN),
             BatchSubject(
-                "softmax", "softmax", "mnist", (0, 2, 20), 0.02, 10_000, {}, SIZES, PLAIN, ONE
-            ),
-            BatchSubject(
-                "MLP 128",
-                "mlp",
-                "mnist",
-                (0, 2, 20),
-                0.02,
-                10_000,
-                {"widths": (128,)},
-                SIZES,
-                PLAIN,
-            ),
-            BatchSubject(
-                "MLP 256-128",
-                "mlp",
-                "mnist",
-                (0, 2, 20),
-                0.02,
-                10_000,
-                {"widths": (256, 128)},
-                SIZES,
-                PLAIN,
-            ),
-            BatchSubject("LeNet-5", "lenet5", "cifar10", (0, 3, 10), 0.02, 5000, {}, SIZES, PLAIN),
-            BatchSubject(
-                "VGG-16",
-                "vgg16",
-                "cifar10",
-                (0, 10, 40),
-                0.01,
-                2000,
-                {"dropout": 0.0},
-                (128,),
-                CONVOLUTIONS,
-                ONE,
-                chunk=1000,
+                *VGG, (0, 10, 40), 0.01, 2000, {"dropout": 0.0}, (128,), CONVOLUTIONS, ONE, 1000
             ),
         ),
         seeds=3,
