@@ -304,43 +304,21 @@ LARGE = PointEffort(pairs=4, tol=1e-2, steps=10, depth=24, probes=4, samples=128
 ONE = ("hessian",)  # of a linear model the GGN is the Hessian
 FEW = (16, 64, 128, 512, 4096)
 
+SOFTMAX, MLP = ("softmax", "softmax", "mnist"), ("MLP", "mlp", "mnist")
+LENET, VGG = ("LeNet-5", "lenet5", "mnist"), ("VGG-16", "vgg16", "cifar100")
+MIDDLE = (16, 64, 128, 256, 1024)
 SCALES: dict[str, tuple[BatchSubject, ...]] = {
     "smoke": (
         BatchSubject("softmax", "softmax", "digits", (5,), 0.1, 400, {}, (16, 128), QUICK, ONE),
         BatchSubject("MLP", "mlp", "digits", (0, 5), 0.1, 400, {"widths": (6,)}, (16, 128), QUICK),
     ),
     "cpu": (
-        BatchSubject(
-            "softmax", "softmax", "mnist", (0, 1, 20), 0.02, 10_000, effort=CPU, operators=ONE
-        ),
-        BatchSubject(
-            "MLP", "mlp", "mnist", (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU
-        ),
-        BatchSubject(
-            "LeNet-5",
-            "lenet5",
-            "mnist",
-            (0, 10),
-            0.02,
-            4000,
-            {},
-            (16, 64, 128, 256, 1024),
-            CONVOLUTIONS,
-        ),
+        BatchSubject(*SOFTMAX, (0, 1, 20), 0.02, 10_000, effort=CPU, operators=ONE),
+        BatchSubject(*MLP, (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
+        BatchSubject(*LENET, (0, 10), 0.02, 4000, {}, MIDDLE, CONVOLUTIONS),
     ),
     "paper": (
-        BatchSubject(
-            "VGG-16",
-            "vgg16",
-            "cifar100",
-            (0, 272),
-            0.02,
-            5_000,
-            {"dropout": 0.0},
-            FEW,
-            LARGE,
-            chunk=500,
-        ),
+        BatchSubject(*VGG, (0, 272), 0.02, 5_000, {"dropout": 0.0}, FEW, LARGE, chunk=500),
     ),
 }
 

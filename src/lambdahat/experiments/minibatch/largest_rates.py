@@ -550,52 +550,20 @@ POINTS = ("at the start", "trained")
 SCALED_OPTIMIZERS = ("momentum", "adam")
 SAFETY = 0.5  # of the largest stable rate, from which the rules start
 
+SOFTMAX, MLP = ("softmax, MNIST", "softmax", "mnist"), ("MLP, MNIST", "mlp", "mnist")
+LENET = ("LeNet-5, CIFAR-10", "lenet5", "cifar10")
+SMALL, WHOLE = (1, 4, *powers(4, 10)), (1, 4, *powers(4, 12))  # batch sizes
+TINY = EdgeSubject("softmax, digits", "softmax", "digits", 256, (4, 16, 64), 15, 2, 1, 16)
 SCALES: dict[str, tuple[EdgeSubject, ...]] = {
-    "smoke": (
-        EdgeSubject(
-            "softmax, digits", "softmax", "digits", 256, (4, 16, 64), 15, 2, epochs=1, reference=16
-        ),
-    ),
+    "smoke": (TINY,),
     "cpu": (
-        EdgeSubject("softmax, MNIST", "softmax", "mnist", 10_000, (1, 4, *powers(4, 10)), 100, 3),
-        EdgeSubject(
-            "MLP, MNIST",
-            "mlp",
-            "mnist",
-            10_000,
-            (1, 4, *powers(4, 10)),
-            100,
-            3,
-            5,
-            options={"widths": (32,)},
-        ),
+        EdgeSubject(*SOFTMAX, 10_000, SMALL, 100, 3),
+        EdgeSubject(*MLP, 10_000, SMALL, 100, 3, 5, options={"widths": (32,)}),
     ),
     "paper": (
-        EdgeSubject(
-            "softmax, MNIST", "softmax", "mnist", 60_000, (1, 4, *powers(4, 12)), 300, 5, 5
-        ),
-        EdgeSubject(
-            "MLP, MNIST",
-            "mlp",
-            "mnist",
-            60_000,
-            (1, 4, *powers(4, 12)),
-            300,
-            5,
-            5,
-            options={"widths": (100,)},
-        ),
-        EdgeSubject(
-            "LeNet-5, CIFAR-10",
-            "lenet5",
-            "cifar10",
-            8_000,
-            (16, 64, 256, 1024, 4096),
-            100,
-            3,
-            6,
-            reference=256,
-        ),
+        EdgeSubject(*SOFTMAX, 60_000, WHOLE, 300, 5, 5),
+        EdgeSubject(*MLP, 60_000, WHOLE, 300, 5, 5, options={"widths": (100,)}),
+        EdgeSubject(*LENET, 8_000, (16, 64, 256, 1024, 4096), 100, 3, 6, reference=256),
     ),
 }
 
