@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from tests.experiments.minibatch_made import N, cell, point, whole
 
 import lambdahat as lh
 from lambdahat._core.rng import generator
@@ -33,7 +34,6 @@ from lambdahat.experiments.minibatch.batch_points import (
 )
 from lambdahat.randommatrix import effective_batch
 from lambdahat.report.figures import draw
-from tests.experiments.minibatch_made import N, cell, point, whole
 
 TEN = np.arange(10.0)  # mean 4.5, deviation √(55/6)
 DEVIATION = math.sqrt(55 / 6)

@@ -286,6 +286,9 @@ def _over(rows: Rows, place: str, column: str, words: str) -> Series:
     return Series(words, places, [reading.value for reading in readings], errors(readings))
 
 
+# data set, training and held-out samples, epochs, seeds
+CPU = ("cifar10", 2000, 4000, 20, 5)
+PAPER = ("cifar10", 5_000, 10_000, 30, 3)
 EXPERIMENT = Experiment(
     "averaging-dimension",
     "The gain of averaging against the number of parameters",
@@ -293,26 +296,9 @@ EXPERIMENT = Experiment(
     "§7.8.2, Theorem 18, Figure 7.8d",
     {
         "smoke": DimensionScale("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
-        "cpu": DimensionScale(
-            "cifar10",
-            2000,
-            4000,
-            20,
-            5,
-            (2, 4, 8, 16, 32),
-            (10, 100, 1000, 10_000),
-            side=8,
-            batch=64,
-        ),
+        "cpu": DimensionScale(*CPU, (2, 4, 8, 16, 32), (10, 100, 1000, 10_000), side=8, batch=64),
         "paper": DimensionScale(
-            "cifar10",
-            5_000,
-            10_000,
-            30,
-            3,
-            (4, 8, 16, 32, 64, 128),
-            (10, 100, 1000, 10_000, 100_000),
-            augmented=True,
+            *PAPER, (4, 8, 16, 32, 64, 128), (10, 100, 1000, 10_000, 100_000), augmented=True
         ),
     },
     *(cells, run, claims, tables, charts),

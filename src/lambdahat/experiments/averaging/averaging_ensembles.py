@@ -209,6 +209,8 @@ def charts(rows: Rows) -> list[Chart]:
     return out
 
 
+# data set, training and held-out samples, epochs, seeds
+PAPER = ("cifar10", 5_000, 10_000, 30, 3)
 EXPERIMENT = Experiment(
     "averaging-ensembles",
     "Averages of weights and ensembles of networks, by weight decay",
@@ -222,15 +224,7 @@ EXPERIMENT = Experiment(
             "cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64
         ),
         "paper": EnsembleScale(
-            "cifar10",
-            5_000,
-            10_000,
-            30,
-            3,
-            "VGG-16-BN",
-            (0.0, 5e-4, 2e-3, 5e-3),
-            augmented=True,
-            precision="bfloat16",
+            *PAPER, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), augmented=True, precision="bfloat16"
         ),
     },
     *(cells, run, claims, tables, charts),

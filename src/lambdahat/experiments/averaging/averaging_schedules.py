@@ -502,6 +502,8 @@ def _by_frequency(rows: Rows, name: str) -> Series:
     return Series(name, places, [reading.value for reading in readings], errors(readings), "points")
 
 
+# data set, training and held-out samples, epochs, seeds
+PAPER = ("cifar100", 45_000, 5_000, 34, 3)
 EXPERIMENT = Experiment(
     "averaging-schedules",
     "When to start averaging, how often, and what schedules and Lookahead do",
@@ -513,16 +515,7 @@ EXPERIMENT = Experiment(
             "cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3, patience=3, side=8, batch=64
         ),
         "paper": ScheduleScale(
-            "cifar100",
-            45_000,
-            5_000,
-            34,
-            3,
-            "VGG-16-BN",
-            5e-4,
-            patience=3,
-            augmented=True,
-            precision="bfloat16",
+            *PAPER, "VGG-16-BN", 5e-4, patience=3, augmented=True, precision="bfloat16"
         ),
     },
     *(cells, run, claims, tables, charts),

@@ -235,6 +235,9 @@ def charts(rows: Rows) -> list[Chart]:
     return out
 
 
+# data set, training and held-out samples, epochs, seeds
+CPU = ("cifar10", 2000, 3000, 25, 5)
+PAPER = ("cifar100", 45_000, 5_000, 34, 3)
 EXPERIMENT = Experiment(
     "averaging-starts",
     "The best start of averaging for Gadam and GadamX, and Lookahead on a second network",
@@ -244,26 +247,9 @@ EXPERIMENT = Experiment(
         "smoke": StartScale(
             "digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"), batch=32, quick=True
         ),
-        "cpu": StartScale(
-            "cifar10",
-            2000,
-            3000,
-            25,
-            5,
-            ("VGG-4×16-BN", "PreResNet-11"),
-            side=8,
-            batch=64,
-            quick=True,
-        ),
+        "cpu": StartScale(*CPU, ("VGG-4×16-BN", "PreResNet-11"), side=8, batch=64, quick=True),
         "paper": StartScale(
-            "cifar100",
-            45_000,
-            5_000,
-            34,
-            3,
-            ("VGG-16-BN", "PreResNet-110"),
-            augmented=True,
-            precision="bfloat16",
+            *PAPER, ("VGG-16-BN", "PreResNet-110"), augmented=True, precision="bfloat16"
         ),
     },
     *(cells, run, claims, tables, charts),

@@ -391,6 +391,10 @@ def network_charts(name: str, rows: Rows) -> list[Chart]:
     return out
 
 
+# data set, training and held-out samples, epochs, seeds
+SMOKE = ("digits", 96, 64, 4, 2)
+CPU = ("cifar10", 2000, 3000, 25, 3)
+PAPER = ("cifar100", 45_000, 5_000, 34, 3)
 EXPERIMENT = Experiment(
     "gadam-image",
     "Gadam, GadamX and the optimisers they average, on images",
@@ -398,11 +402,7 @@ EXPERIMENT = Experiment(
     "§§7.8.1 and 7.9, Tables 7.2 and 7.3, Figures 7.8, 7.9 and 7.14–7.17",
     {
         "smoke": ImageScale(
-            "digits",
-            96,
-            64,
-            4,
-            2,
+            *SMOKE,
             ("VGG-4×4-BN",),
             samples=32,
             depth=4,
@@ -412,11 +412,7 @@ EXPERIMENT = Experiment(
             sharp_seeds=1,
         ),
         "cpu": ImageScale(
-            "cifar10",
-            2000,
-            3000,
-            25,
-            3,
+            *CPU,
             ("VGG-4×16-BN", "PreResNet-11"),
             samples=256,
             depth=15,
@@ -425,11 +421,7 @@ EXPERIMENT = Experiment(
             quick=True,
         ),
         "paper": ImageScale(
-            "cifar100",
-            45_000,
-            5_000,
-            34,
-            3,
+            *PAPER,
             ("VGG-16-BN", "PreResNet-110"),
             samples=512,
             depth=20,

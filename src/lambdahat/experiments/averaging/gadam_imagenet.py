@@ -464,6 +464,8 @@ def _charts(rows: Rows, tail: str) -> list[Chart]:
     return found
 
 
+# data set, training and held-out samples, epochs, seeds
+PAPER = ("cifar10", 5_000, 5_000, 30, 3)
 EXPERIMENT = Experiment(
     "gadam-imagenet",
     "Averages and GadamX against SGD with the step schedule",
@@ -475,14 +477,7 @@ EXPERIMENT = Experiment(
             "cifar10", 2000, 4000, 30, 5, ("VGG-4×16-BN",), side=8, batch=64, more_seeds=2
         ),
         "paper": ImagenetScale(
-            "cifar10",
-            5_000,
-            5_000,
-            30,
-            3,
-            ("PreResNet-20", "WideResNet-16×4"),
-            augmented=True,
-            precision="bfloat16",
+            *PAPER, ("PreResNet-20", "WideResNet-16×4"), augmented=True, precision="bfloat16"
         ),
     },
     *(cells, run, claims, tables, charts),

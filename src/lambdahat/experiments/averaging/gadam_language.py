@@ -377,6 +377,8 @@ def charts(rows: Rows) -> list[Chart]:
     return out
 
 
+# data set, training and held-out samples, epochs, seeds
+CPU = ("tiny-shakespeare", 40_000, 10_000, 40, 5)
 EXPERIMENT = Experiment(
     "gadam-language",
     "Gadam on a language model",
@@ -384,20 +386,7 @@ EXPERIMENT = Experiment(
     "§§7.8.3–7.8.6, Tables 7.5 and 7.6, Figures 7.10, 7.11a and 7.13a",
     {
         "smoke": LanguageScale("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
-        "cpu": LanguageScale(
-            "tiny-shakespeare",
-            40_000,
-            10_000,
-            40,
-            5,
-            32,
-            64,
-            2,
-            length=32,
-            batch=16,
-            dropout=0.1,
-            adam_rate=1e-2,
-        ),
+        "cpu": LanguageScale(*CPU, 32, 64, 2, length=32, batch=16, dropout=0.1, adam_rate=1e-2),
         "paper": LanguageScale(
             "tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3, batch=20, dropout=0.2
         ),

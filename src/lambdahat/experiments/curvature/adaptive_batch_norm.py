@@ -131,6 +131,8 @@ DECOUPLED = (
     DampedSetting("AdamW", 3e-3, 1e-3, 0.25),
 )
 
+# data set, training and held-out samples, epochs, seeds
+PAPER = ("cifar10", 45_000, 5_000, 30, 3)
 EXPERIMENT = Experiment(
     "adaptive-batch-norm",
     "AdamW over dampings with batch norm and decoupled weight decay, beside SGD",
@@ -144,16 +146,7 @@ EXPERIMENT = Experiment(
             "mnist", 1000, 4000, 30, 5, "WideResNet-10×1", 256, DECOUPLED, side=8, batch=64
         ),
         "paper": AdaptiveScale(
-            "cifar10",
-            45_000,
-            5_000,
-            30,
-            3,
-            "VGG-16-BN",
-            2000,
-            DECOUPLED,
-            augmented=True,
-            precision="bfloat16",
+            *PAPER, "VGG-16-BN", 2000, DECOUPLED, augmented=True, precision="bfloat16"
         ),
     },
     *(cells, run, claims, tables, charts),

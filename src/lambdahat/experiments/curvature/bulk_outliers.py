@@ -313,34 +313,21 @@ def charts(rows: Rows) -> list[Chart]:
     ]
 
 
+# data set, training and held-out samples, epochs, seeds
+SMOKE = ("digits", 400, 300, 6, 3)
+PAPER = ("cifar10", 45_000, 5_000, 30, 3)
 EXPERIMENT = Experiment(
     "bulk-outliers",
     "Bulk and outliers of a spiked matrix and of a trained network",
     SPECTRAL,
     "§6.2, Figure 6.1",
     {
-        "smoke": BulkScale(
-            "digits",
-            400,
-            300,
-            6,
-            3,
-            "MLP-16",
-            samples=300,
-            depth=40,
-            size=200,
-            matrices=4,
-            batch=32,
-        ),
+        "smoke": BulkScale(*SMOKE, "MLP-16", samples=300, depth=40, size=200, matrices=4, batch=32),
         "cpu": BulkScale(
             "mnist", 4000, 2000, 6, 5, "LeNet-5", samples=1000, depth=60, size=1000, matrices=20
         ),
         "paper": BulkScale(
-            "cifar10",
-            45_000,
-            5_000,
-            30,
-            3,
+            *PAPER,
             "VGG-16",
             samples=1000,
             depth=80,

@@ -367,6 +367,8 @@ def ritz_vector(steps: Lanczos, place: int) -> Tensor:
     return torch.nn.functional.normalize(vector, dim=0)
 
 
+# data set, training and held-out samples, epochs, seeds
+PAPER = ("cifar10", 45_000, 5_000, 60, 3)
 EXPERIMENT = Experiment(
     "curvature-suite",
     "Hessian, Gauss–Newton matrix and gradient covariance of a trained network, and the loss along"
@@ -377,11 +379,7 @@ EXPERIMENT = Experiment(
         "smoke": SuiteScale("digits", 400, 300, 8, 3, "MLP-16", samples=400, depth=30, batch=32),
         "cpu": SuiteScale("mnist", 4000, 2000, 6, 6, "LeNet-5", samples=1000, depth=60),
         "paper": SuiteScale(
-            "cifar10",
-            45_000,
-            5_000,
-            60,
-            3,
+            *PAPER,
             "VGG-16",
             samples=5000,
             depth=100,

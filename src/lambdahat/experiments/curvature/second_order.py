@@ -311,6 +311,8 @@ def charts(rows: Rows) -> list[Chart]:
     return out
 
 
+# data set, training and held-out samples, epochs, seeds
+CPU = ("mnist", 2000, 1000, 8, 5)
 EXPERIMENT = Experiment(
     "second-order-curves",
     "Stochastic Lanczos steps against SGD and Adam",
@@ -321,15 +323,7 @@ EXPERIMENT = Experiment(
             "digits", 100, 100, 2, 2, "MLP-8", (0.01, 0.1), (3e-3, 1e-2), batch=50, pairs=5
         ),
         "cpu": OrderScale(
-            "mnist",
-            2000,
-            1000,
-            8,
-            5,
-            "MLP-100",
-            (0.01, 0.03, 0.1, 0.3),
-            (1e-3, 3e-3, 1e-2, 3e-2),
-            side=14,
+            *CPU, "MLP-100", (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2), side=14
         ),
         "paper": OrderScale(
             "cifar10", 10_000, 5_000, 10, 2, "VGG-16", (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3)

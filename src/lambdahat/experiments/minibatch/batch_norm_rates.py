@@ -683,6 +683,10 @@ FEW = (128, 512, 2048)
 TINY = (16, 32, 64, 128, 256)
 FAR_TINY = ("square root", (128,)), ("constant", (128,))
 
+# data set, training and held-out samples, epochs, seeds
+SMOKE = ("digits", 256, 128, 4, 2)
+CPU = ("cifar10", 16_384, 4096, 8, 5)
+PAPER = ("cifar10", 10_240, 4096, 20, 3)
 EXPERIMENT = Experiment(
     "batch-norm-rates",
     "Learning rates scaled with the batch size, with batch normalisation",
@@ -690,11 +694,7 @@ EXPERIMENT = Experiment(
     "§5.7, Figures 5.7c, 5.8b, 5.9 and 5.10",
     {
         "smoke": NormScale(
-            "digits",
-            256,
-            128,
-            4,
-            2,
+            *SMOKE,
             (
                 NormedSubject("VGG-4×4-BN", 5e-4, 0.1, TINY, FAR_TINY, (10.0,)),
                 NormedSubject("WideResNet-10×1", 5e-5, 0.1, TINY[::2], seeds=1),
@@ -703,11 +703,7 @@ EXPERIMENT = Experiment(
             batch=16,
         ),
         "cpu": NormScale(
-            "cifar10",
-            16_384,
-            4096,
-            8,
-            5,
+            *CPU,
             (
                 NormedSubject("VGG-4×16-BN", 5e-4, 0.1, (64, *LONG[1:]), LARGE, (0.3, 1.0, 3.0)),
                 NormedSubject("VGG-4×16", 5e-4, 0.1, (64, *SHORT), FAR[:1], (0.3, 1.0)),
@@ -717,11 +713,7 @@ EXPERIMENT = Experiment(
             side=8,
         ),
         "paper": NormScale(
-            "cifar10",
-            10_240,
-            4096,
-            20,
-            3,
+            *PAPER,
             (
                 NormedSubject("VGG-16-BN", 5e-4, 0.05, LONG, FAR),
                 NormedSubject("PreResNet-20", 5e-4, 0.1, LONG, FAR),
