@@ -26,7 +26,7 @@ from lambdahat.bench.problems import BenchCase
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run, Timed
 from lambdahat.estimators import eigenpairs, logdet, spectrum, trace
-from lambdahat.experiments.graph_spectra.graph_subjects import planted
+from lambdahat.experiments.graph_spectra.graph_subjects import planted_graph
 from lambdahat.experiments.logdets.logdet_moments import laplacian
 from lambdahat.graphs.cluster_counts import clusters
 from lambdahat.graphs.read import graph
@@ -554,7 +554,7 @@ def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
 
 def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
     """How many clusters a graph of ``count`` planted ones has (Table 3.2, spectral thesis)."""
-    one = planted(count, 0.1, 0)
+    one = planted_graph(count, 0.1, 0)
     matrix = csr_tensor(one.normalized(), torch.float64)
     block = torch.randn(
         len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64

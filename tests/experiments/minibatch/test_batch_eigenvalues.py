@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from tests.experiments.minibatch_made import N, cell, point, whole
 
 import lambdahat as lh
 from lambdahat._core.rng import generator
@@ -34,6 +33,7 @@ from lambdahat.experiments.minibatch.batch_points import (
 )
 from lambdahat.randommatrix import effective_batch
 from lambdahat.report.figures import draw
+from tests.experiments.minibatch.made import N, cell, point, whole
 
 TEN = np.arange(10.0)  # mean 4.5, deviation √(55/6)
 DEVIATION = math.sqrt(55 / 6)

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from tests.experiments.minibatch_made import assert_same_rows, whole
 from torch.nn.functional import cross_entropy
 
 from lambdahat._core.rng import generator
@@ -26,6 +25,7 @@ from lambdahat.experiments.minibatch.batch_norm_rates import (
     trajectory,
 )
 from lambdahat.report.figures import draw
+from tests.experiments.minibatch.made import assert_same_rows, whole
 
 SEEDS = 6
 SIZES = (64, 128, 512, 1024, 2048)

@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from tests.experiments.minibatch_made import assert_same_rows, cell, point, whole
 
 import lambdahat as lh
 from lambdahat.experiments.kit.cells import Rows
@@ -27,6 +26,7 @@ from lambdahat.experiments.minibatch.eigenvalues_through_training import (
 )
 from lambdahat.optim import KFAC
 from lambdahat.report.figures import draw
+from tests.experiments.minibatch.made import assert_same_rows, cell, point, whole
 
 TEN = np.arange(10.0) - 4.5  # mean 0
 DEVIATION = math.sqrt(55 / 6)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.experiments.minibatch_made import assert_same_rows, whole
 
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
@@ -44,6 +43,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
 from lambdahat.operators import hessian
 from lambdahat.randommatrix import largest_stable_rate
 from lambdahat.report.figures import draw
+from tests.experiments.minibatch.made import assert_same_rows, whole
 
 TINY = EdgeSubject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})
 SAMPLES = 10**9

@@ -317,9 +317,7 @@ SCALES: dict[str, tuple[BatchSubject, ...]] = {
         BatchSubject(*MLP, (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
         BatchSubject(*LENET, (0, 10), 0.02, 4000, {}, MIDDLE, CONVOLUTIONS),
     ),
-    "paper": (
-        BatchSubject(*VGG, (0, 272), 0.02, 5_000, {"dropout": 0.0}, FEW, LARGE, chunk=500),
-    ),
+    "paper": (BatchSubject(*VGG, (0, 272), 0.02, 5_000, {"dropout": 0.0}, FEW, LARGE, chunk=500),),
 }
 
 
