@@ -25,7 +25,7 @@ def main() -> int:
     command = [
         "-m",
         "pytest",
-        "tests/experiments/test_runner.py",
+        "tests/experiments/test_sweeps.py",
         "-k",
         CHOSEN,
         "-m",
@@ -50,7 +50,7 @@ def main() -> int:
         time.strftime("python benchmarks/cluster_check.py, %Y-%m-%d %H:%M UTC", time.gmtime()),
         f"python {sys.version.split()[0]}, "
         + ", ".join(f"{name} {version(name)}" for name in PACKAGES),
-        f'python -m pytest tests/experiments/test_runner.py -k "{CHOSEN}" -m "slow or not slow" -v',
+        f'python -m pytest tests/experiments/test_sweeps.py -k "{CHOSEN}" -m "slow or not slow" -v',
     ]
     RECORD.write_text("\n".join([*head, "", *outcomes]) + "\n", encoding="utf-8")
     return 0

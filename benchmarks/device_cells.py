@@ -41,8 +41,8 @@ from lambdahat.data.catalogue import locate
 from lambdahat.experiments.averaging.averaged_training import sharing_runs, training_of
 from lambdahat.experiments.kit.cells import Cell, key_of, label_of
 from lambdahat.experiments.kit.experiment import WHOLE
-from lambdahat.experiments.kit.runner import Outcome, matches, run_cell
 from lambdahat.experiments.kit.store import Store, _record, stores_in
+from lambdahat.experiments.kit.sweeps import Outcome, matches, run_cell
 from lambdahat.experiments.published import find
 
 

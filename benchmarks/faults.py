@@ -1602,8 +1602,8 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
 
     from lambdahat.cli.loading import read_checkpoint
     from lambdahat.experiments.kit.experiment import findings
-    from lambdahat.experiments.kit.runner import sweep
     from lambdahat.experiments.kit.store import Store
+    from lambdahat.experiments.kit.sweeps import sweep
     from lambdahat.optim import IterateAverage
     from lambdahat.results import Result
     from lambdahat.training import Checkpoints, fit, read_rows
@@ -1821,7 +1821,7 @@ def other_problems(count: int, folder: Path) -> Tally:
 
 def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) -> None:
     """Run the experiment, each cell with a line in a log."""
-    from lambdahat.experiments.kit.runner import sweep
+    from lambdahat.experiments.kit.sweeps import sweep
 
     sweep(
         an_experiment(int(cells), float(pause), f"{folder}/log"),
@@ -1858,8 +1858,8 @@ def _killed_sweep(
     twice or different.
     """
     from lambdahat.experiments.kit.experiment import findings
-    from lambdahat.experiments.kit.runner import sweep
     from lambdahat.experiments.kit.store import Store
+    from lambdahat.experiments.kit.sweeps import sweep
 
     folder.mkdir(parents=True)
     log, store, dice, outcomes = (

@@ -47,8 +47,8 @@ from lambdahat._core.progress import progress
 from lambdahat.data.catalogue import locate
 from lambdahat.data.sources import VARIABLE
 from lambdahat.experiments.kit.cells import Cell, key_of
-from lambdahat.experiments.kit.runner import Outcome, matches, run_cell
 from lambdahat.experiments.kit.store import Store
+from lambdahat.experiments.kit.sweeps import Outcome, matches, run_cell
 from lambdahat.experiments.ngd.ngd_runs import StackedRun, Way, kept_in, train_together, upto
 from lambdahat.experiments.ngd.switch import FIGURES
 from lambdahat.experiments.published import find

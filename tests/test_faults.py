@@ -79,7 +79,7 @@ def test_a_process_that_dies_is_counted_as_lost(tmp_path, monkeypatch):
 
 DRIVER = """
 import subprocess, sys, time
-from lambdahat.experiments.kit.runner import ending_descendants
+from lambdahat.experiments.kit.sweeps import ending_descendants
 with ending_descendants():
     inner = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     inner += "; time.sleep(600)"

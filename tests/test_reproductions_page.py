@@ -9,7 +9,7 @@ import pytest
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.claims import Verdict
 from lambdahat.experiments.kit.experiment import Size
-from lambdahat.experiments.kit.runner import sweep
+from lambdahat.experiments.kit.sweeps import sweep
 from tests.documents import DOCS, ROOT
 from tests.experiments.toys import Config, toy
 

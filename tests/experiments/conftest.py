@@ -7,7 +7,7 @@ import os
 import pytest
 from filelock import FileLock  # torch brings it
 
-from lambdahat.experiments.kit.runner import sweep
+from lambdahat.experiments.kit.sweeps import sweep
 from lambdahat.experiments.published import find
 
 

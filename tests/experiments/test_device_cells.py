@@ -9,8 +9,8 @@ import pytest
 
 from lambdahat.experiments.averaging.averaged_training import training_of
 from lambdahat.experiments.kit.cells import key_of
-from lambdahat.experiments.kit.runner import sweep
 from lambdahat.experiments.kit.store import Store
+from lambdahat.experiments.kit.sweeps import sweep
 from tests.documents import ROOT
 from tests.experiments.toys import Config, toy
 

@@ -24,7 +24,7 @@ from lambdahat.experiments.kit.experiment import (
     findings,
     place_claim,
 )
-from lambdahat.experiments.kit.runner import sweep
+from lambdahat.experiments.kit.sweeps import sweep
 from tests.experiments.toys import Config, toy
 
 

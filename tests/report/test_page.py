@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lambdahat.experiments.kit.claims import VERDICTS, Table, Verdict
-from lambdahat.experiments.kit.runner import sweep
+from lambdahat.experiments.kit.sweeps import sweep
 from lambdahat.report.page import ASSETS, page, page_of_stores, write_page
 from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.sections import Card, Section, saved_in, section_of_store

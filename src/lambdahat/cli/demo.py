@@ -13,7 +13,7 @@ import torch
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.reproduce import say_errors, say_notes, show, write_tables
 from lambdahat.experiments.kit.experiment import Experiment, findings
-from lambdahat.experiments.kit.runner import sweep
+from lambdahat.experiments.kit.sweeps import sweep
 from lambdahat.experiments.ngd.epochs import DIGITS
 from lambdahat.report.figures import draw, save_figure
 from lambdahat.report.page import page_of_stores

@@ -17,8 +17,8 @@ from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import label_of
 from lambdahat.experiments.kit.claims import Table
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, Findings, findings
-from lambdahat.experiments.kit.runner import CellForecast, forecast, sweep
 from lambdahat.experiments.kit.store import Store, stores_in
+from lambdahat.experiments.kit.sweeps import CellForecast, forecast, sweep
 from lambdahat.report.page import page_of_folders, page_of_stores
 from lambdahat.results import write_atomically
 

@@ -7,8 +7,8 @@ its claims hold.
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import Claim, Reading, Table, Verdict, judge
 from lambdahat.experiments.kit.experiment import Experiment
-from lambdahat.experiments.kit.runner import sweep
 from lambdahat.experiments.kit.store import Store
+from lambdahat.experiments.kit.sweeps import sweep
 from lambdahat.experiments.published import every, find
 from lambdahat.results.charts import Chart, Heat, Series
 

@@ -24,11 +24,11 @@ import torch
 import lambdahat
 from lambdahat._core.storage import Damaged
 from lambdahat.data.image_files import NAMES
-from lambdahat.experiments.kit import runner, store
+from lambdahat.experiments.kit import store, sweeps
 from lambdahat.experiments.kit.cells import Rows, key_of
 from lambdahat.experiments.kit.experiment import Experiment
-from lambdahat.experiments.kit.runner import BACKENDS, forecast, matches, sweep
 from lambdahat.experiments.kit.store import Store, stores_in
+from lambdahat.experiments.kit.sweeps import BACKENDS, forecast, matches, sweep
 from lambdahat.experiments.published import find
 from tests.experiments.toys import Config, toy, watched
 
@@ -358,7 +358,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path, below):
 STARTER = """
 import os, sys
 from tests.experiments.toys import Config, toy, watched
-from lambdahat.experiments.kit.runner import sweep
+from lambdahat.experiments.kit.sweeps import sweep
 folder, seeds, jobs = sys.argv[1:]
 for _ in sys.stdin:  # a line for each sweep, in a process group of its own
     child = os.fork()
@@ -478,7 +478,7 @@ def test_a_finished_cell_is_handed_back_while_another_runs(tmp_path, backend):
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "find_spec", lambda name: None)
+    monkeypatch.setattr(sweeps, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r'backend must have ray installed, .* pip install "lambdahat\[ray\]"'
     ):
@@ -575,7 +575,7 @@ def test_a_worker_with_other_data_adds_no_rows(tmp_path, monkeypatch):
             monkeypatch.setenv("LAMBDAHAT_DATA", str(places[number == 1]))
             yield task(cell)
 
-    monkeypatch.setitem(runner.BACKENDS, "dask", elsewhere)
+    monkeypatch.setitem(sweeps.BACKENDS, "dask", elsewhere)
     store = sweep(on_images(), tmp_path / "out", scale="smoke", backend="dask", address="there")
     assert {row["value"] - row["rate"] for row in store.rows()} == {7.0}
     ((_, error),) = store.errors()
@@ -617,7 +617,7 @@ def paced(setup: float, pace: float) -> tuple[Experiment, SimpleNamespace]:
 
 def test_a_forecast_extrapolates_from_few_epochs_and_stores_nothing(tmp_path, monkeypatch):
     experiment, clock = paced(setup=5.0, pace=0.25)
-    monkeypatch.setattr(runner.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(sweeps.time, "perf_counter", clock.perf_counter)
     found = list(forecast(experiment, tmp_path, scale="cpu"))
     assert [(row.setting["rate"], row.cells) for row in found] == [(0.5, 4), (2.0, 4)]
     assert [row.seconds for row in found] == pytest.approx([5 + 0.5 * 0.25 * 40, 5 + 2 * 0.25 * 40])
@@ -627,7 +627,7 @@ def test_a_forecast_extrapolates_from_few_epochs_and_stores_nothing(tmp_path, mo
 
 def test_a_forecast_takes_the_time_of_finished_cells(tmp_path, monkeypatch):
     experiment, clock = paced(setup=5.0, pace=0.25)
-    monkeypatch.setattr(runner.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(sweeps.time, "perf_counter", clock.perf_counter)
     sweep(experiment, tmp_path, scale="cpu", only="seed=1")
     found = list(forecast(experiment, tmp_path, scale="cpu"))
     assert [(row.cells, row.source) for row in found] == [(3, "1 finished")] * 2
