@@ -31,9 +31,9 @@ from lambdahat.experiments.kit.cells import (
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     correlation,
     mean_of,
 )
@@ -234,7 +234,7 @@ def _printed_slope() -> str:
 def tables(rows: Rows) -> list[Table]:
     """Gains by width, and the quadratic by dimension."""
     ends, found, made = rows.where(subject="network"), gains(rows), rows.where(subject="quadratic")
-    lines = Lines()
+    lines = TableLines()
     for name in found.distinct("network"):
         part = found.where(network=name)
         accuracies = (

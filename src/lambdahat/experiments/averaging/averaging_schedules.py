@@ -33,9 +33,9 @@ from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, error
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     paired_difference,
     split_header,
 )
@@ -402,7 +402,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 def tables(rows: Rows) -> list[Table]:
     """All runs at their end, and the averages by start and by frequency."""
     ends = rows.where(kind="end")
-    lines = Lines()
+    lines = TableLines()
     for name in ends.distinct("run"):
         part = ends.where(run=name)
         printed = PRINTED.get(name)

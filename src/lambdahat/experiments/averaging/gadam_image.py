@@ -36,7 +36,7 @@ from lambdahat.experiments.kit.cells import (
     over_seeds,
     stems,
 )
-from lambdahat.experiments.kit.claims import Claim, Claims, Lines, Table, split_header
+from lambdahat.experiments.kit.claims import Claim, Claims, Table, TableLines, split_header
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.kit.training import Images, curvature_problem, hessian_row
 from lambdahat.operators.curvature import hessian
@@ -318,7 +318,7 @@ def tables(rows: Rows) -> list[Table]:
     ends = rows.where(kind="end")
     for name in ends.distinct("network"):
         part = ends.where(network=name)
-        lines = Lines()
+        lines = TableLines()
         for optimizer in OPTIMIZERS:
             mine = part.where(optimizer=optimizer)
             printed = PRINTED[family(name), optimizer]

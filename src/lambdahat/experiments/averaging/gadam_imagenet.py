@@ -36,9 +36,9 @@ from lambdahat.experiments.kit.claims import (
     PRECONDITION,
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     correlation,
     mean_of,
     split_header,
@@ -406,7 +406,7 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Table:
-    lines = Lines()
+    lines = TableLines()
     for name in ends.distinct("run"):
         part = ends.where(run=name)
         printed = [table.get(name) for table in columns.values()]

@@ -10,7 +10,7 @@ from lambdahat.experiments.curvature.adaptive_damping import (
     run,
 )
 from lambdahat.experiments.kit.cells import Row, Rows, curve, gap, means, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Lines, Table, split_header
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table, TableLines, split_header
 from lambdahat.experiments.kit.experiment import (
     SPECTRAL,
     Experiment,
@@ -90,7 +90,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 def tables(rows: Rows) -> list[Table]:
     """Every setting."""
-    part, lines = rows.where(kind="end"), Lines()
+    part, lines = rows.where(kind="end"), TableLines()
     for key in _keys(part):
         chosen = _at(rows, key)
         readings = means(chosen, "training error", "error", "largest")

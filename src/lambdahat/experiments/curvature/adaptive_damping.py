@@ -22,9 +22,9 @@ from lambdahat.experiments.kit.claims import (
     LEAST_EFFECT,
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     least,
     least_decades,
     paired_difference,
@@ -200,7 +200,7 @@ def keys(rows: Rows) -> list[Key]:
 
 def tables(rows: Rows) -> list[Table]:
     """Every setting: errors, λ₁, and the printed λ₁ and accuracy."""
-    part, lines = rows.where(kind="end"), Lines()
+    part, lines = rows.where(kind="end"), TableLines()
     for key in keys(part):
         chosen, printed = at(rows, key), PRINTED.get(key)
         readings = means(chosen, "training error", "error", "largest")

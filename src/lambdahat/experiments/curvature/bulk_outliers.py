@@ -23,8 +23,8 @@ from lambdahat.experiments.kit.cells import (
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
-    Lines,
     Table,
+    TableLines,
     mean_of,
     paired_difference,
     split_header,
@@ -249,7 +249,7 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _spike_table(rows: Rows) -> Table:
-    lines, told = Lines(), rows[0]
+    lines, told = TableLines(), rows[0]
     for place, spike in enumerate(SPIKES):
         value, overlap = (
             str(mean_of([row[key][place] for row in rows])) for key in ("values", "overlaps")

@@ -24,9 +24,9 @@ from lambdahat.experiments.kit.cells import (
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     mean_of,
     paired_difference,
     split_header,
@@ -174,7 +174,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 def tables(rows: Rows) -> list[Table]:
     """Every optimiser and setting."""
-    lines = Lines()
+    lines = TableLines()
     for name in rows.distinct("optimizer"):
         for setting in rows.where(optimizer=name).distinct("setting"):
             part = rows.where(optimizer=name, setting=setting)

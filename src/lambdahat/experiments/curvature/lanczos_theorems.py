@@ -14,9 +14,9 @@ from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, means, over_
 from lambdahat.experiments.kit.claims import (
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     paired_difference,
     split_header,
 )
@@ -371,7 +371,7 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _error_table(rows: Rows) -> Table:
-    lines = Lines()
+    lines = TableLines()
     for row in rows.where(part="table"):
         part = rows.where(part="convergence", ratio=row["ratio"], depth=row["depth"])
         errors = [f"{_middle(part.where(method=name)):.1e}" for name in ("Lanczos", "power")]
@@ -389,7 +389,7 @@ def _error_table(rows: Rows) -> Table:
 
 
 def _top_table(rows: Rows) -> Table:
-    lines = Lines()
+    lines = TableLines()
     for name in SPECTRA:
         part = rows.where(spectrum=name)
         readings = means(part, "found", "below", "low end", "shifted trace")

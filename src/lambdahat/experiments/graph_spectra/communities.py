@@ -23,9 +23,9 @@ from lambdahat.experiments.kit.claims import (
     MISSING,
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     mean_of,
     split_header,
 )
@@ -146,7 +146,7 @@ def tables(rows: Rows) -> list[Table]:
     orders = sorted(rows.distinct("moments"))
     out = []
     for method in (FIRST, EGS):
-        lines = Lines()
+        lines = TableLines()
         for name, printed in PRINTED.items():
             part = rows.where(graph=name, method=method)
             shown = dict(zip(MOMENTS, printed, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import real_graph, stand_in
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, means, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Lines, Table
+from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table, TableLines
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.graphs.random_models import Model, fit_model, which_model
 from lambdahat.graphs.structure import Graph
@@ -181,7 +181,7 @@ def tables(rows: Rows) -> list[Table]:
     """Both parts of Table 3.1, ours and the thesis's."""
     fits = rows.where(kind="parameter")
     sizes = fits.distinct("size")
-    lines = Lines()
+    lines = TableLines()
     for model, printed in PRINTED.items():
         cells = [
             f"{over_seeds(fits.where(model=model, size=size), 'found')} [{printed[size]:g}]"

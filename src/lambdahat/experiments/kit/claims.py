@@ -206,7 +206,7 @@ class Table(Result):
 DIRECTIONS = ("above", "below", "within")
 
 
-class Lines(list[tuple[str, ...]]):
+class TableLines(list[tuple[str, ...]]):
     """The lines of a table, to which ``add`` appends one, cell by cell."""
 
     def add(self, *cells: str) -> None:

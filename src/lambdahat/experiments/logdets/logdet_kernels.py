@@ -15,7 +15,7 @@ from torch import Tensor
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Lines, Reading, Table, split_header
+from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, TableLines, split_header
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
@@ -252,7 +252,7 @@ def tables(rows: Rows) -> list[Table]:
         GRIDDED,
         *split_header(f"{CHEBYSHEV} [thesis] | {LANCZOS} [thesis]"),
     )
-    lines, mine = Lines(), []
+    lines, mine = TableLines(), []
     for printed in kept:
         part = rows.where(condition=printed.condition)
         cells = {method: over_seeds(part.where(method=method), "error") for method in METHODS}

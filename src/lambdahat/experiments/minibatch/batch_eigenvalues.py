@@ -19,9 +19,9 @@ from scipy.stats import norm
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.claims import (
     Claim,
-    Lines,
     Reading,
     Table,
+    TableLines,
     mean_of,
     paired_difference,
     split_header,
@@ -412,7 +412,7 @@ def _through_training(groups: Groups) -> Table:
 
 def _bulks(groups: Groups) -> Table:
     """Bulk and outliers of the full data, bulks of batches, last epoch (Figures 5.2, 5.4, 6.1)."""
-    lines = Lines()
+    lines = TableLines()
     for point in (group[-1] for group in groups):
         edges = " … ".join(
             _text(*edge) for edge in zip(point["bulk"], point["bulk errors"], strict=True)

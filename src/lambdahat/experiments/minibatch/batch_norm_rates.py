@@ -26,9 +26,9 @@ from lambdahat.experiments.kit.claims import (
     MISSING,
     Claim,
     Claims,
-    Lines,
     Reading,
     Table,
+    TableLines,
     mean_of,
     paired_difference,
     split_header,
@@ -420,7 +420,7 @@ def tables(rows: Rows) -> list[Table]:
 
 
 def _runs(setup: Setup) -> Table:
-    lines = Lines()
+    lines = TableLines()
     ends = setup.ends.where(rule=["linear", "square root", "constant"])
     for rule, size in dict.fromkeys((row["rule"], row["batch"]) for row in ends):
         part = ends.where(rule=rule, batch=size)

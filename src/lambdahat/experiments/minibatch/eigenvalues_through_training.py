@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Lines, Table, mean_of, paired_difference
+from lambdahat.experiments.kit.claims import Claim, Table, TableLines, mean_of, paired_difference
 from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.experiments.minibatch.batch_eigenvalues import (
     CLOSE,
@@ -356,7 +356,7 @@ def _batches(every: Sequence[Courses]) -> Iterator[Table]:
             *models,
             "λ'_P of batches",
         )
-        lines = Lines()
+        lines = TableLines()
         for courses, epoch, points in _stops(every):
             found = [
                 batches for point in points for batches in point.batches if batches.size == size
