@@ -16,7 +16,7 @@ from lambdahat._core.rng import derived_seed
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Diagnostics, Estimate, Status
 from lambdahat.sampling.backends.runner import OneByOne, full_data
-from lambdahat.sampling.kernels import HMC, SGHMC, SGLD, Kernel, Streams
+from lambdahat.sampling.kernels import HMC, Kernel, Streams
 
 PROBE_SAMPLES = 2048
 ALONE = 10_000_000  # parameters from which chains are probed one by one
@@ -121,13 +121,6 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
     return Status.CONVERGED
 
 
-def is_probed(kernel: Kernel) -> bool:
-    """Whether a kernel takes the steps of MALA but never rejects, so that its acceptance is a
-    question.
-    """
-    return isinstance(kernel, SGLD) or (isinstance(kernel, SGHMC) and kernel.friction == 1)
-
-
 def probed_alone(problem: Problem) -> bool:
     """Whether the acceptance of chains is probed one by one: a step of MALA takes a dozen
     vectors of a chain.
@@ -147,7 +140,7 @@ class AcceptanceProbe:
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
         told = f"not known: {type(kernel).__name__} does not take the steps of MALA"
-        self.unknown = "" if is_probed(kernel) else told
+        self.unknown = "" if kernel.is_unadjusted_mala else told
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
         alone = problem.alone()  # each rank looks at its own chains
         self._problem = alone.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else alone

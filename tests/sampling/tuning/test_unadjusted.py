@@ -22,10 +22,7 @@ from lambdahat.sampling.tuning.unadjusted import (
     Coarse,
     Lengths,
     bias_of_steps,
-    noise_bias,
     require_enough,
-    time_step,
-    with_time_step,
 )
 from lambdahat.singular import exact, llc
 from lambdahat.singular.known_cases import suite
@@ -147,7 +144,7 @@ KERNELS: list[Kernel] = [
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
 def test_a_time_step_is_kept_by_every_kernel(kernel):
     for step in (0.01, 0.3):
-        assert time_step(with_time_step(kernel, step, 2.0)) == pytest.approx(step)
+        assert kernel.with_time_step(step, 2.0).time_step == pytest.approx(step)
 
 
 def energies_of(mean: float, error: float, seed: int) -> np.ndarray:
@@ -182,8 +179,8 @@ def test_two_step_sizes_show_what_the_steps_add(kernel, order):
     found exactly.
     """
     truth, trace = 5.0, 40.0
-    once, twice = (with_time_step(kernel, step, 2.0) for step in (0.05, 0.1))
-    formula = noise_bias(once, trace, 1.0, 2.0, truth, 100)
+    once, twice = (kernel.with_time_step(step, 2.0) for step in (0.05, 0.1))
+    formula = once.noise_bias(trace, 1.0, 2.0, truth, 100)
     bias = 1.1 * formula if order == 1 else 0.2
     coarse = coarse_of(twice, truth + 2**order * bias, 1e-9, 1, trace)
     record = {"work": np.full((4, 400), 2 * (truth + bias))}
@@ -198,7 +195,7 @@ def test_two_step_sizes_show_what_the_steps_add(kernel, order):
 def test_a_bias_that_contradicts_its_formula_is_in_the_error():
     """Draws at twice the step that are ten times as far off as the formula allows."""
     kernel, record = kinetic(0.05, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 10.0)}
-    coarse = coarse_of(with_time_step(kernel, 0.1, 2.0), 8.0, 1e-3, 1)
+    coarse = coarse_of(kernel.with_time_step(0.1, 2.0), 8.0, 1e-3, 1)
     found = bias_of_steps(kernel, energies_of(5.0, 1e-3, 0), record, noise_of(0.0), coarse, 100)
     assert found.stderr >= 0.5 * (8.0 - 5.0) / 3
 
@@ -279,7 +276,7 @@ def test_the_error_of_a_corrected_value_is_that_of_repetitions(fine, rough):
         bias = rng.normal(scale=0.01 * truth)
         energies = energies_of(truth + bias + fine * rng.normal(), fine, seed)
         coarse = coarse_of(
-            with_time_step(kernel, 0.1, 2.0),
+            kernel.with_time_step(0.1, 2.0),
             truth + 4 * bias + rough * rng.normal(),
             rough,
             1000 + seed,

@@ -33,7 +33,7 @@ from lambdahat.sampling.backends.workers import (
     processes_available,
     require_same_run,
 )
-from lambdahat.sampling.diagnostics import is_probed, probed_alone
+from lambdahat.sampling.diagnostics import probed_alone
 from lambdahat.sampling.kernels import HMC, Kernel
 
 SHARE = 0.5  # of the free memory, where the problem has no budget
@@ -126,7 +126,7 @@ class Demand:
         """Vectors of a chain that is probed: it is taken from the others, and its gradients of
         batches are summed.
         """
-        if not is_probed(self.kernel):
+        if not self.kernel.is_unadjusted_mala:
             return 0
         return (
             1

@@ -1,11 +1,14 @@
-"""Markov kernels for the localised tempered posterior, one file each."""
+"""Markov kernels for the localised tempered posterior, one file each.
+
+To add one, write a file with a class that is decorated by ``@register("name")`` and import it here:
+``llc`` then takes its name, and the contract tests judge it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 from lambdahat.sampling.kernels.hmc import HMC, mala
 from lambdahat.sampling.kernels.kernel import (
+    KERNELS,
     Evaluate,
     Info,
     Kernel,
@@ -13,6 +16,7 @@ from lambdahat.sampling.kernels.kernel import (
     Localization,
     State,
     Streams,
+    register,
 )
 from lambdahat.sampling.kernels.kinetic import Kinetic
 from lambdahat.sampling.kernels.rmsprop_sgld import RMSpropSGLD
@@ -36,14 +40,5 @@ __all__ = [
     "State",
     "Streams",
     "mala",
+    "register",
 ]
-
-KERNELS: dict[str, Any] = {
-    "kinetic": Kinetic,
-    "sgld": SGLD,
-    "rmsprop_sgld": RMSpropSGLD,
-    "sghmc": SGHMC,
-    "sgnht": SGNHT,
-    "hmc": HMC,
-    "mala": mala,
-}

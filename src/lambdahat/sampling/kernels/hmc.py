@@ -17,6 +17,7 @@ from lambdahat.sampling.kernels.kernel import (
     Localization,
     State,
     Streams,
+    register,
     require_share,
 )
 
@@ -25,6 +26,7 @@ FEWEST = 3  # leapfrog steps of the shortest trajectory
 GOLDEN, ROOT = (math.sqrt(5) - 1) / 2, math.sqrt(2)
 
 
+@register("hmc")
 @dataclass(frozen=True)
 class HMC(Kernel):
     """Hamiltonian Monte Carlo with mass S⁻² (Duane et al. 1987; Neal 2011): leapfrog steps of
@@ -130,20 +132,20 @@ class _Means:
     """Sums of loss, virial and acceptance over a trajectory, for their means."""
 
     def __init__(self, start: _Point) -> None:
-        self._first = self._seen(start)
+        self._first = self._values(start)
         self._sums, self._acceptances = (
             torch.zeros_like(self._first),
             torch.zeros_like(self._first[0]),
         )
 
-    def _seen(self, point: _Point) -> Tensor:
+    def _values(self, point: _Point) -> Tensor:
         return torch.stack(
             [point.loss.double(), torch.linalg.vecdot(point.away, point.force).double()]
         )
 
     def add(self, point: _Point, acceptance: Tensor) -> None:
         """One more point, with its probability."""
-        change = (self._seen(point) - self._first) * acceptance
+        change = (self._values(point) - self._first) * acceptance
         self._sums += torch.where(acceptance > 0, change, 0.0)
         self._acceptances += acceptance
 
@@ -171,6 +173,7 @@ def _acceptance(fall: Tensor) -> Tensor:
     return torch.exp(fall.clamp(max=0.0)).nan_to_num(nan=0.0)
 
 
+@register("mala")
 def mala(
     step_size: float, nbeta: float, localization: Localization = 0.0, scale: Tensor | None = None
 ) -> HMC:

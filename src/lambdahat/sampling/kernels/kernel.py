@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -128,6 +129,18 @@ class KroneckerScale:
 
 
 Scale = Tensor | KroneckerScale
+KERNELS: dict[str, Callable[..., Kernel]] = {}
+Make = TypeVar("Make", bound=Callable[..., Any])
+
+
+def register(name: str) -> Callable[[Make], Make]:
+    """Make a kernel known by ``name`` to ``llc``, the command line and the contract tests."""
+
+    def add(make: Make) -> Make:
+        KERNELS[name] = make
+        return make
+
+    return add
 
 
 @dataclass
@@ -135,7 +148,7 @@ class State:
     """State of the chains: ``position`` (…, P), the ``centre`` (P,) of the localization, and the
     kernel's own variables.
 
-    ``forces`` says whether steps tell about the force, at a pass or two over the parameters.
+    ``forces`` says whether steps report the force, which costs a pass or two over the parameters.
     """
 
     position: Tensor
@@ -143,6 +156,16 @@ class State:
     memory: dict[str, Tensor] = field(default_factory=dict)
     steps: int = 0
     forces: bool = True
+
+    @property
+    def buffer(self) -> Tensor:
+        """Scratch memory of the size of the positions: allocating costs a CPU more than the
+        arithmetic.
+        """
+        buffer = self.memory.get("buffer")
+        if buffer is None:
+            buffer = self.memory["buffer"] = torch.empty_like(self.position)
+        return buffer
 
 
 class Info(NamedTuple):
@@ -186,6 +209,16 @@ class Kernel(ABC):
     has no bias from ε.
     """
 
+    inertial: ClassVar[bool] = False
+    """Whether the state has velocities: then the bias from mini-batch noise is linear in the time
+    step, else quadratic, and directions relax as in damped oscillation, not diffusion.
+    """
+
+    bias_formula: ClassVar[str] = "noise"
+    """What predicts the bias of finite steps: "noise" (``noise_bias``), "steps" (the work and heat
+    of the draws, as for SGLD) or "none".
+    """
+
     held: ClassVar[int] = 3
     """Vectors (P,) of a chain that a plain step has at once: position, gradient, a buffer, and
     the kernel's own.
@@ -193,7 +226,7 @@ class Kernel(ABC):
 
     def __post_init__(self) -> None:
         for name, value in (("step_size", self.step_size), ("nbeta", self.nbeta)):
-            _require_number(value, name)
+            require_number(value, name)
             require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
             object.__setattr__(self, name, float(value))
         require_localization(self.localization)
@@ -224,9 +257,52 @@ class Kernel(ABC):
         return State(theta.detach().clone(), tied.detach().clone())
 
     def resume(self, state: State, step_size: float) -> None:  # noqa: B027
-        """Go on from a state that the same kernel left with another step size; most have nothing
-        to do.
+        """Adapt a state that the same kernel left with another step size; most need not."""
+
+    @property
+    def time_step(self) -> float:
+        """The time step h by which the kernel is tuned."""
+        return math.sqrt(self.step_size)
+
+    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+        """The kernel with time step h and, if it has velocities, friction ξ per unit of time.
+
+        ``absorbed`` is the friction per step that a thermostat takes on for mini-batch noise.
         """
+        return dataclasses.replace(self, step_size=step**2)
+
+    def absorbed_friction(self, step: float, trace: float, parameters: int) -> float:
+        """Friction per step that a thermostat adds for gradient noise of variance ``trace``."""
+        return 0.0
+
+    @property
+    def damping(self) -> float:
+        """The friction ξ per unit of time of a kernel with velocities."""
+        return math.inf
+
+    def noise_bias(
+        self, trace: float, share: float, degree: float, energy: float, parameters: int
+    ) -> float:
+        """What gradient noise of total variance ``trace`` adds to nβ(L − L*), to first order.
+
+        A direction of curvature a = nβh + γ is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4
+        (none). Half of that is energy, of which nβh/a is in the loss: in all a ``share`` of the
+        trace. A loss of degree q around w* has 2/q of it.
+        """
+        step = self.time_step
+        if self.inertial:
+            return 2 / degree * step / (4 * self.damping) * trace * share
+        return 2 / degree * step**2 / 8 * trace * share
+
+    @property
+    def frozen(self) -> Self:
+        """The kernel with nothing that adapts while it draws."""
+        return self
+
+    @property
+    def is_unadjusted_mala(self) -> bool:
+        """Whether steps are those of MALA without the test, so that an acceptance can be probed."""
+        return False
 
     @abstractmethod
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
@@ -247,25 +323,25 @@ class Kernel(ABC):
             return gradient, self.nbeta
         return torch.add(away, gradient, alpha=self.nbeta / gamma, out=gradient), float(gamma)
 
-    def _seen(self, state: State, evaluate: Evaluate) -> tuple[Tensor, float, Info]:
-        """(v, c) with c·v = Sᵀ∇U where the chains are, and what is known there."""
+    def observe(self, state: State, evaluate: Evaluate) -> tuple[Tensor, float, Info]:
+        """Return (v, c) with c·v = Sᵀ∇U where the chains are, and what the step reports."""
         loss, gradient = evaluate(state.position)
-        away = torch.sub(state.position, state.centre, out=_buffer(state))
-        distance = _norm(away)
+        away = torch.sub(state.position, state.centre, out=state.buffer)
+        distance = torch.linalg.vector_norm(away, dim=-1)
         force, factor = self.force(away, gradient)
         push = self.scaled_force(force)
         if not state.forces:
             return push, factor, Info(loss, distance, None, 1)
-        square = (factor * _norm(push)).square()
-        info = self._told(Info(loss, distance, None, 1, square), away, force, factor)
+        square = (factor * torch.linalg.vector_norm(push, dim=-1)).square()
+        info = self.with_work(Info(loss, distance, None, 1, square), away, force, factor)
         if self.scale is not None:
             gamma: Any = self.localization
             pull = self.scaled_force(away * gamma)
             info = info._replace(heat=square - factor * torch.linalg.vecdot(pull, push))
         return push, factor, info
 
-    def _told(self, info: Info, away: Tensor, force: Tensor, factor: float) -> Info:
-        """What is known of the force besides its square."""
+    def with_work(self, info: Info, away: Tensor, force: Tensor, factor: float) -> Info:
+        """Add the virial, the work and the heat, which follow from the force."""
         assert info.force_square is not None
         virial = factor * torch.linalg.vecdot(away, force)
         gamma = self.localization
@@ -297,40 +373,25 @@ class Kernel(ABC):
 
     def noise(self, state: State, rng: Streams) -> Tensor:
         """S ξ with ξ standard normal, in the buffer that the state keeps."""
-        return self.scaled(rng.normal_(_buffer(state)))
+        return self.scaled(rng.normal_(state.buffer))
 
 
-def _buffer(state: State) -> Tensor:
-    """Room for one thing at a time of the size of the positions: fresh memory costs a CPU more
-    than the arithmetic.
-    """
-    buffer = state.memory.get("buffer")
-    if buffer is None:
-        buffer = state.memory["buffer"] = torch.empty_like(state.position)
-    return buffer
-
-
-def _resize_increments(state: State, step_size: float, before: float) -> None:
-    """Velocities that are increments of the position have variance ε/2: left as they are, a
-    smaller ε would heat.
+def rescale_increments(state: State, step_size: float, before: float) -> None:
+    """Rescale velocities that are increments of the position: their variance is ε/2, so that a
+    smaller ε would leave them too hot.
     """
     state.memory["velocity"].mul_(math.sqrt(step_size / before) if before > 0 else 0.0)
 
 
-def _norm(vectors: Tensor) -> Tensor:
-    """‖v‖ of each row."""
-    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-    return norm
-
-
-def _require_number(value: Any, name: str) -> None:
+def require_number(value: Any, name: str) -> None:
+    """Raise where a setting is not a real number."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     require(real, name, "be a number", describe(value), error=TypeError)
 
 
 def require_share(value: Any, name: str) -> None:
     """A number in (0, 1]."""
-    _require_number(value, name)
+    require_number(value, name)
     require(0 < value <= 1, name, "lie in (0, 1]", repr(value))
 
 

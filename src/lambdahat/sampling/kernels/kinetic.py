@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,11 +17,12 @@ from lambdahat.sampling.kernels.kernel import (
     Kernel,
     State,
     Streams,
-    _buffer,
-    _require_number,
+    register,
+    require_number,
 )
 
 
+@register("kinetic")
 @dataclass(frozen=True)
 class Kinetic(Kernel):
     """Underdamped (kinetic) Langevin dynamics by the BAOAB splitting, one gradient per step.
@@ -50,12 +52,13 @@ class Kinetic(Kernel):
 
     friction: float | None = None
 
+    inertial: ClassVar[bool] = True
     held: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.friction is not None:
-            _require_number(self.friction, "friction")
+            require_number(self.friction, "friction")
             require(self.friction > 0, "friction", "be above 0", repr(self.friction))
 
     @property
@@ -67,22 +70,29 @@ class Kinetic(Kernel):
         mean = float(gamma.mean()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
         return 2 * math.sqrt(mean) if self.scale is None and mean > 0 else 1.0 if mean <= 0 else 2.0
 
+    @property
+    def time_step(self) -> float:
+        return self.step_size
+
+    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+        return dataclasses.replace(self, step_size=step, friction=friction)
+
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
         state.memory["velocity"] = torch.zeros_like(state.position)
         return state
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        push, factor, info = self._seen(state, evaluate)
+        push, factor, info = self.observe(state, evaluate)
         length, kept = self.step_size, math.exp(-self.damping * self.step_size)
         velocity = state.memory["velocity"].add_(push, alpha=-length * factor)
         if self.scale is None:
             state.position.add_(velocity, alpha=length / 2)
-            velocity.mul_(kept).add_(rng.normal_(_buffer(state)), alpha=math.sqrt(1 - kept**2))
+            velocity.mul_(kept).add_(rng.normal_(state.buffer), alpha=math.sqrt(1 - kept**2))
             state.position.add_(velocity, alpha=length / 2)
         else:  # both halves of the way in one product with S
             way = velocity.clone()
-            velocity.mul_(kept).add_(rng.normal_(_buffer(state)), alpha=math.sqrt(1 - kept**2))
+            velocity.mul_(kept).add_(rng.normal_(state.buffer), alpha=math.sqrt(1 - kept**2))
             state.position.add_(self.scaled(way.add_(velocity)), alpha=length / 2)
         state.steps += 1
         return state, info

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,12 +17,12 @@ from lambdahat.sampling.kernels.kernel import (
     Kernel,
     State,
     Streams,
-    _buffer,
-    _norm,
+    register,
     require_share,
 )
 
 
+@register("rmsprop_sgld")
 @dataclass(frozen=True)
 class RMSpropSGLD(Kernel):
     """SGLD preconditioned by running gradient squares (Li et al. 2016), as in devinterp.
@@ -34,6 +35,7 @@ class RMSpropSGLD(Kernel):
     decay: float = 0.99
     epsilon: float = 0.1
 
+    bias_formula: ClassVar[str] = "none"
     held: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
@@ -41,6 +43,19 @@ class RMSpropSGLD(Kernel):
         require_share(self.decay, "decay")
         require_positive(self.epsilon, "epsilon")
         require(self.scale is None, "scale", "be left out: RMSprop-SGLD finds its own", self.scale)
+
+    @property
+    def time_step(self) -> float:
+        return math.sqrt(self.step_size / self.epsilon)
+
+    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+        # the metric is at most 1/epsilon
+        return dataclasses.replace(self, step_size=self.epsilon * step**2)
+
+    @property
+    def frozen(self) -> Self:
+        """The kernel with the metric as the burn-in left it."""
+        return dataclasses.replace(self, decay=1.0)
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
@@ -54,13 +69,13 @@ class RMSpropSGLD(Kernel):
             .mul_(self.decay)
             .addcmul_(gradient, gradient, value=1 - self.decay)
         )
-        away = torch.sub(state.position, state.centre, out=_buffer(state))
+        away = torch.sub(state.position, state.centre, out=state.buffer)
         force, factor = self.force(away, gradient)
         metric = squares.sqrt().add_(self.epsilon).reciprocal_()
-        info = Info(loss, _norm(away), None, 1)
+        info = Info(loss, torch.linalg.vector_norm(away, dim=-1), None, 1)
         if state.forces:
             square = factor**2 * (force.square() * metric).sum(-1)
-            info = self._told(info._replace(force_square=square), away, force, factor)
+            info = self.with_work(info._replace(force_square=square), away, force, factor)
         state.position.addcmul_(force, metric, value=-self.step_size / 2 * factor)
         state.position.addcmul_(
             self.noise(state, rng), metric.sqrt_(), value=math.sqrt(self.step_size)

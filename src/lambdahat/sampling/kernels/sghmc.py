@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from lambdahat.sampling.kernels.kernel import (
     Kernel,
     State,
     Streams,
-    _resize_increments,
+    register,
     require_share,
+    rescale_increments,
 )
 
 
+@register("sghmc")
 @dataclass(frozen=True)
 class SGHMC(Kernel):
     """Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014, Eq. 15).
@@ -30,11 +33,29 @@ class SGHMC(Kernel):
 
     friction: float = 0.1
 
+    inertial: ClassVar[bool] = True
     held: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_share(self.friction, "friction")
+
+    @property
+    def time_step(self) -> float:
+        return math.sqrt(self.step_size / 2)
+
+    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+        return dataclasses.replace(
+            self, step_size=2 * step**2, friction=-math.expm1(-friction * step)
+        )
+
+    @property
+    def damping(self) -> float:
+        return -math.log1p(-self.friction) / self.time_step
+
+    @property
+    def is_unadjusted_mala(self) -> bool:
+        return self.friction == 1
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
@@ -42,10 +63,10 @@ class SGHMC(Kernel):
         return state
 
     def resume(self, state: State, step_size: float) -> None:
-        _resize_increments(state, self.step_size, step_size)
+        rescale_increments(state, self.step_size, step_size)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        push, factor, info = self._seen(state, evaluate)
+        push, factor, info = self.observe(state, evaluate)
         velocity = state.memory["velocity"].mul_(1 - self.friction)
         velocity.add_(self.scaled(push), alpha=-self.step_size / 2 * factor)
         velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.friction * self.step_size))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,11 +17,13 @@ from lambdahat.sampling.kernels.kernel import (
     Kernel,
     State,
     Streams,
-    _resize_increments,
+    register,
     require_share,
+    rescale_increments,
 )
 
 
+@register("sgnht")
 @dataclass(frozen=True)
 class SGNHT(Kernel):
     """The stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with η = ε/2 in their
@@ -37,6 +40,7 @@ class SGNHT(Kernel):
     diffusion: float = 0.1
     friction: float | None = None
 
+    inertial: ClassVar[bool] = True
     held: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
@@ -51,6 +55,34 @@ class SGNHT(Kernel):
             self.scale,
         )
 
+    @property
+    def time_step(self) -> float:
+        return math.sqrt(self.step_size / 2)
+
+    def with_time_step(self, step: float, friction: float, absorbed: float = 0.0) -> Self:
+        diffusion = -math.expm1(-friction * step)
+        # the friction starts where the noise of batches will hold it
+        return dataclasses.replace(
+            self,
+            step_size=2 * step**2,
+            diffusion=diffusion,
+            friction=min(diffusion + absorbed, 1.0),
+        )
+
+    def absorbed_friction(self, step: float, trace: float, parameters: int) -> float:
+        return step**2 * trace / (2 * parameters)
+
+    def noise_bias(
+        self, trace: float, share: float, degree: float, energy: float, parameters: int
+    ) -> float:
+        """As for other kernels, but the thermostat cools all directions alike until their mean
+        temperature is right, and so takes off the share of the directions that the data determine.
+        """
+        step = self.time_step
+        friction = self.diffusion + self.absorbed_friction(step, trace, parameters)
+        free = min(max(share - 2 * energy / parameters, 0.0), 1.0)
+        return 2 / degree * step**2 / (4 * friction) * trace * free
+
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
         state.memory["velocity"] = torch.zeros_like(state.position)
@@ -59,11 +91,11 @@ class SGNHT(Kernel):
         return state
 
     def resume(self, state: State, step_size: float) -> None:
-        _resize_increments(state, self.step_size, step_size)
+        rescale_increments(state, self.step_size, step_size)
         state.memory["friction"].fill_(self.diffusion if self.friction is None else self.friction)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        push, factor, info = self._seen(state, evaluate)
+        push, factor, info = self.observe(state, evaluate)
         velocity, friction = state.memory["velocity"], state.memory["friction"]
         velocity.mul_(1 - friction).add_(push, alpha=-self.step_size / 2 * factor)
         velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.diffusion * self.step_size))

@@ -66,13 +66,14 @@ class Request:
             )
         if self.tol is not None:
             require_positive(self.tol, "tol")
+        names = sorted(KERNELS, key=lambda name: name != "kinetic")  # the default first
         if isinstance(self.kernel, str):
-            require_choice(self.kernel, "kernel", KERNELS)
+            require_choice(self.kernel, "kernel", names)
         elif self.kernel is not None:
             require(
                 isinstance(self.kernel, Kernel),
                 "kernel",
-                f"be one of {', '.join(KERNELS)}, or a kernel",
+                f"be one of {', '.join(names)}, or a kernel",
                 self.kernel,
                 "",
                 TypeError,

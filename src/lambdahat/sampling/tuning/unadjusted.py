@@ -37,15 +37,7 @@ from lambdahat.sampling.diagnostics import (
     read,
     step_shares,
 )
-from lambdahat.sampling.kernels import (
-    SGHMC,
-    SGLD,
-    SGNHT,
-    Kernel,
-    Kinetic,
-    KroneckerScale,
-    RMSpropSGLD,
-)
+from lambdahat.sampling.kernels import Kernel, Kinetic, KroneckerScale
 from lambdahat.sampling.tuning import Drawn, Request
 
 LARGEST_SIDE = 1024  # of a tensor seen as a matrix: longer ones are not rotated
@@ -260,33 +252,6 @@ class Coarse:
     noise: Mapping[str, float]
 
 
-def time_step(kernel: Kernel) -> float:
-    """The time step h of a kernel."""
-    size = kernel.step_size
-    if isinstance(kernel, Kinetic):
-        return size
-    if isinstance(kernel, RMSpropSGLD):
-        return math.sqrt(size / kernel.epsilon)
-    return math.sqrt(size / 2) if isinstance(kernel, SGHMC | SGNHT) else math.sqrt(size)
-
-
-def with_time_step(kernel: Kernel, step: float, friction: float) -> Kernel:
-    """The kernel with time step h and, where it has velocities, friction ξ per unit of time."""
-    if isinstance(kernel, Kinetic):
-        return dataclasses.replace(kernel, step_size=step, friction=friction)
-    if isinstance(kernel, SGHMC):
-        return dataclasses.replace(
-            kernel, step_size=2 * step**2, friction=-math.expm1(-friction * step)
-        )
-    if isinstance(kernel, SGNHT):
-        return dataclasses.replace(
-            kernel, step_size=2 * step**2, diffusion=-math.expm1(-friction * step)
-        )
-    if isinstance(kernel, RMSpropSGLD):  # its metric is at most 1/epsilon
-        return dataclasses.replace(kernel, step_size=kernel.epsilon * step**2)
-    return dataclasses.replace(kernel, step_size=step**2)
-
-
 class Pilot:
     """Finds the time step and the batch size of a run, and leaves the chains burnt in."""
 
@@ -338,8 +303,8 @@ class Pilot:
             kernel = self._at(step)
             self.runner.retune(self._at(2 * step))
             burn(self.runner, steps)
-            fixed = self._frozen(kernel)
-            self.runner.retune(self._frozen(self._at(2 * step)))
+            fixed = kernel.frozen
+            self.runner.retune(self._at(2 * step).frozen)
             coarse = self._coarse(2 * step)
             if coarse is not None:
                 self.runner.retune(fixed)
@@ -367,18 +332,11 @@ class Pilot:
         no velocities.
         """
         rate = self._friction / 2
-        return (
-            1 / (step * rate)
-            if isinstance(self.kernel, Kinetic | SGHMC | SGNHT)
-            else 2 / (step * rate) ** 2
-        )
+        return 1 / (step * rate) if self.kernel.inertial else 2 / (step * rate) ** 2
 
     def _at(self, step: float) -> Kernel:
-        kernel = with_time_step(self.kernel, step, self._friction)
-        if isinstance(kernel, SGNHT):  # its friction starts where the noise of batches will hold it
-            absorbed = step**2 * self._trace / (2 * self.problem.num_parameters)
-            return dataclasses.replace(kernel, friction=min(kernel.diffusion + absorbed, 1.0))
-        return kernel
+        absorbed = self.kernel.absorbed_friction(step, self._trace, self.problem.num_parameters)
+        return self.kernel.with_time_step(step, self._friction, absorbed)
 
     @property
     def _tie(self) -> float:
@@ -390,12 +348,6 @@ class Pilot:
         if isinstance(self.kernel.scale, KroneckerScale):
             return mean * float(self.kernel.scale.values.square().mean())
         return mean if self.kernel.scale is None else min(mean, 1.0)
-
-    def _frozen(self, kernel: Kernel) -> Kernel:
-        """The kernel with nothing that adapts while it draws: RMSprop's metric stays as the
-        burn-in left it.
-        """
-        return dataclasses.replace(kernel, decay=1.0) if isinstance(kernel, RMSpropSGLD) else kernel
 
     def _windows(self, steps: int) -> tuple[float, float]:
         """Pilot windows; the step after them and the mean energy in the last, where the friction
@@ -461,7 +413,7 @@ class Pilot:
         stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
         if self._whole or not math.isfinite(energy):
             return step, stable
-        order = 1 if isinstance(self.kernel, Kinetic | SGHMC | SGNHT) else 2
+        order = 1 if self.kernel.inertial else 2
         largest = step
         for cooled in range(COOLINGS + 1):
             excess = self._excess(step, energy)
@@ -493,10 +445,11 @@ class Pilot:
         """
         parameters = self.problem.num_parameters
         self._trace = float(self.runner.noise(NOISE_LOOKS)["trace"].mean())
-        added = noise_bias(self._at(step), self._trace, 1.0, 2.0, energy, parameters)
+        added = self._at(step).noise_bias(self._trace, 1.0, 2.0, energy, parameters)
         excess = added / (NOISE_BIAS * max(abs(energy), 0.5))
-        if isinstance(self.kernel, SGNHT):
-            excess = max(excess, math.sqrt(step**2 * self._trace / (2 * parameters) / ABSORBED))
+        absorbed = self.kernel.absorbed_friction(step, self._trace, parameters)
+        if absorbed:
+            excess = max(excess, math.sqrt(absorbed / ABSORBED))
         return excess
 
     def _cool(self, step: float, steps: int) -> float:
@@ -704,29 +657,6 @@ def loss_share(noise: Mapping[str, float]) -> float:
     return min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
 
 
-def noise_bias(
-    kernel: Kernel, trace: float, share: float, degree: float, energy: float, parameters: int
-) -> float:
-    """What gradient noise of total variance ``trace`` adds to nβ(L − L*), to first order.
-
-    A direction of curvature a = nβh + γ is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4
-    (none). Half of that is energy, of which nβh/a is in the loss: in all a ``share`` of the trace.
-    A loss of degree q around w* has 2/q of it. A thermostat cools all directions alike until their
-    mean temperature is right, and so takes off the share of the directions that the data determine.
-    """
-    step = time_step(kernel)
-    if isinstance(kernel, SGNHT):
-        friction = kernel.diffusion + step**2 * trace / (2 * parameters)
-        free = min(max(share - 2 * energy / parameters, 0.0), 1.0)
-        return 2 / degree * step**2 / (4 * friction) * trace * free
-    if isinstance(kernel, Kinetic | SGHMC):
-        damping = (
-            kernel.damping if isinstance(kernel, Kinetic) else -math.log1p(-kernel.friction) / step
-        )
-        return 2 / degree * step / (4 * damping) * trace * share
-    return 2 / degree * step**2 / 8 * trace * share
-
-
 class Explained(NamedTuple):
     """The bias of the mean energy that a formula predicts, NaN if there is none, and its
     standard deviation.
@@ -751,16 +681,14 @@ def explained_bias(
     w, and 1.
     """
     raw = float(energies.mean())
-    if isinstance(kernel, RMSpropSGLD):
+    if kernel.bias_formula == "none":
         return Explained(math.nan, UNTRUSTED * abs(raw))
-    if isinstance(kernel, SGLD):
+    if kernel.bias_formula == "steps":
         gamma: Any = kernel.localization
         value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
         return Explained(value, 0.25 * abs(value) + TRUSTED * abs(raw))
     degree = loss_degree(record["work"], raw)
-    least, most = (
-        noise_bias(kernel, trace, part, degree, raw, parameters) for part in (share, 1.0)
-    )
+    least, most = (kernel.noise_bias(trace, part, degree, raw, parameters) for part in (share, 1.0))
     value = (least + most) / 2
     return Explained(value, 0.25 * abs(value) + (most - least) / 2 + TRUSTED * abs(raw))
 
@@ -789,7 +717,7 @@ def bias_of_steps(
     formula = explained if known else 0.0
     if coarse is None or coarse.energies.size == 0:
         return Estimate(formula, prior)
-    linear = isinstance(kernel, Kinetic | SGHMC | SGNHT) and abs(formula) > 0.005 * abs(raw)
+    linear = kernel.inertial and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
     # the share is taken from all draws at h: the few looks at 2h would make it noisier, and it is
     # the same there
@@ -841,7 +769,7 @@ def _heated(record: Record, parameters: int, kernel: Kernel) -> bool:
     """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular
     model has.
     """
-    if not isinstance(kernel, SGLD):
+    if kernel.bias_formula != "steps":
         return False
     late = {name: values[:, values.shape[1] // 2 :] for name, values in record.items()}
     energy = kernel.nbeta * float((late["loss"] - late["centre"]).mean())
