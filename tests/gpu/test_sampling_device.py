@@ -15,7 +15,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Chains, Status
 from lambdahat.sampling import Streams, hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
 from lambdahat.sampling.backends import make_runner
-from lambdahat.sampling.backends.runner import Plan
+from lambdahat.sampling.backends.runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel
 from tests.cases import network
 
@@ -160,7 +160,7 @@ def test_more_draws_than_a_graph_holds_and_long_thinning():
 
 def test_a_runner_goes_on_with_another_step_and_starts_again():
     problem, kernel = bowl(), sgld(EPSILON, NBETA, GAMMA)
-    runner, mode = make_runner(problem, kernel, 3, Plan(), "graph")
+    runner, mode = make_runner(problem, kernel, 3, ChainPlan(), "graph")
     assert mode == "graph"
     assert torch.equal(runner.positions, problem.vector.repeat(3, 1)), "capturing leaves no mark"
     first = runner.advance(5)
@@ -181,7 +181,7 @@ def test_a_runner_goes_on_with_another_step_and_starts_again():
 
 
 def test_the_velocity_survives_another_step_size():
-    runner, _ = make_runner(bowl(), sghmc(EPSILON, NBETA), 3, Plan(), "graph")
+    runner, _ = make_runner(bowl(), sghmc(EPSILON, NBETA), 3, ChainPlan(), "graph")
     runner.advance(5)
     velocity = runner.state.memory["velocity"].clone()
     runner.retune(sghmc(EPSILON / 2, NBETA))
@@ -208,7 +208,9 @@ def test_the_noise_of_batches_is_the_same_captured():
     """
     traces = []
     for mode in ("graph", "batched"):
-        runner, _ = make_runner(regression(), kinetic(0.02, 20.0, 2.0), 8, Plan(batch_size=5), mode)
+        runner, _ = make_runner(
+            regression(), kinetic(0.02, 20.0, 2.0), 8, ChainPlan(batch_size=5), mode
+        )
         runner.retune(kinetic(0.0, 20.0, 2.0))
         here = runner.positions.clone()
         traces.append(float(runner.noise(400)["trace"].mean()))

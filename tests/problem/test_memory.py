@@ -18,7 +18,7 @@ from lambdahat._core.rng import generator
 from lambdahat.problem.memory import LiveBytes, pass_bytes
 from lambdahat.sampling import sgld
 from lambdahat.sampling.backends import Demand
-from lambdahat.sampling.backends.runner import Plan
+from lambdahat.sampling.backends.runner import ChainPlan
 from tests.cases import LanguageModel, sentences
 from tests.language import seeded
 
@@ -331,7 +331,7 @@ def test_chains_go_one_by_one_where_they_do_not_fit_together():
 
     def fits(memory):
         problem = language(memory, count="sequences")
-        return Demand(problem, sgld(1e-4, 1.0), 4, 16, Plan()).together_fits()
+        return Demand(problem, sgld(1e-4, 1.0), 4, 16, ChainPlan()).together_fits()
 
     assert fits("1GiB")  # which mode is then fastest, timing says
     assert not fits(3 * MEBI)

@@ -17,7 +17,7 @@ from lambdahat.results import Chains, Result, Status
 from lambdahat.sampling import hmc, mala, rmsprop_sgld, sample, sghmc, sgld
 from lambdahat.sampling._sample import Collector, localization_tensor
 from lambdahat.sampling.backends import make_runner
-from lambdahat.sampling.backends.runner import Plan
+from lambdahat.sampling.backends.runner import ChainPlan
 from tests.cases import LanguageModel, classifier, network, sentences
 from tests.problem.test_untouched import guarded, state_of, unchanged
 
@@ -204,7 +204,7 @@ def test_averages_of_many_rounds_stay_few():
     all draws.
     """
     problem = classifier()
-    plan = Plan(averages={"all": lambda theta: theta}, keep_parameters=True)
+    plan = ChainPlan(averages={"all": lambda theta: theta}, keep_parameters=True)
     runner, mode = make_runner(problem, STEP, 2, plan, "batched")
     collector = Collector(runner, problem, STEP, plan, mode)
     for draws in (3, 20, 1, 40, 7, 30, 30, 25):

@@ -17,14 +17,14 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.space import Space, matcher
 from lambdahat.results import Array, Chains
 from lambdahat.sampling.backends import AnyRunner, make_runner
-from lambdahat.sampling.backends.runner import Observable, Plan, Record
+from lambdahat.sampling.backends.runner import ChainPlan, Observable, Record
 from lambdahat.sampling.diagnostics import AcceptanceProbe, diagnose, verdict
 from lambdahat.sampling.kernels import Kernel, KroneckerScale, Localization
 from lambdahat.sampling.kernels.kernel import require_localization
 
 PIECES = 20
 MOST_STRETCHES = 40
-AVERAGE = "average "  # how a runner names what is to be averaged
+OBSERVABLE, AVERAGE = "observable ", "average "  # how a runner names what is to be averaged
 PROBES = 5
 Watch = Callable[[np.ndarray[Any, Any]], Any]
 
@@ -94,7 +94,7 @@ def sample(
         "",
         TypeError,
     )
-    plan = Plan(
+    plan = ChainPlan(
         seed,
         batch_size,
         shared_batches,
@@ -136,7 +136,7 @@ class Collector:
         runner: AnyRunner,
         problem: Problem,
         kernel: Kernel,
-        plan: Plan,
+        plan: ChainPlan,
         mode: str,
         watch: Watch | None = None,
     ) -> None:
@@ -230,8 +230,12 @@ class Collector:
             virials=arrays.get("virial"),
             work=arrays.get("work"),
             heat=arrays.get("heat"),
-            observables=_of_kind("observable ", arrays),
-            averages=_of_kind(AVERAGE, averages),
+            observables={
+                name.removeprefix(OBSERVABLE): values
+                for name, values in arrays.items()
+                if name.startswith(OBSERVABLE)
+            },
+            averages={name.removeprefix(AVERAGE): values for name, values in averages.items()},
             stretches=tuple(length for length, _ in self._stretches),
             parameters=record.get("parameters"),
             reasons={**(reasons or {}), **unknown},
@@ -255,12 +259,6 @@ def _together(first: tuple[int, Record], second: tuple[int, Record]) -> tuple[in
     count = first[0] + second[0]
     return count, {
         name: (first[0] * first[1][name] + second[0] * second[1][name]) / count for name in first[1]
-    }
-
-
-def _of_kind(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {
-        name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)
     }
 
 

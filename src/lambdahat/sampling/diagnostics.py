@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,15 @@ def diagnose(
     diverged = np.logical_not((np.abs(energies) < HUGE).all(axis=1))
     kept = energies[~diverged]
     moving = kept.size > 0 and bool(np.ptp(kept) > 0)
-    rhat, bulk, tail, mean = _mixing(kept) if moving and kept.shape[1] >= 4 else (math.nan,) * 4
+    rhat = bulk = tail = mean = math.nan
+    if moving and kept.shape[1] >= 4:
+        from arviz_stats.base import array_stats  # type: ignore[attr-defined]
+
+        half = kept.shape[1] // 2
+        alone = len(kept) == 1  # then its halves are compared
+        pair = np.concatenate([kept[:, :half], kept[:, half : 2 * half]]) if alone else kept
+        rhat = float(array_stats.rhat(pair, **AXES))
+        bulk, tail, mean = (_ess(kept, kind) for kind in ("bulk", "tail", "mean"))
     return Diagnostics(
         rhat,
         bulk,
@@ -51,19 +59,6 @@ def diagnose(
         bounded,
         drift(distances[~diverged]),
     )
-
-
-def _mixing(energies: Array) -> tuple[float, float, float, float]:
-    from arviz_stats.base import array_stats  # type: ignore[attr-defined]
-
-    half = energies.shape[1] // 2
-    pair = (
-        np.concatenate([energies[:, :half], energies[:, half : 2 * half]])
-        if len(energies) == 1
-        else energies
-    )
-    rhat = float(array_stats.rhat(pair, **AXES))
-    return rhat, _ess(energies, "bulk"), _ess(energies, "tail"), _ess(energies, "mean")
 
 
 def _ess(values: Array, method: str) -> float:
@@ -151,14 +146,7 @@ class AcceptanceProbe:
             problem.vector.to(torch.promote_types(problem.dtype, torch.float32)),
         )
         self._seen: list[float] = []
-        self._kernel = HMC(
-            kernel.step_size,
-            kernel.nbeta,
-            kernel.localization,
-            kernel.scale,
-            leapfrog=1,
-            jitter=1.0,
-        )
+        self._kernel = kernel
 
     def look(
         self,
@@ -191,8 +179,17 @@ class AcceptanceProbe:
     def _acceptance(self, positions: Tensor, numbers: Sequence[int]) -> Tensor:
         """Of one step from each position, those of the chains of these numbers."""
         rng = Streams(derived_seed(self._seed, "probe", len(self._seen)), numbers, positions.device)
-        state = self._kernel.init(positions, self._centre)
-        _, info = self._kernel.step(state, lambda at: full_data(self._gradients, at), rng)
+        kernel = self._kernel
+        mala = HMC(
+            kernel.step_size,
+            kernel.nbeta,
+            kernel.localization,
+            kernel.scale,
+            leapfrog=1,
+            jitter=1.0,
+        )
+        state = mala.init(positions, self._centre)
+        _, info = mala.step(state, lambda at: full_data(self._gradients, at), rng)
         assert info.acceptance is not None
         return info.acceptance
 
@@ -203,7 +200,7 @@ class AcceptanceProbe:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ChainReading:
     """λ̂ with its error: ``raw`` is the plain mean of nβ(L − L*), ``value`` what is left without
     the bias of the steps.
 
@@ -222,7 +219,7 @@ class Reading:
     controlled: bool = False
 
 
-def read(chains: Chains, parameters: int, full: bool = False) -> Reading:
+def read(chains: Chains, parameters: int, full: bool = False) -> ChainReading:
     """λ̂ from the chains of any kernel, from the losses over the whole data if ``full``, else
     from the paired ones.
     """
@@ -230,18 +227,18 @@ def read(chains: Chains, parameters: int, full: bool = False) -> Reading:
     energies = np.where(np.isfinite(seen), seen, np.nan)
     kept = energies[~np.isnan(energies).any(axis=1)]
     if len(kept) == 0:
-        return Reading(math.nan, math.nan, energies.mean(axis=1), math.nan)
+        return ChainReading(math.nan, math.nan, energies.mean(axis=1), math.nan)
     if not (chains.distances > 0).any():  # what is left then is rounding
-        return Reading(0.0, 0.0, np.zeros(len(chains)), 0.0)
+        return ChainReading(0.0, 0.0, np.zeros(len(chains)), 0.0)
     if chains.recycled_losses is not None and chains.virials is not None:
         return _from_trajectories(chains, parameters)
     if chains.step_bias is not None or has_step_bias(chains):
         return _from_steps(chains, seen, parameters)
     value = float(kept.mean())
-    return Reading(value, blocked_error(kept), energies.mean(axis=1), value)
+    return ChainReading(value, blocked_error(kept), energies.mean(axis=1), value)
 
 
-def _from_trajectories(chains: Chains, parameters: int) -> Reading:
+def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     """From HMC: energies averaged over trajectories, with the virial as control variate where it
     has settled.
 
@@ -262,7 +259,7 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
     stderr = math.hypot(error, FLOOR * value)
-    return Reading(
+    return ChainReading(
         value,
         stderr,
         energies.mean(axis=1),
@@ -364,7 +361,7 @@ def step_shares(
     return StepShares(whole, whole * kept)
 
 
-def _from_steps(chains: Chains, energies: Array, parameters: int) -> Reading:
+def _from_steps(chains: Chains, energies: Array, parameters: int) -> ChainReading:
     """From kernels that never reject: what the steps add is taken off, and its uncertainty goes
     into the error.
     """
@@ -381,11 +378,20 @@ def _from_steps(chains: Chains, energies: Array, parameters: int) -> Reading:
     drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
     squares = blocked_error(kept) ** 2 + float(bias.stderr) ** 2
     squares += (float(change) / 2) ** 2 if drifting else 0.0
-    settled, its_error = _settled(chains, fine, parameters)
+    # E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed
+    settled = its_error = math.nan
+    if chains.virials is not None and chains.kernel in ("SGLD", "Kinetic"):
+        heat: float | Array = chains.noise.get("heat", 0.0)
+        if chains.kernel == "SGLD":
+            assert chains.forces is not None
+            heat = chains.step_size / 4 * chains.forces[fine]
+        balance = chains.virials[fine] - heat
+        settled = float(balance.mean()) / parameters
+        its_error = blocked_error(balance) / parameters
     unsettled = abs(1 - settled) > 3 * its_error
     squares += ((1 - settled) * value) ** 2 if unsettled and chains.step_size > 0 else 0.0
     added = abs(float(bias)) if float(bias) else float(bias.stderr)
-    return Reading(
+    return ChainReading(
         value,
         math.sqrt(squares),
         energies.mean(axis=1) - float(bias),
@@ -396,21 +402,6 @@ def _from_steps(chains: Chains, energies: Array, parameters: int) -> Reading:
         drifting,
         controlled,
     )
-
-
-def _settled(chains: Chains, fine: Any, parameters: int) -> tuple[float, float]:
-    """E[(w − w*)·∇U]/P, less what the steps add, with its error: 1 when all directions have
-    relaxed.
-    """
-    if chains.virials is None or chains.kernel not in ("SGLD", "Kinetic"):
-        return math.nan, math.nan
-    balance = chains.virials[fine]
-    if chains.kernel == "SGLD":
-        assert chains.forces is not None
-        balance = balance - chains.step_size / 4 * chains.forces[fine]
-    else:
-        balance = balance - chains.noise.get("heat", 0.0)
-    return float(balance.mean()) / parameters, blocked_error(balance) / parameters
 
 
 def degrees_of_freedom(chains: Chains) -> float:
@@ -427,12 +418,6 @@ def combined_degrees(errors: Array, degrees: Array) -> float:
     return float(squares.sum()) ** 2 / shares if shares > 0 else math.inf
 
 
-def _block_error(values: Array, count: int) -> float:
-    """The standard error of the mean from ``count`` blocks of each chain."""
-    blocks = _blocks(values, count)
-    return float(blocks.std(ddof=1)) / math.sqrt(blocks.size)
-
-
 def _largest_error(values: Array, draws: Array) -> float:
     """The largest of three standard errors: by autocorrelation, and by 2 and 4 blocks of each
     chain.
@@ -441,7 +426,11 @@ def _largest_error(values: Array, draws: Array) -> float:
     that long blocks still show. An error from fewer than eight blocks is too noisy to use.
     """
     counts = [count for count in (2, 4) if count * len(draws) >= 8]
-    return max([standard_error(values), *(_block_error(draws, count) for count in counts)])
+    errors = [standard_error(values)]
+    for count in counts:
+        blocks = _blocks(draws, count)
+        errors.append(float(blocks.std(ddof=1)) / math.sqrt(blocks.size))
+    return max(errors)
 
 
 def blocked_error(values: Array) -> float:

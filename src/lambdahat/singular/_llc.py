@@ -17,16 +17,16 @@ from lambdahat._core.device import default_context
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Sensitivity, Status
+from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling._sample import Watch, place, require_functions
 from lambdahat.sampling.backends import MODES
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, drawn_by_sample
-from lambdahat.sampling.backends.runner import Observable, Plan
+from lambdahat.sampling.backends.runner import ChainPlan, Observable
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
-from lambdahat.sampling.tuning import Drawn, Request
-from lambdahat.sampling.tuning.hamiltonian import _by_trajectories, _require_warm_up
-from lambdahat.sampling.tuning.unadjusted import FULL, _by_steps, require_enough
+from lambdahat.sampling.tuning import Drawn, SamplingRequest
+from lambdahat.sampling.tuning.hamiltonian import draw_by_trajectories, require_warm_up
+from lambdahat.sampling.tuning.unadjusted import FULL, draw_by_steps, require_enough
 
 # errors, and part of the mean, by which the distance changes where chains count as not mixed
 WANDERED = 4.0, 0.5
@@ -119,41 +119,63 @@ def llc(
         ValueError: If a setting is out of range, or if ``max_gradients`` does not hold a pilot; the
             message says what would do.
     """
-    given: dict[str, Any] = {
-        "chains": chains,
-        "seed": seed,
-        "draws": draws,
-        "burn_in": burn_in,
-        "batch_size": batch_size,
-        "nbeta": nbeta,
-        "localization": localization,
-        "step_size": step_size,
-        "kernel": kernel,
-        "tol": tol,
-        "max_gradients": max_gradients,
-        "mode": mode,
-        "watch": watch,
-    }
-    return _estimated(problem, **given, **options)
-
-
-def _estimated(
-    problem: Problem, /, *, nbeta: str | float = "n/log n", **settings: Any
-) -> LearningCoefficient:
-    """``llc`` with its settings as one mapping."""
     require_problem(problem)
-    kernel = settings.get("kernel")
-    own = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
-    batch = settings.get("batch_size") or min(own, problem.num_samples)
-    if nbeta == "batch":
-        if settings.get("batch_size") is None:
-            batch = _batch_of_temperature(problem, batch)
-        settings["batch_size"] = batch  # the temperature is decided by it
+    default = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
+    batch = batch_size or min(default, problem.num_samples)
+    if nbeta == "batch":  # the batch size decides the temperature, and is fixed with it
+        batch_size = batch = batch_size or _batch_of_temperature(problem, batch)
     if isinstance(kernel, Kernel):
-        value, name = kernel.nbeta, "given by the kernel"
+        inverse, temperature = kernel.nbeta, "given by the kernel"
     else:
-        value, name = inverse_temperature(nbeta, problem.num_terms, batch)
-    return coefficient(problem, drawn(problem, value, **settings), name)
+        inverse, temperature = inverse_temperature(nbeta, problem.num_terms, batch)
+    found = draw(
+        problem,
+        inverse,
+        chains=chains,
+        seed=seed,
+        draws=draws,
+        burn_in=burn_in,
+        batch_size=batch_size,
+        localization=localization,
+        step_size=step_size,
+        kernel=kernel,
+        tol=tol,
+        max_gradients=max_gradients,
+        mode=mode,
+        watch=watch,
+        **options,
+    )
+    run, reading, terms = found.chains, found.reading, problem.num_terms
+    dof = degrees_of_freedom(run)
+    wbic = full = None
+    if math.isclose(run.nbeta, terms / math.log(max(terms, 2)), rel_tol=1e-6):
+        # n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)
+        ratio = terms / run.nbeta
+        mean = terms * run.initial_loss + ratio * reading.value
+        wbic = Estimate(mean, ratio * reading.stderr, run.cost, dof=dof)
+    if found.full is not None:  # from the losses over the whole data, where both were asked for
+        full = Estimate(found.full.value, found.full.stderr, run.cost, dof=dof)
+    return LearningCoefficient(
+        reading.value,
+        reading.stderr,
+        run.cost,
+        _status(problem, found),
+        dof,
+        per_chain=reading.per_chain,
+        wbic=wbic,
+        nbeta=run.nbeta,
+        temperature=temperature,
+        localization=run.localization,
+        step_size=run.step_size,
+        initial_loss=run.initial_loss,
+        chains=run,
+        rhat=run.diagnostics.rhat,
+        ess=run.diagnostics.ess_bulk,
+        raw=reading.raw,
+        discretisation_bias=reading.bias,
+        sensitivity=_sensitivity(found),
+        full=full,
+    )
 
 
 def _batch_of_temperature(problem: Problem, default: int) -> int:
@@ -173,51 +195,6 @@ def _batch_of_temperature(problem: Problem, default: int) -> int:
         "give the problem batches of one size",
     )
     return sizes[0]
-
-
-def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoefficient:
-    """The result of chains that have been drawn."""
-    chains, reading = found.chains, found.reading
-    at_wbic = math.isclose(
-        chains.nbeta, problem.num_terms / math.log(max(problem.num_terms, 2)), rel_tol=1e-6
-    )
-    return LearningCoefficient(
-        reading.value,
-        reading.stderr,
-        chains.cost,
-        _status(problem, found),
-        degrees_of_freedom(chains),
-        per_chain=reading.per_chain,
-        wbic=_wbic(chains, problem.num_terms, reading.value, reading.stderr) if at_wbic else None,
-        nbeta=chains.nbeta,
-        temperature=temperature,
-        localization=chains.localization,
-        step_size=chains.step_size,
-        initial_loss=chains.initial_loss,
-        chains=chains,
-        rhat=chains.diagnostics.rhat,
-        ess=chains.diagnostics.ess_bulk,
-        raw=reading.raw,
-        discretisation_bias=reading.bias,
-        sensitivity=_sensitivity(found),
-        full=_full(found),
-    )
-
-
-def _full(found: Drawn) -> Estimate | None:
-    """λ̂ from the losses over the whole data, where both were asked for."""
-    if found.full is None:
-        return None
-    return Estimate(
-        found.full.value, found.full.stderr, found.chains.cost, dof=degrees_of_freedom(found.chains)
-    )
-
-
-def _wbic(chains: Chains, count: int, value: float, error: float) -> Estimate:
-    """n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)."""
-    ratio = count / chains.nbeta
-    whole = count * chains.initial_loss + ratio * value
-    return Estimate(whole, ratio * error, chains.cost, dof=degrees_of_freedom(chains))
 
 
 def _sensitivity(found: Drawn) -> Sensitivity:
@@ -242,23 +219,18 @@ def _sensitivity(found: Drawn) -> Sensitivity:
     # two.
     heated = abs((mean - 2 * variance) * found.reading.bias / mean) if mean > 0 else 0.0
     temperature = Estimate(float(spread.mean()), math.hypot(blocked_error(spread), unsure, heated))
-    shares, ties = None, _ties(found)
+    gamma, ties = chains.localization, found.ties  # Σγ_i(w_i − w*_i)² of the draws
+    if not isinstance(gamma, Tensor):
+        ties = gamma * chains.distances**2
+    elif ties is None and chains.virials is not None and chains.work is not None:
+        ties = chains.virials - chains.work
+    shares = None
     if chains.work is not None and not noise:
         shares = -0.5 * (chains.work - centred * (chains.work - chains.work.mean()))
     elif ties is not None:
         shares = -0.5 * centred * (ties - ties.mean())
     slope = unknown if shares is None else Estimate(float(shares.mean()), blocked_error(shares))
     return Sensitivity(slope, temperature)
-
-
-def _ties(found: Drawn) -> Array | None:
-    """Σγ_i(w_i − w*_i)² of every draw, (chains, draws), or None where it is not known."""
-    chains, gamma = found.chains, found.chains.localization
-    if not isinstance(gamma, Tensor):
-        return gamma * chains.distances**2
-    if found.ties is not None:
-        return found.ties
-    return None if chains.virials is None or chains.work is None else chains.virials - chains.work
 
 
 def _status(problem: Problem, found: Drawn) -> Status:
@@ -272,19 +244,14 @@ def _status(problem: Problem, found: Drawn) -> Status:
         return chains.status
     if reading.bias > 0.25 * abs(reading.value):
         return Status.STEP_BIAS
-    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or _wandered(chains):
-        return Status.NOT_MIXED
-    return Status.GRADIENTS_SPENT if found.spent else Status.CONVERGED
-
-
-def _wandered(chains: Chains) -> bool:
-    """Whether the distance from the centre changed grossly while drawing: flat directions were
-    still filling.
-    """
+    # flat directions are still filling where the distance from the centre changes grossly
     change, (errors, part) = chains.diagnostics.distance_drift, WANDERED
-    return abs(float(change)) > max(
+    wandered = abs(float(change)) > max(
         errors * float(change.stderr), part * float(chains.diagnostics.distance.mean())
     )
+    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or wandered:
+        return Status.NOT_MIXED
+    return Status.GRADIENTS_SPENT if found.spent else Status.CONVERGED
 
 
 def _below_centre(problem: Problem, found: Drawn) -> bool:
@@ -372,7 +339,7 @@ def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
     square = float(problem.vector.double().square().sum())
     scale = problem.num_parameters / square if square > 0 else 1.0
     said = "P/‖w*‖²" if square > 0 else "1, for w* = 0"
-    spectrum = None if problem.num_parameters > LARGE else _spectrum(problem)
+    spectrum = None if problem.num_parameters > LARGE else _hessian_spectrum(problem)
     if spectrum is None:
         return scale, said
     values, weights = spectrum
@@ -389,48 +356,37 @@ def default_localization(problem: Problem, nbeta: float) -> tuple[float, str]:
     return scale / 2**halvings, said
 
 
-def _spectrum(problem: Problem) -> tuple[Array, Array] | None:
-    """Eigenvalues of the Hessian at w* with weights that sum to 1, or None where there is no
-    finite Hessian.
+def _hessian_spectrum(problem: Problem) -> tuple[Array, Array] | None:
+    """Eigenvalues of the Hessian at w* with weights that sum to 1; None if there is no finite one.
+
+    All eigenvalues of a small problem, else a Lanczos quadrature on some of the data. Neither the
+    probes nor the samples depend on a caller's seed.
     """
+    size, samples = problem.num_parameters, problem.num_samples
     try:
-        values, weights = _quadrature(problem)
+        if size <= DENSE:
+            values = torch.linalg.eigvalsh(hessian(problem).dense().double()).cpu().numpy()
+            return (values, np.full(size, 1 / size)) if np.isfinite(values).all() else None
+        probes, depth, few = (2, 30, max(2 * size, COARSE[2])) if size <= MIDDLE else COARSE
+        few = min(few, samples)
+        part = problem
+        if few < samples and problem.has_data and problem.norm != "train":
+            part = problem.subsample(few, 0, few)
+        operator = hessian(part)
+        place = "device" if problem.memory is None else "host"
+        nodes, weights = [], []
+        for probe in range(probes):
+            start = random_vector(operator, 0, "localization", probe)
+            values, shares, _ = lanczos(operator, start, depth, place=place).ritz()
+            nodes.append(values.numpy())
+            weights.append(shares.numpy() / probes)
     except torch.OutOfMemoryError:
         raise
     # a loss that can be differentiated once, or is not finite
     except (RuntimeError, ValueError, FloatingPointError):
         return None
-    return (values, weights) if np.isfinite(values).all() else None
-
-
-def _quadrature(problem: Problem) -> tuple[Array, Array]:
-    """All eigenvalues, or a Lanczos quadrature on some of the data.
-
-    Neither the probes nor the samples depend on a caller's seed.
-    """
-    size, samples = problem.num_parameters, problem.num_samples
-    if size <= DENSE:
-        values = torch.linalg.eigvalsh(hessian(problem).dense().double()).cpu().numpy()
-        return values, np.full(size, 1 / size)
-    probes, depth, few = (2, 30, max(2 * size, COARSE[2])) if size <= MIDDLE else COARSE
-    few = min(few, samples)
-    part = problem if few == samples or not problem.has_data else _part(problem, few)
-    operator = hessian(part)
-    place = "device" if problem.memory is None else "host"
-    nodes, weights = [], []
-    for probe in range(probes):
-        start = random_vector(operator, 0, "localization", probe)
-        values, shares, _ = lanczos(operator, start, depth, place=place).ritz()
-        nodes.append(values.numpy())
-        weights.append(shares.numpy() / probes)
-    return np.concatenate(nodes), np.concatenate(weights)
-
-
-def _part(problem: Problem, samples: int) -> Problem:
-    """The problem on some of its data, always the same; on its first batches where samples
-    depend on each other.
-    """
-    return problem if problem.norm == "train" else problem.subsample(samples, 0, samples)
+    whole = np.concatenate(nodes)
+    return (whole, np.concatenate(weights)) if np.isfinite(whole).all() else None
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -443,7 +399,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     given = dict(settings)
     inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
     given.pop("seed", None)
-    apart = set(signature(drawn).parameters) - {"problem", "nbeta", "seed", "request"}
+    apart = set(signature(draw).parameters) - {"problem", "nbeta", "seed", "request"}
     own = {name: given.pop(name) for name in apart if name in given}
     if own.get("batch_size") is not None:
         require_count(own["batch_size"], "batch_size")
@@ -462,27 +418,28 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             if fixed
             else '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
         )
-        _require_warm_up(limit, wanted, cure)
+        require_warm_up(limit, wanted, cure)
     if not (kernel in ("hmc", "mala") or isinstance(kernel, HMC)):
         tuned = not (isinstance(kernel, Kernel) or wanted.step_size is not None)
         require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned)
 
 
-def _request(nbeta: float, given: Mapping[str, Any]) -> Request:
-    known = {field.name for field in dataclasses.fields(Request)}
+def _request(nbeta: float, given: Mapping[str, Any]) -> SamplingRequest:
+    known = {field.name for field in dataclasses.fields(SamplingRequest)}
     unknown = sorted(set(given) - known)
-    require(
-        not unknown,
-        "options",
-        "be those of llc and sample",
-        ", ".join(unknown),
-        _cure(unknown, known),
-        TypeError,
-    )
-    return Request(nbeta, **given)
+    if unknown:
+        ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]
+        known -= {"watch"}
+        cure = (
+            f"write {', '.join(ours)}"
+            if ours
+            else f"there are {', '.join(sorted(known))}; thin is sample's"
+        )
+        require(False, "options", "be those of llc and sample", ", ".join(unknown), cure, TypeError)
+    return SamplingRequest(nbeta, **given)
 
 
-def drawn(
+def draw(
     problem: Problem,
     nbeta: float,
     /,
@@ -516,14 +473,26 @@ def drawn(
     wanted = _request(nbeta, request)
     frozen = problem.at(problem.vector)
     joined = frozen  # the whole data as one batch, where a step sees it
-    if frozen.has_data and whole_is_cheap(frozen) and _in_pieces(frozen):
+    if (
+        frozen.has_data
+        and whole_is_cheap(frozen)
+        # the number of batches would be most of the cost
+        and frozen.num_parameters * frozen.num_samples <= FULL["cpu"]
+        and len(frozen.batches) > 1
+        and frozen.ranks.size == 1
+    ):
         joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
     reasons = {}
     if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
         gamma, reasons["localization"] = default_localization(joined, nbeta)
         wanted = dataclasses.replace(wanted, localization=gamma)
     name = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
-    kernel = place(_made(name, wanted), frozen)
+    if not isinstance(name, Kernel):
+        step = 1e-4 if wanted.step_size is None else wanted.step_size
+        kernel = KERNELS[name](step, nbeta, wanted.localization)
+    else:
+        kernel = name
+    kernel = place(kernel, frozen)
     whole = (
         name == "kinetic"
         and batch_size is None
@@ -538,7 +507,7 @@ def drawn(
         accumulate = accumulate if small else max(accumulate, -(-batch_size // PIECE))
     # an exact kernel sees the whole data anyway
     beside = not kernel.exact and wanted.baseline != "paired"
-    plan = Plan(
+    plan = ChainPlan(
         seed,
         batch_size,
         shared_batches,
@@ -552,21 +521,11 @@ def drawn(
         dict(averages or {}),
     )
     if isinstance(kernel, HMC):
-        found = _by_trajectories(frozen, kernel, wanted, plan)
+        found = draw_by_trajectories(frozen, kernel, wanted, plan)
     else:
-        found = _by_steps(frozen, kernel, wanted, plan, whole)
+        found = draw_by_steps(frozen, kernel, wanted, plan, whole)
     chains = dataclasses.replace(found.chains, reasons={**reasons, **found.chains.reasons})
     return dataclasses.replace(found, chains=chains)
-
-
-def _cure(unknown: list[str], known: set[str]) -> str:
-    """Our words for options that other libraries have, or else all that there are."""
-    ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]
-    return (
-        f"write {', '.join(ours)}"
-        if ours
-        else f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
-    )
 
 
 def whole_is_cheap(problem: Problem) -> bool:
@@ -583,14 +542,6 @@ def whole_is_cheap(problem: Problem) -> bool:
     )
 
 
-def _in_pieces(problem: Problem) -> bool:
-    """Whether the whole data is small, yet in several batches: their number would be most of the
-    cost.
-    """
-    small = problem.num_parameters * problem.num_samples <= FULL["cpu"]
-    return small and len(problem.batches) > 1 and problem.ranks.size == 1
-
-
 def default_kernel(problem: Problem, step_size: float | None, batch_size: int | None) -> str:
     """The kernel of a problem where none is asked for; a step size that is given is SGLD's."""
     if step_size is not None:
@@ -603,15 +554,6 @@ def default_kernel(problem: Problem, step_size: float | None, batch_size: int | 
         and whole_is_cheap(problem)
         else "kinetic"
     )
-
-
-def _made(name: str | Kernel, wanted: Request) -> Kernel:
-    """The kernel with what is known of its settings."""
-    if isinstance(name, Kernel):
-        return name
-    step = 1e-4 if wanted.step_size is None else wanted.step_size
-    made: Kernel = KERNELS[name](step, wanted.nbeta, wanted.localization)
-    return made
 
 
 def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
@@ -627,7 +569,7 @@ def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
             f"one at {kernel.nbeta:.6g}",
             'give its name, such as "hmc", and its settings apart',
         )
-    return drawn(problem, nbeta, **settings)
+    return draw(problem, nbeta, **settings)
 
 
 def reading_of(found: Drawn) -> Estimate:

@@ -15,7 +15,7 @@ from lambdahat._core.rng import generator
 from lambdahat.problem.memory import LiveBytes
 from lambdahat.sampling import hmc, kinetic, mala, rmsprop_sgld, sghmc, sgld, sgnht
 from lambdahat.sampling.backends import Demand
-from lambdahat.sampling.backends.runner import Plan
+from lambdahat.sampling.backends.runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel, Streams
 from lambdahat.sampling.kernels import hmc as hmc_
 from tests.language import seeded
@@ -37,7 +37,7 @@ def wide(rows: float | None = None) -> lh.Problem:
 def demand(
     rows: float | None, kernel: Kernel | None = None, chains: int = CHAINS, **plan: object
 ) -> Demand:
-    return Demand(wide(rows), kernel or sgld(1e-6, 1.0), chains, 32, replace(Plan(), **plan))  # type: ignore[arg-type]
+    return Demand(wide(rows), kernel or sgld(1e-6, 1.0), chains, 32, replace(ChainPlan(), **plan))  # type: ignore[arg-type]
 
 
 def vectors_live(kernel: Kernel, size: int, forces: bool) -> float:

@@ -27,10 +27,9 @@ from lambdahat.sampling import (
     sgld,
     sgnht,
 )
-from lambdahat.sampling.backends import make_runner
+from lambdahat.sampling.backends import make_runner, processes_available
 from lambdahat.sampling.backends.minibatches import SampleLosses
-from lambdahat.sampling.backends.runner import Plan, Together
-from lambdahat.sampling.backends.workers import processes_available
+from lambdahat.sampling.backends.runner import ChainPlan, Together
 from lambdahat.sampling.kernels import Kernel
 from tests.cases import LanguageModel, classifier, network, sentences
 
@@ -276,7 +275,7 @@ def test_an_error_in_a_process_is_handed_on_and_no_process_is_left():
 
 
 def test_a_killed_process_is_told():
-    runner, _ = make_runner(classifier(), STEP, 2, Plan(), "processes")
+    runner, _ = make_runner(classifier(), STEP, 2, ChainPlan(), "processes")
     try:
         runner.advance(1)
         child = multiprocessing.active_children()[0]
@@ -297,7 +296,7 @@ def test_a_killed_process_is_told():
 @pytest.mark.parametrize("mode", ["batched", "processes"])
 def test_a_runner_goes_on_with_another_step_and_starts_again(mode):
     problem = classifier()
-    runner, _ = make_runner(problem, STEP, 2, Plan(), mode)
+    runner, _ = make_runner(problem, STEP, 2, ChainPlan(), mode)
     try:
         first = runner.advance(4)
         here = runner.positions.clone()
@@ -319,7 +318,7 @@ def test_a_runner_goes_on_with_another_step_and_starts_again(mode):
 
 
 def test_what_a_kernel_remembers_ends_with_its_posterior():
-    runner, _ = make_runner(classifier(), mala(1e-3, 50.0), 2, Plan(), "batched")
+    runner, _ = make_runner(classifier(), mala(1e-3, 50.0), 2, ChainPlan(), "batched")
     runner.advance(3)
     spent = runner.gradients_spent
     runner.retune(mala(2e-3, 50.0))
@@ -333,7 +332,7 @@ def test_what_a_kernel_remembers_ends_with_its_posterior():
         runner.retune(mala(2e-3, 50.0, gamma))
         runner.advance(1)
     assert runner.gradients_spent == spent + 3 + 2 + 1
-    other, _ = make_runner(classifier(), sghmc(1e-3, 50.0), 2, Plan(), "batched")
+    other, _ = make_runner(classifier(), sghmc(1e-3, 50.0), 2, ChainPlan(), "batched")
     other.advance(3)
     velocity = other.state.memory["velocity"].clone()
     other.retune(sghmc(1e-4, 50.0))

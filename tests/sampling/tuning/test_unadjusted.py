@@ -15,7 +15,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Status
 from lambdahat.sampling import kinetic, rmsprop_sgld, sghmc, sgld, sgnht
 from lambdahat.sampling.backends import make_runner
-from lambdahat.sampling.backends.runner import Plan
+from lambdahat.sampling.backends.runner import ChainPlan
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.tuning.unadjusted import (
     STEPS,
@@ -46,7 +46,7 @@ def test_the_noise_of_batches_is_their_covariance(scale):
     """
     problem, nbeta, size, looks, chains = regression(width=3), 50.0, 10, 40, 8
     kernel = kinetic(0.01, nbeta, 1.0, scale)
-    runner, _ = make_runner(problem, kernel, chains, Plan(batch_size=size), "batched")
+    runner, _ = make_runner(problem, kernel, chains, ChainPlan(batch_size=size), "batched")
     runner.skip(20)
     before, spent = runner.positions.clone(), runner.gradients_spent
     found = runner.noise(looks)
@@ -78,7 +78,7 @@ def test_the_noise_that_heats_the_localization_is_its_share_of_the_trace(gamma, 
     """
     problem, nbeta, size, chains, looks = regression(width=3), 50.0, 10, 2000, 8
     runner, _ = make_runner(
-        problem, kinetic(0.01, nbeta, gamma, scale), chains, Plan(batch_size=size), "batched"
+        problem, kinetic(0.01, nbeta, gamma, scale), chains, ChainPlan(batch_size=size), "batched"
     )
     x, y = data_of(problem)
     ties = torch.diag(gamma * torch.ones(3).double())
@@ -106,7 +106,7 @@ def test_the_noise_is_the_same_in_all_modes(mode):
     runs = []
     for way in ("batched", mode):
         runner, _ = make_runner(
-            regression(width=3), kinetic(0.01, 50.0, 1.0), 2, Plan(batch_size=10), way
+            regression(width=3), kinetic(0.01, 50.0, 1.0), 2, ChainPlan(batch_size=10), way
         )
         try:
             runner.skip(5)
@@ -119,7 +119,7 @@ def test_the_noise_is_the_same_in_all_modes(mode):
 
 
 def test_the_whole_data_has_no_noise_and_costs_nothing():
-    for problem, plan in ((regression(width=3), Plan(batch_size=4000)), (bowl(), Plan())):
+    for problem, plan in ((regression(width=3), ChainPlan(batch_size=4000)), (bowl(), ChainPlan())):
         runner, _ = make_runner(problem, kinetic(0.01, 50.0, 1.0), 2, plan, "batched")
         assert {name: values.tolist() for name, values in runner.noise(4).items()} == {
             "trace": [0.0, 0.0],

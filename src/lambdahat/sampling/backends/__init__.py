@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,22 +18,18 @@ from lambdahat.operators.linearise import repeated
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import free_memory, rng_untouched, take
 from lambdahat.problem.checkpointing import recomputing
+from lambdahat.problem.distributed import in_a_group
 from lambdahat.problem.memory import PASS, LiveBytes, rows_within
 from lambdahat.sampling.backends.runner import (
-    Ground,
+    ChainPlan,
+    ChainSetup,
     OneByOne,
-    Plan,
     Record,
     Runner,
     Together,
     has_unfoldable,
 )
-from lambdahat.sampling.backends.workers import (
-    ForkedRunner,
-    SpreadRunner,
-    processes_available,
-    require_same_run,
-)
+from lambdahat.sampling.backends.workers import ForkedRunner, SpreadRunner, require_same_run
 from lambdahat.sampling.diagnostics import probed_alone
 from lambdahat.sampling.kernels import HMC, Kernel
 
@@ -68,7 +65,7 @@ class Demand:
     kernel: Kernel
     chains: int
     samples: int
-    plan: Plan
+    plan: ChainPlan
 
     def together_fits(self, recorded: bool = False) -> bool:
         """Whether all chains in one call, and as a CUDA graph where ``recorded``, fit into
@@ -186,7 +183,11 @@ class GraphRunner(Runner):
     """
 
     def __init__(
-        self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne
+        self,
+        ground: ChainSetup,
+        kernel: Kernel,
+        chains: Sequence[int],
+        gradients: Together | OneByOne,
     ) -> None:
         super().__init__(ground, kernel, chains, gradients)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -280,7 +281,7 @@ class GraphRunner(Runner):
 
 
 def make_runner(
-    problem: Problem, kernel: Kernel, chains: int, plan: Plan, mode: str = "auto"
+    problem: Problem, kernel: Kernel, chains: int, plan: ChainPlan, mode: str = "auto"
 ) -> tuple[AnyRunner, str]:
     """A runner in the mode asked for, or in the fastest, and the mode's name.
 
@@ -300,7 +301,7 @@ def make_runner(
 
 
 def _made(
-    problem: Problem, kernel: Kernel, numbers: Sequence[int], plan: Plan, mode: str
+    problem: Problem, kernel: Kernel, numbers: Sequence[int], plan: ChainPlan, mode: str
 ) -> tuple[Runner | ForkedRunner, str]:
     """A runner of the chains of these numbers in this process.
 
@@ -315,7 +316,7 @@ def _made(
         plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
     demand = Demand(problem, kernel, len(numbers), at_once, plan)
     demand.require_one_by_one()
-    makers = _makers(Ground(problem, plan, kernel.exact), kernel, numbers)
+    makers = _makers(ChainSetup(problem, plan, kernel.exact), kernel, numbers)
     if mode != "auto":
         require(
             mode in makers,
@@ -334,8 +335,13 @@ def _made(
         with suppress(*Failure), rng_untouched():
             return makers["graph"](), "graph"
     if small or problem.device.type == "cuda":
-        runner = _working(makers["batched"]) if "batched" in makers else None
-        return (runner, "batched") if runner is not None else (makers["sequential"](), "sequential")
+        if "batched" in makers:
+            # a model that cannot be mapped fails at the first step; running out of memory is a
+            # failure too, and one by one the chains may fit
+            with suppress(*Failure), rng_untouched():
+                makers["batched"]().skip(1)
+                return makers["batched"](), "batched"
+        return makers["sequential"](), "sequential"
     return _fastest(makers)
 
 
@@ -353,7 +359,15 @@ def _require_room(demand: Demand, mode: str) -> None:
         )
 
 
-def _makers(ground: Ground, kernel: Kernel, numbers: Sequence[int]) -> Makers:
+def processes_available(problem: Problem) -> bool:
+    """Whether forking is possible: on a system that has it, not once CUDA or a process group, whose
+    threads a child would lack, is in use, not within a daemon of a pool.
+    """
+    free = hasattr(os, "fork") and not multiprocessing.current_process().daemon and not in_a_group()
+    return free and problem.device.type == "cpu" and not torch.cuda.is_initialized()
+
+
+def _makers(ground: ChainSetup, kernel: Kernel, numbers: Sequence[int]) -> Makers:
     """The modes that the problem and kernel leave open."""
     problem, source = ground.problem, ground.source
     found: Makers = {"sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))}
@@ -389,16 +403,6 @@ def _why_not(mode: str) -> str:
         ),
         "batched": "chains can share a call only where batches can be drawn sample by sample",
     }.get(mode, "")
-
-
-def _working(make: Callable[[], Runner | ForkedRunner]) -> Runner | ForkedRunner | None:
-    """The runner, or None where the model cannot be mapped or captured."""
-    try:
-        with rng_untouched():
-            make().skip(1)
-            return make()
-    except Failure:  # running out of memory is one, and one by one the chains may fit
-        return None
 
 
 def _fastest(makers: Makers) -> tuple[Runner | ForkedRunner, str]:

@@ -203,13 +203,15 @@ class SampleLosses:
         parameters, batch = problem.named(problem.vector), problem.batches.first()
         with torch.no_grad():
             whole = problem.batch_loss(parameters, batch).double()
-        self._way = next(
-            (way for way in ways if self._agrees(way, parameters, batch, whole)), kind._looped
-        )
-        parts = self._tried(self._way, parameters, batch)
-        right = parts is not None and bool(
-            (parts.double().mean() - whole).abs() <= 1e-4 * (1e-3 + whole.abs())
-        )
+        right = False
+        for way in ways:
+            self._way = way
+            parts = self._try(way, parameters, batch)
+            if parts is not None and (parts.shape == (batch.size,) or way is kind._looped):
+                off = (parts.double().mean() - whole).abs()
+                right = bool(off <= 1e-4 * (1e-3 + whole.abs()))
+                if right:
+                    break
         sizes = torch.tensor(problem.batches.sizes, dtype=torch.float64)
         even = torch.allclose(
             torch.tensor(problem.weights).double(), sizes / sizes.sum(), rtol=1e-6
@@ -229,13 +231,8 @@ class SampleLosses:
         parameters = self.problem.named(theta)
         return torch.cat([self._way(self, parameters, batch) for batch in self.problem.batches])
 
-    def _agrees(self, way: Way, parameters: Parameters, batch: Batch, whole: Tensor) -> bool:
-        parts = self._tried(way, parameters, batch)
-        if parts is None or parts.shape != (batch.size,):
-            return False
-        return bool((parts.double().mean() - whole).abs() <= 1e-4 * (1e-3 + whole.abs()))
-
-    def _tried(self, way: Way, parameters: Parameters, batch: Batch) -> Tensor | None:
+    def _try(self, way: Way, parameters: Parameters, batch: Batch) -> Tensor | None:
+        """The losses of the batch's samples, or None where this way fails."""
         try:
             with torch.no_grad():
                 return way(self, parameters, batch)

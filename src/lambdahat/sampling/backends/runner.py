@@ -276,7 +276,7 @@ def on_batches(
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChainPlan:
     """What a run does beside the kernel's steps; see ``sample``."""
 
     seed: int = 0
@@ -302,12 +302,12 @@ class Plan:
         )
 
 
-class Ground:
+class ChainSetup:
     """What all runners of a run stand on: the problem, the plan, the centre, its loss and the
     batches to draw from.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, exact: bool) -> None:
+    def __init__(self, problem: Problem, plan: ChainPlan, exact: bool) -> None:
         self.problem, self.plan = problem, plan
         vector = problem.vector  # steps smaller than the rounding of half precision would be lost
         self.centre, self.centre_loss = (
@@ -323,7 +323,11 @@ class Runner:
     """Chains of one kernel on one problem, advanced together in this process."""
 
     def __init__(
-        self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne
+        self,
+        ground: ChainSetup,
+        kernel: Kernel,
+        chains: Sequence[int],
+        gradients: Together | OneByOne,
     ) -> None:
         self.ground, self.kernel, self.gradients = ground, kernel, gradients
         self.problem, self.plan, self.centre = ground.problem, ground.plan, ground.centre
@@ -344,7 +348,7 @@ class Runner:
     @property
     def own(self) -> tuple[Tensor, tuple[int, ...]]:
         """Where the chains that this process knows of are, and their numbers."""
-        return self.positions, self.chains
+        return self.state.position, self.chains
 
     def gathered(self, rows: Tensor) -> Tensor:
         """The rows of all chains, from those of ``own``."""
@@ -373,11 +377,13 @@ class Runner:
     def retune(self, kernel: Kernel) -> None:
         """Go on with other settings from where the chains are."""
         was, now = self.kernel, kernel
-        same = (
-            type(was) is type(now)
-            and was.nbeta == now.nbeta
-            and _equal(was.localization, now.localization)
-        )
+        before, after = was.localization, now.localization
+        if isinstance(before, Tensor) and isinstance(after, Tensor):
+            tied = torch.equal(before, after)
+        else:
+            numbers = isinstance(before, int | float) and isinstance(after, int | float)
+            tied = numbers and before == after
+        same = type(was) is type(now) and was.nbeta == now.nbeta and tied
         self.kernel = kernel
         if same and was.step_size != now.step_size:
             now.resume(self.state, was.step_size)
@@ -482,26 +488,24 @@ class Runner:
         """
         # fused attention has no rule for vmap
         with repeated() if isinstance(self.gradients, Together) else nullcontext():
-            return self._advanced(draws, look and self.plan.looks)
-
-    def _advanced(self, draws: int, look: bool) -> Record:
-        count = len(self.chains)
-        names = self.traces
-        record = {
-            name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device)
-            for name in names
-        }
-        looks: dict[str, list[Tensor]] = {}
-        self._totals: dict[str, Tensor] = {}
-        for draw in range(draws):
-            for _ in range(self.plan.thin - 1):
-                self._step()
-            if look and not self.kernel.exact:
-                self._look(looks)
-            for name, value in zip(names, self._step(), strict=True):
-                record[name][:, draw] = value
-            if look and self.kernel.exact:
-                self._look(looks)
+            look = look and self.plan.looks
+            count = len(self.chains)
+            names = self.traces
+            record = {
+                name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device)
+                for name in names
+            }
+            looks: dict[str, list[Tensor]] = {}
+            self._totals: dict[str, Tensor] = {}
+            for draw in range(draws):
+                for _ in range(self.plan.thin - 1):
+                    self._step()
+                if look and not self.kernel.exact:
+                    self._look(looks)
+                for name, value in zip(names, self._step(), strict=True):
+                    record[name][:, draw] = value
+                if look and self.kernel.exact:
+                    self._look(looks)
         stacked = {name: torch.stack(values, dim=1) for name, values in looks.items()}
         stacked.update({name: total.unsqueeze(1) / draws for name, total in self._totals.items()})
         return {name: values.cpu() for name, values in {**record, **stacked}.items()}
@@ -587,10 +591,3 @@ def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:
             f"observable {name!r} must return a number or a tensor, of one shape, got"
             f" {describe(found[0])}"
         ) from error
-
-
-def _equal(first: object, second: object) -> bool:
-    """Whether two localizations, numbers or tensors (P,), are the same."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.equal(first, second)
-    return isinstance(first, int | float) and isinstance(second, int | float) and first == second

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from lambdahat._core.check import require
 from lambdahat.problem import Problem
-from lambdahat.problem.distributed import in_a_group
-from lambdahat.sampling.backends.runner import Ground, OneByOne, Plan, Record, Runner
+from lambdahat.sampling.backends.runner import ChainPlan, ChainSetup, OneByOne, Record, Runner
 from lambdahat.sampling.kernels import Kernel, KroneckerScale
 
 
@@ -48,19 +47,11 @@ def ending_with(parent: int) -> Callable[[], None]:
     return begin
 
 
-def processes_available(problem: Problem) -> bool:
-    """Whether forking is possible: on a system that has it, not once CUDA or a process group, whose
-    threads a child would lack, is in use, not within a daemon of a pool.
-    """
-    free = hasattr(os, "fork") and not multiprocessing.current_process().daemon and not in_a_group()
-    return free and problem.device.type == "cpu" and not torch.cuda.is_initialized()
-
-
 class ForkedRunner:
     """Runners in child processes, each with its share of the chains; they answer over pipes."""
 
     def __init__(
-        self, ground: Ground, kernel: Kernel, chains: Sequence[int], processes: int
+        self, ground: ChainSetup, kernel: Kernel, chains: Sequence[int], processes: int
     ) -> None:
         self.ground, self.kernel, self.chains = ground, kernel, tuple(chains)
         shares = [share for share in (self.chains[i::processes] for i in range(processes)) if share]
@@ -190,7 +181,12 @@ class ForkedRunner:
 
 
 def _serve(
-    pipe: Connection, other: Connection, parent: int, ground: Ground, kernel: Kernel, chains: Any
+    pipe: Connection,
+    other: Connection,
+    parent: int,
+    ground: ChainSetup,
+    kernel: Kernel,
+    chains: Any,
 ) -> None:
     """The child: answer until the parent closes the pipe or is gone."""
     other.close()
@@ -230,7 +226,7 @@ class SpreadRunner:
         )
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> ChainSetup:
         """What the chains of this rank stand on: all data."""
         return self._runner.ground
 
@@ -315,7 +311,7 @@ class SpreadRunner:
         return self._problem.ranks.gather(rows[: len(self._own)], self._own, len(self.chains), what)
 
 
-def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: Plan) -> None:
+def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: ChainPlan) -> None:
     """Raise where the ranks are not about to sample the same."""
     settings: dict[str, Any] = {
         field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)

@@ -230,7 +230,23 @@ class Kernel(ABC):
             require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
             object.__setattr__(self, name, float(value))
         require_localization(self.localization)
-        _require_scale(self.scale)
+        scale = self.scale
+        if scale is None or isinstance(scale, KroneckerScale):
+            return
+        require(
+            isinstance(scale, Tensor), "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError
+        )
+        square = scale.ndim == 2 and scale.shape[0] == scale.shape[1]
+        require(scale.ndim == 1 or square, "scale", "have shape (P,) or (P, P)", scale)
+        require(bool(scale.isfinite().all()), "scale", "be finite", "NaN or infinity in it")
+        fine = torch.allclose(scale, scale.T, rtol=1e-4) if square else bool((scale != 0).all())
+        require(
+            fine,
+            "scale",
+            "be symmetric" if square else "have no zeros",
+            scale,
+            "S and S² must keep all directions",
+        )
 
     def vectors(self, forces: bool = False) -> int:
         """Vectors (P,) of a chain that a step has at once, at most; ``forces`` says whether it
@@ -393,26 +409,6 @@ def require_share(value: Any, name: str) -> None:
     """A number in (0, 1]."""
     require_number(value, name)
     require(0 < value <= 1, name, "lie in (0, 1]", repr(value))
-
-
-def _require_scale(scale: Any) -> None:
-    """S must be a vector without zeros, a symmetric matrix, of finite numbers, or a Kronecker
-    product.
-    """
-    if scale is None or isinstance(scale, KroneckerScale):
-        return
-    require(isinstance(scale, Tensor), "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError)
-    square = scale.ndim == 2 and scale.shape[0] == scale.shape[1]
-    require(scale.ndim == 1 or square, "scale", "have shape (P,) or (P, P)", scale)
-    require(bool(scale.isfinite().all()), "scale", "be finite", "NaN or infinity in it")
-    fine = torch.allclose(scale, scale.T, rtol=1e-4) if square else bool((scale != 0).all())
-    require(
-        fine,
-        "scale",
-        "be symmetric" if square else "have no zeros",
-        scale,
-        "S and S² must keep all directions",
-    )
 
 
 def require_localization(localization: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
 from lambdahat.results import Array, Chains
 from lambdahat.sampling._sample import Watch
-from lambdahat.sampling.diagnostics import Reading
+from lambdahat.sampling.diagnostics import ChainReading
 from lambdahat.sampling.kernels import KERNELS, Kernel, Localization
 
 TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
@@ -25,14 +25,14 @@ class Drawn:
     """
 
     chains: Chains
-    reading: Reading
+    reading: ChainReading
     spent: bool = False
-    full: Reading | None = None
+    full: ChainReading | None = None
     ties: Array | None = None
 
 
 @dataclass(frozen=True)
-class Request:
+class SamplingRequest:
     """What a caller fixed of a run; None is to be found."""
 
     nbeta: float
@@ -88,7 +88,7 @@ class Request:
                 "set them in the kernel",
             )
 
-    def reached(self, reading: Reading) -> bool:
+    def reached(self, reading: ChainReading) -> bool:
         """Whether the standard error is within the tolerance."""
         if self.tol is not None:
             return reading.stderr <= self.tol * abs(reading.value)
@@ -109,7 +109,7 @@ class Request:
             " value"
         )
 
-    def missed(self, reading: Reading) -> bool:
+    def missed(self, reading: ChainReading) -> bool:
         """Whether the standard error is beyond the tolerance, where draws were to be taken until
         it is not.
         """

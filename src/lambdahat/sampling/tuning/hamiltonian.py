@@ -16,11 +16,11 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.sampling._sample import Collector, burn
 from lambdahat.sampling.backends import AnyRunner, make_runner
-from lambdahat.sampling.backends.runner import Plan, Record
+from lambdahat.sampling.backends.runner import ChainPlan, Record
 from lambdahat.sampling.diagnostics import RHAT, read
 from lambdahat.sampling.kernels import HMC, Kernel
 from lambdahat.sampling.kernels.hmc import FEWEST
-from lambdahat.sampling.tuning import Drawn, Request
+from lambdahat.sampling.tuning import Drawn, SamplingRequest
 
 # gradients at which the search for the step begins anew, the last its end
 WARM_UP = (500, 1200, 2000)
@@ -51,7 +51,7 @@ class WarmedUp:
 
 
 @dataclass(frozen=True)
-class Effort:
+class WarmUpEffort:
     """What the warm-up may take: a ``share`` of the gradients of the full one, and the
     ``longest`` trajectory.
     """
@@ -60,7 +60,7 @@ class Effort:
     longest: int = LONGEST
 
     @classmethod
-    def within(cls, gradients: int, parameters: int) -> Effort:
+    def within(cls, gradients: int, parameters: int) -> WarmUpEffort:
         """Half of so many gradients of a chain at most, besides the last trajectory of each of
         up to seven parts.
         """
@@ -73,7 +73,7 @@ class Effort:
         return int(self.share * full)
 
 
-def tune(runner: AnyRunner, problem: Problem, kernel: HMC, effort: Effort) -> WarmedUp:
+def tune(runner: AnyRunner, problem: Problem, kernel: HMC, effort: WarmUpEffort) -> WarmedUp:
     """Warm the runner's chains up and find step size and mass (``kernel`` gives nβ and γ).
 
     The chains start at w*, at a temperature where the loss hardly counts, and are cooled to the one
@@ -97,7 +97,7 @@ def tune(runner: AnyRunner, problem: Problem, kernel: HMC, effort: Effort) -> Wa
     return WarmedUp(found, _reasons("none: the mass is the identity", effort))
 
 
-def _reasons(scale: str, effort: Effort) -> dict[str, str]:
+def _reasons(scale: str, effort: WarmUpEffort) -> dict[str, str]:
     spent = f"{effort.gradients(WARM_UP[-1])} gradients a chain"
     return {
         "kernel": (
@@ -134,7 +134,7 @@ def _hessian_scale(problem: Problem, kernel: HMC) -> Tensor | None:
     return root.to(problem.dtype)
 
 
-def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, effort: Effort) -> HMC:
+def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort) -> HMC:
     """The kernel with the step size it needs, the chains left where they are at its end."""
     runner.retune(kernel)
     runner.restart()
@@ -158,7 +158,7 @@ def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, effort: Effort) ->
     return found
 
 
-def _rescue(runner: AnyRunner, effort: Effort) -> None:
+def _rescue(runner: AnyRunner, effort: WarmUpEffort) -> None:
     """Put chains that hardly move back to the centre, and give them time there."""
     gradients, least = effort.gradients(RESCUE[0]), RESCUE[1]
     parts = [part["acceptance"] for part in _for_gradients(runner, gradients)]
@@ -215,14 +215,14 @@ class _DualAveraging:
         return math.exp(min(self._settled, 60.0))
 
 
-def _settled(runner: AnyRunner, count: int, effort: Effort) -> bool:
+def _settled(runner: AnyRunner, count: int, effort: WarmUpEffort) -> bool:
     """Whether (w − w*)·∇U averages the number of parameters, as it must under the posterior."""
     gradients, share = effort.gradients(GATE[0]), GATE[1]
     virials = [float(part["virial"].mean()) for part in _for_gradients(runner, gradients)]
     return abs(sum(virials) / len(virials) / count - 1) < share
 
 
-def _require_warm_up(limit: int | None, wanted: Request, cure: str = "") -> None:
+def require_warm_up(limit: int | None, wanted: SamplingRequest, cure: str = "") -> None:
     """Raise where the gradients of a chain do not hold the warm-up of HMC."""
     enough = limit is None or limit >= LEAST
     require(
@@ -234,10 +234,12 @@ def _require_warm_up(limit: int | None, wanted: Request, cure: str = "") -> None
     )
 
 
-def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan) -> Drawn:
+def draw_by_trajectories(
+    problem: Problem, kernel: HMC, wanted: SamplingRequest, plan: ChainPlan
+) -> Drawn:
     """HMC and MALA, on the whole data."""
     limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
-    _require_warm_up(limit, wanted)
+    require_warm_up(limit, wanted)
     gamma = kernel.localization
     if isinstance(gamma, Tensor):
         plan = _with_ties(problem, gamma, plan)
@@ -249,7 +251,7 @@ def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan)
     return dataclasses.replace(found, full=found.reading if wanted.baseline == "both" else None)
 
 
-def _with_ties(problem: Problem, gamma: Tensor, plan: Plan) -> Plan:
+def _with_ties(problem: Problem, gamma: Tensor, plan: ChainPlan) -> ChainPlan:
     """The plan with Σγ_i(w_i − w*_i)² among what is observed."""
     centre = problem.vector
 
@@ -273,8 +275,8 @@ def _trajectories(
     mode: str,
     problem: Problem,
     kernel: HMC,
-    wanted: Request,
-    plan: Plan,
+    wanted: SamplingRequest,
+    plan: ChainPlan,
     limit: int | None,
 ) -> Drawn:
     """Tune, then draw until the error is small enough or the gradients are spent, ``limit`` of a
@@ -310,13 +312,15 @@ def _trajectories(
 
 
 def _ready(
-    runner: AnyRunner, problem: Problem, kernel: HMC, wanted: Request, limit: int | None
+    runner: AnyRunner, problem: Problem, kernel: HMC, wanted: SamplingRequest, limit: int | None
 ) -> tuple[HMC, dict[str, str]]:
     """The kernel with what was to be found, and why; the chains burnt in."""
     reasons: dict[str, str] = {}
     given = wanted.burn_in or 0
     if wanted.step_size is None and not isinstance(wanted.kernel, Kernel):
-        effort = Effort() if limit is None else Effort.within(limit, problem.num_parameters)
+        effort = (
+            WarmUpEffort() if limit is None else WarmUpEffort.within(limit, problem.num_parameters)
+        )
         found = tune(runner, problem, kernel, effort)
         kernel, reasons = found.kernel, dict(found.reasons)
     elif wanted.burn_in is None:

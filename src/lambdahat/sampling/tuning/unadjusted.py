@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,17 +28,17 @@ from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling._sample import Collector, burn
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
-from lambdahat.sampling.backends.runner import Plan, Record
+from lambdahat.sampling.backends.runner import ChainPlan, Record
 from lambdahat.sampling.diagnostics import (
     RHAT,
-    Reading,
+    ChainReading,
     blocked_error,
     loss_degree,
     read,
     step_shares,
 )
 from lambdahat.sampling.kernels import Kernel, Kinetic, KroneckerScale
-from lambdahat.sampling.tuning import Drawn, Request
+from lambdahat.sampling.tuning import Drawn, SamplingRequest
 
 LARGEST_SIDE = 1024  # of a tensor seen as a matrix: longer ones are not rotated
 STEPS = 12000  # default maximum number of steps per chain
@@ -252,7 +252,7 @@ class Coarse:
     noise: Mapping[str, float]
 
 
-class Pilot:
+class StepPilot:
     """Finds the time step and the batch size of a run, and leaves the chains burnt in."""
 
     def __init__(
@@ -268,7 +268,10 @@ class Pilot:
     ) -> None:
         self.runner, self.problem, self.kernel, self.lengths = runner, problem, kernel, lengths
         self._given = burn_in, draws, effort
-        self._part = _part(problem, seed)
+        # curvatures along the way are measured on some of the data
+        few = min(POWER_SAMPLES, problem.num_samples)
+        whole = problem.norm == "train" or not problem.has_data or few == problem.num_samples
+        self._part = problem.alone() if whole else problem.alone().subsample(few, seed, few)
         self._seed, self._looks, self._largest = seed, 0, 0.0
         self._reductions, self._friction, self._trace = 0, 1.0, 0.0
         self._moments: CurvatureMoments | None = None
@@ -294,7 +297,15 @@ class Pilot:
         }
         if mass:
             reasons["mass"] = mass
-        reasons["batch_size"] = self._batch_reason(batch_given)
+        size = self.runner.batch_size
+        if self._whole:
+            reasons["batch_size"] = f"{size}: all of the data"
+        elif batch_given:
+            reasons["batch_size"] = f"{size}: given"
+        elif self._by_sample:
+            reasons["batch_size"] = f"{size}: an effective draw is cheapest"
+        else:
+            reasons["batch_size"] = f"{size}: that of the problem's own batches"
         # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
         # shorter runs with it
         self.lengths = self.lengths.fitted(max(relaxation, self._relaxation(step)), *self._given)
@@ -394,9 +405,29 @@ class Pilot:
         """
         gamma = self.kernel.localization
         tie = float(gamma.max()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+        kernel, part, scaled = self.kernel, self._part, self.kernel.scale is not None
         for theta in positions:
             self._looks += 1
-            seen = _curvature(self._part, theta, self.kernel, tie, self._seed, self._looks)
+            size = 0.0
+            # a few power iterations, in absolute value and in the coordinates S⁻¹w
+            try:
+                operator = hessian(part.at(theta.to(part.vector)))
+                rng = generator(self._seed, "curvature", self._looks)
+                vector = torch.randn(operator.dim, generator=rng).to(theta)
+                for _ in range(POWERS):
+                    norm = float(vector.norm())
+                    if norm == 0 or not math.isfinite(norm):
+                        break
+                    unit = kernel.scaled(vector / norm)
+                    vector = kernel.nbeta * (operator @ unit.to(operator.dtype)).to(unit)
+                    if scaled:
+                        vector = kernel.scaled_force(vector.add_(unit, alpha=tie))
+                    size = float(vector.norm())
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # a loss that can be differentiated only once
+                continue
+            seen = size if scaled else size + tie
             if math.isfinite(seen):
                 self._largest = max(self._largest, seen)
         self._largest = -self._least(-self._largest, "the curvature along the chains")
@@ -491,25 +522,19 @@ class Pilot:
         energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
         # no posterior around a minimum has so much energy
         heat = max(energy / (self.problem.num_parameters / 2), 1.0)
-        squares = self._squares(late) / heat
+        squares, scale = 0.0, self.kernel.scale  # of the distance, where the chains move
+        if scale is None:
+            squares = float(late["distance"].square().mean()) / heat
+        elif isinstance(scale, KroneckerScale):
+            away = scale.solve(self.runner.own[0] - self.runner.ground.centre)
+            rows = self.runner.gathered(away.square().sum(-1, keepdim=True).double())
+            squares = float(rows.mean()) / heat
         if squares > 0:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
             self._friction = min(
                 max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest)
             )
         return energy / heat
-
-    def _squares(self, late: Mapping[str, Tensor]) -> float:
-        """The mean square distance of the chains from w*, in the coordinates in which they move;
-        0 if not known.
-        """
-        scale = self.kernel.scale
-        if scale is None:
-            return float(late["distance"].square().mean())
-        if not isinstance(scale, KroneckerScale):
-            return 0.0
-        away = scale.solve(self.runner.own[0] - self.runner.ground.centre)
-        return float(self.runner.gathered(away.square().sum(-1, keepdim=True).double()).mean())
 
     @property
     def _may_have_mass(self) -> bool:
@@ -625,14 +650,6 @@ class Pilot:
             or self.runner.batch_size == self.problem.num_samples
         )
 
-    def _batch_reason(self, given: bool) -> str:
-        size = self.runner.batch_size
-        if self._whole:
-            return f"{size}: all of the data"
-        if given or not self._by_sample:
-            return f"{size}: given" if given else f"{size}: that of the problem's own batches"
-        return f"{size}: an effective draw is cheapest"
-
     def _coarse(self, step: float) -> Coarse | None:
         """Draws at a time step of ``step``, possibly none; None if a chain diverges."""
         count, kernel = min(self.lengths.coarse, self._left), self._at(step)
@@ -649,12 +666,6 @@ class Pilot:
             name: record[name].numpy() for name in ("work", "heat") if name in record
         }
         return Coarse(kernel, energies, seen, noise)
-
-
-def loss_share(noise: Mapping[str, float]) -> float:
-    """The share of the noise of batches that heats the loss; the rest heats the localization."""
-    trace = noise["trace"]
-    return min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
 
 
 class Explained(NamedTuple):
@@ -711,8 +722,10 @@ def bias_of_steps(
     is least. Where D contradicts the prior by more than two standard deviations, half of the
     contradiction goes into the error.
     """
-    raw, share = float(energies.mean()), loss_share(noise)
-    explained, prior = explained_bias(kernel, energies, record, noise["trace"], share, parameters)
+    raw, trace = float(energies.mean()), noise["trace"]
+    # the share of the noise that heats the loss; the rest heats the localization
+    share = min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
+    explained, prior = explained_bias(kernel, energies, record, trace, share, parameters)
     known = math.isfinite(explained)
     formula = explained if known else 0.0
     if coarse is None or coarse.energies.size == 0:
@@ -785,52 +798,9 @@ def _ran_away(record: Record, parameters: int, gamma: object) -> bool:
     return not bool(torch.isfinite(record["loss"]).all()) or bool((squares > room).any())
 
 
-def _part(problem: Problem, seed: int) -> Problem:
-    """The problem on some of its data, for curvatures along the way."""
-    few = min(POWER_SAMPLES, problem.num_samples)
-    whole = problem.norm == "train" or not problem.has_data or few == problem.num_samples
-    return problem.alone() if whole else problem.alone().subsample(few, seed, few)
-
-
-def _curvature(
-    part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: int, look: int
-) -> float:
-    """The largest curvature of U at θ, in absolute value and in the coordinates S⁻¹w, by a few
-    power iterations.
-    """
-    try:
-        operator = hessian(part.at(theta.to(part.vector)))
-        rng = generator(seed, "curvature", look)
-        vector = torch.randn(operator.dim, generator=rng).to(theta)
-        scaled = kernel.scale is not None
-        size = 0.0
-        for _ in range(POWERS):
-            norm = float(vector.norm())
-            if norm == 0 or not math.isfinite(norm):
-                break
-            unit = kernel.scaled(vector / norm)
-            vector = kernel.nbeta * (operator @ unit.to(operator.dtype)).to(unit)
-            if scaled:
-                vector = kernel.scaled_force(vector.add_(unit, alpha=tie))
-            size = float(vector.norm())
-        return size if scaled else size + tie
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:  # a loss that can be differentiated only once
-        return math.nan
-
-
-def rounds(lengths: Lengths, runner: AnyRunner) -> Iterator[int]:
-    """The number of draws of each round that the steps left to the runner allow; at least one
-    round.
-    """
-    least = -math.inf
-    while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
-        yield max(min(lengths.round, left), FEWEST_DRAWS)
-        least = max(lengths.round // 2, FEWEST_DRAWS)
-
-
-def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, whole: bool) -> Drawn:
+def draw_by_steps(
+    problem: Problem, kernel: Kernel, wanted: SamplingRequest, plan: ChainPlan, whole: bool
+) -> Drawn:
     """Kernels that never reject: tune what is not given, burn in, draw until the error is small
     enough.
     """
@@ -849,7 +819,7 @@ def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, who
             runner.retune(kernel)
             burn(runner, lengths.burn_in)
         else:
-            pilot = Pilot(
+            pilot = StepPilot(
                 runner,
                 problem,
                 kernel,
@@ -876,8 +846,8 @@ def _rounds(
     mode: str,
     problem: Problem,
     kernel: Kernel,
-    wanted: Request,
-    plan: Plan,
+    wanted: SamplingRequest,
+    plan: ChainPlan,
     reasons: dict[str, str],
     lengths: Lengths,
     coarse: Coarse | None,
@@ -890,14 +860,30 @@ def _rounds(
         wanted.baseline == "full",
     )
     looks: list[dict[str, float]] = []
-    for count in rounds(lengths, runner):
+    least = -math.inf  # at least one round
+    while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
+        least, count = max(lengths.round // 2, FEWEST_DRAWS), min(lengths.round, left)
+        count = max(count, FEWEST_DRAWS)
         going = collector.draw(count)
         if kernel.step_size > 0:
             noise = runner.noise(NOISE_LOOKS)
             looks.append({name: float(values.mean()) for name, values in noise.items()})
-        chains = _with_bias(
-            collector.chains(reasons), kernel, coarse, looks, problem.num_parameters
-        )
+        chains = collector.chains(reasons)
+        if looks:
+            means = {name: float(np.mean([look[name] for look in looks])) for name in looks[0]}
+            means["dof"] = len(looks) * len(chains) * (NOISE_LOOKS - 1.0)
+            if isinstance(kernel, Kinetic):
+                means["heat"] = kernel.step_size / (2 * kernel.damping) * means["trace"]
+            chains = dataclasses.replace(chains, noise=means)
+            fine = ~chains.diagnostics.diverged
+            if coarse is not None and fine.any() and chains.work is not None:
+                energies, record = chains.energies[fine], {"work": chains.work[fine]}
+                if chains.heat is not None:
+                    record["heat"] = chains.heat[fine]
+                bias = bias_of_steps(
+                    kernel, energies, record, means, coarse, problem.num_parameters
+                )
+                chains = dataclasses.replace(chains, step_bias=bias)
         reading = read(chains, problem.num_parameters, full)
         if wanted.draws is not None or not going or chains.diagnostics.diverged.any():
             break
@@ -915,7 +901,9 @@ def _rounds(
     return Drawn(chains, reading, short or wanted.missed(reading), beside)
 
 
-def _trusted(chains: Chains, reading: Reading, wanted: Request, lengths: Lengths) -> bool:
+def _trusted(
+    chains: Chains, reading: ChainReading, wanted: SamplingRequest, lengths: Lengths
+) -> bool:
     """Whether the draws are many and mixed enough for their standard error to be believed."""
     if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
         return True
@@ -923,31 +911,3 @@ def _trusted(chains: Chains, reading: Reading, wanted: Request, lengths: Lengths
         return False
     effective = chains.diagnostics.ess_mean >= wanted.effort * EFFECTIVE * len(chains)
     return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
-
-
-def _with_bias(
-    chains: Chains,
-    kernel: Kernel,
-    coarse: Coarse | None,
-    looks: list[dict[str, float]],
-    parameters: int,
-) -> Chains:
-    """The chains with what is known of the noise of batches and, where the step was found, of
-    the bias of steps.
-    """
-    if not looks:
-        return chains
-    noise = {name: float(np.mean([look[name] for look in looks])) for name in looks[0]}
-    noise["dof"] = len(looks) * len(chains) * (NOISE_LOOKS - 1.0)
-    if isinstance(kernel, Kinetic):
-        noise["heat"] = kernel.step_size / (2 * kernel.damping) * noise["trace"]
-    fine = ~chains.diagnostics.diverged
-    if coarse is None or not fine.any() or chains.work is None:
-        return dataclasses.replace(chains, noise=noise)
-    record = {
-        name: getattr(chains, name)[fine]
-        for name in ("work", "heat")
-        if getattr(chains, name) is not None
-    }
-    bias = bias_of_steps(kernel, chains.energies[fine], record, noise, coarse, parameters)
-    return dataclasses.replace(chains, noise=noise, step_bias=bias)
