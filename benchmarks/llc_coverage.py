@@ -24,7 +24,7 @@ from timing import recorded, report
 from lambdahat.results import student_quantile
 from lambdahat.singular._llc import llc
 from lambdahat.singular.known_cases import Reference, suite
-from lambdahat.singular.verification import Case
+from lambdahat.singular.verification import KnownCase
 
 Row = dict[str, Any]
 Task = tuple[str, int, int | None, int | None]  # case, seed, batch size and most gradients
@@ -92,7 +92,7 @@ def single(task: Task) -> Row:
     }
 
 
-def known_truth(case: Case, nbeta: float, localization: float) -> Row:
+def known_truth(case: KnownCase, nbeta: float, localization: float) -> Row:
     """The truth, or nothing where it takes minutes and is not stored: ``main`` looks again."""
     slow = isinstance(case.truth, Reference)
     truth = (case.truth.known if slow else case.truth)(nbeta, localization)

@@ -20,7 +20,7 @@ import torch
 
 from lambdahat._core.rng import generator
 from lambdahat.singular import known_cases
-from lambdahat.singular.verification import Case
+from lambdahat.singular.verification import KnownCase
 
 PATH = Path(known_cases.__file__).with_name("references.json")
 LOCALIZATIONS = (1.0, 10.0, 100.0)
@@ -70,7 +70,7 @@ def _minimised(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> floa
     return float(closure().detach())
 
 
-def missing(case: Case) -> list[tuple[float, float]]:
+def missing(case: KnownCase) -> list[tuple[float, float]]:
     """The (nβ, γ) of a case that are not stored yet."""
     samples = case.make().num_samples
     nbeta = samples / math.log(samples)

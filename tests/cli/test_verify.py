@@ -11,7 +11,7 @@ from lambdahat.results import Estimate, LearningCoefficient, Status
 from lambdahat.singular import verification
 from lambdahat.singular.exact import quadratic_problem
 from lambdahat.singular.known_cases import suite
-from lambdahat.singular.verification import Case, Verification
+from lambdahat.singular.verification import KnownCase, Verification
 
 
 def call(*arguments):
@@ -19,7 +19,7 @@ def call(*arguments):
 
 
 def case(name, size, asymptotic=None):
-    return Case(
+    return KnownCase(
         name,
         lambda: quadratic_problem([1.0] * size, 100),
         lambda *_: Estimate(size / 2),

@@ -16,7 +16,7 @@ from lambdahat._core.device import side_stream
 from lambdahat._core.rng import generator
 from lambdahat.operators.curvature import Products
 from lambdahat.sampling import mala, sgld
-from lambdahat.sampling.backends.runner import Runner, Together
+from lambdahat.sampling.backends.chain_runner import Runner, Together
 from tests.language import seeded
 
 WIDTH = 40

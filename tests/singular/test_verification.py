@@ -13,15 +13,15 @@ from lambdahat.singular.exact import (
     quadratic,
     quadratic_problem,
 )
-from lambdahat.singular.verification import Case, Comparison, Verification, compare, verify
+from lambdahat.singular.verification import Comparison, KnownCase, Verification, compare, verify
 
-QUADRATIC = Case(
+QUADRATIC = KnownCase(
     "quadratic, condition 10",
     lambda: quadratic_problem([1.0, 10.0], 1000),
     lambda nbeta, localization: Estimate(quadratic([1.0, 10.0], nbeta, localization)),
     1.0,
 )
-CROSSING = Case(
+CROSSING = KnownCase(
     "crossing w⁴",
     lambda: crossing_problem([2], 1000),
     lambda nbeta, localization: Estimate(crossing_expectation([2], nbeta, localization)),

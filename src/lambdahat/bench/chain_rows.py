@@ -35,7 +35,7 @@ from lambdahat.sampling import kinetic, sample, sgld
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular._llc import llc
 from lambdahat.singular.known_cases import suite
-from lambdahat.singular.verification import Case as KnownCase
+from lambdahat.singular.verification import KnownCase
 
 INIT_BATCHES = 32  # devinterp's own default for the baseline
 SKIPPED = 5  # steps before the clock starts

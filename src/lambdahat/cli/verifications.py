@@ -14,7 +14,7 @@ from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 from lambdahat.results.charts import value_text
 from lambdahat.singular.known_cases import suite
-from lambdahat.singular.verification import Case, Comparison, Verification, verify
+from lambdahat.singular.verification import Comparison, KnownCase, Verification, verify
 
 HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
@@ -46,7 +46,7 @@ def run_verify(
     return NOT_CONVERGED if found.failed else OK
 
 
-def chosen(cases: Sequence[Case], pattern: str) -> list[Case]:
+def chosen(cases: Sequence[KnownCase], pattern: str) -> list[KnownCase]:
     """The cases whose names a glob matches, whatever their letters' case."""
     found = [case for case in cases if fnmatch(case.name.casefold(), pattern.casefold())]
     if not found:

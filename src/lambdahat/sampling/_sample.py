@@ -17,7 +17,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.space import Space, matcher
 from lambdahat.results import Array, Chains
 from lambdahat.sampling.backends import AnyRunner, make_runner
-from lambdahat.sampling.backends.runner import ChainPlan, Observable, Record
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable, Record
 from lambdahat.sampling.diagnostics import AcceptanceProbe, diagnose, verdict
 from lambdahat.sampling.kernels import Kernel, KroneckerScale, Localization
 from lambdahat.sampling.kernels.kernel import require_localization

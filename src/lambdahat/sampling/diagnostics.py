@@ -15,7 +15,7 @@ from torch import Tensor
 from lambdahat._core.rng import derived_seed
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Diagnostics, Estimate, Status
-from lambdahat.sampling.backends.runner import OneByOne, full_data
+from lambdahat.sampling.backends.chain_runner import OneByOne, full_data
 from lambdahat.sampling.kernels import HMC, Kernel, Streams
 
 PROBE_SAMPLES = 2048

@@ -20,8 +20,8 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling._sample import Watch, place, require_functions
 from lambdahat.sampling.backends import MODES
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, drawn_by_sample
-from lambdahat.sampling.backends.runner import ChainPlan, Observable
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
 from lambdahat.sampling.tuning import Drawn, SamplingRequest

@@ -39,7 +39,7 @@ from lambdahat.singular.exact import (
     quadratic_problem,
 )
 from lambdahat.singular.singular_regressions import singular_regressions
-from lambdahat.singular.verification import Case
+from lambdahat.singular.verification import KnownCase
 
 TAILS = 10.0  # degrees of freedom of the proposal: its tails are heavier than the posterior's
 FEWEST = 300  # effective draws below which the answer is not to be trusted
@@ -216,7 +216,7 @@ def stored() -> dict[str, Any]:
     return found
 
 
-def suite(quick: bool = False) -> list[Case]:
+def suite(quick: bool = False) -> list[KnownCase]:
     """All cases, or with ``quick`` one or two of each family, those that take a few seconds."""
     cases = [
         *_quadratics(),
@@ -229,7 +229,7 @@ def suite(quick: bool = False) -> list[Case]:
     return [case for case in cases if case.name in QUICK] if quick else cases
 
 
-def _quadratics() -> list[Case]:
+def _quadratics() -> list[KnownCase]:
     """L = ½·Σ h_i·w_i² with h from 1 to 1/κ, evenly in the logarithm; and ten of h = 1 beside
     ten dead ones.
     """
@@ -241,25 +241,25 @@ def _quadratics() -> list[Case]:
     return [*cases, _quadratic("quadratic-dead", [1.0] * 10 + [0.0] * 10)]
 
 
-def _quadratic(name: str, eigenvalues: list[float]) -> Case:
+def _quadratic(name: str, eigenvalues: list[float]) -> KnownCase:
     def truth(nbeta: float, localization: float) -> Estimate:
         return Estimate(quadratic(eigenvalues, nbeta, localization))
 
     curved = sum(value > 0 for value in eigenvalues)
-    return Case(name, partial(quadratic_problem, eigenvalues, POPULATION), truth, curved / 2)
+    return KnownCase(name, partial(quadratic_problem, eigenvalues, POPULATION), truth, curved / 2)
 
 
-def _crossings() -> list[Case]:
+def _crossings() -> list[KnownCase]:
     """w⁴, w⁶, w1²w2², w1²w2⁴ and w1²w2²w3², by quadrature."""
     return [_crossing(exponents) for exponents in ((2,), (3,), (1, 1), (1, 2), (1, 1, 1))]
 
 
-def _crossing(exponents: Sequence[int]) -> Case:
+def _crossing(exponents: Sequence[int]) -> KnownCase:
     def truth(nbeta: float, localization: float) -> Estimate:
         return Estimate(crossing_expectation(exponents, nbeta, localization))
 
     name = "crossing-" + "-".join(str(2 * k) for k in exponents)
-    return Case(
+    return KnownCase(
         name,
         partial(crossing_problem, exponents, POPULATION),
         truth,
@@ -267,12 +267,12 @@ def _crossing(exponents: Sequence[int]) -> Case:
     )
 
 
-def _linear_networks() -> list[Case]:
+def _linear_networks() -> list[KnownCase]:
     """Reduced-rank regression and deep linear networks on the population loss, by block Gibbs."""
     return [_linear_network(*shape) for shape in SHAPES]
 
 
-def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> Case:
+def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> KnownCase:
     family = "reduced-rank" if len(widths) == 3 else "deep-linear"
     name = f"{family}-{'-'.join(map(str, widths))}-r{rank}"
 
@@ -280,10 +280,10 @@ def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> Case:
         return deep_linear_reference(widths, rank, nbeta, localization, sweeps=int(200 * effort))
 
     make = partial(deep_linear_problem, widths, rank, samples)
-    return Case(name, make, Reference(name, compute), float(deep_linear(widths, rank)))
+    return KnownCase(name, make, Reference(name, compute), float(deep_linear(widths, rank)))
 
 
-def _regressions() -> list[Case]:
+def _regressions() -> list[KnownCase]:
     """Models with data: on all of it, and with so much of it that ``llc`` samples by
     mini-batches.
     """
@@ -294,7 +294,7 @@ def _regressions() -> list[Case]:
     ]
 
 
-def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> Case:
+def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> KnownCase:
     """Labels drawn from the model, at its maximum-likelihood point; the truth by ``draws`` of
     importance sampling.
     """
@@ -316,10 +316,10 @@ def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> Case:
         x, y, w = (tensor.to(dtype) for tensor in data())
         return Problem(_linear_model(w), "bce_with_logits", (x, y.unsqueeze(1)))
 
-    return Case(name, make, truth, size / 2)
+    return KnownCase(name, make, truth, size / 2)
 
 
-def _linear(samples: int, size: int) -> Case:
+def _linear(samples: int, size: int) -> KnownCase:
     """Least squares with inputs of unequal variance; L − L* is a quadratic form, so that the
     truth is ``quadratic``.
     """
@@ -344,7 +344,7 @@ def _linear(samples: int, size: int) -> Case:
         x, y, w = (tensor.float() for tensor in data())
         return Problem(_linear_model(w), "mse", (x, y.unsqueeze(1)))
 
-    return Case(name, make, truth, size / 2)
+    return KnownCase(name, make, truth, size / 2)
 
 
 def _linear_model(w: Tensor) -> nn.Module:
@@ -388,11 +388,11 @@ def perceptron_problem() -> Problem:
     return Problem(model, "cross_entropy", perceptron_data())
 
 
-def _perceptron() -> Case:
+def _perceptron() -> KnownCase:
     def compute(nbeta: float, localization: float, effort: float) -> Estimate:
         return mala_reference(perceptron_problem(), nbeta, localization, int(MALA_STEPS * effort))
 
-    return Case(MLP, perceptron_problem, Reference(MLP, compute, perceptron_problem))
+    return KnownCase(MLP, perceptron_problem, Reference(MLP, compute, perceptron_problem))
 
 
 def mala_reference(

@@ -26,7 +26,7 @@ from lambdahat.singular.exact import (
     factorization_expectation,
     linear_network_expectation,
 )
-from lambdahat.singular.verification import Case
+from lambdahat.singular.verification import KnownCase
 
 SWEEPS = 1000, 8000  # of the Gibbs samplers; the second where chains do not agree after the first
 NODES = 10  # of the Gauss–Legendre rule on each panel
@@ -38,7 +38,7 @@ LOCATIONS = 21  # distinct inputs of the small networks
 
 
 @cache
-def singular_regressions() -> tuple[Case, ...]:
+def singular_regressions() -> tuple[KnownCase, ...]:
     """Linear networks, matrix factorizations, and networks of tanh or ReLU units, all with data.
 
     The truths take a second or so, and are kept for the next call at the same nβ and γ. Their
@@ -53,7 +53,7 @@ def half_squared_error(output: Tensor, target: Tensor) -> Tensor:
     return 0.5 * (target - output).square().flatten(1).sum(dim=1).mean()
 
 
-def _linear_networks() -> list[Case]:
+def _linear_networks() -> list[KnownCase]:
     """y = Tx + noise with T of rank r, at the balanced weights of least loss."""
     return [
         _linear_network((1, 1, 1), 0, 20_000, noise=1.0),
@@ -80,7 +80,7 @@ class _LinearData:
     centre: tuple[Tensor, ...]
 
 
-def _linear_network(widths: tuple[int, ...], rank: int, samples: int, noise: float) -> Case:
+def _linear_network(widths: tuple[int, ...], rank: int, samples: int, noise: float) -> KnownCase:
     kind = "noisy" if noise else "exact"
     name = f"data-linear-{'-'.join(map(str, widths))}-r{rank}-{kind}"
     data = partial(_linear_data, name, widths, rank, samples, noise)
@@ -101,7 +101,7 @@ def _linear_network(widths: tuple[int, ...], rank: int, samples: int, noise: flo
         return _mixed(partial(linear_network_expectation, *statistics, nbeta, localization))
 
     asymptotic = float(deep_linear(widths, rank))
-    return Case(name, make, truth, asymptotic)
+    return KnownCase(name, make, truth, asymptotic)
 
 
 def _mixed(expectation: Callable[[int], Estimate]) -> Estimate:
@@ -159,7 +159,7 @@ def _orthogonal(size: int, rng: torch.Generator) -> Tensor:
     return q
 
 
-def _factorizations() -> list[Case]:
+def _factorizations() -> list[KnownCase]:
     """Noisy entries of a matrix of rank r, some seen more often, and u_i·v_j of width h."""
     return [
         _factorization((8, 6), 1, 2, 10_000),
@@ -193,7 +193,7 @@ class _Entries:
     centre: tuple[Tensor, Tensor]
 
 
-def _factorization(shape: tuple[int, int], rank: int, width: int, samples: int) -> Case:
+def _factorization(shape: tuple[int, int], rank: int, width: int, samples: int) -> KnownCase:
     name = f"data-factors-{shape[0]}x{shape[1]}-r{rank}-h{width}"
     data = partial(_entries, name, shape, rank, width, samples)
 
@@ -209,7 +209,7 @@ def _factorization(shape: tuple[int, int], rank: int, width: int, samples: int) 
         return _mixed(partial(factorization_expectation, *statistics, nbeta, localization))
 
     asymptotic = float(deep_linear((shape[1], width, shape[0]), rank))
-    return Case(name, make, truth, asymptotic)
+    return KnownCase(name, make, truth, asymptotic)
 
 
 @cache
@@ -253,7 +253,7 @@ def _least_rows(shares: Tensor, means: Tensor, v: Tensor) -> Tensor:
     return rows
 
 
-def _small_networks() -> list[Case]:
+def _small_networks() -> list[KnownCase]:
     """One hidden layer without biases, at true parameters that have units to spare."""
     line = tuple(np.linspace(-2.0, 2.0, LOCATIONS).tolist())
     positive = tuple(np.linspace(0.1, 2.0, LOCATIONS).tolist())
@@ -389,7 +389,7 @@ def _network(
     samples: int,
     asymptotic: float | None,
     bias: bool = False,
-) -> Case:
+) -> KnownCase:
     """A network with one hidden layer at its true parameters.
 
     The noise of all samples at the same input sums to 0, so that the true parameters minimise the
@@ -427,4 +427,4 @@ def _network(
     def truth(nbeta: float, localization: float) -> Estimate:
         return data()[2].expectation(nbeta, localization)
 
-    return Case(name, make, truth, asymptotic)
+    return KnownCase(name, make, truth, asymptotic)

@@ -27,7 +27,7 @@ LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and
 
 
 @dataclass(frozen=True)
-class Case:
+class KnownCase:
     """A problem whose λ̂ is known: ``truth(nbeta, localization)`` at finite temperature,
     ``asymptotic`` as n → ∞.
     """
@@ -156,7 +156,7 @@ class Verification(Result):
 
 
 def verify(
-    cases: Sequence[Case] | None = None,
+    cases: Sequence[KnownCase] | None = None,
     seed: int = 0,
     quick: bool = False,
     folder: str | Path | None = None,
@@ -194,13 +194,13 @@ def verify(
     return found
 
 
-def _suite(quick: bool) -> Sequence[Case]:
+def _suite(quick: bool) -> Sequence[KnownCase]:
     from lambdahat.singular.known_cases import suite
 
     return suite(quick)
 
 
-def compare(case: Case, seed: int = 0) -> Comparison:
+def compare(case: KnownCase, seed: int = 0) -> Comparison:
     """Run one case."""
     start, problem = time.perf_counter(), case.make()
     found = llc(problem, seed=derived_seed(seed, case.name))
@@ -224,7 +224,7 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.,-]+", "_", name) + ".json"
 
 
-def _finished(path: Path, seed: int, case: Case) -> Comparison | None:
+def _finished(path: Path, seed: int, case: KnownCase) -> Comparison | None:
     """The comparison that an earlier run of the same seed has left, of the same problem and
     undamaged.
     """

@@ -17,8 +17,8 @@ from lambdahat._core.rng import generator
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.problem import Problem
 from lambdahat.sampling import Streams, sample, sgld
+from lambdahat.sampling.backends.chain_runner import OneByOne, Together, on_batches
 from lambdahat.sampling.backends.minibatches import Minibatches
-from lambdahat.sampling.backends.runner import OneByOne, Together, on_batches
 from tests.cases import LanguageModel, classifier, network, sentences
 
 N = 20

@@ -28,8 +28,8 @@ from lambdahat.sampling import (
     sgnht,
 )
 from lambdahat.sampling.backends import make_runner, processes_available
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Together
 from lambdahat.sampling.backends.minibatches import SampleLosses
-from lambdahat.sampling.backends.runner import ChainPlan, Together
 from lambdahat.sampling.kernels import Kernel
 from tests.cases import LanguageModel, classifier, network, sentences
 

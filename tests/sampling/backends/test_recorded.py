@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 import lambdahat as lh
-from lambdahat.sampling.backends import runner
-from lambdahat.sampling.backends.runner import Recorded, Together
+from lambdahat.sampling.backends import chain_runner
+from lambdahat.sampling.backends.chain_runner import Recorded, Together
 from lambdahat.singular.exact import deep_linear_problem
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "AFTER", 2)
+    monkeypatch.setattr(chain_runner, "AFTER", 2)
 
 
 def places(problem: lh.Problem, chains: int, seed: int) -> Tensor:

@@ -20,7 +20,7 @@ from lambdahat.problem.batches import free_memory, rng_untouched, take
 from lambdahat.problem.checkpointing import recomputing
 from lambdahat.problem.distributed import in_a_group
 from lambdahat.problem.memory import PASS, LiveBytes, rows_within
-from lambdahat.sampling.backends.runner import (
+from lambdahat.sampling.backends.chain_runner import (
     ChainPlan,
     ChainSetup,
     OneByOne,

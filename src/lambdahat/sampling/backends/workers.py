@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lambdahat._core.check import require
 from lambdahat.problem import Problem
-from lambdahat.sampling.backends.runner import ChainPlan, ChainSetup, OneByOne, Record, Runner
+from lambdahat.sampling.backends.chain_runner import ChainPlan, ChainSetup, OneByOne, Record, Runner
 from lambdahat.sampling.kernels import Kernel, KroneckerScale
 
 

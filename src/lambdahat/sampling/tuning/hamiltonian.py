@@ -16,7 +16,7 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.sampling._sample import Collector, burn
 from lambdahat.sampling.backends import AnyRunner, make_runner
-from lambdahat.sampling.backends.runner import ChainPlan, Record
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
 from lambdahat.sampling.diagnostics import RHAT, read
 from lambdahat.sampling.kernels import HMC, Kernel
 from lambdahat.sampling.kernels.hmc import FEWEST

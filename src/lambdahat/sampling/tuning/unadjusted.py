@@ -27,8 +27,8 @@ from lambdahat.problem import Problem
 from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling._sample import Collector, burn
 from lambdahat.sampling.backends import SMALL, AnyRunner, make_runner
+from lambdahat.sampling.backends.chain_runner import ChainPlan, Record
 from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH
-from lambdahat.sampling.backends.runner import ChainPlan, Record
 from lambdahat.sampling.diagnostics import (
     RHAT,
     ChainReading,
