@@ -49,7 +49,7 @@ from lambdahat.sampling.tuning.hamiltonian import (
     RESCUE,
     TRAJECTORIES,
     WARM_UP,
-    Effort,
+    WarmUpEffort,
 )
 from lambdahat.sampling.tuning.unadjusted import EXTRA, Lengths
 from lambdahat.singular._llc import default_kernel, llc, whole_is_cheap
@@ -291,7 +291,7 @@ def _trajectories(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
     is small enough.
     """
     limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
-    effort = Effort() if limit is None else Effort.within(limit, parameters)
+    effort = WarmUpEffort() if limit is None else WarmUpEffort.within(limit, parameters)
     rescue, gate = effort.gradients(RESCUE[0]), effort.gradients(GATE[0])
     once = effort.gradients(WARM_UP[-1]) + rescue
     warm = (0, 0) if "step_size" in given else (once, 2 * (once + rescue) + gate + effort.longest)
@@ -315,7 +315,7 @@ def _steps(given: Mapping[str, Any]) -> tuple[int, int]:
     tuned, burn_in, draws = "step_size" not in given, given.get("burn_in"), given.get("draws")
     lengths = Lengths.of(limit, burn_in, draws, tuned)
     least = (
-        lengths.fitted(0.0, burn_in, draws, LEAST_EFFORT if "tol" in given else 1.0)
+        lengths.shorten(0.0, burn_in, draws, LEAST_EFFORT if "tol" in given else 1.0)
         if tuned
         else lengths
     )

@@ -353,7 +353,7 @@ def advise(
         found = batch_recommendations(levels, request)
     else:
         found = recommendations(levels, request)
-    trained, failed = _trained(problem, request, levels, steps, factor, seed) if steps else ((), ())
+    trained, failed = _train(problem, request, levels, steps, factor, seed) if steps else ((), ())
     cautions = (
         *_mind_layers(problem),
         *_mind(levels, request, bool(trained)),
@@ -475,7 +475,7 @@ def _require_positive_curvature(levels: NoiseLevels | BatchLevels) -> None:
         )
 
 
-def _trained(
+def _train(
     problem: Problem,
     request: AdviceRequest,
     levels: NoiseLevels | BatchLevels,

@@ -179,7 +179,7 @@ class _Direction:
             for noise in (self.noise, self.rival)
             if noise is not None
         ]
-        return _doubted(limits[0], abs(float(limits[0]) - float(limits[-1])))
+        return _add_error(limits[0], abs(float(limits[0]) - float(limits[-1])))
 
     def exponent(self, request: AdviceRequest, b: float) -> Estimate:
         """p in limit ∝ bᵖ, over a doubling of b about its value."""
@@ -208,7 +208,7 @@ class _Direction:
         if self.rival is None:
             return value
         rival = function(float(self.curvature), float(self.rival), *map(float, others))
-        return _doubted(value, abs(float(value) - rival))
+        return _add_error(value, abs(float(value) - rival))
 
 
 def _expected(levels: NoiseLevels) -> list[_Direction]:
@@ -221,7 +221,7 @@ def _expected(levels: NoiseLevels) -> list[_Direction]:
     found = []
     for name, (curvature, tau2) in known.items():
         noise = propagated(lambda level, true: levels.finite * level / true, tau2, curvature)
-        found.append(_Direction(name, curvature, _doubted(noise, MODEL * float(noise))))
+        found.append(_Direction(name, curvature, _add_error(noise, MODEL * float(noise))))
     return found
 
 
@@ -240,7 +240,7 @@ def _directions(levels: NoiseLevels, batch_size: int) -> list[_Direction]:
     return [sharpest, *others]
 
 
-def _doubted(estimate: Estimate, error: float) -> Estimate:
+def _add_error(estimate: Estimate, error: float) -> Estimate:
     """An estimate with a further error."""
     return propagated(lambda value, doubt: value + doubt, estimate, Estimate(0.0, error))
 
@@ -400,14 +400,14 @@ def _damping(levels: NoiseLevels, request: AdviceRequest, name: str) -> list[Rec
     usual = "" if request.learning_rate is not None else " (the usual rate)"
     found = []
     for size in request.batch_sizes:
-        for suffix, (curvature, formula, numbers) in _mistaken(levels, size).items():
+        for suffix, (curvature, formula, numbers) in _damping_errors(levels, size).items():
             value = Estimate(rate * curvature / 2, math.nan)
             reason = f"{formula} with α = {rate:g}{usual}, λ₁ = {text(levels.largest)}, {numbers}"
             found.append(Recommendation(name + suffix, size, value, reason))
     return found
 
 
-def _mistaken(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, str, str]]:
+def _damping_errors(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, str, str]]:
     """λ₁r, the curvature that a batch's flat directions hide, by three ways, with formula and
     numbers.
     """

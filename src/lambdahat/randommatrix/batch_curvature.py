@@ -276,7 +276,7 @@ def along_pairs(
     """
     total = problem.num_samples
     work = PerSample(problem)
-    products = _products(work, _drawn(problem, count, seed), operator)
+    products = _products(work, _draw_batches(problem, count, seed), operator)
     vectors = eigenpairs.vectors.to(problem.device, problem.dtype)
     rows = len(eigenpairs) + probes
     left = math.sqrt((1.0 - count / total) / count)
@@ -299,7 +299,7 @@ def along_pairs(
     report("directional variance", rows, rows)
     return DirectionalVariance(
         Estimate(eigenpairs.values.clone(), eigenpairs.residuals.clone()),
-        _stacked(tau2),
+        _stack(tau2),
         _mean(between.square(), left),
         _kept(between, seed),
         bulk,
@@ -427,7 +427,7 @@ def _kept(between: Tensor, seed: int) -> Tensor:
     return some * (upper.square().mean() / some.square().mean()).sqrt()
 
 
-def _stacked(parts: list[Estimate]) -> Estimate:
+def _stack(parts: list[Estimate]) -> Estimate:
     """Estimates of equal shape as the last axis of one."""
     values, errors = (
         [torch.as_tensor(part.value) for part in parts],
@@ -436,7 +436,7 @@ def _stacked(parts: list[Estimate]) -> Estimate:
     return Estimate(torch.stack(values, dim=-1), torch.stack(errors, dim=-1))
 
 
-def _drawn(problem: Problem, count: int, seed: int) -> Iterable[Batch]:
+def _draw_batches(problem: Problem, count: int, seed: int) -> Iterable[Batch]:
     if count == problem.num_samples:
         return problem.batches
     chosen = torch.randperm(problem.num_samples, generator=generator(seed, "directional samples"))[

@@ -101,7 +101,7 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> B
     fewest = min(len(row.nodes) for row in rows)
     require(fewest > 1, "spectrum", "have two nodes or more", repr(fewest), "raise depth")
     ends = {sign: [row.end(sign, level) for row in rows] for sign in (1, -1)}
-    found = _merged([end for sign in (1, -1) for end in ends[sign]], len(rows))
+    found = _merge([end for sign in (1, -1) for end in ends[sign]], len(rows))
     apart = bool((found[1] >= level).any())
     regions = continuous_region(spectrum, kappa)
     return BulkFit(_edge(ends[-1]), _edge(ends[1]), *found, regions, level, _status(apart, ends))
@@ -306,7 +306,7 @@ def _edge(ends: list[_End]) -> Estimate:
     return Estimate(float(values.mean()), error, dof=NEAR)
 
 
-def _merged(ends: list[_End], probes: int) -> tuple[Array, Array, Array, Array]:
+def _merge(ends: list[_End], probes: int) -> tuple[Array, Array, Array, Array]:
     """Candidates, confidences, masses, residuals over all probes: nodes within their residuals
     are one eigenvalue.
     """

@@ -396,11 +396,11 @@ def free_sum(
         extra,
     )
     return FreeSum(
-        *_merged(nodes, shares / shares.sum(), law), law, tuple(float(spike) for spike in extra)
+        *_merge(nodes, shares / shares.sum(), law), law, tuple(float(spike) for spike in extra)
     )
 
 
-def _merged(nodes: Array, shares: Array, law: Law) -> tuple[Array, Array]:
+def _merge(nodes: Array, shares: Array, law: Law) -> tuple[Array, Array]:
     """Distinct eigenvalues in increasing order with their shares; those that rounding can hardly
     part become one.
     """

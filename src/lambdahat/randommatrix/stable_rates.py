@@ -133,7 +133,7 @@ def largest_stable_rate(
         guess = start if not found else math.sqrt(found[0][0] * found[0][1])
         found.append(bisected(lambda rate, run=run: work.stable(rate, run), guess, tol))  # type: ignore[misc]
         report("stable rate", run + 1, runs)
-    return _summed_up(found, work)
+    return _summarise(found, work)
 
 
 def bisected(
@@ -200,7 +200,7 @@ class _Trials:
         # what noise adds to the loss at the rate to start with
         self.noise, self.start = 0.0, math.inf
         self.gradients = 0
-        self._columns = None if size == problem.num_samples else _joined(problem)
+        self._columns = None if size == problem.num_samples else _join_batches(problem)
 
     def know_noise(self, start: float, runs: int) -> None:
         """Measure by how much runs at a small rate end above the first loss, at most; at first
@@ -282,7 +282,7 @@ class _Trials:
         return [(1.0, take(self._columns, indices.to(self.problem.device)))]
 
 
-def _joined(problem: Problem) -> Batch | None:
+def _join_batches(problem: Problem) -> Batch | None:
     """All data as one batch, or None where it is not in memory or its batches do not fit
     together.
     """
@@ -294,7 +294,7 @@ def _joined(problem: Problem) -> Batch | None:
         return None
 
 
-def _summed_up(found: list[tuple[float, float]], work: _Trials) -> StableRate:
+def _summarise(found: list[tuple[float, float]], work: _Trials) -> StableRate:
     """The geometric mean; a limit is uniform in its last interval, of variance width²/12."""
     logs = np.array([0.5 * (math.log(low) + math.log(high)) for low, high in found])
     width = max(math.log(high / low) for low, high in found)
@@ -432,7 +432,7 @@ class _Probe:
         backward: Callable[[], object] | None,
     ) -> None:
         self.problem, self.optimizer, self.backward = problem, optimizer, backward
-        self.parameters = _matched(problem, optimizer)
+        self.parameters = _match_parameters(problem, optimizer)
         self.point = [p.detach().clone() for p in self.parameters]
         self.gradient = problem.gradient()
         if base is not None:
@@ -536,7 +536,7 @@ class _Probe:
                 p.copy_(value)
 
 
-def _matched(problem: Problem, optimizer: Optimizer) -> list[Tensor]:
+def _match_parameters(problem: Problem, optimizer: Optimizer) -> list[Tensor]:
     """The optimiser's own parameters in the order of the problem's vector."""
     source = problem.source
     named = dict(source.named_parameters()) if isinstance(source, nn.Module) else source

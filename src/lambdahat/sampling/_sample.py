@@ -120,7 +120,7 @@ def sample(
 
 
 def burn(runner: AnyRunner, steps: int) -> None:
-    """Steps that are thrown away, in pieces so that progress shows."""
+    """Take steps that are discarded, in pieces so that progress is reported."""
     for done, piece in _pieces(steps):
         report("burn-in", done, steps)
         runner.skip(piece)
@@ -129,7 +129,7 @@ def burn(runner: AnyRunner, steps: int) -> None:
 
 
 class Collector:
-    """Draws of a runner's chains as they come, and what they make together."""
+    """Collects the draws of a runner and makes ``Chains`` of them."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Collector:
         self.forget()
 
     def forget(self) -> None:
-        """Leave out the draws so far: they count as burn-in."""
+        """Discard the draws so far: they count as burn-in."""
         self._parts: list[Record] = []
         self._stretches: list[tuple[int, Record]] = []
         self._burn_in = self.runner.steps
@@ -168,8 +168,8 @@ class Collector:
             report("sample", done, draws)
             self._keep(self.runner.advance(piece), piece)
             if self._probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
-                self._probe.look(*self.runner.own, self.runner.gathered)
-            if self._watch is not None and self._watch(self._energies(self._joined())):
+                self._probe.look(*self.runner.own, self.runner.gather)
+            if self._watch is not None and self._watch(self._energies(self._join())):
                 return False
         report("sample", draws, draws)
         return True
@@ -191,8 +191,8 @@ class Collector:
             self._stretches = [_together(*pair) for pair in pairs] + left
 
     def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
-        """What was recorded, with diagnostics and a verdict."""
-        record, runner, kernel = self._joined(), self.runner, self.kernel
+        """The chains so far, with their diagnostics and status."""
+        record, runner, kernel = self._join(), self.runner, self.kernel
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
         acceptance = (
             float(arrays["acceptance"].mean()) if self._probe is None else self._probe.acceptance
@@ -243,7 +243,7 @@ class Collector:
             status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
         )
 
-    def _joined(self) -> Record:
+    def _join(self) -> Record:
         return {
             name: torch.cat([part[name] for part in self._parts], dim=1) for name in self._parts[0]
         }

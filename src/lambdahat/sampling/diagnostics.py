@@ -253,7 +253,7 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     energies = chains.nbeta * (chains.recycled_losses - chains.centre_losses)
     excess = chains.virials - parameters
     settled = 1.0 + float(excess.mean()) / parameters
-    energies, use = _controlled(energies, excess, chains.distances)
+    energies, use = _subtract_virial(energies, excess, chains.distances)
     value = float(energies.mean())
     error = _largest_error(energies, energies)
     raw, change = float(chains.energies.mean()), drift(energies)
@@ -270,7 +270,7 @@ def _from_trajectories(chains: Chains, parameters: int) -> ChainReading:
     )
 
 
-def _controlled(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
+def _subtract_virial(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
     """The energies less their regression on the virial's excess over P, where that has settled
     at 0; and whether.
     """
@@ -291,7 +291,7 @@ def has_step_bias(chains: Chains) -> bool:
     return chains.kernel == "SGLD" and chains.heat is not None and chains.work is not None
 
 
-def shown_bias(chains: Chains) -> Estimate:
+def step_bias(chains: Chains) -> Estimate:
     """What steps add to the mean energy: as measured by two step sizes, else what the chains of
     SGLD show themselves.
 
@@ -366,11 +366,11 @@ def _from_steps(chains: Chains, energies: Array, parameters: int) -> ChainReadin
     into the error.
     """
     fine = np.isfinite(energies).all(axis=1)
-    raw, bias = float(energies[fine].mean()), shown_bias(chains)
+    raw, bias = float(energies[fine].mean()), step_bias(chains)
     kept, controlled = energies[fine], False
     whole = bool((chains.centre_losses == chains.initial_loss).all())
     if chains.kernel == "Kinetic" and whole and chains.virials is not None:
-        kept, controlled = _controlled(
+        kept, controlled = _subtract_virial(
             kept, chains.virials[fine] - parameters, chains.distances[fine]
         )
     value = float(kept.mean()) - float(bias)

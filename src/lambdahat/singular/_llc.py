@@ -21,7 +21,7 @@ from lambdahat.results import Array, Estimate, LearningCoefficient, Sensitivity,
 from lambdahat.sampling._sample import Watch, place, require_functions
 from lambdahat.sampling.backends import MODES
 from lambdahat.sampling.backends.chain_runner import ChainPlan, Observable
-from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, drawn_by_sample
+from lambdahat.sampling.backends.minibatches import DEFAULT_BATCH, can_draw_samples
 from lambdahat.sampling.diagnostics import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import HMC, KERNELS, Kernel, Localization
 from lambdahat.sampling.tuning import Drawn, SamplingRequest
@@ -183,7 +183,7 @@ def _batch_of_temperature(problem: Problem, default: int) -> int:
     drawn one by one.
     """
     sizes = problem.batches.sizes
-    if default in sizes or drawn_by_sample(problem):
+    if default in sizes or can_draw_samples(problem):
         return default
     alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
     require(

@@ -110,7 +110,7 @@ def bayes_criteria(
     frozen = problem.at(problem.vector)
     sets = [_Rises(frozen)]
     if held_out is not None:
-        sets.append(_Rises(_elsewhere(frozen, held_out), "held_out"))
+        sets.append(_Rises(_held_out_problem(frozen, held_out), "held_out"))
     if isinstance(chains, Chains):
         require(not settings, "settings", "be left out where chains are given", ", ".join(settings))
         return _of_draws(frozen, sets, chains)
@@ -150,7 +150,7 @@ class _Rises:
         return torch.stack([torch.exp(-rises), rises, rises.square()])
 
 
-def _elsewhere(problem: Problem, held_out: Any) -> Problem:
+def _held_out_problem(problem: Problem, held_out: Any) -> Problem:
     """The problem on the held-out data, at the same parameters."""
     if not isinstance(held_out, Problem):
         return problem.on(held_out)
@@ -270,7 +270,7 @@ def _criteria(
     return BayesCriteria(
         waic=waic,
         functional_variance=variance,
-        singular_fluctuation=_halved(variance),
+        singular_fluctuation=_halve(variance),
         bayes_training_loss=bayes,
         gibbs_training_loss=gibbs,
         g_n=losses[0] if losses else _over_samples(waic, train[0] + train[2]),
@@ -305,7 +305,7 @@ def _over_samples(estimate: Estimate, by_sample: Array) -> Estimate:
     return dataclasses.replace(estimate, stderr=error, dof=dof)
 
 
-def _halved(estimate: Estimate) -> Estimate:
+def _halve(estimate: Estimate) -> Estimate:
     return dataclasses.replace(
         estimate, value=float(estimate) / 2, stderr=float(estimate.stderr) / 2
     )

@@ -343,7 +343,7 @@ def effective_dimension(
 
 def shifted_logdet(found: Whole | Sampled, z: float, least: float = 0.0) -> Estimate:
     """log det(I + A/z) = Σ log(1 + λ/z), with an eigenvalue below ``least`` > −z taken as that."""
-    return _resolved(
+    return _flag_rounding(
         found.total(lambda values: np.log1p(np.maximum(values, least) / z), z), found, z
     )
 
@@ -357,10 +357,10 @@ def _n_eff(found: Whole | Sampled, z: float) -> Estimate:
     positive = found.total(
         lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z
     )
-    return _resolved(positive, found, z)
+    return _flag_rounding(positive, found, z)
 
 
-def _resolved(estimate: Estimate, found: Whole | Sampled, z: float) -> Estimate:
+def _flag_rounding(estimate: Estimate, found: Whole | Sampled, z: float) -> Estimate:
     """PRECISION_LIMIT where rounding alone could make an eigenvalue of 0 count."""
     return (
         dataclasses.replace(estimate, status=Status.PRECISION_LIMIT)

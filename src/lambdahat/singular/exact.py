@@ -34,7 +34,7 @@ TAIL = 42.0  # e^−42 = 6e-19: what lies farther out than this many e-foldings 
 GAUGE_MOVES = 2  # of each kind at each hidden layer in a sweep
 
 
-def checked_exponents(exponents: Sequence[int]) -> tuple[int, ...]:
+def check_exponents(exponents: Sequence[int]) -> tuple[int, ...]:
     """The k_i as integers, at least one above 0; a k_i of 0 is a dead parameter."""
     some = isinstance(exponents, Sequence) and len(exponents) > 0
     require(
@@ -65,7 +65,7 @@ def crossing_expectation(exponents: Sequence[int], nbeta: float, localization: f
     than 1/ln(nβ) when the multiplicity is above 1. Without localization the integral exists for one
     exponent only, and is 1/(2k).
     """
-    active = [k for k in checked_exponents(exponents) if k]
+    active = [k for k in check_exponents(exponents) if k]
     require_positive(nbeta, "nbeta")
     if localization == 0 and len(active) == 1:
         return 1.0 / (2 * active[0])
@@ -81,7 +81,7 @@ def crossing_expectation(exponents: Sequence[int], nbeta: float, localization: f
     bottom = -0.5 * max(log_scale, 0.0) - TAIL * max(active) - sum(tops)
     density = _density(active[0], bottom, tops[0])
     for k, top in zip(active[1:], tops[1:], strict=True):
-        density = _convolved(density, _density(k, bottom, top))
+        density = _convolve(density, _density(k, bottom, top))
     start = len(active) * _index(bottom)
     energy = np.exp(np.minimum(log_scale + 2 * STEP * (start + np.arange(len(density))), 700.0))
     weight = density * np.exp(-energy)
@@ -101,7 +101,7 @@ def _density(k: int, bottom: float, top: float) -> Array:
     return np.asarray(np.exp(s / k - 0.5 * np.exp(2 * s / k)))
 
 
-def _convolved(first: Array, second: Array) -> Array:
+def _convolve(first: Array, second: Array) -> Array:
     """The density of a sum: all terms are positive, so that sums lose no digits (an FFT would,
     in the tail).
     """
@@ -113,7 +113,7 @@ def crossing_problem(exponents: Sequence[int], num_samples: int) -> Problem:
     """The loss K(w) = ∏ w_i^{2k_i} of ``num_samples`` samples at its singular point w = 0, in
     float64.
     """
-    active = {i: k for i, k in enumerate(checked_exponents(exponents)) if k}
+    active = {i: k for i, k in enumerate(check_exponents(exponents)) if k}
 
     def loss(parameters: Mapping[str, Tensor]) -> Tensor:
         w = parameters["w"]
@@ -125,7 +125,7 @@ def crossing_problem(exponents: Sequence[int], num_samples: int) -> Problem:
     )
 
 
-def checked_widths(widths: Sequence[int], rank: int) -> tuple[int, ...]:
+def check_widths(widths: Sequence[int], rank: int) -> tuple[int, ...]:
     """The widths (H_0, …, H_L) as integers, and a rank that such a network can have."""
     several = isinstance(widths, Sequence) and len(widths) > 1
     wanted = "be a list of two layer widths or more, the input's first"
@@ -137,7 +137,7 @@ def checked_widths(widths: Sequence[int], rank: int) -> tuple[int, ...]:
 
 def balanced_weights(widths: Sequence[int], rank: int) -> list[Tensor]:
     """W_s = [[I_r, 0], [0, 0]] (H_s, H_{s−1}), s = 1 … L: the most singular true parameters."""
-    widths = checked_widths(widths, rank)
+    widths = check_widths(widths, rank)
     weights = [torch.zeros(high, low, dtype=torch.float64) for low, high in pairwise(widths)]
     for weight in weights:
         weight[:rank, :rank] = torch.eye(rank)
@@ -507,7 +507,7 @@ def normal_crossing(exponents: Sequence[int]) -> Coefficient:
     >>> print(normal_crossing([1, 2, 2]))
     0.25 (multiplicity 2)
     """
-    checked = checked_exponents(exponents)
+    checked = check_exponents(exponents)
     return Coefficient(1 / (2 * max(checked)), checked.count(max(checked)))
 
 
@@ -517,7 +517,7 @@ def reduced_rank(inputs: int, hidden: int, outputs: int, rank: int) -> Coefficie
     Aoyagi and Watanabe (2005), their four cases. The multiplicity is that of the two-layer
     ``deep_linear``.
     """
-    m, h, n = checked_widths((inputs, hidden, outputs), rank)
+    m, h, n = check_widths((inputs, hidden, outputs), rank)
     r = rank
     if m + h < n + r:
         value = (h * m - h * r + n * r) / 2
@@ -540,7 +540,7 @@ def deep_linear(widths: Sequence[int], rank: int) -> Coefficient:
     M_i·M_j, m = a(ℓ − a) + 1. It is the smallest λ of all true parameters, that of
     ``deep_linear_problem``'s w*.
     """
-    widths = checked_widths(widths, rank)
+    widths = check_widths(widths, rank)
     tight = _bottleneck([width - rank for width in widths])
     l, total = len(tight) - 1, sum(tight)
     a = total - (math.ceil(total / l) - 1) * l

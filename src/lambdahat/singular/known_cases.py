@@ -410,7 +410,7 @@ def mala_reference(
     60 % are accepted. The error is the spread of the chains' own means. ``cost`` counts gradients
     of all chains.
     """
-    kernel = _accepted(problem, nbeta, localization, chains, seed)
+    kernel = _tune_mala(problem, nbeta, localization, chains, seed)
     thin = 10
     run = sample(
         problem,
@@ -434,7 +434,7 @@ def mala_reference(
     )
 
 
-def _accepted(problem: Problem, nbeta: float, localization: float, chains: int, seed: int) -> HMC:
+def _tune_mala(problem: Problem, nbeta: float, localization: float, chains: int, seed: int) -> HMC:
     """MALA with the largest step of 1, ½, ¼, … of which enough are accepted away from the
     centre.
     """

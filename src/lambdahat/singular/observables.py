@@ -29,8 +29,8 @@ from lambdahat.sampling.backends.minibatches import SampleLosses
 from lambdahat.sampling.diagnostics import (
     degrees_of_freedom,
     has_step_bias,
-    shown_bias,
     standard_error,
+    step_bias,
 )
 
 STRETCHES = 20
@@ -135,7 +135,7 @@ def mean_energy(chains: Chains) -> Estimate:
     if not fine.any():
         return Estimate(math.nan, math.nan, chains.cost, chains.status)
     known = chains.step_bias is not None or has_step_bias(chains)
-    bias = shown_bias(chains) if known else Estimate(0.0, 0.0)
+    bias = step_bias(chains) if known else Estimate(0.0, 0.0)
     error = math.hypot(standard_error(energies[fine]), float(bias.stderr))
     mean = float(energies[fine].mean()) - float(bias)
     return Estimate(mean, error, chains.cost, chains.status, degrees_of_freedom(chains))

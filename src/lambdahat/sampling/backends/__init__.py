@@ -85,7 +85,9 @@ class Demand:
         """The bytes that chains take whose passes come one by one."""
         # pieces are no larger, and the probe sees whole batches
         largest = self.problem.batches.first().size
-        return _measured(self.problem, largest, self.problem.recomputes) + self._row * self._held
+        return (
+            _gradient_peak(self.problem, largest, self.problem.recomputes) + self._row * self._held
+        )
 
     def require_one_by_one(self) -> None:
         """Raise where the problem's budget does not hold the chains, not even one by one."""
@@ -142,9 +144,9 @@ def pieces_within(problem: Problem, samples: int) -> int:
         return 1
     # as chains one by one do
     again, most = problem.recomputes, min(samples, problem.batches.first().size)
-    one, room = _measured(problem, 1, again), PASS * problem.memory
+    one, room = _gradient_peak(problem, 1, again), PASS * problem.memory
     rows = (
-        rows_within(lambda count: _measured(problem, count, again), most, room, one)
+        rows_within(lambda count: _gradient_peak(problem, count, again), most, room, one)
         if one < room
         else 1
     )
@@ -156,12 +158,12 @@ def _gradient_bytes(problem: Problem, samples: int) -> float:
     through both.
     """
     counts = (1, 2)[: min(samples, problem.batches.first().size)]
-    peaks = [_measured(problem, count, again=False) for count in counts]
+    peaks = [_gradient_peak(problem, count, again=False) for count in counts]
     return peaks[0] + (samples - 1) * max(peaks[-1] - peaks[0], 0.0)
 
 
 @torch.enable_grad()
-def _measured(problem: Problem, samples: int, again: bool) -> float:
+def _gradient_peak(problem: Problem, samples: int, again: bool) -> float:
     """What a gradient on the first samples takes at most; ``again`` runs the parts again that
     the model checkpoints.
     """
@@ -292,15 +294,15 @@ def make_runner(
     require_choice(mode, "mode", MODES)
     ranks = problem.ranks
     if ranks.size == 1:
-        return _made(problem, kernel, range(chains), plan, mode)
+        return _make_runner(problem, kernel, range(chains), plan, mode)
     require_same_run(problem, kernel, chains, plan)
     own = range(chains)[ranks.rank :: ranks.size]
-    runner, found = _made(problem.alone(), kernel, own or range(1), plan, mode)
+    runner, found = _make_runner(problem.alone(), kernel, own or range(1), plan, mode)
     slowest = int(ranks.least(MODES.index(found), "the mode of the chains", problem.device))
     return SpreadRunner(problem, runner, own, chains), MODES[slowest]
 
 
-def _made(
+def _make_runner(
     problem: Problem, kernel: Kernel, numbers: Sequence[int], plan: ChainPlan, mode: str
 ) -> tuple[Runner | ForkedRunner, str]:
     """A runner of the chains of these numbers in this process.

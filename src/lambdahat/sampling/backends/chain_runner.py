@@ -150,7 +150,7 @@ class Together:
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
-        return self._differentiated(
+        return self._differentiate(
             lambda leaves: self.problem.batch_loss(leaves, batch).reshape(()), positions
         )
 
@@ -158,12 +158,12 @@ class Together:
         """The same with a batch for each chain."""
 
         def loss(leaves: Parameters, *own: Tensor) -> Tensor:
-            return self.problem.batch_loss(leaves, source.assembled(own)).reshape(())
+            return self.problem.batch_loss(leaves, source.assemble(own)).reshape(())
 
-        return self._differentiated(loss, positions, *source.gathered(index))
+        return self._differentiate(loss, positions, *source.gather(index))
 
     @torch.enable_grad()
-    def _differentiated(
+    def _differentiate(
         self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor
     ) -> LossAndGradient:
         """One backward pass through the sum: the chains do not touch each other."""
@@ -277,7 +277,7 @@ def on_batches(
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """What a run does beside the kernel's steps; see ``sample``."""
+    """The options of a run besides the kernel; see ``sample``."""
 
     seed: int = 0
     batch_size: int | None = None
@@ -303,8 +303,8 @@ class ChainPlan:
 
 
 class ChainSetup:
-    """What all runners of a run stand on: the problem, the plan, the centre, its loss and the
-    batches to draw from.
+    """What all runners of a run share: the problem, the plan, the centre, its loss and the batches
+    to draw from.
     """
 
     def __init__(self, problem: Problem, plan: ChainPlan, exact: bool) -> None:
@@ -334,7 +334,7 @@ class Runner:
         problem, plan = self.problem, self.plan
         self.chains = tuple(chains)
         self.rng = Streams(plan.seed, self.chains, problem.device)
-        self.source = None if ground.source is None else ground.source.afresh()
+        self.source = None if ground.source is None else ground.source.rewound_copy()
         self.state = kernel.init(self.centre.expand(len(self.chains), -1), self.centre)
         # of each chain: on a batch, or on the whole data for an exact kernel
         self.gradients_spent = 0
@@ -350,7 +350,7 @@ class Runner:
         """Where the chains that this process knows of are, and their numbers."""
         return self.state.position, self.chains
 
-    def gathered(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """The rows of all chains, from those of ``own``."""
         return rows
 
@@ -375,7 +375,7 @@ class Runner:
         return (*TRACES, *FORCES, *(TRAJECTORIES if self.kernel.exact else STEPS))
 
     def retune(self, kernel: Kernel) -> None:
-        """Go on with other settings from where the chains are."""
+        """Continue with other settings from the present positions."""
         was, now = self.kernel, kernel
         before, after = was.localization, now.localization
         if isinstance(before, Tensor) and isinstance(after, Tensor):
@@ -474,7 +474,7 @@ class Runner:
         }
 
     def skip(self, steps: int) -> None:
-        """Steps that nothing is recorded of."""
+        """Take steps without recording anything."""
         with repeated() if isinstance(self.gradients, Together) else nullcontext():
             for _ in range(steps):
                 self._step()
@@ -513,7 +513,7 @@ class Runner:
     def _step(self) -> tuple[Tensor, ...]:
         """One step, and what it adds to each of the ``traces``, (chains,)."""
         self.state.forces = self.plan.forces
-        base, info = self._moved()
+        base, info = self._move()
         if self.plan.bound is not None:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients
@@ -533,7 +533,7 @@ class Runner:
         )
         return tuple(value for value in seen if value is not None)
 
-    def _moved(self) -> tuple[Tensor, Info]:
+    def _move(self) -> tuple[Tensor, Info]:
         """The kernel's step, and the loss at the centre on the batch it saw."""
         if self.source is None:
             self.state, info = self.kernel.step(
@@ -560,7 +560,7 @@ class Runner:
             self.state.memory.clear()
 
     def _look(self, looks: dict[str, list[Tensor]]) -> None:
-        """What draws show beside their losses."""
+        """Record what the plan asks for at the present positions."""
         plan, positions = self.plan, self.state.position
         if plan.full_losses:
             losses = [
@@ -578,7 +578,7 @@ class Runner:
             self._totals[key] = self._totals[key] + values if key in self._totals else values
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """A runner in this process holds nothing that must be closed."""
 
 
 def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Minibatches:
             self._cumulative = torch.tensor(problem.weights, dtype=torch.float64).cumsum(0)
         self.centre_losses = losses
 
-    def afresh(self) -> Minibatches:
+    def rewound_copy(self) -> Minibatches:
         """The same, its streams at their beginning."""
         other = copy.copy(self)
         other._room = []
@@ -115,7 +115,7 @@ class Minibatches:
         """The loss at the centre on what was drawn, (chains,)."""
         return self.centre_losses[index.to(self.centre_losses.device)].mean(dim=-1)
 
-    def gathered(self, index: Tensor) -> list[Tensor]:
+    def gather(self, index: Tensor) -> list[Tensor]:
         """The tensors of the batches, each (chains, batch_size, …)."""
         return [rows.unflatten(0, index.shape) for rows in self._rows(index.reshape(-1))]
 
@@ -131,7 +131,7 @@ class Minibatches:
             torch.index_select(column, 0, index, out=room.resize_(len(index), *column.shape[1:]))
         return self._room
 
-    def assembled(self, parts: Sequence[Tensor]) -> Batch:
+    def assemble(self, parts: Sequence[Tensor]) -> Batch:
         """The tensors of one batch as the batch that the problem knows."""
         leaves = list(self._fixed)
         for place, part in zip(
@@ -143,12 +143,12 @@ class Minibatches:
     def batch(self, index: Tensor) -> Batch:
         """The batch of one chain, from its row of ``draw``."""
         if self.by_sample:
-            return self.assembled(self._rows(index))
+            return self.assemble(self._rows(index))
         wanted = int(index[0])
         return next(batch for batch in self.problem.batches if batch.index == wanted)
 
 
-def drawn_by_sample(problem: Problem) -> bool:
+def can_draw_samples(problem: Problem) -> bool:
     """Whether batches of any size can be drawn; else they are the problem's own."""
     return _columns(problem) is not None
 

@@ -82,7 +82,7 @@ class ForkedRunner:
         """Where the chains are, and their numbers."""
         return self.positions, self.chains
 
-    def gathered(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """The same rows."""
         return rows
 
@@ -116,17 +116,17 @@ class ForkedRunner:
 
     def advance(self, draws: int, look: bool = True) -> Record:
         """As ``Runner.advance``, in all processes at once."""
-        return self._joined(self._all("advance", draws, look))
+        return self._join(self._all("advance", draws, look))
 
     def noise(self, batches: int) -> Record:
         """As ``Runner.noise``, in all processes at once."""
-        return self._joined(self._all("noise", batches))
+        return self._join(self._all("noise", batches))
 
     def forces(self) -> Record:
         """As ``Runner.forces``, in all processes at once."""
-        return self._joined(self._all("forces"))
+        return self._join(self._all("forces"))
 
-    def _joined(self, parts: list[Record]) -> Record:
+    def _join(self, parts: list[Record]) -> Record:
         return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
 
     def retune(self, kernel: Kernel) -> None:
@@ -139,7 +139,7 @@ class ForkedRunner:
         self._all("restart", chains)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the worker processes."""
         for pipe in self._pipes:
             pipe.close()
         for child in self._children:
@@ -243,7 +243,7 @@ class SpreadRunner:
     @property
     def bounded(self) -> Tensor:
         """How often each chain was pulled back."""
-        return self.gathered(self._runner.bounded)
+        return self.gather(self._runner.bounded)
 
     @property
     def steps(self) -> int:
@@ -262,22 +262,22 @@ class SpreadRunner:
 
     def advance(self, draws: int, look: bool = True) -> Record:
         """As ``Runner.advance``, on all ranks at once: one all-reduce of what all draws showed."""
-        return self._gathered_record(self._runner.advance(draws, look))
+        return self._gather_record(self._runner.advance(draws, look))
 
     def noise(self, batches: int) -> Record:
         """As ``Runner.noise``, on all ranks at once."""
-        return self._gathered_record(self._runner.noise(batches))
+        return self._gather_record(self._runner.noise(batches))
 
     def forces(self) -> Record:
         """As ``Runner.forces``, on all ranks at once."""
-        return self._gathered_record(self._runner.forces())
+        return self._gather_record(self._runner.forces())
 
-    def _gathered_record(self, record: Record) -> Record:
+    def _gather_record(self, record: Record) -> Record:
         """What all chains showed, from what those of this rank did."""
         flat = torch.cat(
             [values.reshape(len(values), -1).double() for values in record.values()], dim=1
         )
-        whole = self.gathered(flat.to(self._problem.device)).cpu()
+        whole = self.gather(flat.to(self._problem.device)).cpu()
         parts = whole.split([values[0].numel() for values in record.values()], dim=1)
         named = zip(record.items(), parts, strict=True)
         return {
@@ -305,7 +305,7 @@ class SpreadRunner:
         """Close the runner of this rank."""
         self._runner.close()
 
-    def gathered(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """The rows of all chains, from those of this rank's."""
         what = f"{type(self.kernel).__name__} chains at step {self.steps}"
         return self._problem.ranks.gather(rows[: len(self._own)], self._own, len(self.chains), what)

@@ -62,7 +62,7 @@ class HMC(Kernel):
         return count, math.sqrt(self.step_size) * self.jitter ** ((step + 1) * ROOT % 1.0)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        evaluations = self._prepared(state, evaluate)
+        evaluations = self._prepare(state, evaluate)
         start = _Point(
             state.position,
             state.position - state.centre,
@@ -75,7 +75,7 @@ class HMC(Kernel):
         now, means = start, _Means(start) if state.forces else None
         for _ in range(count):
             momentum = momentum.sub(self.scaled_force(now.force), alpha=length / 2)
-            now = self._evaluated(
+            now = self._evaluate(
                 now.position.add(self.scaled(momentum), alpha=length), state.centre, evaluate
             )
             momentum.sub_(self.scaled_force(now.force), alpha=length / 2)
@@ -97,15 +97,15 @@ class HMC(Kernel):
             )
         return state, info
 
-    def _prepared(self, state: State, evaluate: Evaluate) -> int:
+    def _prepare(self, state: State, evaluate: Evaluate) -> int:
         """The loss and force where the chains are; 1 if they had to be evaluated."""
         if "loss" in state.memory:
             return 0
-        point = self._evaluated(state.position, state.centre, evaluate)
+        point = self._evaluate(state.position, state.centre, evaluate)
         state.memory["loss"], state.memory["force"] = point.loss.clone(), point.force.clone()
         return 1
 
-    def _evaluated(self, position: Tensor, centre: Tensor, evaluate: Evaluate) -> _Point:
+    def _evaluate(self, position: Tensor, centre: Tensor, evaluate: Evaluate) -> _Point:
         loss, gradient = evaluate(position)
         away = position - centre
         force, factor = self.force(away, gradient)

@@ -83,15 +83,15 @@ class KroneckerScale:
 
     def times(self, vectors: Tensor) -> Tensor:
         """S v."""
-        return self._rotated(vectors * self.values, back=True)
+        return self._rotate(vectors * self.values, back=True)
 
     def transposed(self, vectors: Tensor) -> Tensor:
         """Sᵀ v."""
-        return self._rotated(vectors, back=False).mul_(self.values)
+        return self._rotate(vectors, back=False).mul_(self.values)
 
     def solve(self, vectors: Tensor) -> Tensor:
         """S⁻¹ v."""
-        return self._rotated(vectors, back=False).div_(self.values)
+        return self._rotate(vectors, back=False).div_(self.values)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -105,7 +105,7 @@ class KroneckerScale:
         )
         return KroneckerScale(self.shapes, tuple(rows), tuple(columns), self.values.to(like))
 
-    def _rotated(self, vectors: Tensor, back: bool) -> Tensor:
+    def _rotate(self, vectors: Tensor, back: bool) -> Tensor:
         rotated = torch.empty_like(vectors)
         begin = 0
         for (height, width), left, right in zip(self.shapes, self.rows, self.columns, strict=True):

@@ -33,7 +33,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What a caller fixed of a run; None is to be found."""
+    """The settings that a caller gave; those that are None are found by a pilot."""
 
     nbeta: float
     chains: int = 4

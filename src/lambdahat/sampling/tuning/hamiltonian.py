@@ -86,14 +86,14 @@ def tune(runner: AnyRunner, problem: Problem, kernel: HMC, effort: WarmUpEffort)
     scale = _hessian_scale(problem, kernel)
     if scale is not None:
         fitted = dataclasses.replace(kernel, scale=scale)
-        found = _warmed_up(runner, fitted, 0.5, effort)
+        found = _warm_up(runner, fitted, 0.5, effort)
         if _settled(runner, problem.num_parameters, effort):
             return WarmedUp(
                 found,
                 _reasons("(nβ|H| + γ)⁻¹ at the centre: P = E[(w − w*)·∇U] holds with it", effort),
             )
     width = 1.0 / math.sqrt(_mean(kernel.localization) or 1e-12)
-    found = _warmed_up(runner, kernel, 0.1 * width, effort)
+    found = _warm_up(runner, kernel, 0.1 * width, effort)
     return WarmedUp(found, _reasons("none: the mass is the identity", effort))
 
 
@@ -134,8 +134,8 @@ def _hessian_scale(problem: Problem, kernel: HMC) -> Tensor | None:
     return root.to(problem.dtype)
 
 
-def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort) -> HMC:
-    """The kernel with the step size it needs, the chains left where they are at its end."""
+def _warm_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffort) -> HMC:
+    """Adapt the step size while the chains cool, and return the kernel with it."""
     runner.retune(kernel)
     runner.restart()
     spent_before, share, end_of_all = (
@@ -159,17 +159,17 @@ def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, effort: WarmUpEffo
 
 
 def _rescue(runner: AnyRunner, effort: WarmUpEffort) -> None:
-    """Put chains that hardly move back to the centre, and give them time there."""
+    """Put chains that hardly move back to the centre, and let them warm up again."""
     gradients, least = effort.gradients(RESCUE[0]), RESCUE[1]
-    parts = [part["acceptance"] for part in _for_gradients(runner, gradients)]
+    parts = [part["acceptance"] for part in _draw_for_gradients(runner, gradients)]
     stuck = (torch.cat(parts, dim=1).mean(dim=1) < least).tolist()
     if any(stuck):
         runner.restart([chain for chain, still in zip(runner.chains, stuck, strict=True) if still])
-        for _ in _for_gradients(runner, gradients):
+        for _ in _draw_for_gradients(runner, gradients):
             pass
 
 
-def _for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
+def _draw_for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
     """Draws, one at a time, until so many gradients are spent."""
     end = runner.gradients_spent + gradients
     while runner.gradients_spent < end:
@@ -218,7 +218,7 @@ class _DualAveraging:
 def _settled(runner: AnyRunner, count: int, effort: WarmUpEffort) -> bool:
     """Whether (w − w*)·∇U averages the number of parameters, as it must under the posterior."""
     gradients, share = effort.gradients(GATE[0]), GATE[1]
-    virials = [float(part["virial"].mean()) for part in _for_gradients(runner, gradients)]
+    virials = [float(part["virial"].mean()) for part in _draw_for_gradients(runner, gradients)]
     return abs(sum(virials) / len(virials) / count - 1) < share
 
 
@@ -237,7 +237,7 @@ def require_warm_up(limit: int | None, wanted: SamplingRequest, cure: str = "") 
 def draw_by_trajectories(
     problem: Problem, kernel: HMC, wanted: SamplingRequest, plan: ChainPlan
 ) -> Drawn:
-    """HMC and MALA, on the whole data."""
+    """Draw chains of HMC or MALA on the whole data."""
     limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
     require_warm_up(limit, wanted)
     gamma = kernel.localization
@@ -252,7 +252,7 @@ def draw_by_trajectories(
 
 
 def _with_ties(problem: Problem, gamma: Tensor, plan: ChainPlan) -> ChainPlan:
-    """The plan with Σγ_i(w_i − w*_i)² among what is observed."""
+    """Add Σγ_i(w_i − w*_i)² to the observables of the plan."""
     centre = problem.vector
 
     def tie(theta: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def _with_ties(problem: Problem, gamma: Tensor, plan: ChainPlan) -> ChainPlan:
 
 
 def _without_ties(found: Drawn) -> Drawn:
-    """The same, what was observed for ourselves taken out of the chains."""
+    """Move the localization energies from the observables of the chains to ``ties``."""
     seen = dict(found.chains.observables)
     ties = seen.pop(TIE, None)
     return dataclasses.replace(
@@ -282,11 +282,11 @@ def _trajectories(
     """Tune, then draw until the error is small enough or the gradients are spent, ``limit`` of a
     chain if given.
     """
-    kernel, reasons = _ready(runner, problem, kernel, wanted, limit)
+    kernel, reasons = _tune_and_burn_in(runner, problem, kernel, wanted, limit)
     before = runner.gradients_spent
     collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
     if wanted.draws is not None:
-        short = _so_many(collector, wanted.draws, limit)
+        short = _draw_trajectories(collector, wanted.draws, limit)
         chains = collector.chains(reasons)
         return Drawn(chains, read(chains, problem.num_parameters), spent=short)
     if limit is None:
@@ -299,7 +299,10 @@ def _trajectories(
     for check in CHECKS:
         goal = min(check, most)
         while going and (left := goal - (runner.gradients_spent - before)) > 0:
-            count = min(max(int(left / pace), FEWEST_TRAJECTORIES), _fitting(runner, kernel, limit))
+            count = min(
+                max(int(left / pace), FEWEST_TRAJECTORIES),
+                _trajectories_left(runner, kernel, limit),
+            )
             going = count > 0 and collector.draw(count)
         chains = collector.chains(reasons)
         reading = read(chains, problem.num_parameters)
@@ -311,10 +314,10 @@ def _trajectories(
     return Drawn(chains, reading, spent=apart or wanted.missed(reading))
 
 
-def _ready(
+def _tune_and_burn_in(
     runner: AnyRunner, problem: Problem, kernel: HMC, wanted: SamplingRequest, limit: int | None
 ) -> tuple[HMC, dict[str, str]]:
-    """The kernel with what was to be found, and why; the chains burnt in."""
+    """Tune the settings that were not given, burn in, and return the kernel with the reasons."""
     reasons: dict[str, str] = {}
     given = wanted.burn_in or 0
     if wanted.step_size is None and not isinstance(wanted.kernel, Kernel):
@@ -327,9 +330,9 @@ def _ready(
         given = (
             TRAJECTORIES
             if limit is None
-            else min(TRAJECTORIES, _fitting(runner, kernel, limit) // 2)
+            else min(TRAJECTORIES, _trajectories_left(runner, kernel, limit) // 2)
         )
-    fits = max(_fitting(runner, kernel, limit) - FEWEST_TRAJECTORIES, 0)
+    fits = max(_trajectories_left(runner, kernel, limit) - FEWEST_TRAJECTORIES, 0)
     require(
         given <= fits,
         "burn_in",
@@ -341,17 +344,19 @@ def _ready(
     return kernel, reasons
 
 
-def _fitting(runner: AnyRunner, kernel: HMC, limit: int | None) -> int:
-    """How many trajectories the gradients left to a chain surely allow."""
+def _trajectories_left(runner: AnyRunner, kernel: HMC, limit: int | None) -> int:
+    """The number of trajectories that the gradients left to a chain allow for certain."""
     return UNLIMITED if limit is None else (limit - runner.gradients_spent) // (kernel.leapfrog + 1)
 
 
-def _so_many(collector: Collector, draws: int, limit: int | None) -> bool:
-    """Draw so many trajectories; True if the gradients did not suffice."""
+def _draw_trajectories(collector: Collector, draws: int, limit: int | None) -> bool:
+    """Draw this many trajectories; return True if the gradients did not suffice."""
     assert isinstance(collector.kernel, HMC)
     left, going = draws, True
     while (
-        left and going and (count := min(left, _fitting(collector.runner, collector.kernel, limit)))
+        left
+        and going
+        and (count := min(left, _trajectories_left(collector.runner, collector.kernel, limit)))
     ):
         going = collector.draw(count)
         left -= count

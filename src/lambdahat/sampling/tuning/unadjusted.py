@@ -185,7 +185,7 @@ class Lengths:
         turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
         return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
 
-    def fitted(
+    def shorten(
         self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0
     ) -> Lengths:
         """No longer than a dozen times the steps in which the chains relax, except for what was
@@ -253,7 +253,7 @@ class Coarse:
 
 
 class StepPilot:
-    """Finds the time step and the batch size of a run, and leaves the chains burnt in."""
+    """Finds the time step and the batch size of a run, and burns the chains in."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class StepPilot:
             reasons["batch_size"] = f"{size}: that of the problem's own batches"
         # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no
         # shorter runs with it
-        self.lengths = self.lengths.fitted(max(relaxation, self._relaxation(step)), *self._given)
+        self.lengths = self.lengths.shorten(max(relaxation, self._relaxation(step)), *self._given)
         steps = max(self.lengths.burn_in, 1)
         while True:
             kernel = self._at(step)
@@ -320,7 +320,7 @@ class StepPilot:
             if coarse is not None:
                 self.runner.retune(fixed)
                 return Tuned(fixed, reasons, self.lengths, coarse)
-            step, steps = self._reduced(step), max(min(steps, self._left // 2), 1)
+            step, steps = self._halve_step(step), max(min(steps, self._left // 2), 1)
 
     @property
     def _left(self) -> int:
@@ -370,10 +370,10 @@ class StepPilot:
             report("pilot", done, steps)
             self.runner.retune(self._at(step))
             window = min(window, steps - done)
-            record = self._observed(window, 2 * (done + window) >= steps)
+            record = self._advance(window, 2 * (done + window) >= steps)
             done += window
-            if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
-                step, self._moments = self._reduced(step), None
+            if _has_escaped(record, self.problem.num_parameters, self.kernel.localization):
+                step, self._moments = self._halve_step(step), None
                 continue
             last = record
             self._look(self.runner.own[0][:POWER_CHAINS])
@@ -385,8 +385,8 @@ class StepPilot:
     def _largest_step(self) -> float:
         return STABLE / math.sqrt(self._largest) / float(2**self._reductions)
 
-    def _reduced(self, step: float) -> float:
-        """Half the step, from w* again."""
+    def _halve_step(self, step: float) -> float:
+        """Return half the step and start again from w*."""
         self._reductions += 1
         require(
             self._reductions <= REDUCTIONS,
@@ -490,15 +490,15 @@ class StepPilot:
         if steps < 2 * FEWEST_DRAWS:
             return math.nan
         self.runner.retune(self._at(step))
-        record = self._observed(steps, self.kernel.scale is None)
-        if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+        record = self._advance(steps, self.kernel.scale is None)
+        if _has_escaped(record, self.problem.num_parameters, self.kernel.localization):
             self.runner.restart()
             self._moments = None
             return math.nan
         return self._settle(record)
 
-    def _observed(self, steps: int, forces: bool) -> Record:
-        """Advance the chains; look at the forces on them a few times on the way, for a mass."""
+    def _advance(self, steps: int, forces: bool) -> Record:
+        """Advance the chains; measure the forces on them a few times on the way, for a mass."""
         if not (forces and self._may_have_mass and steps >= 4 * MASS_LOOKS):
             return self.runner.advance(steps, look=False)
         vector, records = self.runner.ground.centre, []  # no less than float32
@@ -527,7 +527,7 @@ class StepPilot:
             squares = float(late["distance"].square().mean()) / heat
         elif isinstance(scale, KroneckerScale):
             away = scale.solve(self.runner.own[0] - self.runner.ground.centre)
-            rows = self.runner.gathered(away.square().sum(-1, keepdim=True).double())
+            rows = self.runner.gather(away.square().sum(-1, keepdim=True).double())
             squares = float(rows.mean()) / heat
         if squares > 0:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
@@ -620,7 +620,7 @@ class StepPilot:
         return int(self._least(min(sizes, key=cost), "the batch size"))
 
     def _least(self, value: float, what: str) -> float:
-        """The least over all processes, each of which saw its own chains."""
+        """The minimum over all ranks, each of which ran its own chains."""
         ranks = self.problem.ranks
         return value if ranks.size == 1 else ranks.least(value, what, self.problem.device)
 
@@ -656,7 +656,7 @@ class StepPilot:
         if count < FEWEST_DRAWS:
             return Coarse(kernel, np.empty((0, 0)), {}, {})
         record = self.runner.advance(count, look=False)
-        if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+        if _has_escaped(record, self.problem.num_parameters, self.kernel.localization):
             return None
         noise = {
             name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()
@@ -762,8 +762,8 @@ def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tu
         runner.retune(kernel)
         record = runner.advance(2 * window, look=False)
         runner.restart()
-        away = _ran_away(record, problem.num_parameters, kernel.localization)
-        calm = not away and not _heated(record, problem.num_parameters, kernel)
+        away = _has_escaped(record, problem.num_parameters, kernel.localization)
+        calm = not away and not _is_heated(record, problem.num_parameters, kernel)
         if calm:
             break
         kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
@@ -778,7 +778,7 @@ def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tu
     return kernel, note
 
 
-def _heated(record: Record, parameters: int, kernel: Kernel) -> bool:
+def _is_heated(record: Record, parameters: int, kernel: Kernel) -> bool:
     """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular
     model has.
     """
@@ -790,8 +790,8 @@ def _heated(record: Record, parameters: int, kernel: Kernel) -> bool:
     return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * most
 
 
-def _ran_away(record: Record, parameters: int, gamma: object) -> bool:
-    """Whether a chain is not finite, or ten times as far out as the localization lets it be."""
+def _has_escaped(record: Record, parameters: int, gamma: object) -> bool:
+    """Whether a chain is not finite, or ten times farther out than the localization allows."""
     weakest = float(gamma.min()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
     squares = record["distance"].square()
     room = 10 * parameters / (weakest or 1e-12) + 10 * squares[:, :1]
@@ -801,8 +801,8 @@ def _ran_away(record: Record, parameters: int, gamma: object) -> bool:
 def draw_by_steps(
     problem: Problem, kernel: Kernel, wanted: SamplingRequest, plan: ChainPlan, whole: bool
 ) -> Drawn:
-    """Kernels that never reject: tune what is not given, burn in, draw until the error is small
-    enough.
+    """Draw chains of a kernel that never rejects: tune the settings that were not given, burn in,
+    and draw until the standard error is small enough.
     """
     limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
     given = isinstance(wanted.kernel, Kernel) or wanted.step_size is not None
@@ -891,17 +891,17 @@ def _rounds(
             collector.forget()
             looks.clear()
             continue
-        if _trusted(chains, reading, wanted, lengths) and not wanted.missed(reading):
+        if _is_trusted(chains, reading, wanted, lengths) and not wanted.missed(reading):
             break
     if wanted.draws is None:
         reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
     beside = read(chains, problem.num_parameters, True) if wanted.baseline == "both" else None
-    short = wanted.draws is None and not _trusted(chains, reading, wanted, lengths)
+    short = wanted.draws is None and not _is_trusted(chains, reading, wanted, lengths)
     return Drawn(chains, reading, short or wanted.missed(reading), beside)
 
 
-def _trusted(
+def _is_trusted(
     chains: Chains, reading: ChainReading, wanted: SamplingRequest, lengths: Lengths
 ) -> bool:
     """Whether the draws are many and mixed enough for their standard error to be believed."""
