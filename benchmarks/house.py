@@ -29,9 +29,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(tree: ast.AST, modules: set[str]) -> Iterator[str]:
-    """The library's modules that a file imports, at its top or inside its functions."""
-    for node in ast.walk(tree):
+def imported_modules(tree: ast.Module, modules: set[str], nested: bool = True) -> Iterator[str]:
+    """The library's modules that a file imports at its top and, if ``nested``, in functions."""
+    for node in ast.walk(tree) if nested else tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module in modules:
@@ -84,6 +84,8 @@ def sizes() -> dict[str, object]:
             name for name, count in classes.items() if count > 1
         ),
         "private functions used once": private,
+        "private names imported elsewhere": borrowed_names(),
+        "import cycles": [", ".join(sorted(cycle)) for cycle in import_cycles()],
         "lines by room": Counter(
             {
                 room: sum(
@@ -98,6 +100,40 @@ def sizes() -> dict[str, object]:
             path.relative_to(PACKAGE).parts[0] for path in trees
         ).most_common(),
     }
+
+
+def borrowed_names() -> list[str]:
+    """Private names that a module imports from another one."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    modules = {module_name(path) for path in trees}
+    return sorted(
+        f"{module_name(path)} takes {node.module}.{alias.name}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lambdahat")
+        for alias in node.names
+        if alias.name.startswith("_")
+        and not alias.name.startswith("__")
+        and f"{node.module}.{alias.name}" not in modules
+    )
+
+
+def import_cycles() -> list[set[str]]:
+    """Groups of modules that import one another when they are loaded."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    modules = {module_name(path) for path in trees}
+    edges = {
+        module_name(path): set(imported_modules(tree, modules, nested=False))
+        for path, tree in trees.items()
+    }
+    # A module that imports nothing which is left is in no cycle; nor is one that nothing imports.
+    left = set(modules)
+    while True:
+        sinks = {name for name in left if not edges[name] & left}
+        sources = left - {name for user in left for name in edges[user]}
+        if not sinks | sources:
+            return [left] if left else []
+        left -= sinks | sources
 
 
 def walk(work: Callable[[], object]) -> tuple[int, int]:
