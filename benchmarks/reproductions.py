@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 from lambdahat.cli.printing import markdown_table
 from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.experiments import published
+from lambdahat.experiments.kit.cells import key_of
 from lambdahat.experiments.kit.claims import BARRIERS, FAILS, HOLDS, MISSING, VERDICTS, Verdict
 from lambdahat.experiments.kit.experiment import SCALES, Experiment, findings
 from lambdahat.experiments.kit.store import Store, stores_in
@@ -70,6 +71,14 @@ class Run:
             if reduced
             else "the paper's, as far as it says"
         )
+
+    @property
+    def unreached(self) -> list[str]:
+        """The networks of the grid of which no cell has run."""
+        grid, there = self.experiment.grid(self.store.scale), self.store.finished()
+        networks = dict.fromkeys(str(cell["network"]) for cell in grid if "network" in cell)
+        run = {str(cell["network"]) for cell in grid if "network" in cell and key_of(cell) in there}
+        return [name for name in networks if name not in run]
 
     @property
     def place(self) -> str:
@@ -214,9 +223,15 @@ def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _largest(runs: Sequence[Run]) -> list[Run]:
     """Of each experiment the run at its largest scale, which carries what a smaller one decided
-    and it did not test.
+    and it did not test; of networks that it has not reached, what the smaller says of their kind.
     """
-    return list({run.experiment.name: run for run in runs}.values())
+    largest: dict[str, Run] = {}
+    for run in runs:
+        smaller = largest.get(run.experiment.name)
+        kinds = tuple(name.split("-")[0] + "-" for name in run.unreached)
+        kept = [v for v in smaller.verdicts if v.claim.startswith(kinds)] if smaller else []
+        largest[run.experiment.name] = replace(run, verdicts=(*run.verdicts, *kept))
+    return list(largest.values())
 
 
 def _ours(counts: Sequence[int]) -> str:
@@ -236,6 +251,8 @@ def section(run: Run) -> str:
         if run.done == run.total
         else f"**{run.done} of {run.total} cells so far**"
     )
+    if run.unreached:
+        cells += f" (none of {' and '.join(run.unreached)})"
     title = f"{run.experiment.title} ({run.experiment.part})"
     ran = (
         f"`{command}`: {cells}, torch {about['torch']}."

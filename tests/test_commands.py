@@ -38,6 +38,8 @@ from tests.documents import (
 # by how a line begins
 NOT_RUN = {
     "lambdahat data fetch": "needs the network; tests/cli/test_datasets.py fetches from a folder",
+    "python benchmarks/device_cells.py run": "takes minutes on a GPU",
+    "python benchmarks/device_cells.py fold": "takes what the command before it wrote",
     "python benchmarks/minibatch_eigenvalues.py --device cuda": "takes minutes on a GPU",
     "python benchmarks/minibatch_eigenvalues.py --conclude": (
         "takes what the command before it wrote"

@@ -91,6 +91,14 @@ def test_softmax_regression_is_shown_as_stored():
         assert line(name, *cells) in lines
 
 
+@pytest.mark.parametrize("name", ["cnn-decay", "gadam-sharpness"])
+def test_networks_on_cifar100_are_shown_as_stored(name):
+    lines = lines_of("experiments-flatness.md")
+    for table in find(name).tables(rows_of(name, "paper")):
+        start = lines.index(line(*table.rows[0]))
+        assert {line(*row) for row in table.rows} <= set(lines[start:])
+
+
 def test_pairs_are_counted_as_stored(drawn):
     lines, names = lines_of("experiments-ngd.md"), {**drawn["TEMPERATURES"], "trace": "Tr H"}
     for at, where in (("end", "at the end"), ("equal loss", "at equal training loss")):
