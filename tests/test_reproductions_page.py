@@ -114,6 +114,28 @@ def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(
     assert "Decided: 0 of the papers' 1 claims" in page
 
 
+def test_networks_that_the_larger_run_has_not_reached_count_with_the_smaller(
+    script, one_toy, tmp_path, monkeypatch
+):
+    cells, names = one_toy.cells, {4: ("All-CNN", "WideResNet-28"), 8: ("LeNet", "WideResNet-10")}
+    trained = replace(
+        one_toy,
+        cells=lambda config: [
+            {**cell, "network": name} for name in names[config.seeds] for cell in cells(config)
+        ],
+    )
+    trained = replace(trained, scales={"cpu": Config(8), "paper": Config(4)})
+    monkeypatch.setattr(published, "find", lambda name: trained)
+    sweep(trained, tmp_path, scale="cpu")
+    sweep(trained, tmp_path, scale="paper", only="network=All-CNN")
+    small, large = script.runs_in(tmp_path)
+    assert (small.unreached, large.unreached) == ([], ["WideResNet-28"])
+    assert "**8 of 16 cells so far** (none of WideResNet-28)" in script.section(large)
+    other = [Verdict(f"{name}: rises", "Table 1", "undecided", "") for name in names[8]]
+    totals = script.summary([replace(small, verdicts=tuple(other)), large])
+    assert "| **all** |  | **1** | **0** | **1** | **0** |" in totals
+
+
 def test_undecided_claims_say_how_many_seeds_would_decide_them(script, one_toy, tmp_path):
     sweep(one_toy, tmp_path, scale="cpu")
     (run,) = script.runs_in(tmp_path)

@@ -70,7 +70,6 @@ PLACES: dict[str, tuple[str, str]] = {
 # hours on a CPU, and docs/reproductions.md names those still to run
 CPU_SCALE = (
     "ngd-digits",
-    "cnn-decay",
     "rank-degeneracy",
     "rules-mnist",
     "rules-cifar10",
