@@ -1,13 +1,12 @@
 """Do random matrices predict what a batch shows of the curvature? Softmax regression to VGG-16, 16
 to 4,096 samples.
 
-    python benchmarks/minibatch_eigenvalues.py --device cuda --images mnist.npz \\
-        --cifar cifar.npz --json FILE
+    python benchmarks/minibatch_eigenvalues.py --device cuda --json FILE
 
 trains and measures the networks of the scale "paper" (--scale for another, --networks for some) and
-saves what was measured to FILE after each point of training. --images and --cifar are .npz files
-with train_images, train_labels, test_images and test_labels in bytes; without them the data come
-from ``lh.data.load``.
+saves what was measured to FILE after each point of training. --images and --cifar are .npz files of
+MNIST and CIFAR-10 with train_images, train_labels, test_images and test_labels in bytes; without
+them the data come from ``lh.data.load``.
 
     python benchmarks/minibatch_eigenvalues.py --conclude FILE... --json RESULT [--page PAGE]
 
