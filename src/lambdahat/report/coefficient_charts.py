@@ -159,20 +159,13 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
     places = np.unique(np.concatenate([looks, np.arange(1, draws + 1, math.ceil(draws / POINTS))]))
     final = result if isinstance(result, LearningCoefficient) else mean_energy(result)
     series = []
-    for chain, colour, name, legend in _looks(chains):
+    for chain, colour, name, _ in _looks(chains):
         seen = places[places <= _steady(energies[chain])]
         if len(seen):
             means = np.cumsum(energies[chain][: seen[-1]])[seen - 1] / seen
-            series.append(
-                Series(
-                    name,
-                    numbers(seen),
-                    numbers(means),
-                    style="segments",
-                    colour=colour,
-                    legend=legend,
-                )
-            )
+            # The traces beside this chart name the chains; a legend here would cover their start.
+            style: Any = {"style": "segments", "colour": colour, "legend": False}
+            series.append(Series(name, numbers(seen), numbers(means), **style))
     kept = energies[~chains.diagnostics.diverged]
     ends: tuple[float | None, float | None] = (None, None)
     if len(kept):
