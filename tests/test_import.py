@@ -58,3 +58,8 @@ def test_unknown_names_are_attribute_errors():
 
     with pytest.raises(AttributeError, match="no attribute 'hesian'"):
         _ = lambdahat.hesian
+
+
+def test_completion_finds_every_public_name():
+    code = "import lambdahat as lh; print(set(lh.__all__) - set(dir(lh)))"
+    assert run(code) == "set()"

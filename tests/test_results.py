@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -117,6 +118,20 @@ EXAMPLES: dict[str, Result] = {
         {"model": "λ", "when": None, "sizes": (1, 2), "ok": True, 4: 5},
     ),
 }
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_notebook_shows_a_table_with_the_status_and_its_remedy(name):
+    result = EXAMPLES[name]
+    table = ElementTree.fromstring(result._repr_html_())
+    cells = {row[0].text: row[1].text for row in table.iter("tr")}
+    assert table.find("caption/b").text == type(result).__name__
+    status = getattr(result, "status", None)
+    if status is not None:
+        assert cells["status"] == (status.name if status.ok else f"{status.name}: {status.value}")
+    if type(result) is Estimate and isinstance(result.value, float):
+        assert table.find("caption/b").tail.strip() == str(result).partition(" [")[0]
+        assert float(cells["value"]) == pytest.approx(result.value, rel=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

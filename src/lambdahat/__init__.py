@@ -152,3 +152,8 @@ def __getattr__(name: str) -> Any:
     if not _LATER[name]:
         return import_module(f"lambdahat.{name}")
     return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    """All public names, those that load later too, for completion."""
+    return sorted({*globals(), *__all__})

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import html
 import io
 import json
 import math
@@ -254,6 +255,26 @@ class Result:
         pairs = [(part.name, getattr(self, part.name)) for part in dataclasses.fields(self)]  # type: ignore[arg-type]
         told = [f"{name}={_short(value)}" for name, value in pairs if not _is_empty(value)]
         return f"{type(self).__name__}({', '.join(told)})"
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks: every field that says something, and the status with its
+        remedy.
+        """
+        named = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}  # type: ignore[arg-type]
+        cells = {name: _short(value) for name, value in named.items() if not _is_empty(value)}
+        for name, value in named.items():
+            if isinstance(value, Status):
+                cells[name] = value.name if value.ok else f"{value.name}: {value.value}"
+        own = type(self).__str__ is not object.__str__
+        summary = html.escape(str(self).partition(" [")[0]) if own else ""
+        left = 'style="text-align: left; vertical-align: top"'
+        rows = "".join(
+            f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
+            for name, text in cells.items()
+        )
+        title = html.escape(type(self).__name__)
+        caption = f"<caption {left}><b>{title}</b> {summary}</caption>"
+        return f"<table>{caption}<tbody>{rows}</tbody></table>"
 
     def save(self, path: str | Path) -> Path:
         """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as
