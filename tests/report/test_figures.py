@@ -1,5 +1,6 @@
 """Figures: what they say, that they come from results alone, and that they change nothing else."""
 
+import io
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
 from lambdahat.report.figures import plot
 from lambdahat.report.spectral_charts import pool_probes
@@ -300,3 +302,13 @@ def test_what_cannot_be_drawn_is_refused():
         plot(Measurement({"trace": Estimate(1.0)}), new_figure().add_subplot())
     with pytest.raises(ValueError, match="hold at least one result"):
         plot(Measurement({}))
+
+
+@pytest.mark.parametrize("kind", ["one panel", "several"])
+def test_a_notebook_shows_the_figure(kind):
+    """IPython asks an object for its picture by this method; the figure is in no pyplot list."""
+    estimate = Estimate(2.0, 0.1)
+    drawn = plot(estimate if kind == "one panel" else {"a": estimate, "b": estimate})
+    image = Image.open(io.BytesIO(drawn._repr_png_()))
+    assert image.format == "PNG"
+    assert min(image.size) > 100

@@ -6,6 +6,7 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -554,8 +555,8 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
     epochs, the rates.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global
-    setting changes: ``plot(result).figure.savefig("figure.png")``. Settings and the meaning of
-    error bars stand in a caption below the frame; a figure of your own needs
+    setting changes: ``plot(result).figure.savefig("figure.png")``; a notebook shows it. Settings
+    and the meaning of error bars stand in a caption below the frame; a figure of your own needs
     ``layout="constrained"`` to have room for it. A plane ``Landscape`` becomes a surface on
     three-dimensional axes (``figure.add_subplot(projection="3d")``). A result type of your own is
     drawn from the charts that a function registered with ``lambdahat.results.charts.charts_of``
@@ -595,9 +596,17 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
             next((chart for chart in charts if chart.surface is solid), charts[0]), ax, caption=True
         )
     shown = [chart for chart in charts if not chart.page_only]
-    if len(shown) == 1 and not isinstance(result, Run | Measurement):
-        return draw(shown[0], caption=True)
-    return _draw_panels(shown, _heading(result))
+    alone = len(shown) == 1 and not isinstance(result, Run | Measurement)
+    drawn: Any = draw(shown[0], caption=True) if alone else _draw_panels(shown, _heading(result))
+    # Notebooks show what has this method; axes have no picture of their own there.
+    drawn._repr_png_ = partial(_png, drawn.figure if alone else drawn)
+    return drawn
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    return buffer.getvalue()
 
 
 def _draw_panels(charts: Sequence[Chart], heading: str) -> Figure:
