@@ -27,9 +27,9 @@ check: .venv/.dev ## Style, types, layering
 docs: .venv/.dev ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-# The pages and figures that are made from stored runs are those that the stores give today.
-docs-check: .venv/.dev ## Tables and figures of the documentation against the stored runs
-	$(BIN)/python -m pytest -n auto --dist worksteal -m documents
+# Pages made from stored runs are what the stores give today; pages and examples that take long run.
+docs-check: .venv/.dev ## Pages against stored runs, and the pages that take long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m documents
 	$(BIN)/mkdocs build --strict
 
 # What everything costs beside the peers; then the questions that need neither hours nor data that are fetched.

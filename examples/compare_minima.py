@@ -1,6 +1,4 @@
-"""Two trained networks: the loss on the line between them, and which sharpness survives a change
-of scale.
-"""
+"""Two networks: the loss between them, and which sharpness survives a change of scale."""
 
 import torch
 from torch.nn.functional import cross_entropy

@@ -1,6 +1,4 @@
-"""The learning coefficient of an image classifier with batch-norm, of its layers, and at another
-temperature.
-"""
+"""The learning coefficient of a classifier, of its layers, and at another temperature."""
 
 import torch
 from torch import nn

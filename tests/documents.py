@@ -19,16 +19,29 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+# Pages and examples that sample for long: `make docs-check` runs them.
+LONG = """learning-coefficient.md compare-checkpoints.md transformer-coefficient.md bayes.md
+not-a-minimum.md batch-and-step.md sampling.md learning_coefficient.py llc_along_training.py"""
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>.*?) -->\n+)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 NUMBER = re.compile(r"(± ?)?-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def in_two_jobs(names):
+    """Parameters of a test: those that take long are left to the job on documents."""
+    long = LONG.split()
+    return [
+        pytest.param(name, marks=pytest.mark.documents) if Path(name).name in long else name
+        for name in names
+    ]
 
 
 def blocks(page):

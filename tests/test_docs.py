@@ -19,7 +19,7 @@ import pytest
 import lambdahat as lh
 from lambdahat.cli import exits
 from lambdahat.results import Status
-from tests.documents import DOCS, PAGES, assert_alike, blocks, empty_folder
+from tests.documents import DOCS, PAGES, assert_alike, blocks, empty_folder, in_two_jobs
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
         yield tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", in_two_jobs(PAGES), ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_is_shown(page, folder):
     namespace = {"__name__": "documentation"}
     for kind, body, note, shown in blocks(page):
