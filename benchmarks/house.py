@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -43,10 +44,8 @@ def imported_modules(tree: ast.Module, modules: set[str], nested: bool = True) -
 
 def sizes() -> dict[str, object]:
     """Counts over the whole package; lists where a reader needs the names."""
-    trees, lines = {}, {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        trees[path], lines[path] = ast.parse(text), text.count("\n")
+    trees = parsed()
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in trees}
     paths = {module_name(path): path for path in trees}
     importers = defaultdict(set)
     for path, tree in trees.items():
@@ -102,9 +101,16 @@ def sizes() -> dict[str, object]:
     }
 
 
+@cache
+def parsed() -> dict[Path, ast.Module]:
+    """The syntax trees of all files, parsed once."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def borrowed_names() -> list[str]:
     """Private names that a module imports from another one."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    trees = parsed()
     modules = {module_name(path) for path in trees}
     return sorted(
         f"{module_name(path)} takes {node.module}.{alias.name}"
@@ -120,7 +126,7 @@ def borrowed_names() -> list[str]:
 
 def import_cycles() -> list[set[str]]:
     """Groups of modules that import one another when they are loaded."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    trees = parsed()
     modules = {module_name(path) for path in trees}
     edges = {
         module_name(path): set(imported_modules(tree, modules, nested=False))
