@@ -6,8 +6,10 @@ import difflib
 import math
 import numbers
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
+
+import numpy as np
 
 _UNITS = {
     "": 1,
@@ -62,13 +64,75 @@ def require_count(
     raise ValueError(message(name, f"be an integer {bounds}", repr(value), cure))
 
 
+def require_number(value: Any, name: str, interval: str = "(-inf, inf)", cure: str = "") -> float:
+    """A finite real number in an interval such as "[0, 1)", as a ``float``.
+
+    >>> require_number(1.5, "momentum", "[0, 1)")
+    Traceback (most recent call last):
+    ValueError: momentum must lie in [0, 1), got 1.5
+    """
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if real:
+        above = low <= value if interval[0] == "[" else low < value
+        below = value <= high if interval[-1] == "]" else value < high
+        if above and below and abs(value) < math.inf:
+            return float(value)
+    if high < math.inf:
+        kind, expected = f"be a number in {interval}", f"lie in {interval}"
+    else:
+        bound = (
+            ""
+            if low == -math.inf
+            else f" {'of at least' if interval[0] == '[' else 'above'} {low:g}"
+        )
+        kind, expected = f"be a number{bound}", f"be a finite number{bound}"
+    if not real:
+        raise TypeError(message(name, kind, describe(value), cure))
+    raise ValueError(message(name, expected, repr(value), cure))
+
+
 def require_positive(value: Any, name: str, cure: str = "") -> float:
     """A finite real number above 0, as a ``float``."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if real and 0 < value < float("inf"):
-        return float(value)
-    require(real, name, "be a number above 0", describe(value), cure, TypeError)
-    raise ValueError(message(name, "be a finite number above 0", repr(value), cure))
+    return require_number(value, name, "(0, inf)", cure)
+
+
+def require_type(value: Any, kind: Any, name: str, expected: str, cure: str = "") -> None:
+    """Raise ``TypeError`` unless ``value`` is an instance of ``kind``, which may be ``Callable``.
+
+    >>> require_type(3, str, "metric", "be the name of a column", "such as 'loss'")
+    Traceback (most recent call last):
+    TypeError: metric must be the name of a column, got 3; such as 'loss'
+    """
+    if not isinstance(value, kind):
+        raise TypeError(message(name, expected, describe(value), cure))
+
+
+def require_shape(value: Any, shape: Sequence[int | str], name: str, cure: str = "") -> None:
+    """Raise ``ValueError`` unless an array has a shape; a name in it stands for any length.
+
+    >>> require_shape(np.zeros((3, 2)), (4, "k"), "start")
+    Traceback (most recent call last):
+    ValueError: start must have shape (4, k), got ndarray of shape (3, 2)
+    """
+    came = getattr(value, "shape", None)
+    if came is None or len(came) != len(shape):
+        fits = False
+    else:
+        fits = all(
+            isinstance(asked, str) or asked == length
+            for asked, length in zip(shape, came, strict=True)
+        )
+    if not fits:
+        text = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
+        raise ValueError(message(name, f"have shape ({text})", describe(value), cure))
+
+
+def require_finite(value: Any, name: str, cure: str = "") -> None:
+    """Raise ``ValueError`` if a number, an array or a tensor holds NaN or infinity."""
+    finite = value.isfinite() if hasattr(value, "isfinite") else np.isfinite(value)
+    if not bool(finite.all()):
+        raise ValueError(message(name, "be finite", "NaN or infinity in it", cure))
 
 
 def require_like(value: Any, default: Any, name: str, hint: str = "") -> None:
