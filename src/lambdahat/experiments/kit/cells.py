@@ -156,8 +156,16 @@ def means(rows: Rows, *names: str) -> list[str]:
 def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
     """The mean over seeds at each x, with its error where there is more than one seed."""
     places = sorted({row[x] for row in rows if row.get(name) is not None})
-    readings = [over_seeds(rows.where(**{x: place}), name) for place in places]
-    return Series(label, places, [reading.value for reading in readings], errors(readings))
+    return reading_series(
+        label, places, [over_seeds(rows.where(**{x: place}), name) for place in places]
+    )
+
+
+def reading_series(
+    label: str, x: Sequence[float | str], readings: Sequence[Reading], style: str = "line"
+) -> Series:
+    """Readings over x, with their standard errors where they have one."""
+    return Series(label, x, [reading.value for reading in readings], errors(readings), style)
 
 
 def errors(readings: Sequence[Reading]) -> list[float | None]:
@@ -179,8 +187,8 @@ def spectra(title: str, rows: Iterable[Row], label: str, source: str, caption: s
 
 def points(label: str, groups: Mapping[str, Rows], name: str) -> Series:
     """The mean of a column over the seeds of each group, as points with errors."""
-    found = [over_seeds(rows, name) for rows in groups.values()]
-    return Series(label, list(groups), [each.value for each in found], errors(found), "points")
+    readings = [over_seeds(rows, name) for rows in groups.values()]
+    return reading_series(label, list(groups), readings, "points")
 
 
 def capitalize(words: str) -> str:

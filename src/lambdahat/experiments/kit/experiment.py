@@ -454,3 +454,19 @@ def sentences(text: str) -> tuple[str, ...]:
         else:
             found.append(line)
     return tuple(found)
+
+
+def claim_texts(text: str) -> dict[str, tuple[str, str, str]]:
+    """Sentence, source and published figure of claims by a key; a line reads "key: … | … | …".
+
+    What is published may be left out; indented lines continue the one before.
+
+    >>> claim_texts("end: SWA ends above SGD | Table 7.2 | by 0.42 points")["end"]
+    ('SWA ends above SGD', 'Table 7.2', 'by 0.42 points')
+    """
+    found = {}
+    for line in sentences(text):
+        key, _, words = line.partition(": ")
+        sentence, source, published = [*words.split(" | "), ""][:3]
+        found[key] = sentence, source, published
+    return found
