@@ -28,6 +28,19 @@ def full_precision() -> Iterator[None]:
 
 
 @contextmanager
+def fast_convolutions() -> Iterator[None]:
+    """Convolutions inside may use TF32, as PyTorch's do by default: enough for training, whose
+    curvature is then measured outside in full float32.
+    """
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+@contextmanager
 def default_context() -> Iterator[None]:
     """Leave ``torch.autocast`` and ``torch.inference_mode`` inside: an operator is one matrix in
     every context.

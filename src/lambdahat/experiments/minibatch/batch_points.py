@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lambdahat._core.device import fast_convolutions
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat._core.storage import Result
@@ -218,8 +219,8 @@ class BatchSubject:
     """A network on a data set: how it is trained, the ``epochs`` after which it is measured, and
     the batch sizes.
 
-    ``samples`` of the training images are the full data (None: all); ``chunk`` of them are
-    evaluated at a time.
+    It trains on ``samples`` of the training images (None: all). The first ``measured`` of them are
+    the full data from which batches are drawn (None: all); ``chunk`` are evaluated at a time.
     """
 
     network: str
@@ -233,6 +234,7 @@ class BatchSubject:
     effort: PointEffort = field(default_factory=PointEffort)
     operators: tuple[str, ...] = ("hessian", "ggn")
     chunk: int | None = None
+    measured: int | None = None
 
 
 Device = torch.device | str
@@ -256,19 +258,24 @@ def training_stops(
         subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options
     ).to(device)
     problem = Problem(model, "cross_entropy", data, batch_size=subject.chunk)
+    measured = slice(subject.measured)
+    full = Problem(
+        model, "cross_entropy", tuple(part[measured] for part in data), batch_size=subject.chunk
+    )
     optimizer = make(model, subject.rate)
     done = 0
     for epoch in subject.epochs:
         if epoch > done:
-            fit(
-                problem,
-                optimizer,
-                epoch - done,
-                batch_size=TRAINING_BATCH,
-                seed=derived_seed(seed, "training", epoch),
-            )
+            with fast_convolutions():
+                fit(
+                    problem,
+                    optimizer,
+                    epoch - done,
+                    batch_size=TRAINING_BATCH,
+                    seed=derived_seed(seed, "training", epoch),
+                )
         done = epoch
-        yield epoch, problem.at(problem.vector)
+        yield epoch, full.at(full.vector)
 
 
 def _full_data(
@@ -302,7 +309,7 @@ CPU = PointEffort(steps=30, probes=4, samples=1024)
 CONVOLUTIONS = PointEffort(pairs=5, tol=1e-3, steps=20, depth=40, probes=4, samples=512)
 LARGE = PointEffort(pairs=4, tol=1e-2, steps=10, depth=24, probes=4, samples=128)
 ONE = ("hessian",)  # of a linear model the GGN is the Hessian
-FEW = (16, 64, 128, 512, 4096)
+FEW = (16, 64, 128, 512, 2048)
 
 SOFTMAX, MLP = ("softmax", "softmax", "mnist"), ("MLP", "mlp", "mnist")
 LENET, VGG = ("LeNet-5", "lenet5", "mnist"), ("VGG-16", "vgg16", "cifar100")
@@ -317,7 +324,11 @@ SCALES: dict[str, tuple[BatchSubject, ...]] = {
         BatchSubject(*MLP, (0, 1, 20), 0.02, 10_000, {"widths": (32,)}, effort=CPU),
         BatchSubject(*LENET, (0, 10), 0.02, 4000, {}, MIDDLE, CONVOLUTIONS),
     ),
-    "paper": (BatchSubject(*VGG, (0, 272), 0.02, 5_000, {"dropout": 0.0}, FEW, LARGE, chunk=500),),
+    "paper": (
+        BatchSubject(
+            *VGG, (0, 34), 0.02, 45_000, {"dropout": 0.0}, FEW, LARGE, chunk=500, measured=4_000
+        ),
+    ),
 }
 
 
