@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,29 +11,18 @@ import numpy as np
 from lambdahat.experiments.graph_spectra.graph_subjects import (
     EGS,
     FIRST,
-    first_count,
+    density_counts,
     first_moments,
-    gap_count,
     lanczos_spectra,
     plain_moments,
     real_graph,
     stand_in,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve
-from lambdahat.experiments.kit.claims import (
-    MISSING,
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    TableLines,
-    mean_of,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, grid, printed_points
+from lambdahat.experiments.kit.claims import MISSING, Claim, Table, mean_of, table
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
-from lambdahat.graphs.structure import Graph
-from lambdahat.maxent import MaxentDensity, fit
+from lambdahat.maxent import fit
 from lambdahat.results.charts import Chart, Series, short
 
 MOMENTS = (40, 70, 100)
@@ -41,12 +31,8 @@ PRINTED = {
     "Amazon": (23_510.0, 11_460.0, 12_010.0),
     "YouTube": (4_023.0, 13_060.0, 19_000.0),
 }
-SETTLED = 0.1  # share by which a count may change from 70 to 100 moments
 PLACES = 200  # of a curve
 LANCZOS_PROBES = 5  # of the figure
-PLACE = "§3.7.1.3, Table 3.3"
-LAST = "over the last step in moments"
-UNIT = " over estimates of this graph"
 
 
 @dataclass(frozen=True)
@@ -62,149 +48,99 @@ class CommunityScale:
 def cells(config: CommunityScale) -> list[Cell]:
     """Graph × seed of the probes."""
     base = {"orders": list(config.moments), "probes": config.probes, "nodes": config.nodes}
-    return [
-        {**base, "graph": name, "seed": seed} for name in PRINTED for seed in range(config.seeds)
-    ]
+    return grid(base, graph=PRINTED, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Counts over the moments; the first seed also has the densities of Figure 3.7."""
     graph, data = real_graph(cell["graph"], cell["nodes"])
-    orders = cell["orders"]
-    common = {
-        "data": data,
-        "size": len(graph),
-        "edges": graph.num_edges,
-        "components": int(graph.components.max()) + 1,
-    }
-    measured, rows = plain_moments(graph, max(orders), cell["probes"], cell["seed"]), []
+    orders, rows = cell["orders"], []
+    parts = int(graph.components.max()) + 1
+    common = {"data": data, "size": len(graph), "edges": graph.num_edges, "components": parts}
+    measured = plain_moments(graph, max(orders), cell["probes"], cell["seed"])
     for order in orders:
         density = fit(first_moments(measured, order), tol=TOLERANCE)
-        for method, (found, cut) in (
-            (FIRST, first_count(density, len(graph))),
-            (EGS, gap_count(density, graph)),
-        ):
-            rows.append({"method": method, "moments": order, "found": found, "cut": cut})
+        rows += reversed([{**common, **row} for row in density_counts(density, graph)])
     if cell["seed"] == 0:
-        rows[-1] |= _curves(graph, density, max(orders))
-    return [{**common, **row} for row in rows]
+        places = 1 - np.cos(np.linspace(1e-3, math.pi / 2, PLACES))
+        depth = min(max(orders), len(graph))
+        (spectrum,) = lanczos_spectra(graph, [depth], LANCZOS_PROBES, 0)
+        rows[-1] |= {
+            "places": short(places),
+            "density": short(density.evaluate(places)),
+            "smoothed": short(smoothed(spectrum, places, WIDTH)),
+        }
+    return rows
 
 
-def _curves(graph: Graph, density: MaxentDensity, depth: int) -> Row:
-    """The entropic density and smoothed Lanczos on [0, 1]."""
-    places = 1 - np.cos(np.linspace(1e-3, math.pi / 2, PLACES))
-    (spectrum,) = lanczos_spectra(graph, [min(depth, len(graph))], LANCZOS_PROBES, 0)
-    return {
-        "places": short(places),
-        "density": short(density.evaluate(places)),
-        "smoothed": short(smoothed(spectrum, places, WIDTH)),
-    }
+CLAIMS = ClaimTexts("""
+    settles: {name}: the count changes by less than 10% over the last step in moments
+      | §3.7.1.3, Table 3.3 | {change:.1%} | below 0.1 | over estimates of this graph
+    grows: {name}: the count changes by more than 10% over the last step in moments
+      | §3.7.1.3, Table 3.3 | {change:.1%} | above 0.1 | over estimates of this graph
+    ours: {data}: the count settles, changing by less than 10% over the last step in moments
+      | this work | no such graph | below 0.1 | over estimates of this graph | ours
+""")
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """DBLP and Amazon settle, YouTube does not; of a graph that stands for one of them our own
     claim is that it does.
 
     A graph is one graph, whatever the probes: n counts estimates of it.
     """
-    found = Claims()
     for name, printed in PRINTED.items():
         part = rows.where(graph=name, method=FIRST)
-        data, settles = part[0]["data"], name != "YouTube"
-        change = f"{abs(printed[2] / printed[1] - 1):.1%}"
-        words = f"the count changes by {'less' if settles else 'more'} than {SETTLED:.0%} {LAST}"
-        found.add(
-            f"{name}: {words}",
-            PLACE,
-            change,
-            _change(part),
-            "below" if settles else "above",
-            SETTLED,
-            unit=UNIT,
-            unmet=stand_in(name, data),
-            barrier=MISSING,
-        )
-        if stand_in(name, data):
-            sentence = f"{data}: the count settles, changing by less than {SETTLED:.0%} {LAST}"
-            published = "no such graph"
-            reading = _change(part)
-            found.add(
-                sentence, "this work", published, reading, "below", SETTLED, unit=UNIT, own=True
-            )
-    return found
+        data, change = part[0]["data"], abs(printed[2] / printed[1] - 1)
+        before, after = sorted(part.distinct("moments"))[-2:]
+        early, late = (part.where(moments=order).paired("found") for order in (before, after))
+        reading = mean_of([abs(late[seed] / early[seed] - 1) for seed in late if seed in early])
+        key, other = "grows" if name == "YouTube" else "settles", stand_in(name, data)
+        yield CLAIMS(key, reading, name=name, change=change, unmet=other, barrier=MISSING)
+        if other:
+            yield CLAIMS("ours", reading, data=data)
 
 
-def _change(rows: Rows) -> Reading:
-    """|N/N' − 1| from the last but one to the last number of moments, mean over the seeds."""
-    before, after = sorted(rows.distinct("moments"))[-2:]
-    early, late = (rows.where(moments=order).paired("found") for order in (before, after))
-    return mean_of([abs(late[seed] / early[seed] - 1) for seed in late if seed in early])
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Table 3.3: counts by the first minimum, and by the widest gap."""
     orders = sorted(rows.distinct("moments"))
-    out = []
-    for method in (FIRST, EGS):
-        lines = TableLines()
+    for method, title, tail in ((FIRST, "first minimum", " [thesis]"), (EGS, "widest gap", "")):
+        lines = []
         for name, printed in PRINTED.items():
             part = rows.where(graph=name, method=method)
-            shown = dict(zip(MOMENTS, printed, strict=True))
-            cells = [
-                _count(part.where(moments=order), shown.get(order) if method == FIRST else None)
-                for order in orders
-            ]
+            shown = dict(zip(MOMENTS, printed, strict=True)) if tail else {}
+            counts = []
+            for order in orders:
+                values = part.where(moments=order).values("found")
+                found = [value for value in values if math.isfinite(value)]
+                theirs = f" [{shown[order]:,.0f}]" if order in shown else ""
+                counts.append(f"{mean_of(found) if found else 'no gap'}{theirs}")
             first = part[0]
-            lines.add(
-                f"{name}: {first['data']}", f"{first['size']:,}", f"{first['components']:,}", *cells
-            )
-        tail = " [thesis]" if method == FIRST else ""
-        header = (
-            *split_header("graph: data | nodes | components"),
-            *(f"{order} moments{tail}" for order in orders),
-        )
-        title = "Clusters by the first minimum" if method == FIRST else "Clusters by the widest gap"
-        out.append(Table(title, header, tuple(lines)))
-    return out
+            size, parts = f"{first['size']:,}", f"{first['components']:,}"
+            lines.append((f"{name}: {first['data']}", size, parts, *counts))
+        columns = [f"{order} moments{tail}" for order in orders]
+        header = ("graph: data", "nodes", "components", *columns)
+        yield table(f"Clusters by the {title}", header, lines)
 
 
-def _count(rows: Rows, printed: float | None) -> str:
-    found = [value for value in rows.values("found") if math.isfinite(value)]
-    ours = str(mean_of(found)) if found else "no gap"
-    return ours if printed is None else f"{ours} [{printed:,.0f}]"
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Counts over moments, and the densities."""
-    out = []
     for name, printed in PRINTED.items():
         part = rows.where(graph=name)
         ours = curve("first minimum", part.where(method=FIRST), "found", "moments")
-        theirs = Series(
-            "first minimum, thesis", list(MOMENTS), list(printed), style="points", published=True
-        )
+        shown = dict(zip(MOMENTS, printed, strict=True))
+        theirs = printed_points("first minimum, thesis", shown)
         data = f"Data: {part[0]['data']}."
-        out.append(
-            Chart(
-                f"{name}: number of clusters",
-                "moments",
-                "clusters",
-                (ours, theirs),
-                y_log=True,
-                source="Table 3.3",
-                caption=f"{data} The thesis's graph is larger.",
-            )
-        )
-        (drawn,) = [row for row in part if "places" in row]
+        labels = (f"{name}: number of clusters", "moments", "clusters")
+        caption = f"{data} The thesis's graph is larger."
+        yield Chart(*labels, (ours, theirs), y_log=True, source="Table 3.3", caption=caption)
+        (row,) = [row for row in part if "places" in row]
         lines = (
-            Series(f"EGS, {drawn['moments']} moments", drawn["places"], drawn["density"]),
-            Series(f"Lanczos, width {WIDTH:g}", drawn["places"], drawn["smoothed"]),
+            Series(f"EGS, {row['moments']} moments", row["places"], row["density"]),
+            Series(f"Lanczos, width {WIDTH:g}", row["places"], row["smoothed"]),
         )
-        title = f"{name}: spectral density"
-        out.append(
-            Chart(title, "λ", "density", lines, y_log=True, source="Figure 3.7", caption=data)
-        )
-    return out
+        labels, source = (f"{name}: spectral density", "λ", "density"), "Figure 3.7"
+        yield Chart(*labels, lines, y_log=True, source=source, caption=data)
 
 
 EXPERIMENT = Experiment(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, errors, means, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, split_header
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, grid, means
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, table
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.graphs import edge_perturbation
 from lambdahat.graphs.read import graph
 from lambdahat.graphs.structure import Graph
@@ -33,52 +34,31 @@ class EdgeScale:
 def cells(config: EdgeScale) -> list[Cell]:
     """Kind of clusters × seed, and two single edges, of which there is nothing to draw."""
     kinds = [(REGULAR, degree) for degree in config.degrees] + [(ER, 8), (BA, 8)]
-    pair = {"graph": PAIR, "degree": 1, "nodes": 2, "seed": 0}
-    return [
-        pair,
-        *(
-            {"graph": kind, "degree": degree, "nodes": config.nodes, "seed": seed}
-            for kind, degree in kinds
-            for seed in range(config.seeds)
-        ),
-    ]
+    found = [{"graph": PAIR, "degree": 1, "nodes": 2, "seed": 0}]
+    for kind, degree in kinds:
+        found += grid(
+            {"graph": kind, "degree": degree, "nodes": config.nodes}, seed=range(config.seeds)
+        )
+    return found
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """How far eigenvalues moved, and the bounds, for 1, 2, 4, … links up to the degree."""
     made = nx.disjoint_union(*(_cluster(cell, part) for part in range(2)))
-    rng, count = (
-        np.random.default_rng(derived_seed(cell["seed"], "links", cell["degree"])),
-        cell["nodes"],
-    )
-    ends = [rng.choice(count, cell["degree"], replace=False) for _ in range(2)]
+    count, degree = cell["nodes"], cell["degree"]
+    rng = np.random.default_rng(derived_seed(cell["seed"], "links", degree))
+    ends = [rng.choice(count, degree, replace=False) for _ in range(2)]
     links = [(int(one), count + int(other)) for one, other in zip(*ends, strict=True)]
     before, rows = graph(made), []
-    values = _eigenvalues(before)
-    bounds = edge_perturbation(before, *links[0])
-    for number in [
-        2**power for power in range(cell["degree"].bit_length()) if 2**power <= cell["degree"]
-    ]:
+    values, bounds = _eigenvalues(before), edge_perturbation(before, *links[0])
+    for number in [2**power for power in range(degree.bit_length())]:
         joined = made.copy()
         joined.add_edges_from(links[:number])
         after = _eigenvalues(graph(joined))
-        row = {
-            "links": number,
-            "largest move": float(np.abs(after - values).max()),
-            "zero's move": float(after[1]),
-        }
-        rows.append(
-            row
-            | (
-                {
-                    "Weyl": bounds.bound,
-                    "first order": bounds.first_order,
-                    "printed": _printed_bound(before, *links[0]),
-                }
-                if number == 1
-                else {}
-            )
-        )
+        moved = float(np.abs(after - values).max())
+        rows.append({"links": number, "largest move": moved, "zero's move": float(after[1])})
+    printed = _printed_bound(before, *links[0])
+    rows[0] |= {"Weyl": bounds.bound, "first order": bounds.first_order, "printed": printed}
     return rows
 
 
@@ -109,7 +89,21 @@ def _printed_bound(found: Graph, first: int, second: int) -> float:
     return float(abs(sum(shares) - 2 / np.sqrt(degrees[first] * degrees[second])))
 
 
-def claims(rows: Rows) -> list[Claim]:
+CLAIMS = ClaimTexts("""
+    Weyl: no eigenvalue moves farther than ‖L' − L‖ (largest ratio) | Eq. 3.14 | at most 1 | below
+    printed: clusters of degree 4 and more: no eigenvalue moves farther than Eq. 3.13 (largest
+      ratio) | Theorem 3 | at most 1 | below 1
+    single: two single edges: no eigenvalue moves farther than Eq. 3.13, which is 0 there (largest
+      move) | Theorem 3 | at most 0 | below
+    first order: clusters of degree 4 and more: nor than Eq. 3.13 with the factors 1/2d of its proof
+      (largest ratio) | here | at most 1 | below 1 | | ours
+    link: clusters of one degree d: a link moves the eigenvalue 0 by at most 1/d (largest ratio)
+      | Corollary 3.1 | at most 1 | below 1
+    links: E links move it by at most E/d (largest ratio) | §3.7, remark | at most 1 | below 1
+""")
+
+
+def claims(rows: Rows) -> Iterator[Claim]:
     """Largest ratios over all graphs, for a bound falls with one that is beyond it."""
     drawn, regular = rows.where(graph=(REGULAR, ER, BA), links=1), rows.where(graph=REGULAR)
     (pair,) = rows.where(graph=PAIR)
@@ -117,70 +111,40 @@ def claims(rows: Rows) -> list[Claim]:
     def worst(part: Rows, column: str, bound: str) -> Reading:
         return Reading(max(row[column] / row[bound] for row in part), 0.0)
 
-    over = Rows([{**row, "told": row["links"] / row["degree"]} for row in regular])
-    found = Claims()
-    sentence = "no eigenvalue moves farther than ‖L' − L‖ (largest ratio)"
-    reading = worst(rows.where(links=1), "largest move", "Weyl")
-    found.add(sentence, "Eq. 3.14", "at most 1", reading, "below", 1 + ROUNDING)
-    sentence = (
-        "clusters of degree 4 and more: no eigenvalue moves farther than Eq. 3.13 (largest ratio)"
-    )
-    reading = worst(drawn, "largest move", "printed")
-    found.add(sentence, "Theorem 3", "at most 1", reading, "below", 1.0)
-    sentence = (
-        "two single edges: no eigenvalue moves farther than Eq. 3.13, which is 0 there (largest"
-        " move)"
-    )
-    reading = Reading(pair["largest move"] - pair["printed"], 0.0)
-    found.add(sentence, "Theorem 3", "at most 0", reading, "below", ROUNDING)
-    sentence = (
-        "clusters of degree 4 and more: nor than Eq. 3.13 with the factors 1/2d of its proof"
-        " (largest ratio)"
-    )
-    reading = worst(drawn, "largest move", "first order")
-    found.add(sentence, "here", "at most 1", reading, "below", 1.0, own=True)
-    sentence = (
-        "clusters of one degree d: a link moves the eigenvalue 0 by at most 1/d (largest ratio)"
-    )
-    reading = worst(over.where(links=1), "zero's move", "told")
-    found.add(sentence, "Corollary 3.1", "at most 1", reading, "below", 1.0)
-    sentence = "E links move it by at most E/d (largest ratio)"
-    source = "§3.7, remark"
-    found.add(sentence, source, "at most 1", worst(over, "zero's move", "told"), "below", 1.0)
-    return found
+    over = Rows([{**row, "share": row["links"] / row["degree"]} for row in regular])
+    weyl = worst(rows.where(links=1), "largest move", "Weyl")
+    yield CLAIMS("Weyl", weyl, bound=1 + ROUNDING)
+    yield CLAIMS("printed", worst(drawn, "largest move", "printed"))
+    yield CLAIMS("single", Reading(pair["largest move"] - pair["printed"], 0.0), bound=ROUNDING)
+    yield CLAIMS("first order", worst(drawn, "largest move", "first order"))
+    yield CLAIMS("link", worst(over.where(links=1), "zero's move", "share"))
+    yield CLAIMS("links", worst(over, "zero's move", "share"))
 
 
 def tables(rows: Rows) -> list[Table]:
     """Moves by one link beside the bounds."""
-    lines = []
-    for kind in rows.distinct("graph"):
-        for degree in rows.where(graph=kind).distinct("degree"):
-            part = rows.where(graph=kind, degree=degree, links=1)
-            columns = ("zero's move", "largest move", "Weyl", "first order", "printed")
-            lines.append((kind, str(degree), *means(part, *columns), f"{1 / degree:g}"))
-    header = split_header(
+    columns = ("zero's move", "largest move", "Weyl", "first order", "printed")
+    lines = [
+        (kind, degree, *means(part, *columns), f"{1 / degree:g}")
+        for (kind, degree), part in rows.where(links=1).groups("graph", "degree")
+    ]
+    header = (
         "clusters | degree | move of 0 | largest move | ‖L' − L‖ | Eq. 3.13 with 1/2d | "
         "Eq. 3.13 | 1/d"
     )
-    title = f"One link between two clusters of {max(rows.values('nodes'))} nodes"
-    return [Table(title, header, tuple(lines))]
+    nodes = max(rows.values("nodes"))
+    return [table(f"One link between two clusters of {nodes} nodes", header, lines)]
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """The move of the eigenvalue 0 over the links, and E/d."""
-    out = []
-    for degree in rows.where(graph=REGULAR).distinct("degree"):
-        part = rows.where(graph=REGULAR, degree=degree)
-        places = part.distinct("links")
-        readings = [over_seeds(part.where(links=place), "zero's move") for place in places]
-        told = Series("E/d", places, [place / degree for place in places], published=True)
-        ours = Series("measured", places, [reading.value for reading in readings], errors(readings))
-        title = f"Move of the eigenvalue 0, degree {degree}"
-        source = "Corollary 3.1"
-        out.append(
-            Chart(title, "links", "move", (ours, told), x_log=True, y_log=True, source=source)
+    for degree, part in rows.where(graph=REGULAR).groups("degree"):
+        ours = curve("measured", part, "zero's move", "links")
+        bound = Series(
+            "E/d", ours.x, [links / degree for links in part.distinct("links")], published=True
         )
-    return out
+        title, source = f"Move of the eigenvalue 0, degree {degree}", "Corollary 3.1"
+        yield Chart(title, "links", "move", (ours, bound), x_log=True, y_log=True, source=source)
 
 
 EXPERIMENT = Experiment(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,17 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     real_graph,
     stand_in,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    decades,
+    grid,
+    over_seeds,
+    printed_points,
+)
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope, table
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.spectra import eigenvalues
 from lambdahat.graphs.structure import Graph
@@ -40,7 +48,6 @@ LINKS = 0.1  # out of a node, on average
 PRINTED_CUT = 0.0025
 SHOWN = 40  # eigenvalues of Figure 3.6
 FLOOR = 1e-6  # an error below counts as this
-TABLE, FIGURE = "§3.7.1.1, Table 3.2", "§3.7.1, Figure 3.5"
 OVER = " over estimates of this graph"
 MIXED = {"mixed 305": 305, "mixed 1355": 1355}  # clusters in the thesis
 PANELS = {"mixed 305": "a", "mixed 1355": "b", "Email": "c", "NetScience": "d"}
@@ -76,75 +83,38 @@ class ClusterScale:
 def cells(config: ClusterScale) -> list[Cell]:
     """Planted clusters × links × seed; curves over moments, graph × seed; Email's eigenvalues."""
     base = {"probes": config.probes}
-    table = [
-        {
-            **base,
-            "kind": "planted",
-            "clusters": count,
-            "links": links,
-            "orders": [config.steps],
-            "seed": seed,
-        }
-        for count in config.planted
-        for links in config.links
-        for seed in range(config.seeds)
-    ]
+    planted = {**base, "kind": "planted", "orders": [config.steps]}
+    seeds = range(config.seeds)
+    found = grid(planted, clusters=config.planted, links=config.links, seed=seeds)
     curve = {**base, "kind": "curve", "orders": list(config.moments)}
-    made = [
-        {
-            **curve,
-            "graph": one.name,
-            "nodes": one.nodes,
-            "clusters": one.clusters,
-            "sizes": [one.least, one.most],
-            "seed": seed,
-        }
-        for one in config.mixed
-        for seed in range(config.mixed_seeds)
-    ]
-    real = [
-        {**curve, "graph": name, "nodes": config.small, "seed": seed}
-        for name in ("Email", "NetScience")
-        for seed in range(config.real_seeds)
-    ]
-    near = {
-        **base,
-        "kind": "eigenvalues",
-        "graph": "Email",
-        "nodes": config.small,
-        "order": max(config.moments),
-    }
-    return [*table, *made, *real, {**near, "seed": 0}]
+    for one in config.mixed:
+        made = {"nodes": one.nodes, "clusters": one.clusters, "sizes": [one.least, one.most]}
+        found += grid({**curve, "graph": one.name, **made}, seed=range(config.mixed_seeds))
+    real = {**curve, "nodes": config.small}
+    found += grid(real, graph=("Email", "NetScience"), seed=range(config.real_seeds))
+    near = {"kind": "eigenvalues", "graph": "Email", "order": max(config.moments)}
+    return [*found, {**base, **near, "nodes": config.small, "seed": 0}]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Each method's count with its relative error; or the smallest eigenvalues and the density."""
+    truth, data = cell.get("clusters"), "made"
     if cell["kind"] == "planted":
-        graph = planted_graph(cell["clusters"], cell["links"], cell["seed"])
-        return _count_rows(graph, cell, cell["clusters"], "planted")
-    if "clusters" in cell:
+        graph, data = planted_graph(cell["clusters"], cell["links"], cell["seed"]), "planted"
+    elif truth:
         least, most = cell["sizes"]
         graph = mixed_graph(cell["nodes"], cell["clusters"], least, most, cell["seed"])
-        return _count_rows(graph, cell, cell["clusters"], "made")
-    graph, data = real_graph(cell["graph"], cell["nodes"])
+    else:
+        graph, data = real_graph(cell["graph"], cell["nodes"])
+        truth = int(graph.components.max()) + 1
     if cell["kind"] == "eigenvalues":
         return [_near_zero(graph, data, cell)]
-    return _count_rows(graph, cell, int(graph.components.max()) + 1, data)
-
-
-def _count_rows(graph: Graph, cell: Cell, truth: int, data: str) -> list[Row]:
     common = {"truth": truth, "data": data, "size": len(graph), "edges": graph.num_edges}
     rows = []
     for row in counts(graph, cell["orders"], cell["probes"], cell["seed"]):
         off = abs(row["found"] / truth - 1)
-        rows.append(
-            {
-                **common,
-                **row,
-                "off": off,
-                "error": max(off, FLOOR) if math.isfinite(off) else math.nan,
-            }
-        )
+        error = max(off, FLOOR) if math.isfinite(off) else math.nan
+        rows.append({**common, **row, "off": off, "error": error})
     return rows
 
 
@@ -152,21 +122,35 @@ def _near_zero(graph: Graph, data: str, cell: Cell) -> Row:
     """The smallest eigenvalues, and the entropic density up to twice the first minimum."""
     values = eigenvalues(graph)
     density = fit(plain_moments(graph, cell["order"], cell["probes"], cell["seed"]), tol=TOLERANCE)
-    found, cut = first_count(density, len(graph))
-    gap, wide = gap_count(density, graph)
+    (found, cut), (gap, wide) = first_count(density, len(graph)), gap_count(density, graph)
     places = np.linspace(1e-6, 2 * max(cut, PRINTED_CUT), 120)
-    return {
-        "data": data,
-        "size": len(graph),
-        "found": found,
-        "cut": cut,
-        "below": int((values <= cut).sum()),
-        "gap found": gap,
-        "gap cut": wide,
-        "smallest": short(values[:SHOWN]),
-        "places": short(places),
-        "density": short(density.evaluate(places)),
-    }
+    below = int((values <= cut).sum())
+    counted = {"found": found, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
+    shown = {"smallest": values[:SHOWN], "places": places, "density": density.evaluate(places)}
+    curves = {name: short(numbers) for name, numbers in shown.items()}
+    return {"data": data, "size": len(graph), **counted, **curves}
+
+
+CLAIMS = ClaimTexts("""
+    less: EGS errs less than smoothed Lanczos on {count} clusters | §3.7.1.1, Table 3.2
+      | {printed[0]:g} against {printed[1]:g} | above | decades
+    more: EGS errs more than smoothed Lanczos on {count} clusters | §3.7.1.1, Table 3.2
+      | {printed[0]:g} against {printed[1]:g} | below | decades
+    split: the error on {count} clusters is at most the printed one, with probes split by a walk
+      | this work | {printed[0]:g} by EGS | below {printed[0]} | | ours
+    EGS: the error of EGS falls as graphs grow
+      | §3.7.1.1, Table 3.2 | {slope:+.2g} decades a decade | below | decades a decade
+    Lanczos: the error of smoothed Lanczos does not fall as graphs grow
+      | §3.7.1.1, Table 3.2 | {slope:+.2g} decades a decade | above | decades a decade
+    curve: {title}: EGS errs less than smoothed Lanczos beyond 20 moments
+      | §3.7.1, Figure 3.5{panel} | less | above | decades{over}
+    falls: {title}: the error of EGS falls with the moments
+      | §3.7.1, Figure 3.5{panel} | generally | below | decades in 10 moments{over}
+    below: Email: how many eigenvalues lie below the first minimum of the density
+      | §3.7.1.2, Figure 3.6 | 20 | within 0.5 of 20 | over estimates of this graph
+    area: Email: the area of the density below its first minimum, times n
+      | §3.7.1.2, Figure 3.6 | 20 | within 1 of 20 | over estimates of this graph
+""")
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -178,234 +162,148 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def _table_claims(rows: Rows) -> list[Claim]:
-    found = Claims()
-    sizes = rows.distinct("clusters")
-    for count in sizes:
-        part = {method: rows.where(clusters=count, method=method) for method in METHODS}
-        printed = [PRINTED[method][count] for method in (EGS, LANCZOS)]
-        better = printed[0] < printed[1]
-        words = f"EGS errs {'less' if better else 'more'} than smoothed Lanczos on {count} clusters"
-        published = f"{printed[0]:g} against {printed[1]:g}"
-        reading = decades(part[LANCZOS], part[EGS], "error")
-        found.add(words, TABLE, published, reading, "above" if better else "below", unit=" decades")
-        literal = decades(part[LANCZOS], part[FIRST], "error")
-        found.append(
-            replace(found[-1], sentence=f"at its first minimum {words}", reading=literal, own=True)
-        )
-        sentence = (
-            f"the error on {count} clusters is at most the printed one, with probes split by a walk"
-        )
-        published = f"{printed[0]:g} by EGS"
-        reading = over_seeds(part[OURS], "off")
-        found.add(sentence, "this work", published, reading, "below", printed[0], own=True)
-    for method, falls in ((EGS, True), (LANCZOS, False)):
-        words = (
-            f"the error of {'EGS falls' if falls else 'smoothed Lanczos does not fall'} as graphs"
-            " grow"
-        )
-        published = f"{_printed_slope(method):+.2g} decades a decade"
-        reading = _growth(rows.where(method=method))
-        unit = " decades a decade"
-        found.add(words, TABLE, published, reading, "below" if falls else "above", unit=unit)
-    return found
+def _table_claims(rows: Rows) -> Iterator[Claim]:
+    for count, part in rows.groups("clusters"):
+        egs, first, lanczos, ours = (part.where(method=method) for method in METHODS)
+        values = {"count": count, "printed": [PRINTED[method][count] for method in (EGS, LANCZOS)]}
+        key = "less" if values["printed"][0] < values["printed"][1] else "more"
+        claim = CLAIMS(key, decades(lanczos, egs, "error"), **values)
+        yield claim
+        yield _at_first_minimum(claim, decades(lanczos, first, "error"))
+        yield CLAIMS("split", over_seeds(ours, "off"), **values)
+    for method in (EGS, LANCZOS):
+        growth = _slopes(rows.where(method=method), lambda row: math.log10(row["clusters"]))
+        yield CLAIMS(method, mean_of(growth), slope=_printed_slope(method))
 
 
-def _growth(rows: Rows) -> Reading:
-    """The slope of log₁₀ error over log₁₀ clusters, mean over seeds."""
+def _at_first_minimum(claim: Claim, reading: Reading) -> Claim:
+    """The same claim of our own for EGS at its first minimum."""
+    sentence = claim.sentence.replace("EGS errs", "at its first minimum EGS errs")
+    return replace(claim, sentence=sentence, reading=reading, own=True)
+
+
+def _slopes(rows: Rows, x: Callable[[Row], float]) -> list[float]:
+    """The slope of log₁₀ of the error over x for each seed."""
     slopes = []
-    for seed in rows.distinct("seed"):
-        part = [row for row in rows.where(seed=seed) if math.isfinite(row["error"])]
-        logs = [(math.log10(row["clusters"]), math.log10(row["error"])) for row in part]
-        slopes.append(slope([x for x, _ in logs], [y for _, y in logs]).value)
-    return mean_of(slopes)
+    for _, part in rows.groups("seed"):
+        known = [row for row in part if math.isfinite(row["error"])]
+        errors = [math.log10(row["error"]) for row in known]
+        slopes.append(slope([x(row) for row in known], errors).value)
+    return slopes
 
 
 def _printed_slope(method: str) -> float:
-    printed = PRINTED[method]
-    return slope(
-        [math.log10(count) for count in printed], [math.log10(error) for error in printed.values()]
-    ).value
-
-
-def _curve_claims(rows: Rows) -> list[Claim]:
-    """Of each graph of Figure 3.5; of a real one n counts estimates, of a made one graphs."""
-    found = []
-    for name in rows.distinct("graph"):
-        part = rows.where(graph=name)
-        late = part.where(moments=[order for order in part.distinct("moments") if order > 20])
-        place, real = f"{FIGURE}{PANELS.get(name, '')}", name not in MIXED
-        title, over = (name, OVER) if real else (_size(part), "")
-        unmet = stand_in(name, part[0]["data"]) if real else ""
-        sentence = f"{title}: EGS errs less than smoothed Lanczos beyond 20 moments"
-        reading = decades(late.where(method=LANCZOS), late.where(method=EGS), "error")
-        found.append(Claim(sentence, place, "less", reading, unit=f" decades{over}", unmet=unmet))
-        literal = decades(late.where(method=LANCZOS), late.where(method=FIRST), "error")
-        words = (
-            f"{title}: at its first minimum EGS errs less than smoothed Lanczos beyond 20 moments"
-        )
-        found.append(replace(found[-1], sentence=words, reading=literal, own=True))
-        sentence = f"{title}: the error of EGS falls with the moments"
-        reading = _trend(part.where(method=EGS))
-        unit = f" decades in 10 moments{over}"
-        found.append(Claim(sentence, place, "generally", reading, "below", unit=unit, unmet=unmet))
-    return found
-
-
-def _size(rows: Rows) -> str:
-    """A mixed graph by the size that was run, beside the thesis's."""
-    first = rows[0]
-    words = f"{first['truth']:,} mixed clusters, {first['size']:,} nodes"
-    return (
-        words
-        if first["truth"] == MIXED[first["graph"]]
-        else f"{words} ({MIXED[first['graph']]:,} in the thesis)"
+    x, y = (
+        [math.log10(value) for value in side] for side in zip(*PRINTED[method].items(), strict=True)
     )
+    return slope(x, y).value
 
 
-def _trend(rows: Rows) -> Reading:
-    """The mean over seeds of the slope of log₁₀ of the error over the moments."""
-    slopes = []
-    for seed in rows.distinct("seed"):
-        part = [row for row in rows.where(seed=seed) if math.isfinite(row["error"])]
-        slopes.append(
-            10
-            * slope(
-                [row["moments"] for row in part], [math.log10(row["error"]) for row in part]
-            ).value
-        )
-    return mean_of(slopes)
+def _curve_claims(rows: Rows) -> Iterator[Claim]:
+    """Of each graph of Figure 3.5; of a real one n counts estimates, of a made one graphs."""
+    for name, part in rows.groups("graph"):
+        first, title, over, unmet = part[0], name, OVER, ""
+        if name in MIXED:  # by the size that was run, beside the thesis's
+            title, over = f"{first['truth']:,} mixed clusters, {first['size']:,} nodes", ""
+            if first["truth"] != MIXED[name]:
+                title += f" ({MIXED[name]:,} in the thesis)"
+        else:
+            unmet = stand_in(name, first["data"])
+        shared = {"title": title, "panel": PANELS.get(name, ""), "over": over, "unmet": unmet}
+        late = part.where(moments=[order for order in part.distinct("moments") if order > 20])
+        egs, least, lanczos = (late.where(method=method) for method in (EGS, FIRST, LANCZOS))
+        claim = CLAIMS("curve", decades(lanczos, egs, "error"), **shared)
+        yield claim
+        yield _at_first_minimum(claim, decades(lanczos, least, "error"))
+        trend = _slopes(part.where(method=EGS), lambda row: float(row["moments"]))
+        yield CLAIMS("falls", mean_of([10 * value for value in trend]), **shared)
 
 
-def _email_claims(rows: Rows) -> list[Claim]:
+def _email_claims(rows: Rows) -> Iterator[Claim]:
     """Of one graph, over the seeds of the probes: each places λ* anew."""
     (row,) = rows.where(kind="eigenvalues")
     unmet = stand_in("Email", row["data"])
     part = rows.where(kind="curve", graph="Email", method=FIRST, moments=row["order"])
-    below = [
-        float(sum(value <= cut for value in row["smallest"]))
-        for cut in part.values("cut")
-        if math.isfinite(cut)
-    ]
-    place = "§3.7.1.2, Figure 3.6"
-    found = Claims()
-    sentence = "Email: how many eigenvalues lie below the first minimum of the density"
-    found.add(sentence, place, "20", mean_of(below), "within", 20.0, 0.5, OVER, unmet)
-    sentence = "Email: the area of the density below its first minimum, times n"
-    reading = mean_of(part.values("found"))
-    found.add(sentence, place, "20", reading, "within", 20.0, 1.0, OVER, unmet)
-    return found
+    cuts = [cut for cut in part.values("cut") if math.isfinite(cut)]
+    below = [float(sum(value <= cut for value in row["smallest"])) for cut in cuts]
+    yield CLAIMS("below", mean_of(below), unmet=unmet)
+    yield CLAIMS("area", mean_of(part.values("found")), unmet=unmet)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Table 3.2, counts over moments, and where Email's minimum lies."""
-    out = [
-        _table(rows.where(kind="planted", links=links), links) for links in rows.distinct("links")
-    ]
-    curve = rows.where(kind="curve")
-    for name in curve.distinct("graph"):
-        part = curve.where(graph=name)
-        lines = tuple(
-            (str(order), *(_count(part.where(moments=order, method=method)) for method in METHODS))
-            for order in part.distinct("moments")
-        )
+    for links, part in rows.where(kind="planted").groups("links"):
+        lines = []
+        for count, same in part.groups("clusters"):
+            line = [count]
+            for method in METHODS:
+                printed = PRINTED.get(method, {}).get(count)
+                tail = f" [{printed:.2g}]" if printed is not None else ""
+                line.append(f"{over_seeds(same.where(method=method), 'off')}{tail}")
+            lines.append((*line, len(part.distinct("seed"))))
+        columns = [f"{method} [thesis]" if method in PRINTED else method for method in METHODS]
+        title = f"Fractional error of the count, {part[0]['moments']} moments"
+        header = ("clusters", *columns, "graphs")
+        yield table(f"{title}, {links:g} links out of a node", header, lines)
+    for name, part in rows.where(kind="curve").groups("graph"):
+        lines = []
+        for order, same in part.groups("moments"):
+            counts = [same.where(method=method).values("found") for method in METHODS]
+            known = [mean_of([v for v in values if math.isfinite(v)]) for values in counts]
+            cells = [f"{mean.value:,.2f}" if mean.count else "no minimum" for mean in known]
+            lines.append((order, *cells))
         first = part[0]
         title = f"{name} ({first['data']}): {first['size']:,} nodes, {first['truth']:,} clusters"
-        out.append(Table(title, ("moments", *METHODS), lines))
+        yield table(title, ("moments", *METHODS), lines)
     (row,) = rows.where(kind="eigenvalues")
-    header = ("graph", "λ* [thesis]", "eigenvalues below [thesis]", "n∫₀^{λ*}p [thesis]")
-    cut = (
-        f"Email ({row['data']})",
+    figures = (
         f"{row['cut']:.2g} [{PRINTED_CUT:g}]",
         f"{row['below']} [20]",
         f"{row['found']:.2f} [20]",
     )
-    drawn = [*out]
-    heading = f"The first minimum of the Email graph's spectrum, {row['order']} moments"
-    drawn.append(Table(heading, header, (cut,)))
-    return drawn
-
-
-def _table(rows: Rows, links: float) -> Table:
-    lines = []
-    for count in rows.distinct("clusters"):
-        cells: list[Any] = [str(count)]
-        for method in METHODS:
-            part = rows.where(clusters=count, method=method)
-            printed = PRINTED.get(method, {}).get(count)
-            tail = f" [{printed:.2g}]" if printed is not None else ""
-            cells.append(f"{over_seeds(part, 'off')}{tail}")
-        lines.append((*cells, str(len(rows.distinct("seed")))))
-    title = (
-        f"Fractional error of the count, {rows[0]['moments']} moments, {links:g} links out of a"
-        " node"
+    yield table(
+        f"The first minimum of the Email graph's spectrum, {row['order']} moments",
+        "graph | λ* [thesis] | eigenvalues below [thesis] | n∫₀^{λ*}p [thesis]",
+        [(f"Email ({row['data']})", *figures)],
     )
-    header = (
-        "clusters",
-        *(f"{method} [thesis]" if method in PRINTED else method for method in METHODS),
-        "graphs",
-    )
-    return Table(title, header, tuple(lines))
 
 
-def _count(rows: Rows) -> str:
-    found = [value for value in rows.values("found") if math.isfinite(value)]
-    return f"{mean_of(found).value:,.2f}" if found else "no minimum"
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over the number of clusters, over moments, and Email's spectrum near 0."""
-    out = [_planted_chart(rows.where(kind="planted", links=LINKS))]
-    curves = rows.where(kind="curve")
-    for name in curves.distinct("graph"):
-        part = curves.where(graph=name)
+    planted, series = rows.where(kind="planted", links=LINKS), []
+    for method in METHODS:
+        series.append(_log_mean(method, planted.where(method=method), "clusters"))
+        if method in PRINTED:
+            series.append(printed_points(f"{method}, thesis", PRINTED[method]))
+    labels = ("Error of the number of clusters, planted", "clusters", "fractional error")
+    yield Chart(*labels, tuple(series), x_log=True, y_log=True, source="Table 3.2")
+    for name, part in rows.where(kind="curve").groups("graph"):
         lines = tuple(_log_mean(method, part.where(method=method), "moments") for method in METHODS)
-        title = f"{name}: error of the number of clusters"
-        axis = "fractional error"
-        source = f"Figure 3.5{PANELS.get(name, '')}"
-        caption = f"Data: {part[0]['data']}."
-        out.append(Chart(title, "moments", axis, lines, y_log=True, source=source, caption=caption))
+        labels = (f"{name}: error of the number of clusters", "moments", "fractional error")
+        source, caption = f"Figure 3.5{PANELS.get(name, '')}", f"Data: {part[0]['data']}."
+        yield Chart(*labels, lines, y_log=True, source=source, caption=caption)
     (row,) = rows.where(kind="eigenvalues")
     numbers = [float(i + 1) for i in range(len(row["smallest"]))]
-    heading = "Smallest eigenvalues of the Email graph"
-    series = (Series("eigenvalues", numbers, row["smallest"], style="stems"),)
-    source = "Figure 3.6, top"
-    caption = f"Data: {row['data']}."
-    out.append(Chart(heading, "number", "eigenvalue", series, source=source, caption=caption))
-    heading = "Entropic spectrum of the Email graph near 0"
-    series = (Series(f"EGS, {row['order']} moments", row["places"], row["density"]),)
-    source = "Figure 3.6, bottom"
+    stems = (Series("eigenvalues", numbers, row["smallest"], style="stems"),)
+    labels = ("Smallest eigenvalues of the Email graph", "number", "eigenvalue")
+    yield Chart(*labels, stems, source="Figure 3.6, top", caption=f"Data: {row['data']}.")
+    density = (Series(f"EGS, {row['order']} moments", row["places"], row["density"]),)
+    labels = ("Entropic spectrum of the Email graph near 0", "λ", "density")
     caption = f"The first minimum is at {row['cut']:.2g}."
-    out.append(Chart(heading, "λ", "density", series, y_log=True, source=source, caption=caption))
-    return out
-
-
-def _planted_chart(rows: Rows) -> Chart:
-    series = []
-    for method in METHODS:
-        series.append(_log_mean(method, rows.where(method=method), "clusters"))
-        if method in PRINTED:
-            printed = PRINTED[method]
-            label = f"{method}, thesis"
-            heights = list(printed.values())
-            series.append(Series(label, list(printed), heights, style="points", published=True))
-    title = "Error of the number of clusters, planted"
-    axis = "fractional error"
-    return Chart(title, "clusters", axis, tuple(series), x_log=True, y_log=True, source="Table 3.2")
+    yield Chart(*labels, density, y_log=True, source="Figure 3.6, bottom", caption=caption)
 
 
 def _log_mean(label: str, rows: Rows, x: str) -> Series:
     """The geometric mean over seeds at each x."""
-    places = sorted(rows.distinct(x))
-    means = []
-    for place in places:
-        found = [
-            math.log10(v) for v in rows.where(**{x: place}).values("error") if math.isfinite(v)
-        ]
-        means.append(10 ** mean_of(found).value if found else None)
-    return Series(label, places, means)
+    groups = sorted(rows.groups(x), key=lambda group: group[0])
+    errors = [[v for v in part.values("error") if math.isfinite(v)] for _, part in groups]
+    means = [
+        10 ** mean_of([math.log10(v) for v in found]).value if found else None for found in errors
+    ]
+    return Series(label, [place for place, _ in groups], means)
 
 
+SMALL = (MixedGraph("mixed 305", 300, 4, 60, 90),)
 LARGE = (
     MixedGraph("mixed 305", 201_600, 305, 500, 1000),
     MixedGraph("mixed 1355", 404_420, 1355, 200, 400),
@@ -421,17 +319,7 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§3.7.1, Table 3.2, Figures 3.5 and 3.6",
     {
-        "smoke": ClusterScale(
-            (9, 30),
-            (MixedGraph("mixed 305", 300, 4, 60, 90),),
-            2,
-            1,
-            1,
-            (12, 16, 24),
-            24,
-            probes=10,
-            small=120,
-        ),
+        "smoke": ClusterScale((9, 30), SMALL, 2, 1, 1, (12, 16, 24), 24, probes=10, small=120),
         "cpu": ClusterScale((9, 30, 90, 240), TENTH, 6, 2, 6),
         "paper": ClusterScale((9, 30, 90, 240), LARGE, 10, 3, 10, links=(LINKS, 1.0)),
     },

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import real_graph, stand_in
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, means, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table, TableLines
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    curve,
+    decades,
+    grid,
+    means,
+    over_seeds,
+    printed_points,
+)
+from lambdahat.experiments.kit.claims import MISSING, Claim, Table, table
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.graphs.random_models import Model, fit_model, which_model
-from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Series
 
 ER, WS, BA = "erdos_renyi", "watts_strogatz", "barabasi_albert"
@@ -27,7 +37,6 @@ DIVERGENCES = {
     "YouTube": {ER: 7.728, WS: 9.735, BA: 7.593},
 }
 LARGE_BA, YOUTUBE = DIVERGENCES
-MARGIN = 0.1  # of the true parameter: the printed ones are up to 17 % off
 LARGE_R = 5
 
 
@@ -49,64 +58,37 @@ class ModelScale:
 
 def cells(config: ModelScale) -> list[Cell]:
     """Model × size × seed, then large graph × seed. ``nodes`` of 0 is the real graph itself."""
-    fits = [
-        {
-            "kind": "parameter",
-            "model": model,
-            "size": size,
-            "moments": config.moments,
-            "draws": config.draws,
-            "seed": seed,
-        }
-        for model in PRINTED
-        for size in config.sizes
-        for seed in range(config.seeds)
-    ]
-    types = [
-        {
-            "kind": "type",
-            "graph": name,
-            "nodes": nodes,
-            "size": config.model_size,
-            "moments": config.type_moments,
-            "draws": config.type_draws,
-            "seed": seed,
-        }
-        for name, nodes in ((LARGE_BA, config.large), (YOUTUBE, config.youtube))
-        for seed in range(config.type_seeds)
-    ]
-    return [*fits, *types]
+    base = {"kind": "parameter", "moments": config.moments, "draws": config.draws}
+    found = grid(base, model=PRINTED, size=config.sizes, seed=range(config.seeds))
+    base = {"kind": "type", "moments": config.type_moments, "draws": config.type_draws}
+    for name, nodes in ((LARGE_BA, config.large), (YOUTUBE, config.youtube)):
+        own = {**base, "graph": name, "nodes": nodes, "size": config.model_size}
+        found += grid(own, seed=range(config.type_seeds))
+    return found
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The parameter found for a fresh graph; or each model's divergence from a large one."""
+    settings = (cell["moments"], cell["draws"])
     if cell["kind"] == "parameter":
         truth = true_parameter(cell["model"], cell["size"])
         model = Model(cell["model"], cell["size"], NEIGHBOURS if cell["model"] == WS else 0)
         graph = model.draw(truth, derived_seed(cell["seed"], "target"))
-        found = fit_model(
-            graph,
-            cell["model"],
-            cell["moments"],
-            cell["draws"],
-            neighbours=model.neighbours or None,
-            seed=cell["seed"],
-        )
-        share = float(found) / truth
-        return [
-            {"truth": truth, "found": float(found), "stderr": float(found.stderr), "share": share}
-        ]
-    graph, data = _large(cell)
-    choice = which_model(graph, cell["moments"], cell["draws"], cell["size"], cell["seed"])
+        near = model.neighbours or None
+        found = fit_model(graph, cell["model"], *settings, neighbours=near, seed=cell["seed"])
+        value, error = float(found), float(found.stderr)
+        return [{"truth": truth, "found": value, "stderr": error, "share": value / truth}]
+    if cell["graph"] == LARGE_BA:
+        seed = derived_seed(cell["seed"], "large graph")
+        graph = Model(BA, cell["nodes"]).draw(LARGE_R, seed)
+        data = f"Barabási–Albert, n = {cell['nodes']:,}, r = {LARGE_R}"
+    else:
+        graph, data = real_graph(YOUTUBE, cell["nodes"])
+    fits = which_model(graph, *settings, cell["size"], cell["seed"]).fits
     return [
-        {
-            "model": one.model,
-            "found": float(one),
-            "divergence": one.divergence,
-            "typical": one.typical,
-            "data": data,
-        }
-        for one in choice.fits
+        {"model": one.model, "found": float(one), "data": data}
+        | {"divergence": one.divergence, "typical": one.typical}
+        for one in fits
     ]
 
 
@@ -115,136 +97,84 @@ def true_parameter(model: str, size: int) -> float:
     return {ER: 0.6, WS: 0.4, BA: 0.4 * size}[model]
 
 
-def _large(cell: Cell) -> tuple[Graph, str]:
-    if cell["graph"] == LARGE_BA:
-        drawn = Model(BA, cell["nodes"]).draw(LARGE_R, derived_seed(cell["seed"], "large graph"))
-        return drawn, f"Barabási–Albert, n = {cell['nodes']:,}, r = {LARGE_R}"
-    return real_graph(YOUTUBE, cell["nodes"])
+# a tenth of the true parameter is allowed: the printed ones are up to 17 % off
+CLAIMS = ClaimTexts("""
+    parameter: {name}, n = {size}: the parameter is found (over the true one, {truth:g})
+      | §3.6.1, Table 3.1a | {share:.3g} | within 0.1 of 1
+    nearer: {name} ({data}): Barabási–Albert is nearer than {other}
+      | §3.6.2, Table 3.1b | {theirs[0]:g} against {theirs[1]:g} | above | decades
+    ours: {data}: Barabási–Albert is nearer than {other}
+      | this work | no such graph | above | decades over estimates of this graph | ours
+""")
 
 
-def claims(rows: Rows) -> list[Claim]:
-    """Every parameter within a tenth of the truth, and the models' order for two large graphs."""
-    found = Claims()
+def claims(rows: Rows) -> Iterator[Claim]:
+    """Every parameter within a tenth of the truth, and the models' order for two large graphs.
+
+    YouTube is one graph, n counting estimates; of a substitute for it the claim is our own.
+    """
     fits = rows.where(kind="parameter")
     for model, printed in PRINTED.items():
         for size in fits.distinct("size"):
-            part = fits.where(model=model, size=size)
             truth = true_parameter(model, size)
-            sentence = (
-                f"{NAMES[model]}, n = {size}: the parameter is found (over the true one, {truth:g})"
-            )
-            source = "§3.6.1, Table 3.1a"
-            published = f"{printed[size] / truth:.3g}"
-            found.add(sentence, source, published, over_seeds(part, "share"), "within", 1.0, MARGIN)
-    types = rows.where(kind="type")
-    for name in types.distinct("graph"):
-        part = types.where(graph=name)
-        found += _youtube_claims(part) if name == YOUTUBE else _type_claims(name, part)
-    return found
+            values = {"name": NAMES[model], "truth": truth, "share": printed[size] / truth}
+            reading = over_seeds(fits.where(model=model, size=size), "share")
+            yield CLAIMS("parameter", reading, size=size, **values)
+    for name, part in rows.where(kind="type").groups("graph"):
+        data, real = part[0]["data"], name == YOUTUBE
+        other_graph = stand_in(YOUTUBE, data) if real else ""
+        settings = {"unmet": other_graph, "barrier": MISSING} if real else {}
+        if real:
+            settings["unit"] = " decades over estimates of this graph"
+        readings = {
+            NAMES[model]: decades(part.where(model=model), part.where(model=BA), "divergence")
+            for model in (ER, WS)
+        }
+        for model in (ER, WS):
+            theirs = [DIVERGENCES[name][each] for each in (BA, model)]
+            values = {"name": name, "data": data, "other": NAMES[model], "theirs": theirs}
+            yield CLAIMS("nearer", readings[NAMES[model]], **values, **settings)
+        for other, reading in readings.items() if other_graph else ():
+            yield CLAIMS("ours", reading, data=data, other=other)
 
 
-def _type_claims(name: str, rows: Rows) -> list[Claim]:
-    """That the third model is nearer than the others, as in Table 3.1b."""
-    theirs, found = DIVERGENCES[name], Claims()
-    for other in (ER, WS):
-        sides = rows.where(model=other), rows.where(model=BA)
-        sentence = f"{name} ({rows[0]['data']}): {NAMES[BA]} is nearer than {NAMES[other]}"
-        source = "§3.6.2, Table 3.1b"
-        published = f"{theirs[BA]:g} against {theirs[other]:g}"
-        found.add(sentence, source, published, decades(*sides, "divergence"), unit=" decades")
-    return found
-
-
-def _youtube_claims(rows: Rows) -> list[Claim]:
-    """The same of one real graph, n counting estimates; of a substitute as our own claim."""
-    data = rows[0]["data"]
-    other, unit = stand_in(YOUTUBE, data), " decades over estimates of this graph"
-    theirs = [
-        replace(each, unit=unit, unmet=other, barrier=MISSING)
-        for each in _type_claims(YOUTUBE, rows)
-    ]
-    ours = [
-        replace(
-            each,
-            sentence=each.sentence.replace(f"{YOUTUBE} ({data})", data),
-            source="this work",
-            unmet="",
-            published="no such graph",
-            own=True,
-        )
-        for each in theirs
-    ]
-    return [*theirs, *ours] if other else theirs
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Both parts of Table 3.1, ours and the thesis's."""
     fits = rows.where(kind="parameter")
-    sizes = fits.distinct("size")
-    lines = TableLines()
+    sizes, lines = fits.distinct("size"), []
     for model, printed in PRINTED.items():
-        cells = [
-            f"{over_seeds(fits.where(model=model, size=size), 'found')} [{printed[size]:g}]"
-            for size in sizes
-        ]
-        lines.add(
-            f"{NAMES[model]},"
-            f" {'r = 0.4·n' if model == BA else f'p = {true_parameter(model, 0):g}'}",
-            *cells,
-        )
+        parts = {size: fits.where(model=model, size=size) for size in sizes}
+        cells = [f"{over_seeds(part, 'found')} [{printed[size]:g}]" for size, part in parts.items()]
+        truth = "r = 0.4·n" if model == BA else f"p = {true_parameter(model, 0):g}"
+        lines.append((f"{NAMES[model]}, {truth}", *cells))
     header = ("model", *(f"n = {size} [thesis]" for size in sizes))
-    count = len(fits.distinct("seed"))
-    out = [Table(f"Parameters found, mean of {count} graphs", header, tuple(lines))]
-    types = rows.where(kind="type")
-    for name in types.distinct("graph"):
-        part = types.where(graph=name)
-        body = tuple(
-            (
-                NAMES[model],
-                *means(part.where(model=model), "found", "divergence", "typical"),
-                f"{DIVERGENCES[name][model]:g}",
-            )
-            for model in PRINTED
-        )
+    yield table(f"Parameters found, mean of {len(fits.distinct('seed'))} graphs", header, lines)
+    columns = ("found", "divergence", "typical")
+    for name, part in rows.where(kind="type").groups("graph"):
+        lines = [
+            (NAMES[model], *means(part.where(model=model), *columns), f"{printed:g}")
+            for model, printed in DIVERGENCES[name].items()
+        ]
         title = f"{name} ({part[0]['data']}) and models of {part[0]['size']:,} nodes"
-        columns = ("model", "parameter", "divergence", "typical of the model", "thesis")
-        out.append(Table(title, columns, body))
-    return out
+        yield table(title, "model | parameter | divergence | typical of the model | thesis", lines)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Parameters over the size, and divergences of the models."""
-    fits = rows.where(kind="parameter")
-    shares = []
+    fits, shares = rows.where(kind="parameter"), []
     for model, found in PRINTED.items():
         shares.append(curve(NAMES[model], fits.where(model=model), "share", "size"))
-        theirs = [value / true_parameter(model, size) for size, value in found.items()]
-        shares.append(
-            Series(f"{NAMES[model]}, thesis", list(found), theirs, style="points", published=True)
-        )
-    title = "Parameters found over the true ones"
-    axis = "found / true"
-    out = [Chart(title, "nodes", axis, tuple(shares), source="Table 3.1a", lines=(("true", 1.0),))]
-    types = rows.where(kind="type")
-    for name in types.distinct("graph"):
-        part, labels = types.where(graph=name), [NAMES[model] for model in PRINTED]
-        readings = [over_seeds(part.where(model=model), "divergence") for model in PRINTED]
-        ours = Series("ours", labels, [reading.value for reading in readings], style="bars")
-        printed = Series(
-            "thesis", labels, list(DIVERGENCES[name].values()), style="points", published=True
-        )
-        out.append(
-            Chart(
-                f"Divergence from {name}",
-                "model",
-                "divergence",
-                (ours, printed),
-                y_log=True,
-                source="Table 3.1b",
-                caption=f"Data: {part[0]['data']}.",
-            )
-        )
-    return out
+        theirs = {size: value / true_parameter(model, size) for size, value in found.items()}
+        shares.append(printed_points(f"{NAMES[model]}, thesis", theirs))
+    labels = ("Parameters found over the true ones", "nodes", "found / true")
+    yield Chart(*labels, tuple(shares), source="Table 3.1a", lines=(("true", 1.0),))
+    for name, part in rows.where(kind="type").groups("graph"):
+        printed = {NAMES[model]: value for model, value in DIVERGENCES[name].items()}
+        heights = [over_seeds(part.where(model=model), "divergence").value for model in PRINTED]
+        ours = Series("ours", list(printed), heights, style="bars")
+        labels = (f"Divergence from {name}", "model", "divergence")
+        both, caption = (ours, printed_points("thesis", printed)), f"Data: {part[0]['data']}."
+        yield Chart(*labels, both, y_log=True, source="Table 3.1b", caption=caption)
 
 
 EXPERIMENT = Experiment(

@@ -71,12 +71,8 @@ def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:
     for file in () if nodes else subject.files:
         path = outside_file("graphs", file)
         if path is not None:
-            found = graph(path)
-            return (
-                (found, file)
-                if file == subject.files[0]
-                else largest_component(found, file, subject.part)
-            )
+            found, named = graph(path), file == subject.files[0]
+            return (found, file) if named else largest_component(found, file, subject.part)
     made = STAND_INS[subject.kind](nodes or NODES, derived_seed(0, "stand-in", name) % 2**32)
     return made, f"made {subject.kind} graph"
 
@@ -91,12 +87,12 @@ def largest_component(whole: Graph, name: str, part: int | None) -> tuple[Graph,
     largest = np.bincount(whole.components).argmax()
     start = int(np.flatnonzero(whole.components == largest)[0])
     kept = breadth_first_order(whole.adjacency, start, directed=False, return_predecessors=False)
+    words = f"largest component of {name}"
     if part is not None:
         kept, name = np.array_split(kept, PARTS)[part], f"{name}, part {part + 1}"
+        words = name
     kept = np.sort(kept)
-    return Graph.of(
-        whole.adjacency[kept][:, kept], name
-    ), name if part is not None else f"largest component of {name}"
+    return Graph.of(whole.adjacency[kept][:, kept], name), words
 
 
 def collaboration(nodes: int, seed: int) -> Graph:
@@ -156,11 +152,8 @@ def planted_graph(count: int, outside: float, seed: int) -> Graph:
     sizes = np.random.default_rng(derived_seed(seed, "sizes of clusters")).integers(20, 41, count)
     rest = 30 * count - int(sizes[:-1].sum())
     sizes[-1] = rest if 20 <= rest <= 40 else sizes[-1]
-    number = derived_seed(seed, "planted clusters") % 2**32
-    made = nx.random_partition_graph(
-        [int(size) for size in sizes], 0.5, outside / int(sizes.sum()), seed=number
-    )
-    return graph(made)
+    number, share = derived_seed(seed, "planted clusters") % 2**32, outside / int(sizes.sum())
+    return graph(nx.random_partition_graph(sizes.tolist(), 0.5, share, seed=number))
 
 
 def mixed_graph(nodes: int, count: int, least: int, most: int, seed: int) -> Graph:
@@ -206,26 +199,22 @@ def counts(graph: Graph, orders: Sequence[int], probes: int, seed: int) -> Itera
     "EGS" is Algorithm 5 with plain probes and λ* in the widest gap, "EGS, first minimum" the same
     at its first minimum, "Lanczos" the thesis's baseline, and "ours" is ``graphs.clusters``.
     """
-    measured, spectra = (
-        plain_moments(graph, max(orders), probes, seed),
-        lanczos_spectra(graph, orders, probes, seed),
-    )
+    measured = plain_moments(graph, max(orders), probes, seed)
+    spectra = lanczos_spectra(graph, orders, probes, seed)
     for order, spectrum in zip(orders, spectra, strict=True):
-        density = fit(first_moments(measured, order), tol=TOLERANCE)
-        for method, (found, cut) in (
-            (EGS, gap_count(density, graph)),
-            (FIRST, first_count(density, len(graph))),
-        ):
-            yield {"method": method, "moments": order, "found": found, "cut": cut}
+        yield from density_counts(fit(first_moments(measured, order), tol=TOLERANCE), graph)
         yield {"method": LANCZOS, "moments": order, "found": float(smoothed_count(spectrum))}
         mine = clusters(graph, order, probes, seed)
-        yield {
-            "method": OURS,
-            "moments": order,
-            "found": float(mine),
-            "cut": mine.cut,
-            "stderr": float(mine.stderr),
-        }
+        figures = {"found": float(mine), "cut": mine.cut, "stderr": float(mine.stderr)}
+        yield {"method": OURS, "moments": order, **figures}
+
+
+def density_counts(density: MaxentDensity, graph: Graph) -> Iterator[Row]:
+    """What an entropic density counts at its widest gap, and at its first minimum."""
+    order = len(density.coefficients) - 1
+    both = {EGS: gap_count(density, graph), FIRST: first_count(density, len(graph))}
+    for method, (found, cut) in both.items():
+        yield {"method": method, "moments": order, "found": found, "cut": cut}
 
 
 def plain_moments(graph: Graph, count: int, probes: int, seed: int) -> Moments:

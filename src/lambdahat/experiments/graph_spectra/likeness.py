@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lambdahat.experiments.graph_spectra.graph_subjects import SUBJECTS, real_graph, stand_in
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Claims, Table, mean_of
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, grid, over_seeds
+from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of, table
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.graphs.similarities import Similarity, similarity
 from lambdahat.graphs.structure import Graph
 from lambdahat.results.charts import Chart, Heat
@@ -24,8 +25,6 @@ KINDS = {  # and those that they are or stand for in the thesis
     "road graphs": (ROADS, "road networks"),
     "social graphs": (SOCIAL, "biological networks"),
 }
-PLACE = "§3.6.3, Figure 3.4"
-UNIT = " decades over estimates of these graphs"
 
 
 @dataclass(frozen=True)
@@ -39,73 +38,55 @@ class LikenessScale:
 
 def cells(config: LikenessScale) -> list[Cell]:
     """A cell for each seed: the spectra of all graphs share one penalty."""
-    return [
-        {"moments": config.moments, "nodes": config.nodes, "seed": seed}
-        for seed in range(config.seeds)
-    ]
+    return grid({"moments": config.moments, "nodes": config.nodes}, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The divergence of every two graphs, its error over the probes, and its noise floor."""
-    names = (*COLLABORATIONS, *ROADS, *SOCIAL)
-    found = [real_graph(name, cell["nodes"]) for name in names]
-    named = [
-        Graph(graph.adjacency, graph.names, name)
-        for name, (graph, _) in zip(names, found, strict=True)
-    ]
+    found = {name: real_graph(name, cell["nodes"]) for name in (*COLLABORATIONS, *ROADS, *SOCIAL)}
+    named = [Graph(graph.adjacency, graph.names, name) for name, (graph, _) in found.items()]
     near = similarity(named, cell["moments"], seed=cell["seed"])
-    places = {name: (data, len(graph)) for name, (graph, data) in zip(names, found, strict=True)}
+    columns = {"divergence": near.divergences, "stderr": near.stderr, "floor": near.floors}
     return [
-        {
-            "one": a,
-            "other": b,
-            "divergence": near.divergences[i, j],
-            "stderr": near.stderr[i, j],
-            "floor": near.floors[i, j],
-            "data": places[a][0],
-            "size": places[a][1],
-            "status": near.status.name,
-        }
+        {"one": a, "other": b, "data": found[a][1], "size": len(found[a][0])}
+        | {name: values[i, j] for name, values in columns.items()}
+        | {"status": near.status.name}
         for i, a in enumerate(near.names)
         for j, b in enumerate(near.names)
         if i != j
     ]
 
 
-def claims(rows: Rows) -> list[Claim]:
+CLAIMS = ClaimTexts("""
+    thesis: {thesis}: divergences within are much smaller than those to other kinds
+      | §3.6.3, Figure 3.4 | much smaller | above | decades over estimates of these graphs
+    largest: {kind}: the largest divergence within is below the smallest to all others
+      | this work | other graphs | above | decades over estimates of these graphs | ours
+    mean: {kind}: the mean divergence within is less than a tenth of the mean to all others
+      | this work | other graphs | above 1 | decades over estimates of these graphs | ours
+    pair: {kind}: the largest divergence within is below the smallest to {others} | this work
+      | chosen after the results | above | decades over estimates of these graphs | ours
+""")
+
+
+def claims(rows: Rows) -> Iterator[Claim]:
     """Graphs of one kind are nearer to each other than to others; the graphs are fixed, and n
     counts estimates.
 
     The thesis's claim is of its eleven graphs; of those at hand all is a claim of ours.
     """
-    found, unmet = Claims(), _unlike(rows)
-    for words, (group, thesis) in KINDS.items():
-        sentence = f"{thesis}: divergences within are much smaller than those to other kinds"
-        reading = mean_of(_parting(rows, group, max, min))
-        found.append(
-            Claim(sentence, PLACE, "much smaller", reading, unit=UNIT, unmet=unmet, barrier=MISSING)
-        )
-        for of, bound, inner, outer in (("largest", 0.0, max, min), ("mean", 1.0, _mean, _mean)):
-            less = "below the smallest" if of == "largest" else "less than a tenth of the mean"
-            sentence = f"{words}: the {of} divergence within is {less} to all others"
-            published = "other graphs"
-            reading = mean_of(_parting(rows, group, inner, outer))
-            found.add(sentence, "this work", published, reading, bound=bound, unit=UNIT, own=True)
+    unmet = _unlike(rows)
+    for kind, (group, thesis) in KINDS.items():
+        worst, mean = _parting(rows, group, max, min), _parting(rows, group, np.mean, np.mean)
+        yield CLAIMS("thesis", worst, thesis=thesis, unmet=unmet, barrier=MISSING)
+        yield CLAIMS("largest", worst, kind=kind)
+        yield CLAIMS("mean", mean, kind=kind)
     known = rows.where(one=COLLABORATIONS + ROADS, other=COLLABORATIONS + ROADS)
-    return found + [
-        Claim(
-            f"{words}: the largest divergence within is below the smallest to {others}",
-            "this work",
-            "chosen after the results",
-            mean_of(_parting(known, group, max, min)),
-            unit=UNIT,
-            own=True,
-        )
-        for words, group, others in (
-            ("collaboration graphs", COLLABORATIONS, "roads"),
-            ("road graphs", ROADS, "collaboration graphs"),
-        )
-    ]
+    for kind, others in (
+        ("collaboration graphs", "roads"),
+        ("road graphs", "collaboration graphs"),
+    ):
+        yield CLAIMS("pair", _parting(known, KINDS[kind][0], max, min), kind=kind, others=others)
 
 
 def _unlike(rows: Rows) -> str:
@@ -118,65 +99,53 @@ def _unlike(rows: Rows) -> str:
     return f"its gene networks are not at hand{other}"
 
 
-Reduction = Callable[[Sequence[float]], float]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
 def _parting(
-    rows: Rows, group: Sequence[str], within: Reduction, outside: Reduction
-) -> list[float]:
-    """log₁₀ of outer over inner divergence, each reduced as said, for every seed."""
+    rows: Rows, group: Sequence[str], within: Callable[..., Any], outside: Callable[..., Any]
+) -> Reading:
+    """log₁₀ of outer over inner divergence, each reduced as said, over the seeds."""
     out = []
-    for seed in rows.distinct("seed"):
-        part = rows.where(seed=seed, one=group)
+    for _, part in rows.where(one=group).groups("seed"):
         inner = [row["divergence"] for row in part if row["other"] in group]
         outer = [row["divergence"] for row in part if row["other"] not in group]
         out.append(math.log10(outside(outer) / within(inner)))
-    return out
+    return mean_of(out)
 
 
 def similarity_of(rows: Rows) -> Similarity:
-    """The mean over seeds as a result for ``lh.plot``, with the errors over one seed's probes."""
+    """The mean over seeds as a result for ``lh.plot``, with the errors over one seed's probes.
+
+    Named by the graphs that were measured, whatever they stand for.
+    """
     names = rows.distinct("one")
-    tables = {
-        column: np.zeros((len(names), len(names))) for column in ("divergence", "stderr", "floor")
-    }
-    for i, a in enumerate(names):
-        for j, b in enumerate(names):
-            if i != j:
-                for column, table in tables.items():
-                    table[i, j] = over_seeds(rows.where(one=a, other=b), column).value
-    labels = tuple(_label(rows.where(one=name)[0]) for name in names)
-    return Similarity(labels, tables["divergence"], tables["stderr"], (), tables["floor"])
+    matrices = np.zeros((3, len(names), len(names)))
+    for (a, b), part in rows.groups("one", "other"):
+        place = names.index(a), names.index(b)
+        for matrix, column in zip(matrices, ("divergence", "stderr", "floor"), strict=True):
+            matrix[place] = over_seeds(part, column).value
+    data = [str(rows.where(one=name)[0]["data"]) for name in names]
+    labels = [
+        f"{name} (made)" if found.startswith("made") else found
+        for name, found in zip(names, data, strict=True)
+    ]
+    return Similarity(tuple(labels), matrices[0], matrices[1], (), matrices[2])
 
 
-def _label(row: Row) -> str:
-    """The graph that was measured, whatever it stands for."""
-    return f"{row['one']} (made)" if row["data"].startswith("made") else str(row["data"])
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """What each graph is, and the divergences."""
-    first = rows.where(seed=rows[0]["seed"])
-    graphs = {row["one"]: row for row in first}
-    about = tuple(
+    graphs = {name: part[0] for name, part in rows.groups("one")}
+    about = [
         (name, SUBJECTS[name].kind, row["data"], f"{row['size']:,}") for name, row in graphs.items()
-    )
+    ]
+    title = "The graphs of Figure 3.4, and what was taken for them"
+    yield table(title, "graph | kind | data | nodes", about)
     found = similarity_of(rows)
-    lines = tuple(
+    lines = [
         (name, *(f"{value:.3g}" if i != j else "" for j, value in enumerate(found.divergences[i])))
         for i, name in enumerate(found.names)
-    )
+    ]
     count, moments = len(rows.distinct("seed")), rows[0]["moments"]
-    out = []
-    title = "The graphs of Figure 3.4, and what was taken for them"
-    out.append(Table(title, ("graph", "kind", "data", "nodes"), about))
     title = f"Symmetric divergences, {moments} moments, mean of {count} seeds"
-    out.append(Table(title, ("graph", *found.names), lines))
-    return out
+    yield table(title, ("graph", *found.names), lines)
 
 
 def charts(rows: Rows) -> list[Chart]:

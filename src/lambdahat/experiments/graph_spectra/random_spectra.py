@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,16 +12,16 @@ from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, means
+from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, grid, means
 from lambdahat.experiments.kit.claims import (
     Claim,
-    Claims,
     Reading,
     Table,
     mean_of,
     paired_difference,
+    table,
 )
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import BOUNDS, TOLERANCE, components, eigenvalues, probed_moments
 from lambdahat.maxent import MaxentDensity, fit
@@ -52,10 +53,8 @@ class SpectraScale:
 def cells(config: SpectraScale) -> list[Cell]:
     """The semicircle; and random graph × seed, of which the first is drawn."""
     base = {"nodes": config.nodes, "probes": config.probes, "orders": list(config.moments)}
-    graphs = [
-        {**base, "graph": name, "seed": seed} for name in MODELS for seed in range(config.seeds)
-    ]
-    return [{"graph": SEMICIRCLE, "orders": list(config.semicircle), "seed": 0}, *graphs]
+    circle = {"graph": SEMICIRCLE, "orders": list(config.semicircle), "seed": 0}
+    return [circle, *grid(base, graph=MODELS, seed=range(config.seeds))]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -65,10 +64,8 @@ def run(cell: Cell, device: str) -> list[Row]:
     kind, parameter = MODELS[cell["graph"]]
     share = parameter / cell["nodes"] if kind == "erdos_renyi" else parameter
     graph = Model(kind, cell["nodes"]).draw(share, derived_seed(cell["seed"], "random graph"))
-    values = eigenvalues(graph)
-    measured = probed_moments(
-        graph, max(cell["orders"]), cell["probes"], cell["seed"], components(graph)
-    )
+    values, most = eigenvalues(graph), max(cell["orders"])
+    measured = probed_moments(graph, most, cell["probes"], cell["seed"], components(graph))
     rows = [
         _distances_to_truth(fit(first_moments(measured, count), tol=TOLERANCE), values, cell)
         for count in cell["orders"]
@@ -82,13 +79,9 @@ def _semicircle(count: int) -> Row:
     x, weights = np.cos(angles), 2 * np.sin(angles) ** 2 / QUADRATURE
     truth = 4 / np.pi * np.sin(angles)  # of λ = (1 + x)/2
     density = fit(np.r_[1.0, (weights @ chebvander(x, count))[1:]], bounds=(0.0, 1.0))
-    row: Row = {
-        "moments": count,
-        "kl": float(weights @ np.log(truth / density.evaluate((1 + x) / 2))),
-    }
-    if count in DRAWN:
-        row |= _curve(density)
-    return row
+    divergence = float(weights @ np.log(truth / density.evaluate((1 + x) / 2)))
+    drawn = _curve(density) if count in DRAWN else {}
+    return {"moments": count, "kl": divergence, **drawn}
 
 
 def _distances_to_truth(density: MaxentDensity, values: Array, cell: Cell) -> Row:
@@ -116,10 +109,8 @@ def _histogram(values: Array) -> Row:
     row: Row = {"moments": HISTOGRAM_ROW}
     for bins in BINS:
         heights, edges = np.histogram(values, bins, BOUNDS, density=True)
-        row |= {
-            f"centres {bins}": short((edges[1:] + edges[:-1]) / 2),
-            f"heights {bins}": short(heights),
-        }
+        centres = (edges[1:] + edges[:-1]) / 2
+        row |= {f"centres {bins}": short(centres), f"heights {bins}": short(heights)}
     return row
 
 
@@ -127,141 +118,102 @@ def _kernel_growth(values: Array) -> Row:
     """⟨(λ + u)^m⟩/⟨λ^m⟩ − 1 for m = 2 and 10: a Gaussian kernel raises moments (Theorem 2)."""
     row: Row = {"moments": KERNEL_ROW}
     for order in (2, 10):
+        # ⟨u^j⟩ of a standard normal u is (j − 1)!! for even j
         spread = [
-            math.comb(order, j) * KERNEL**j * _even(j) * float((values ** (order - j)).mean())
+            math.comb(order, j)
+            * KERNEL**j
+            * float(math.prod(range(1, j, 2)))
+            * float((values ** (order - j)).mean())
             for j in range(2, order + 1, 2)
         ]
         row[f"bias {order}"] = sum(spread) / float((values**order).mean())
     return row
 
 
-def _even(order: int) -> float:
-    """⟨u^j⟩ of a standard normal u, j even: (j − 1)!!"""
-    return float(math.prod(range(1, order, 2)))
+CLAIMS = ClaimTexts("""
+    circle: the divergence from the semicircle falls with the moments, {few} to {many} (largest
+      rise) | §3.5.1, Figure 3.2b | it falls | below
+    near: {name}: {many} moments are nearer to the histogram than {few} ({bins} bins)
+      | §3.5, Figure {figure} | successively | above | decades
+    outside: {name}: less mass lies outside of the spectrum with {many} moments than with {few}
+      | §3.5, Figure {figure} | less | above | decades
+    more: {name}, needs more moments: with {middle} it is further off than Erdős–Rényi
+      | §3.5.2 | many more | above | decades
+    second: a kernel of width {width:g} raises the second moment (share)
+      | Theorem 2 | biased upwards
+    tenth: a kernel of width {width:g} raises the tenth moment by a larger share
+      | Theorem 2 | more for higher moments
+""")
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The semicircle's divergence, the fit of random graphs, and what a kernel does to moments."""
-    circle = rows.where(graph=SEMICIRCLE)
-    few, many = min(circle.values("moments")), max(circle.values("moments"))
-    values = [row["kl"] for row in sorted(circle, key=lambda row: row["moments"])]
-    worst = Reading(max(b - a for a, b in pairwise(values)), 0.0)
-    sentence = (
-        f"the divergence from the semicircle falls with the moments, {few} to {many} (largest rise)"
-    )
-    found = [Claim(sentence, "§3.5.1, Figure 3.2b", "it falls", worst, "below", 0.0)]
+    circle = sorted(rows.where(graph=SEMICIRCLE), key=lambda row: row["moments"])
+    rise = max(after["kl"] - before["kl"] for before, after in pairwise(circle))
+    few, many = circle[0]["moments"], circle[-1]["moments"]
+    yield CLAIMS("circle", Reading(rise, 0.0), few=few, many=many)
     for name, figure in ((ER, "3.1"), (BA, "3.3"), (TREE, "3.3")):
-        found += _graph_claims(rows.where(graph=name), name, figure)
+        part = rows.where(graph=name)
+        few, *_, many = sorted(part[0]["orders"])
+        first, last = part.where(moments=few), part.where(moments=many)
+        values = {"name": name, "few": few, "many": many, "figure": figure}
+        yield CLAIMS("near", decades(first, last, f"off {BINS[0]}"), bins=BINS[0], **values)
+        if name != TREE:  # its spectrum fills the interval: there is no outside
+            yield CLAIMS("outside", decades(first, last, "outside"), **values)
     middle = sorted(rows.where(graph=ER)[0]["orders"])[1]
-    off = f"off {BINS[1]}"
     plain = rows.where(graph=ER, moments=middle)
     for name in (TREE, BA):
-        words = f"{name}, needs more moments: with {middle} it is further off than Erdős–Rényi"
-        reading = decades(rows.where(graph=name, moments=middle), plain, off)
-        found.append(Claim(words, "§3.5.2", "many more", reading, unit=" decades"))
-    return [*found, *_kernel_claims(rows.where(moments=KERNEL_ROW))]
+        further = decades(rows.where(graph=name, moments=middle), plain, f"off {BINS[1]}")
+        yield CLAIMS("more", further, name=name, middle=middle)
+    kernels = rows.where(moments=KERNEL_ROW)
+    second, tenth = kernels.paired("bias 2"), kernels.paired("bias 10")
+    yield CLAIMS("second", mean_of(list(second.values())), width=KERNEL)
+    yield CLAIMS("tenth", paired_difference(tenth, second), width=KERNEL)
 
 
-def _kernel_claims(rows: Rows) -> list[Claim]:
-    second, tenth = rows.paired("bias 2"), rows.paired("bias 10")
-    found = Claims()
-    sentence = f"a kernel of width {KERNEL:g} raises the second moment (share)"
-    found.add(sentence, "Theorem 2", "biased upwards", mean_of(list(second.values())))
-    sentence = f"a kernel of width {KERNEL:g} raises the tenth moment by a larger share"
-    published = "more for higher moments"
-    found.add(sentence, "Theorem 2", published, paired_difference(tenth, second))
-    return found
-
-
-def _graph_claims(rows: Rows, name: str, figure: str) -> list[Claim]:
-    orders = sorted(rows[0]["orders"])
-    first, last = (rows.where(moments=order) for order in (orders[0], orders[-1]))
-    place = f"§3.5, Figure {figure}"
-    sentence = (
-        f"{name}: {orders[-1]} moments are nearer to the histogram than {orders[0]} ({BINS[0]}"
-        " bins)"
-    )
-    reading = decades(first, last, f"off {BINS[0]}")
-    near = Claim(sentence, place, "successively", reading, unit=" decades")
-    if name == TREE:  # its spectrum fills the interval: there is no outside
-        return [near]
-    words = (
-        f"{name}: less mass lies outside of the spectrum with {orders[-1]} moments than with"
-        f" {orders[0]}"
-    )
-    return [near, Claim(words, place, "less", decades(first, last, "outside"), unit=" decades")]
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Divergences of the semicircle, and how far random graphs' densities are off."""
-    circle = rows.where(graph=SEMICIRCLE)
-    out = [
-        Table(
-            "KL(semicircle‖p), exact moments",
-            ("moments", "divergence"),
-            tuple((str(row["moments"]), f"{row['kl']:.3g}") for row in circle),
-        )
-    ]
+    lines = [(row["moments"], f"{row['kl']:.3g}") for row in rows.where(graph=SEMICIRCLE)]
+    yield table("KL(semicircle‖p), exact moments", "moments | divergence", lines)
     columns = (*(f"off {bins}" for bins in BINS), "outside")
+    off = [f"off in total variation, {bins} bins" for bins in BINS]
+    header = ("moments", *off, "mass outside of the spectrum")
     for name in MODELS:
         part = rows.where(graph=name)
-        lines = tuple(
-            (str(order), *means(part.where(moments=order), *columns)) for order in part[0]["orders"]
-        )
-        header = (
-            "moments",
-            *(f"off in total variation, {bins} bins" for bins in BINS),
-            "mass outside of the spectrum",
-        )
-        out.append(Table(f"{name}, n = {part[0]['nodes']:,}", header, lines))
-    return out
+        lines = [
+            (order, *means(part.where(moments=order), *columns)) for order in part[0]["orders"]
+        ]
+        yield table(f"{name}, n = {part[0]['nodes']:,}", header, lines)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Figure 3.2, then Figures 3.1 and 3.3."""
-    circle = rows.where(graph=SEMICIRCLE)
-    drawn = [row for row in circle if "places" in row]
-    places = np.linspace(0.0, 1.0, PLACES)
+    circle, places = rows.where(graph=SEMICIRCLE), np.linspace(0.0, 1.0, PLACES)
     truth = Series("semicircle", short(places), short(8 / np.pi * np.sqrt(places * (1 - places))))
-    fits = [Series(f"{row['moments']} moments", row["places"], row["density"]) for row in drawn]
+    labels = ("The semicircle and its entropic spectra", "λ", "density")
+    yield Chart(*labels, (truth, *_fits(circle)), source="Figure 3.2a")
     falling = Series("KL(semicircle‖p)", circle.values("moments"), circle.values("kl"))
-    out = []
-    title = "The semicircle and its entropic spectra"
-    out.append(Chart(title, "λ", "density", (truth, *fits), source="Figure 3.2a"))
-    title = "Divergence from the semicircle"
-    source = "Figure 3.2b"
-    out.append(Chart(title, "moments", "divergence", (falling,), y_log=True, source=source))
+    labels = ("Divergence from the semicircle", "moments", "divergence")
+    yield Chart(*labels, (falling,), y_log=True, source="Figure 3.2b")
     for name in MODELS:
-        out += _graph_charts(rows.where(graph=name), name)
-    return out
+        part, source = rows.where(graph=name), f"Figure {'3.1' if name == ER else '3.3'}"
+        (seen,) = part.where(moments=HISTOGRAM_ROW)
+        bins = BINS[1] if name == ER else BINS[0]
+        bars = Series("eigenvalues", seen[f"centres {bins}"], seen[f"heights {bins}"], style="step")
+        labels = (f"Spectrum of {name}, n = {seen['nodes']:,}", "λ", "density")
+        caption = f"Histogram of all eigenvalues in {bins} bins."
+        series = (bars, *_fits(part.where(seed=0)))
+        yield Chart(*labels, series, source=source, caption=caption)
+        fits = Rows(row for row in part if row["moments"] > 0)
+        off = tuple(curve(f"{bins} bins", fits, f"off {bins}", "moments") for bins in BINS)
+        labels = (f"Distance from the histogram: {name}", "moments", "total variation")
+        yield Chart(*labels, off, y_log=True, source=source)
 
 
-def _graph_charts(rows: Rows, name: str) -> list[Chart]:
-    source = "Figure 3.1" if name == ER else "Figure 3.3"
-    (seen,) = rows.where(moments=HISTOGRAM_ROW)
-    bins = BINS[1] if name == ER else BINS[0]
-    bars = Series("eigenvalues", seen[f"centres {bins}"], seen[f"heights {bins}"], style="step")
-    fits = [
-        Series(f"{row['moments']} moments", row["places"], row["density"])
-        for row in rows.where(seed=0)
-        if "places" in row
-    ]
-    off = tuple(
-        curve(
-            f"{bins} bins",
-            Rows(row for row in rows if row["moments"] > 0),
-            f"off {bins}",
-            "moments",
-        )
-        for bins in BINS
-    )
-    out = []
-    title = f"Spectrum of {name}, n = {seen['nodes']:,}"
-    caption = f"Histogram of all eigenvalues in {bins} bins."
-    out.append(Chart(title, "λ", "density", (bars, *fits), source=source, caption=caption))
-    title = f"Distance from the histogram: {name}"
-    out.append(Chart(title, "moments", "total variation", off, y_log=True, source=source))
-    return out
+def _fits(rows: Rows) -> list[Series]:
+    """The densities that rows hold."""
+    drawn = [row for row in rows if "places" in row]
+    return [Series(f"{row['moments']} moments", row["places"], row["density"]) for row in drawn]
 
 
 EXPERIMENT = Experiment(

@@ -22,6 +22,7 @@ from lambdahat.experiments.kit.cells import logs as logs
 from lambdahat.experiments.kit.cells import means as means
 from lambdahat.experiments.kit.cells import over_seeds as over_seeds
 from lambdahat.experiments.kit.cells import points as points
+from lambdahat.experiments.kit.cells import printed_points as printed_points
 from lambdahat.experiments.kit.cells import reading_series as reading_series
 from lambdahat.experiments.kit.cells import settings_of as settings_of
 from lambdahat.experiments.kit.cells import spectra as spectra
@@ -42,11 +43,13 @@ from lambdahat.experiments.kit.claims import mean_of as mean_of
 from lambdahat.experiments.kit.claims import paired_difference as paired_difference
 from lambdahat.experiments.kit.claims import slope as slope
 from lambdahat.experiments.kit.claims import split_header as split_header
+from lambdahat.experiments.kit.claims import table as table
 from lambdahat.experiments.kit.experiment import FLATNESS as FLATNESS
 from lambdahat.experiments.kit.experiment import NGD as NGD
 from lambdahat.experiments.kit.experiment import PRINTED_RATES as PRINTED_RATES
 from lambdahat.experiments.kit.experiment import REGULARIZATION as REGULARIZATION
 from lambdahat.experiments.kit.experiment import SPECTRAL as SPECTRAL
+from lambdahat.experiments.kit.experiment import ClaimTexts as ClaimTexts
 from lambdahat.experiments.kit.experiment import Experiment as Experiment
 from lambdahat.experiments.kit.experiment import Size as Size
 from lambdahat.experiments.kit.experiment import claim_texts as claim_texts

@@ -56,6 +56,17 @@ class Rows(Sequence[Row]):
         """The values of a column, each once, in order of appearance."""
         return list(dict.fromkeys(self.values(name)))
 
+    def groups(self, *names: str) -> Iterator[tuple[Any, Rows]]:
+        """The rows of each value of a column, or of each tuple of values of several, with it.
+
+        In order of appearance, without rows that lack one of the columns.
+        """
+        keys = dict.fromkeys(tuple(row.get(name) for name in names) for row in self._records)
+        for key in keys:
+            if None not in key:
+                part = self.where(**dict(zip(names, key, strict=True)))
+                yield key if len(names) > 1 else key[0], part
+
     def paired(self, name: str, by: str = "seed") -> dict[Any, float]:
         """One number for each value of ``by``: the mean of the column over its rows."""
         groups: dict[Any, list[float]] = {}
@@ -189,6 +200,11 @@ def points(label: str, groups: Mapping[str, Rows], name: str) -> Series:
     """The mean of a column over the seeds of each group, as points with errors."""
     readings = [over_seeds(rows, name) for rows in groups.values()]
     return reading_series(label, list(groups), readings, "points")
+
+
+def printed_points(label: str, printed: Mapping[Any, float]) -> Series:
+    """What a paper printed, by x, as points."""
+    return Series(label, list(printed), list(printed.values()), style="points", published=True)
 
 
 def capitalize(words: str) -> str:

@@ -203,6 +203,16 @@ class Table(Result):
     rows: tuple[tuple[str, ...], ...]
 
 
+def table(title: str, header: str | Iterable[str], lines: Iterable[Iterable[Any]]) -> Table:
+    """A table of any cells; ``header`` has the names of its columns, or one text of them.
+
+    >>> table("Runs", "B | loss", [(128, "0.1 ± 0.02")]).rows
+    (('128', '0.1 ± 0.02'),)
+    """
+    names = header.split(" | ") if isinstance(header, str) else header
+    return Table(title, tuple(names), tuple(tuple(map(str, line)) for line in lines))
+
+
 DIRECTIONS = ("above", "below", "within")
 
 

@@ -7,8 +7,9 @@ and charts that read the rows.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from textwrap import dedent
 from typing import Any
@@ -22,6 +23,7 @@ from lambdahat.experiments.kit.claims import (
     STAND_IN,
     UNTESTED,
     Claim,
+    Reading,
     Table,
     Verdict,
     judge,
@@ -56,6 +58,7 @@ UNAVAILABLE = ("imagenet32", "imagenet", "penn-treebank")  # sets that cannot be
 # share of the paper's samples times epochs from which a smaller run counts as a reduced one
 ENOUGH = 0.1
 PRINTED_RATES = "as printed"
+CLAIM_FIELDS = {field.name for field in fields(Claim)}
 
 
 @dataclass(frozen=True)
@@ -470,3 +473,34 @@ def claim_texts(text: str) -> dict[str, tuple[str, str, str]]:
         sentence, source, published = [*words.split(" | "), ""][:3]
         found[key] = sentence, source, published
     return found
+
+
+class ClaimTexts:
+    """The claims of an experiment as a text; calling it with a reading makes one of them.
+
+    Each is "key: sentence | source | published | test | unit | ours", on lines as ``sentences``
+    reads them; what is empty at the end may be left out. The test is "above", "below 1.5" or
+    "within 0.2 of 1", and by default "above". Names in braces stand for values that the call gives;
+    those it gives by the name of a field of ``Claim`` set that field.
+
+    >>> texts = ClaimTexts("grows: {network}: σ² grows | Figure 5.5 | grows | above 1 | times")
+    >>> texts("grows", Reading(2.0, 0.1), network="MLP", own=True).sentence
+    'MLP: σ² grows'
+    """
+
+    def __init__(self, text: str) -> None:
+        lines = (line.partition(": ") for line in sentences(text))
+        self._texts = {key: re.split(r" \|(?= |$)", rest) for key, _, rest in lines}
+
+    def __call__(self, key: str, reading: Reading, **values: Any) -> Claim:
+        filled = [text.format(**values).strip() for text in self._texts[key]]
+        sentence, source, published, test, unit, ours = filled + [""] * (6 - len(filled))
+        direction, *numbers = test.replace(" of ", " ").split() or ["above"]
+        settings: dict[str, Any] = {
+            "direction": direction,
+            **dict(zip(("bound", "margin"), map(float, reversed(numbers)), strict=False)),
+            "unit": unit and f" {unit}",
+            "own": ours == "ours",
+        }
+        settings |= {name: values[name] for name in CLAIM_FIELDS & values.keys()}
+        return Claim(sentence, source, published, reading, **settings)

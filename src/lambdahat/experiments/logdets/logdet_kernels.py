@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,24 @@ from torch import Tensor
 
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, TableLines, split_header
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.cells import (
+    Cell,
+    Row,
+    Rows,
+    curve,
+    decades,
+    grid,
+    over_seeds,
+    printed_points,
+    settings_of,
+)
+from lambdahat.experiments.kit.claims import Claim, Reading, Table, table
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kernel_matrix import kernel_matrix
 from lambdahat.results import Array, Moments
-from lambdahat.results.charts import Chart, Series
+from lambdahat.results.charts import Chart
 
 NOISE, DIMENSIONS, SCALE = 1e-8, 6, 0.2  # SCALE: deviation of the inputs
 CLOSE = 0.02  # of log κ
@@ -30,21 +40,12 @@ MEME, GRIDDED = "MEMe", "MEMe on 10⁴ points"
 CHEBYSHEV, LANCZOS = "Chebyshev", "Lanczos"
 OURS = {method: f"{method}, preconditioned" for method in ("maxent", "chebyshev", "slq")}
 METHODS = (MEME, GRIDDED, CHEBYSHEV, LANCZOS, *OURS.values())
-TABLE = "Table 2.1"
 LEAST = 0.5  # of the printed decades between two methods, which ours are to reach
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A row of Table 2.1: condition number, length scale, and the errors of three methods."""
-
-    condition: float
-    length: float
-    errors: dict[str, float]
-
-
+# of Table 2.1: condition number, length scale, and the errors of three methods
 PRINTED = tuple(
-    Printed(condition, length, {MEME: meme, CHEBYSHEV: chebyshev, LANCZOS: lanczos})
+    (condition, length, {MEME: meme, CHEBYSHEV: chebyshev, LANCZOS: lanczos})
     for condition, length, meme, chebyshev, lanczos in (
         (3.0e1, 0.05, 0.0014, 0.0037, 0.0024),
         (1.1e3, 0.15, 0.0522, 0.0104, 0.0024),
@@ -57,7 +58,7 @@ PRINTED = tuple(
         (4.2e10, 0.85, 0.0177, 0.5358, 0.1199),
     )
 )
-CONDITIONS = tuple(row.condition for row in PRINTED)
+CONDITIONS = tuple(condition for condition, *_ in PRINTED)
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,8 @@ class KernelScale:
 
 def cells(config: KernelScale) -> list[Cell]:
     """Condition number × draw."""
-    base = {
-        "size": config.size,
-        "rank": config.rank,
-        "moments": config.moments,
-        "probes": config.probes,
-    }
-    return [
-        {**base, "condition": one, "seed": seed}
-        for one in config.conditions
-        for seed in range(config.draws)
-    ]
+    base = settings_of(config, "draws", "conditions")
+    return grid(base, condition=config.conditions, seed=range(config.draws))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -97,15 +89,9 @@ def run(cell: Cell, device: str) -> list[Row]:
     rows = []
     for method in METHODS:
         found, cost, held = _estimate(kernel, method, cell, exact)
-        rows.append(
-            {
-                "method": method,
-                "error": abs(found - exact) / abs(exact),
-                "products": cost,
-                "held": held,
-            }
-        )
-    return [{**common, **row} for row in rows]
+        error = abs(found - exact) / abs(exact)
+        rows.append({**common, "method": method, "error": error, "products": cost, "held": held})
+    return rows
 
 
 def match_kernel(points: Tensor, condition: float) -> tuple[LinearOperator, Tensor, float]:
@@ -126,40 +112,25 @@ def _estimate(
     kernel: LinearOperator, method: str, cell: Cell, exact: float
 ) -> tuple[float, int, bool | None]:
     """log det, the products, and whether its 95 % interval held the truth, where it has one."""
+    count, probes, seed = cell["moments"], cell["probes"], cell["seed"]
     if method in (MEME, GRIDDED):
         top = float(kernel.dense().abs().sum(dim=1).max())  # λ_u of Algorithm 3
-        found = moments(
-            kernel,
-            cell["moments"],
-            "chebyshev",
-            cell["probes"],
-            cell["seed"],
-            (0.0, top),
-            "rademacher",
-        )
-        density: Callable[[Moments], float] = _exactly if method == MEME else _grid_mean_log
-        return kernel.dim * density(found), found.cost, None
-    estimate = logdet(kernel, seed=cell["seed"], **_options(method, cell))
-    low, high = estimate.interval()
-    return float(estimate), estimate.cost, bool(low <= exact <= high)
-
-
-def _options(method: str, cell: Cell) -> dict[str, Any]:
-    """What ``logdet`` is called with: at most 1,500 products for 30 moments and 50 probes."""
-    count, probes = cell["moments"], cell["probes"]
+        found = moments(kernel, count, "chebyshev", probes, seed, (0.0, top), "rademacher")
+        mean = _grid_mean_log(found) if method == GRIDDED else float(fit(found).expectation(np.log))
+        return kernel.dim * mean, found.cost, None
     plain = {"precondition": "none", "probes": probes}
     ours = {"probes": probes, "rank": cell["rank"], "depth": count // 2}
-    return {
+    # at most 1,500 products for 30 moments and 50 probes
+    options: dict[str, dict[str, Any]] = {
         CHEBYSHEV: plain | {"method": "chebyshev", "depth": count // 2},
         LANCZOS: plain | {"method": "slq", "depth": count},
         OURS["maxent"]: ours | {"method": "maxent"},
         OURS["chebyshev"]: ours | {"method": "chebyshev"},
         OURS["slq"]: ours | {"method": "slq", "depth": count + count // 3, "probes": probes // 2},
-    }[method]
-
-
-def _exactly(found: Moments) -> float:
-    return float(fit(found).expectation(np.log))
+    }
+    estimate = logdet(kernel, seed=seed, **options[method])
+    low, high = estimate.interval()
+    return float(estimate), estimate.cost, bool(low <= exact <= high)
 
 
 def _grid_mean_log(found: Moments) -> float:
@@ -208,128 +179,94 @@ def _dual(alpha: Array, table: Array, wanted: Array) -> tuple[float, Array]:
     return most + math.log(total) + float(alpha @ wanted), weights / total
 
 
-def claims(rows: Rows) -> list[Claim]:
-    """Which method errs least at low and at high condition numbers, and the printed errors."""
-    found = Claims()
-    for printed in PRINTED:
-        part = rows.where(condition=printed.condition)
-        if not len(part):
-            continue
-        found += [_ordering(part, printed, other) for other in (CHEBYSHEV, LANCZOS)]
+CLAIMS = ClaimTexts("""
+    less: MEMe errs less than {other} at κ = {condition:.1e}, by {least:.2f} decades or more
+      | Table 2.1 | {mine:g} against {theirs:g} | above | decades (above 0: MEMe errs less)
+    more: MEMe errs more than {other} at κ = {condition:.1e}, by {least:.2f} decades or more
+      | Table 2.1 | {mine:g} against {theirs:g} | below | decades (above 0: MEMe errs less)
+    tenth: MEMe errs less than a tenth of Chebyshev at the largest κ
+      | §2.6.1 | orders of magnitude | above 1 | decades
+    ours: maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)
+      | this work | MEMe alone: 5.2 % | below 0.02 | | ours
+""")
+
+
+def claims(rows: Rows) -> Iterator[Claim]:
+    """Which method errs least at low and at high condition numbers, and the printed errors.
+
+    One is to err less than another by at least half of the printed decades.
+    """
+    for condition, part, _, errors in _printed_rows(rows):
+        for other in (CHEBYSHEV, LANCZOS):
+            mine, theirs = errors[MEME], errors[other]
+            bound = LEAST * math.log10(theirs / mine)
+            values = {"other": other, "condition": condition, "mine": mine, "theirs": theirs}
+            reading = decades(part.where(method=other), part.where(method=MEME), "error")
+            key = "less" if bound > 0 else "more"
+            yield CLAIMS(key, reading, bound=bound, least=abs(bound), **values)
     last = rows.where(condition=max(rows.values("condition")))
-    sentence = "MEMe errs less than a tenth of Chebyshev at the largest κ"
-    reading = decades(last.where(method=CHEBYSHEV), last.where(method=MEME), "error")
-    found.add(sentence, "§2.6.1", "orders of magnitude", reading, bound=1.0, unit=" decades")
+    sides = last.where(method=CHEBYSHEV), last.where(method=MEME)
+    yield CLAIMS("tenth", decades(*sides, "error"))
     worst = max(rows.where(method=OURS["maxent"]).values("error"))
-    sentence = (
-        "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)"
-    )
-    published = "MEMe alone: 5.2 %"
-    found.add(sentence, "this work", published, Reading(worst, 0.0), "below", 0.02, own=True)
-    return found
+    yield CLAIMS("ours", Reading(worst, 0.0))
 
 
-def _ordering(rows: Rows, printed: Printed, other: str) -> Claim:
-    """Whether MEMe or another method errs less, by at least half of the printed decades."""
-    mine, theirs = printed.errors[MEME], printed.errors[other]
-    told = math.log10(theirs / mine)
-    reading = decades(rows.where(method=other), rows.where(method=MEME), "error")
-    better, least = told > 0, LEAST * told
-    sentence = (
-        f"MEMe errs {'less' if better else 'more'} than {other} at κ = {printed.condition:.1e}"
-    )
-    text = f"{sentence}, by {abs(least):.2f} decades or more"
-    published = f"{mine:g} against {theirs:g}"
-    unit = " decades (above 0: MEMe errs less)"
-    return Claim(text, TABLE, published, reading, "above" if better else "below", least, unit=unit)
+def _printed_rows(rows: Rows) -> Iterator[tuple[float, Rows, float, dict[str, float]]]:
+    """The condition numbers that were run, their rows, and the printed length and errors."""
+    for condition, length, errors in PRINTED:
+        part = rows.where(condition=condition)
+        if len(part):
+            yield condition, part, length, errors
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Table 2.1 with the printed errors behind ours, and what our own settings add."""
-    kept = [printed for printed in PRINTED if len(rows.where(condition=printed.condition))]
-    header = (
-        *split_header(f"κ | length scale [thesis] | {MEME} [thesis]"),
-        GRIDDED,
-        *split_header(f"{CHEBYSHEV} [thesis] | {LANCZOS} [thesis]"),
-    )
-    lines, mine = TableLines(), []
-    for printed in kept:
-        part = rows.where(condition=printed.condition)
-        cells = {method: over_seeds(part.where(method=method), "error") for method in METHODS}
-        shown = {
-            name: f"{_spread(cells[name])} [{error:g}]" for name, error in printed.errors.items()
-        }
-        length = f"{over_seeds(part, 'length').value:.3f} [{printed.length:g}]"
-        lines.add(
-            f"{printed.condition:.1e}",
-            length,
-            shown[MEME],
-            _spread(cells[GRIDDED]),
-            shown[CHEBYSHEV],
-            shown[LANCZOS],
-        )
+    lines, mine = [], []
+    for condition, part, length, errors in _printed_rows(rows):
+        cells = {method: _spread(part.where(method=method)) for method in METHODS}
+        shown = {name: f"{cells[name]} [{error:g}]" for name, error in errors.items()}
+        scale = f"{over_seeds(part, 'length').value:.3f} [{length:g}]"
+        rest = shown[MEME], cells[GRIDDED], shown[CHEBYSHEV], shown[LANCZOS]
+        lines.append((f"{condition:.1e}", scale, *rest))
         worst = max(part.where(method=OURS["maxent"]).values("error"))
-        mine.append(
-            (
-                f"{printed.condition:.1e}",
-                *(_spread(cells[name]) for name in OURS.values()),
-                f"{worst:.4f}",
-            )
-        )
-    costs = {name: max(rows.where(method=name).values("products")) for name in METHODS}
-    held = {name: rows.where(method=name).values("held") for name in METHODS[2:]}
-    coverage = tuple(
-        (name, f"{costs[name]:,}", f"{np.mean(held[name]):.0%}" if name in held else "no interval")
-        for name in METHODS
-    )
-    size = rows[0]["size"]
-    out = []
-    title = f"Relative error of log det, kernel matrices of {size:,} points"
-    out.append(Table(title, header, tuple(lines)))
-    title = "The same with a preconditioner"
-    out.append(Table(title, ("κ", *OURS.values(), f"{OURS['maxent']}, largest"), tuple(mine)))
+        ours = [cells[name] for name in OURS.values()]
+        mine.append((f"{condition:.1e}", *ours, f"{worst:.4f}"))
+    title = f"Relative error of log det, kernel matrices of {rows[0]['size']:,} points"
+    header = f"{MEME} [thesis] | {GRIDDED} | {CHEBYSHEV} [thesis] | {LANCZOS} [thesis]"
+    yield table(title, f"κ | length scale [thesis] | {header}", lines)
+    columns = ("κ", *OURS.values(), f"{OURS['maxent']}, largest")
+    yield table("The same with a preconditioner", columns, mine)
+    coverage = []
+    for method in METHODS:
+        part = rows.where(method=method)
+        held = f"{np.mean(part.values('held')):.0%}" if method in METHODS[2:] else "no interval"
+        coverage.append((method, f"{max(part.values('products')):,}", held))
     title = "Products, and 95 % intervals that held the truth"
-    out.append(Table(title, ("method", "products", "held"), coverage))
-    return out
+    yield table(title, "method | products | held", coverage)
 
 
-def _spread(reading: Reading) -> str:
+def _spread(rows: Rows) -> str:
+    reading = over_seeds(rows, "error")
     tail = f" ± {reading.stderr:.4f}" if math.isfinite(reading.stderr) else ""
     return f"{reading.value:.4f}{tail}"
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over κ: those of the table, and ours."""
-    kept = [printed for printed in PRINTED if len(rows.where(condition=printed.condition))]
+    curves = {
+        method: curve(method, rows.where(method=method), "error", "condition") for method in METHODS
+    }
     series = []
-    for method in METHODS:
-        if method in (CHEBYSHEV, LANCZOS, MEME):
-            series.append(curve(method, rows.where(method=method), "error", "condition"))
-            theirs = [printed.errors[method] for printed in kept]
-            label = f"{method}, thesis"
-            places = [p.condition for p in kept]
-            series.append(Series(label, places, theirs, style="points", published=True))
-    mine = tuple(curve(name, rows.where(method=name), "error", "condition") for name in METHODS[3:])
+    for method in (MEME, CHEBYSHEV, LANCZOS):
+        theirs = {condition: errors[method] for condition, *_, errors in _printed_rows(rows)}
+        series += [curves[method], printed_points(f"{method}, thesis", theirs)]
     words = ("condition number", "relative error of log det")
-    return [
-        Chart(
-            "Log-determinants of kernel matrices",
-            *words,
-            tuple(series),
-            x_log=True,
-            y_log=True,
-            source=TABLE,
-        ),
-        Chart(
-            "With a preconditioner",
-            *words,
-            mine,
-            x_log=True,
-            y_log=True,
-            source="not in the thesis",
-            caption="At most 1,500 products each.",
-        ),
-    ]
+    title = "Log-determinants of kernel matrices"
+    yield Chart(title, *words, tuple(series), x_log=True, y_log=True, source="Table 2.1")
+    mine = tuple(curves[method] for method in METHODS[3:])
+    source, caption = "not in the thesis", "At most 1,500 products each."
+    labels = ("With a preconditioner", *words)
+    yield Chart(*labels, mine, x_log=True, y_log=True, source=source, caption=caption)
 
 
 EXPERIMENT = Experiment(

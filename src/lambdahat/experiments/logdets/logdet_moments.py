@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -17,18 +17,11 @@ from numpy.polynomial.chebyshev import chebvander
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
 from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.claims import (
-    MISSING,
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    mean_of,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments.kit.cells import grid as product_grid
+from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of, table
+from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
 from lambdahat.experiments.kit.store import outside_file
-from lambdahat.maxent import MaxentDensity, fit, fit_classical
+from lambdahat.maxent import fit, fit_classical
 from lambdahat.operators.matrix import Matrix, operator
 from lambdahat.results import Array
 from lambdahat.results.charts import Chart
@@ -71,27 +64,20 @@ def laplacian(sides: tuple[int, ...], shift: float = 0.0) -> tuple[Any, Array]:
 def grid(sides: tuple[int, ...]) -> Known:
     """The Laplacian of a grid."""
     matrix, values = laplacian(sides)
-    found = _operator(matrix)
-    return Known(
-        found, float(np.log(values).sum()), lambda: values, f"{' × '.join(map(str, sides))} grid"
-    )
+    words = f"{' × '.join(map(str, sides))} grid"
+    return Known(_operator(matrix), float(np.log(values).sum()), lambda: values, words)
 
 
 def stiffness(scaled: bool) -> Known:
     """bcsstk16, its diagonal ``scaled`` to 1 if asked; without the file a grid of entries."""
     path = outside_file("matrices", f"{STIFFNESS}_full")
-    found = _operator(
-        _uneven() if path is None else scipy.sparse.load_npz(path).tocsr().astype(np.float64)
-    )
+    words = STIFFNESS if path else f"grid over {DECADES} decades for {STIFFNESS} (no file)"
+    matrix = scipy.sparse.load_npz(path).tocsr().astype(np.float64) if path else _uneven()
+    found = _operator(matrix)
     if scaled:
-        found = found.rescaled(found.known_diagonal().rsqrt())
-    words = (
-        STIFFNESS if path is not None else f"grid over {DECADES} decades for {STIFFNESS} (no file)"
-    )
+        found, words = found.rescaled(found.known_diagonal().rsqrt()), f"{words}, scaled"
     exact = float(logdet(found, "exact"))
-    return Known(
-        found, exact, partial(_dense_eigenvalues, found), words + (", scaled" if scaled else "")
-    )
+    return Known(found, exact, lambda: np.linalg.eigvalsh(found.dense().numpy()), words)
 
 
 def _operator(matrix: Any) -> Matrix:
@@ -100,16 +86,11 @@ def _operator(matrix: Any) -> Matrix:
     return found
 
 
-def _dense_eigenvalues(found: Matrix) -> Array:
-    return np.asarray(np.linalg.eigvalsh(found.dense().numpy()))
-
-
 def _uneven() -> Any:
     """S(−Δ)S with the squares of S spread evenly over nine decades."""
     matrix, values = laplacian(STAND_IN)
-    powers = torch.rand(
-        len(values), generator=generator(0, "uneven grid"), dtype=torch.float64
-    ).numpy()
+    rng = generator(0, "uneven grid")
+    powers = torch.rand(len(values), generator=rng, dtype=torch.float64).numpy()
     scale = scipy.sparse.diags_array(10 ** (DECADES / 2 * powers))
     return (scale @ matrix @ scale).tocsr()
 
@@ -117,7 +98,6 @@ def _uneven() -> Any:
 COUNTS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 30)
 CLASSICAL, MEME = "BMxnt", "MEMe"
 GRID = "grid"
-PLACE = "§2.6.1, Figure 2.1"
 ROUNDING = 1e-6  # of an entropy
 LEAST = 0.1  # decades by which an error is to rise or fall
 
@@ -137,27 +117,26 @@ def cells(config: MomentScale) -> list[Cell]:
     """Matrix × seed of the probes, and each matrix with its exact moments: 0 probes."""
     base = {"sides": list(config.sides), "sweeps": config.sweeps}
     names = (GRID, *config.others)
-    drawn = [
-        {**base, "matrix": name, "probes": config.probes, "seed": seed}
-        for name in names
-        for seed in range(config.seeds)
-    ]
-    return [*drawn, *({**base, "matrix": name, "probes": 0, "seed": 0} for name in names)]
+    drawn = product_grid({**base, "probes": config.probes}, matrix=names, seed=range(config.seeds))
+    return drawn + product_grid({**base, "probes": 0, "seed": 0}, matrix=names)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per number of moments and algorithm, on [0, λ_u], λ_u Gershgorin's (Algorithm 3)."""
     found = matrix_of(cell)
     bounds = (0.0, found.operator.known_bounds()[1])
+    size, exact = found.operator.dim, found.log_determinant
     values, stderr = _moments(found, bounds, cell)
     rows = []
     for count in COUNTS:
         part = slice(count + 1)
         fits = {CLASSICAL: fit_classical(values[part], bounds=bounds, sweeps=cell["sweeps"])}
         fits[MEME] = fit(values[part], bounds=bounds, stderr=stderr[part])
-        rows += [
-            {"by": by, "moments": count, **_reading(density, found)} for by, density in fits.items()
-        ]
+        for by, density in fits.items():
+            error = (size * density.expectation(np.log) - exact) / abs(exact)
+            row = {"by": by, "moments": count, "entropy": density.entropy()}
+            row |= {"error": abs(error), "signed": error, "status": density.status.name}
+            rows.append(row | {"data": found.data, "nodes": size})
     return rows
 
 
@@ -170,74 +149,50 @@ def matrix_of(cell: Cell) -> Known:
 def _moments(found: Known, bounds: tuple[float, float], cell: Cell) -> tuple[Array, Array]:
     """Chebyshev moments and their errors; those of the eigenvalues themselves with 0 probes."""
     if cell["probes"]:
-        drawn = moments(
-            found.operator,
-            max(COUNTS),
-            "chebyshev",
-            cell["probes"],
-            cell["seed"],
-            bounds,
-            "rademacher",
-        )
+        settings = ("chebyshev", cell["probes"], cell["seed"], bounds, "rademacher")
+        drawn = moments(found.operator, max(COUNTS), *settings)
         return drawn.values, drawn.stderr
     exact = chebvander(2 * found.eigenvalues() / bounds[1] - 1, max(COUNTS)).mean(axis=0)
     return exact, np.zeros_like(exact)
 
 
-def _reading(density: MaxentDensity, found: Known) -> Row:
-    size, exact = found.operator.dim, found.log_determinant
-    error = (size * density.expectation(np.log) - exact) / abs(exact)
-    return {
-        "entropy": density.entropy(),
-        "error": abs(error),
-        "signed": error,
-        "status": density.status.name,
-        "data": found.data,
-        "nodes": size,
-    }
+CLAIMS = ClaimTexts("""
+    falls: the entropy of MEMe falls with every moment (largest rise of all seeds)
+      | §2.6.1, Figure 2.1 | smoothly | below
+    rises: the entropy of BMxnt rises somewhere (largest rise)
+      | §2.6.1, Figure 2.1 | from m > 12 on Ecology
+    MEMe: the error of MEMe falls by {least:g} decades or more from 2 to {last} moments
+      | §2.6.1, Figure 2.1 | continually | above {least} | decades
+    Ecology: Ecology: the error of BMxnt rises by {least:g} decades or more from 4 to {last} moments
+      | §2.6.1, Figure 2.1 | for m > 4 | above {least} | decades
+    grid: grid: the error of BMxnt rises by {least:g} decades or more from 4 to {last} moments
+      | this work | no such matrix | above {least} | decades | ours
+    less: MEMe errs less than BMxnt with {last} moments, by a decade or more
+      | §2.6.1, Figure 2.1 | vastly improved | above 1 | decades
+    exact: with exact moments the error of MEMe falls with every moment (largest rise)
+      | this work | continually | below | | ours
+""")
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Of the grid, with measured moments; what is said of the Ecology matrix is not judged."""
     main = rows.where(matrix=GRID)
-    drawn, last = main.where(probes=_probes(main)), max(COUNTS)
+    drawn, last = main.where(probes=max(main.values("probes"))), max(COUNTS)
     ours, theirs = drawn.where(by=MEME), drawn.where(by=CLASSICAL)
     end, mine = theirs.where(moments=last), ours.where(moments=last)
-    growth = decades(end, theirs.where(moments=4), "error")
-    words = f"the error of BMxnt rises by {LEAST:g} decades or more from 4 to {last} moments"
-    found = Claims()
-    sentence = "the entropy of MEMe falls with every moment (largest rise of all seeds)"
-    found.add(sentence, PLACE, "smoothly", Reading(max(_rises(ours)), 0.0), "below", ROUNDING)
-    sentence = "the entropy of BMxnt rises somewhere (largest rise)"
-    published = "from m > 12 on Ecology"
-    found.add(sentence, PLACE, published, mean_of(_rises(theirs)), bound=ROUNDING)
-    sentence = f"the error of MEMe falls by {LEAST:g} decades or more from 2 to {last} moments"
-    reading = decades(ours.where(moments=2), ours.where(moments=last), "error")
-    found.add(sentence, PLACE, "continually", reading, bound=LEAST, unit=" decades")
-    found.add(
-        f"Ecology: {words}",
-        PLACE,
-        "for m > 4",
-        growth,
-        bound=LEAST,
-        unit=" decades",
-        unmet=f"measured on another matrix, {main[0]['data']}",
-        barrier=MISSING,
+    claim = partial(CLAIMS, last=last, least=LEAST)
+    rises, other = (
+        [max(_steps(one, "entropy")) for _, one in part.groups("seed")] for part in (ours, theirs)
     )
-    sentence = f"grid: {words}"
-    published = "no such matrix"
-    found.add(sentence, "this work", published, growth, bound=LEAST, unit=" decades", own=True)
-    sentence = f"MEMe errs less than BMxnt with {last} moments, by a decade or more"
-    reading = decades(end, mine, "error")
-    found.add(sentence, PLACE, "vastly improved", reading, bound=1.0, unit=" decades")
-    sentence = "with exact moments the error of MEMe falls with every moment (largest rise)"
-    reading = Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0)
-    found.add(sentence, "this work", "continually", reading, "below", 0.0, own=True)
-    return found
-
-
-def _probes(rows: Rows) -> int:
-    return int(max(rows.values("probes")))
+    yield claim("falls", Reading(max(rises), 0.0), bound=ROUNDING)
+    yield claim("rises", mean_of(other), bound=ROUNDING)
+    yield claim("MEMe", decades(ours.where(moments=2), mine, "error"))
+    growth = decades(end, theirs.where(moments=4), "error")
+    unmet = f"measured on another matrix, {main[0]['data']}"
+    yield claim("Ecology", growth, unmet=unmet, barrier=MISSING)
+    yield claim("grid", growth)
+    yield claim("less", decades(end, mine, "error"))
+    yield claim("exact", Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0))
 
 
 def _steps(rows: Rows, name: str) -> list[float]:
@@ -246,63 +201,45 @@ def _steps(rows: Rows, name: str) -> list[float]:
     return [after - before for before, after in pairwise(values)]
 
 
-def _rises(rows: Rows) -> list[float]:
-    """The largest step of the entropy of each seed."""
-    return [max(_steps(rows.where(seed=seed), "entropy")) for seed in rows.distinct("seed")]
+def _curves(rows: Rows, column: str) -> dict[str, Rows]:
+    """The rows of one matrix that a column is shown of: of the error also by exact moments."""
+    drawn = rows.where(probes=max(rows.values("probes")))
+    exact = {f"{MEME}, exact moments": rows.where(probes=0, by=MEME)} if column == "error" else {}
+    return {by: drawn.where(by=by) for by in (CLASSICAL, MEME)} | exact
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """For each matrix: entropies and errors by the number of moments."""
-    out = []
-    for name in rows.distinct("matrix"):
-        part = rows.where(matrix=name)
-        drawn, exact = part.where(probes=_probes(part)), part.where(probes=0)
-        kinds = [
-            (drawn.where(by=CLASSICAL), "entropy"),
-            (drawn.where(by=MEME), "entropy"),
-            (drawn.where(by=CLASSICAL), "error"),
-            (drawn.where(by=MEME), "error"),
-            (exact.where(by=MEME), "error"),
-        ]
-        lines = tuple(
-            (
-                str(count),
-                *(_cell(over_seeds(found.where(moments=count), column)) for found, column in kinds),
-            )
-            for count in COUNTS
-        )
-        header = split_header(
-            f"moments | entropy, {CLASSICAL} | entropy, {MEME} | error, {CLASSICAL} | "
-            f"error, {MEME} | error, {MEME}, exact moments"
-        )
+    for _, part in rows.groups("matrix"):
+        shown = {
+            f"{column}, {name}": (found, column)
+            for column in ("entropy", "error")
+            for name, found in _curves(part, column).items()
+        }
+        lines = []
+        for count in COUNTS:
+            readings = [over_seeds(one.where(moments=count), name) for one, name in shown.values()]
+            known = [str(r) if math.isfinite(r.stderr) else f"{r.value:.4g}" for r in readings]
+            lines.append((count, *known))
         first = part[0]
         title = f"{first['data']}, n = {first['nodes']:,}: relative error of log det"
-        out.append(Table(title, header, lines))
-    return out
+        yield table(title, ("moments", *shown), lines)
 
 
-def _cell(reading: Reading) -> str:
-    return f"{reading.value:.4g}" if not math.isfinite(reading.stderr) else str(reading)
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Entropy and error over moments for each matrix."""
-    out = []
-    for name in rows.distinct("matrix"):
-        part = rows.where(matrix=name)
-        drawn, exact = part.where(probes=_probes(part)), part.where(probes=0, by=MEME)
-        lines = {by: drawn.where(by=by) for by in (CLASSICAL, MEME)}
-        entropy = tuple(curve(by, found, "entropy", "moments") for by, found in lines.items())
-        errors = tuple(curve(by, found, "error", "moments") for by, found in lines.items())
-        errors += (curve(f"{MEME}, exact moments", exact, "error", "moments"),)
-        words = part[0]["data"]
-        out.append(
-            Chart(f"Entropy: {words}", "moments", "entropy", entropy, source="Figure 2.1a, c")
+    for _, part in rows.groups("matrix"):
+        entropy, errors = (
+            tuple(
+                curve(name, found, column, "moments")
+                for name, found in _curves(part, column).items()
+            )
+            for column in ("entropy", "error")
         )
-        title = f"Error of log det: {words}"
-        axis = "relative error"
-        out.append(Chart(title, "moments", axis, errors, y_log=True, source="Figure 2.1b, d"))
-    return out
+        title, source = f"Entropy: {part[0]['data']}", "Figure 2.1a, c"
+        yield Chart(title, "moments", "entropy", entropy, source=source)
+        title, source = f"Error of log det: {part[0]['data']}", "Figure 2.1b, d"
+        yield Chart(title, "moments", "relative error", errors, y_log=True, source=source)
 
 
 EXPERIMENT = Experiment(
