@@ -116,12 +116,10 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     >>> seal({"step": 3})
     {'step': 3, 'digest': 'f2c76473acac2fa2146cd9615b918e8a'}
     """
-    require(
-        DIGEST not in document,
-        f"the key {DIGEST!r}",
-        "be left to the digest of a document",
-        "one of its own",
-    )
+    if DIGEST in document:
+        raise ValueError(
+            f"the key {DIGEST!r} must be left to the digest of a document, got one of its own"
+        )
     return {**document, DIGEST: _digest_of(document)}
 
 
@@ -311,14 +309,10 @@ class Result:
     def load(cls, path: str | Path) -> Self:
         """Read what ``save`` wrote; ``Result.load`` reads any kind."""
         path = _json_path(path)
-        require(
-            path.is_file(),
-            "path",
-            "name a result written by save()",
-            f"{path} (no such file)",
-            "",
-            FileNotFoundError,
-        )
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"path must name a result written by save(), got {path} (no such file)"
+            )
         try:
             document = read_json(path)
         except Damaged as error:
@@ -333,13 +327,11 @@ class Result:
         require(ours, "path", "name a result written by save()", f"{path} (other contents)")
         version = document.get("version")
         document = unseal(document, path, sealed=version == FORMAT_VERSION)
-        require(
-            version in (1, FORMAT_VERSION),
-            "path",
-            f"hold format version {FORMAT_VERSION} or 1",
-            f"version {version} in {path}",
-            "upgrade lambdahat to read it",
-        )
+        if version not in (1, FORMAT_VERSION):
+            raise ValueError(
+                f"path must hold format version {FORMAT_VERSION} or 1, got version {version} in"
+                f" {path}; upgrade lambdahat to read it"
+            )
         try:
             result = _decode(document["result"], _read_arrays(path, document.get("arrays")))
         except (Damaged, FileNotFoundError):
@@ -350,15 +342,12 @@ class Result:
             raise ValueError(
                 f"{path} holds unknown parts ({error}); upgrade lambdahat to read it"
             ) from error
-        require(
-            isinstance(result, cls),
-            "path",
-            f"hold a {cls.__name__}",
-            f"a {type(result).__name__}",
-            f"call {type(result).__name__}.load, or Result.load for any kind",
-            TypeError,
-        )
-        return result  # type: ignore[no-any-return]
+        if not isinstance(result, cls):
+            raise TypeError(
+                f"path must hold a {cls.__name__}, got a {type(result).__name__}; call"
+                f" {type(result).__name__}.load, or Result.load for any kind"
+            )
+        return result
 
 
 def _short(value: Any) -> str:
@@ -452,14 +441,10 @@ def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
     if told is None:
         return {}
     file = path.with_name(told["file"])
-    require(
-        file.is_file(),
-        "path",
-        "have its arrays beside it",
-        f"{file} (no such file)",
-        "copy the .npz too",
-        FileNotFoundError,
-    )
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"path must have its arrays beside it, got {file} (no such file); copy the .npz too"
+        )
     blob = file.read_bytes()
     if digest(blob) != told["sha256"]:
         raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
@@ -516,13 +501,11 @@ class _Bounded(io.RawIOBase):
 
     def _check(self) -> None:
         most = unpacked_size(self._packed)
-        require(
-            self._stream.tell() <= most,
-            str(self._path),
-            f"unpack to at most {most:,} bytes",
-            f"more, packed into {self._packed:,}",
-            "unpack it first if it is what you want",
-        )
+        if self._stream.tell() > most:
+            raise ValueError(
+                f"{self._path} must unpack to at most {most:,} bytes, got more, packed into"
+                f" {self._packed:,}; unpack it first if it is what you want"
+            )
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -548,12 +531,11 @@ def require_modest(path: Path) -> None:
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
         declared = sum(member.file_size for member in archive.infolist())
-    require(
-        declared <= unpacked_size(size),
-        str(path),
-        f"unpack to at most {unpacked_size(size):,} bytes",
-        f"{declared:,} packed into {size:,}",
-    )
+    if declared > unpacked_size(size):
+        raise ValueError(
+            f"{path} must unpack to at most {unpacked_size(size):,} bytes, got {declared:,} packed"
+            f" into {size:,}"
+        )
 
 
 def _json_path(path: str | Path) -> Path:
@@ -612,14 +594,10 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         return value
     if "type" in value:
         kind = _kind(value["type"])
-        require(
-            kind is not None,
-            "path",
-            "hold a known result",
-            value["type"],
-            "upgrade lambdahat to read it",
-        )
-        assert kind is not None
+        if kind is None:
+            raise ValueError(
+                f"path must hold a known result, got {value['type']}; upgrade lambdahat to read it"
+            )
         fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
         _require_kinds(kind, fields)
         return kind(**fields)

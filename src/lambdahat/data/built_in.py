@@ -103,22 +103,16 @@ def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Spli
     """
     require_count(pairs, "pairs", most=10)
     for name, count in (("train", train), ("test", test)):
-        require(
-            require_count(count, name) % 2 == 0,
-            name,
-            "be even: half of it is labelled 1",
-            repr(count),
-        )
+        if require_count(count, name) % 2 != 0:
+            raise ValueError(f"{name} must be even: half of it is labelled 1, got {count!r}")
     points = _points(2 * pairs)
     differing = (points.view(-1, pairs, 2).prod(-1) < 0).sum(1)
     half, all_halves = train // 2, (train + test) // 2
-    require(
-        all_halves <= 2**pairs,
-        "train + test",
-        f"be at most {2 ** (pairs + 1)} for {pairs} pairs",
-        repr(train + test),
-        "raise pairs",
-    )
+    if all_halves > 2**pairs:
+        raise ValueError(
+            f"train + test must be at most {2 ** (pairs + 1)} for {pairs} pairs, got"
+            f" {train + test!r}; raise pairs"
+        )
     rng = generator(seed, "xord")
     chosen = [
         pool[torch.randperm(len(pool), generator=rng)[:all_halves]]

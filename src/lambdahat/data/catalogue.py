@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from lambdahat._core.check import require, require_choice
+from lambdahat._core.check import require_choice
 from lambdahat._core.storage import digest_tensors
 from lambdahat.data.built_in import digits_split, synthetic_regression, xord
 from lambdahat.data.image_files import (
@@ -285,12 +285,11 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
     """
     entry = _entry(name)
     unknown = sorted(set(options) - set(entry.options))
-    require(
-        not unknown,
-        "options",
-        f"be among those of {name!r}: {', '.join(entry.options)}",
-        ", ".join(unknown),
-    )
+    if unknown:
+        raise ValueError(
+            f"options must be among those of {name!r}: {', '.join(entry.options)}, got"
+            f" {', '.join(unknown)}"
+        )
     chosen = {**entry.options, **options}
     if "length" in chosen:
         return load_text(name, folder, verify).split(chosen["length"])
@@ -323,13 +322,11 @@ def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) ->
         if isinstance(read, Text)
         else (len(read.train[0]), len(read.test[0]))
     )
-    require(
-        not verify or came == entry.counts,
-        str(found.folder),
-        f"hold {_pair(entry.counts)} samples",
-        _pair(came),
-        "fetch the data again, or pass verify=False to use a part on purpose",
-    )
+    if verify and came != entry.counts:
+        raise ValueError(
+            f"{found.folder} must hold {_pair(entry.counts)} samples, got {_pair(came)}; fetch the"
+            " data again, or pass verify=False to use a part on purpose"
+        )
     return read
 
 
@@ -366,22 +363,16 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
     an address to take the files from instead.
     """
     entry = _entry(name)
-    require(
-        not entry.bundled,
-        "name",
-        "be a data set that is not bundled",
-        repr(name),
-        "it is here already",
-    )
+    if entry.bundled:
+        raise ValueError(
+            f"name must be a data set that is not bundled, got {name!r}; it is here already"
+        )
     target = Path(folder).expanduser() if folder is not None else roots()[0] / entry.folders[0]
     sources: tuple[Source, ...] = entry.sources if mirror is None else (Mirror(mirror),)
-    require(
-        bool(sources),
-        "name",
-        "be a data set with an open source",
-        repr(name),
-        f"{entry.manual}: {target}",
-    )
+    if not sources:
+        raise ValueError(
+            f"name must be a data set with an open source, got {name!r}; {entry.manual}: {target}"
+        )
     files = [file for file in entry.forms[0] if not _right(file, target)]
     if not files:
         return target
@@ -440,10 +431,8 @@ def _entry(name: str) -> DataSet:
 def _verify(file: File, folder: Path) -> None:
     """Refuse a file that is not there, or that is not the published one."""
     path = file.find(folder)
-    require(
-        path is not None, str(folder), f"hold {file.name}", "no such file", "", FileNotFoundError
-    )
-    assert path is not None
+    if path is None:
+        raise FileNotFoundError(f"{folder} must hold {file.name}, got no such file")
     file.verify(path)
 
 

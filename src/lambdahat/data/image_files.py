@@ -33,31 +33,23 @@ NAMES = (
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in an idx file: a header 0, 0, 8, ndim, big-endian sizes, then the bytes."""
     data = contents(path)
-    known = len(data) >= 4 and data[:3] == b"\0\0\x08" and 1 <= data[3] <= 3
-    require(
-        known,
-        str(path),
-        "be an idx file of bytes",
-        f"a file that begins with {data[:4].hex()!r}",
-        CURE,
-    )
+    if len(data) < 4 or data[:3] != b"\0\0\x08" or not 1 <= data[3] <= 3:
+        raise ValueError(
+            f"{path} must be an idx file of bytes, got a file that begins with {data[:4].hex()!r};"
+            f" {CURE}"
+        )
     start = 4 + 4 * data[3]
-    require(
-        len(data) >= start,
-        str(path),
-        f"have a header of {start} bytes",
-        f"{len(data)} bytes in all",
-        CURE,
-    )
+    if len(data) < start:
+        raise ValueError(
+            f"{path} must have a header of {start} bytes, got {len(data)} bytes in all; {CURE}"
+        )
     sizes = struct.unpack(f">{data[3]}I", data[4:start])
     whole = start + math.prod(sizes)
-    require(
-        len(data) == whole,
-        str(path),
-        f"hold {whole:,} bytes for {'×'.join(map(str, sizes))} values",
-        f"{len(data):,}",
-        CURE,
-    )
+    if len(data) != whole:
+        raise ValueError(
+            f"{path} must hold {whole:,} bytes for {'×'.join(map(str, sizes))} values, got"
+            f" {len(data):,}; {CURE}"
+        )
     return np.frombuffer(data, np.uint8, offset=start).reshape(sizes).copy()
 
 
@@ -67,37 +59,27 @@ def handwriting_files(folder: Path, normalization: str) -> Split:
     for images_name, labels_name in (NAMES[:2], NAMES[2:]):
         images_path, labels_path = (_found(folder, name) for name in (images_name, labels_name))
         images, labels = read_idx(images_path), read_idx(labels_path)
-        require(
-            images.ndim == 3 and images.shape[1:] == (28, 28),
-            str(images_path),
-            "hold images of 28 × 28",
-            f"an array {images.shape}",
-            CURE,
-        )
-        require(
-            labels.shape == images.shape[:1],
-            str(labels_path),
-            f"hold {len(images):,} labels",
-            f"an array {labels.shape}",
-            CURE,
-        )
-        require(
-            len(labels) > 0 and int(labels.max()) < 10,
-            str(labels_path),
-            "hold labels 0 to 9",
-            f"up to {labels.max(initial=0)}",
-            CURE,
-        )
+        if images.ndim != 3 or images.shape[1:] != (28, 28):
+            raise ValueError(
+                f"{images_path} must hold images of 28 × 28, got an array {images.shape}; {CURE}"
+            )
+        if labels.shape != images.shape[:1]:
+            raise ValueError(
+                f"{labels_path} must hold {len(images):,} labels, got an array {labels.shape};"
+                f" {CURE}"
+            )
+        if len(labels) == 0 or labels.max() >= 10:
+            raise ValueError(
+                f"{labels_path} must hold labels 0 to 9, got up to {labels.max(initial=0)}; {CURE}"
+            )
         parts.append((images[:, None], labels))
     return image_split(parts[0], parts[1], 10, normalization)
 
 
 def _found(folder: Path, name: str) -> Path:
     path = File(name).find(folder)
-    require(
-        path is not None, "folder", f"hold {name} or {name}.gz", str(folder), "", FileNotFoundError
-    )
-    assert path is not None
+    if path is None:
+        raise FileNotFoundError(f"folder must hold {name} or {name}.gz, got {folder}")
     return path
 
 
@@ -160,22 +142,16 @@ def checked(
     )
     require(not other, str(path), f"hold {len(data):,} whole labels", " and ".join(other), CURE)
     numbers = np.asarray(labels)
-    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu" and len(numbers) == len(data)
-    require(
-        whole,
-        str(path),
-        f"hold {len(data):,} whole labels",
-        f"{numbers.dtype} {numbers.shape}",
-        CURE,
-    )
-    inside = len(numbers) > 0 and numbers.min() >= first and numbers.max() < first + classes
-    require(
-        inside,
-        str(path),
-        f"hold labels {first} to {first + classes - 1}",
-        f"{numbers.min()} to {numbers.max()}" if len(numbers) else "none",
-        CURE,
-    )
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or len(numbers) != len(data):
+        raise ValueError(
+            f"{path} must hold {len(data):,} whole labels, got {numbers.dtype} {numbers.shape};"
+            f" {CURE}"
+        )
+    if len(numbers) == 0 or numbers.min() < first or numbers.max() >= first + classes:
+        raise ValueError(
+            f"{path} must hold labels {first} to {first + classes - 1}, got"
+            f" {f'{numbers.min()} to {numbers.max()}' if len(numbers) else 'none'}; {CURE}"
+        )
     side = round((pixels // 3) ** 0.5)
     return data.reshape(-1, 3, side, side), numbers.astype(np.int64) - first
 
@@ -191,14 +167,11 @@ def _batches(folder: Path, prefix: str) -> list[Path]:
     found = {int(match[1]): path for match, path in named if bool(match[2]) == binary}
     wanted = list(range(1, max(found, default=1) + 1))
     missing = sorted(set(wanted) - set(found))
-    require(
-        not missing,
-        "folder",
-        f"hold {prefix}{missing[0] if missing else ''}",
-        str(folder),
-        "fetch the data again: lambdahat data fetch",
-        FileNotFoundError,
-    )
+    if missing:
+        raise FileNotFoundError(
+            f"folder must hold {prefix}{missing[0]}, got {folder}; fetch the"
+            " data again: lambdahat data fetch"
+        )
     return [found[number] for number in wanted]
 
 
@@ -229,10 +202,8 @@ def imagenet32_files(folder: Path, normalization: str) -> Split:
 
 def _read_small(folder: Path, name: str) -> Part:
     path = next((path for path in (folder / f"{name}.npz", folder / name) if path.is_file()), None)
-    require(
-        path is not None, "folder", f"hold {name} or {name}.npz", str(folder), "", FileNotFoundError
-    )
-    assert path is not None
+    if path is None:
+        raise FileNotFoundError(f"folder must hold {name} or {name}.npz, got {folder}")
     batch: dict[str, Any] = read_arrays(path) if path.suffix == ".npz" else unpickle(path)
     for key in ("data", "labels"):
         require(key in batch, str(path), f"have the entry {key!r}", entries(batch), CURE)
@@ -254,14 +225,10 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         self.normalization = require_choice(
             normalization, "normalization", ("unit", "symmetric", "standard")
         )
-        require(
-            self.folder.is_dir(),
-            "folder",
-            "be a folder of one folder per class",
-            f"{folder} (no such folder)",
-            "",
-            FileNotFoundError,
-        )
+        if not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"folder must be a folder of one folder per class, got {folder} (no such folder)"
+            )
         self.classes = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
         self.samples = [
             (path, label)
@@ -271,12 +238,11 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         ]
         found = {label for _, label in self.samples}
         empty = [name for label, name in enumerate(self.classes) if label not in found]
-        require(
-            bool(self.samples) and not empty,
-            "folder",
-            "hold one folder of pictures for each class",
-            f"{self.folder} with {', '.join(empty[:3]) + ' empty' if empty else 'no folders'}",
-        )
+        if not self.samples or empty:
+            raise ValueError(
+                f"folder must hold one folder of pictures for each class, got {self.folder} with"
+                f" {', '.join(empty[:3]) + ' empty' if empty else 'no folders'}"
+            )
 
     def __len__(self) -> int:
         return len(self.samples)

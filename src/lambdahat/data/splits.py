@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import describe, require, require_choice, require_count
 
 Pair = tuple[Tensor, Tensor]
 NORMALIZATIONS = ("unit", "symmetric", "standard", "raw")
@@ -54,13 +54,11 @@ class Split:
             # torch keeps what it freed
             idle = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
             free = torch.cuda.mem_get_info(place)[0] + idle
-            require(
-                self.nbytes < free,
-                "device",
-                f"have {self.nbytes:,} bytes free for the data",
-                f"{free:,}",
-                'keep the data on the CPU, or load them with normalization="raw"',
-            )
+            if self.nbytes >= free:
+                raise ValueError(
+                    f"device must have {self.nbytes:,} bytes free for the data, got {free:,}; keep"
+                    ' the data on the CPU, or load them with normalization="raw"'
+                )
         (x, y), (x_test, y_test) = self
         return Split((x.to(place), y.to(place)), (x_test.to(place), y_test.to(place)), self.classes)
 
@@ -137,12 +135,11 @@ def augment(
     count, _, height, width = images.shape
     tall, wide = (height, width) if size is None else (require_count(size, "size"),) * 2
     slack = height + 2 * padding - tall, width + 2 * padding - wide
-    require(
-        min(slack) >= 0,
-        "size",
-        f"be at most {min(height, width) + 2 * padding}, the padded image's side",
-        size,
-    )
+    if min(slack) < 0:
+        raise ValueError(
+            f"size must be at most {min(height, width) + 2 * padding}, the padded image's side, got"
+            f" {describe(size)}"
+        )
     rows = _starts(count, slack[0], generator, images.device) + torch.arange(
         tall, device=images.device
     )

@@ -83,8 +83,8 @@ def _words(folder: Path, name: str) -> list[str]:
 
 def _text(folder: Path, name: str) -> str:
     path = File(name).find(folder)
-    require(path is not None, "folder", f"hold {name}", str(folder), "", FileNotFoundError)
-    assert path is not None
+    if path is None:
+        raise FileNotFoundError(f"folder must hold {name}, got {folder}")
     data = contents(path)
     try:
         text = data.decode("utf-8")
@@ -98,10 +98,9 @@ def _numbers(words: Sequence[str], vocabulary: Sequence[str]) -> Tensor:
     index = {word: i for i, word in enumerate(vocabulary)}
     unknown = index.get(UNKNOWN)
     strange = next((word for word in words if word not in index), None) if unknown is None else None
-    require(
-        strange is None,
-        "the text",
-        "use only words of its training part, or have <unk> there",
-        repr(strange),
-    )
+    if strange is not None:
+        raise ValueError(
+            "the text must use only words of its training part, or have <unk> there, got"
+            f" {strange!r}"
+        )
     return torch.tensor([index.get(word, unknown) for word in words], dtype=torch.int64)

@@ -214,13 +214,10 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         length, most = tokens.shape[1], self.positions.num_embeddings
-        require(
-            length <= most,
-            "tokens",
-            f"be at most {most} long",
-            f"{length}",
-            "cut the text, or raise context",
-        )
+        if length > most:
+            raise ValueError(
+                f"tokens must be at most {most} long, got {length}; cut the text, or raise context"
+            )
         x = self.drop(self.tokens(tokens) + self.positions.weight[:length])
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 

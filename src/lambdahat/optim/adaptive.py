@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._core.check import require, require_choice, require_positive
+from lambdahat._core.check import describe, require, require_choice, require_positive
 from lambdahat.optim.averaging import OwnsAverage, averaging_settings
 from lambdahat.optim.registry import register_optimizer
 
@@ -88,12 +88,10 @@ class Padam(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if params:
                 captured = params[0].is_cuda and torch.cuda.is_current_stream_capturing()
-                require(
-                    group["capturable"] or not captured,
-                    "capturable",
-                    "be True for a step in a CUDA graph",
-                    False,
-                )
+                if not group["capturable"] and captured:
+                    raise ValueError(
+                        "capturable must be True for a step in a CUDA graph, got False"
+                    )
                 for p in params:
                     self._begin(p, group)
                 self._update(params, group)
@@ -105,20 +103,14 @@ class Padam(Optimizer):
         if "step" in state:
             return
         assert p.grad is not None
-        require(
-            not p.grad.is_sparse,
-            "gradients",
-            "be dense",
-            "a sparse one",
-            "torch.optim.SparseAdam takes those",
-        )
-        require(
-            not p.is_complex(),
-            "params",
-            "be real",
-            f"{p.dtype}",
-            "optimise torch.view_as_real of it",
-        )
+        if p.grad.is_sparse:
+            raise ValueError(
+                "gradients must be dense, got a sparse one; torch.optim.SparseAdam takes those"
+            )
+        if p.is_complex():
+            raise ValueError(
+                f"params must be real, got {p.dtype}; optimise torch.view_as_real of it"
+            )
         state["step"] = torch.zeros(
             (), dtype=torch.float32, device=p.device if group["capturable"] else "cpu"
         )
@@ -207,21 +199,15 @@ def _denominators(v: list[Tensor], second: list[Any], group: dict[str, Any]) -> 
 def _check(group: dict[str, Any]) -> None:
     lr, capturable = group["lr"], group["capturable"]
     if isinstance(lr, Tensor):
-        require(
-            capturable and lr.numel() == 1,
-            "lr",
-            "be a number, or one tensor with capturable=True",
-            lr,
-        )
+        if not capturable or lr.numel() != 1:
+            raise ValueError(
+                f"lr must be a number, or one tensor with capturable=True, got {describe(lr)}"
+            )
     else:
         _require_non_negative(lr, "lr")
     betas = group["betas"]
-    require(
-        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        "betas",
-        "be two numbers in [0, 1)",
-        betas,
-    )
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {describe(betas)}")
     _require_non_negative(group["eps"], "eps")
     _require_non_negative(group["weight_decay"], "weight_decay")
     power = require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")

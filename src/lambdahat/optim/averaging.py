@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import describe, require, require_choice, require_count
 from lambdahat.optim.registry import register_optimizer
 
 KINDS = ("average", "ema")
@@ -145,15 +145,11 @@ class HasAverage(Optimizer):
         versions = [p._version for p in params]
         try:
             yield
-            unchanged = versions == [p._version for p in params]
-            require(
-                unchanged,
-                "the parameters",
-                "stay as they are inside `with optimizer.average()`",
-                "a change in place",
-                "step or load weights outside of it",
-                RuntimeError,
-            )
+            if versions != [p._version for p in params]:
+                raise RuntimeError(
+                    "the parameters must stay as they are inside `with optimizer.average()`, got a"
+                    " change in place; step or load weights outside of it"
+                )
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(params, own)
@@ -164,12 +160,8 @@ class HasAverage(Optimizer):
         """A copy of ``model`` with averaged weights, its batch norm renewed on ``batches``."""
         known = [p for group in self.param_groups for p in group["params"]]
         average = {id(p): mean for p, mean in zip(known, self.averaged_parameters, strict=True)}
-        require(
-            any(id(p) in average for p in model.parameters()),
-            "model",
-            "hold this optimiser's parameters",
-            model,
-        )
+        if not any(id(p) in average for p in model.parameters()):
+            raise ValueError(f"model must hold this optimiser's parameters, got {describe(model)}")
         twin = copy.deepcopy(model)
         with torch.no_grad():
             for p, q in zip(model.parameters(), twin.parameters(), strict=True):
@@ -220,12 +212,10 @@ class OwnsAverage(HasAverage):
         """Record an epoch's validation loss, of ``average()`` once there is one; NaN is no best."""
         group = self.param_groups[0]
         patience, best, value = group["patience"], group["best"], float(value)
-        require(
-            patience is not None,
-            "patience",
-            "be given to the optimiser for record() to act on",
-            None,
-        )
+        if patience is None:
+            raise ValueError(
+                "patience must be given to the optimiser for record() to act on, got None"
+            )
         better = not math.isnan(value) and (best is None or value < best)
         waited = 0 if better else group["waited"] + 1
         news = {"best": value if better else best, "waited": waited, "stopped": group["stopped"]}
@@ -274,15 +264,11 @@ class Wrapper(Optimizer):
     base: Optimizer
 
     def __init__(self, base: Optimizer, settings: dict[str, Any]) -> None:
-        made = isinstance(base, Optimizer)
-        require(
-            made,
-            "base",
-            "be an optimiser",
-            base,
-            f"{type(self).__name__}(torch.optim.SGD(…))",
-            TypeError,
-        )
+        if not isinstance(base, Optimizer):
+            raise TypeError(
+                f"base must be an optimiser, got {describe(base)};"
+                f" {type(self).__name__}(torch.optim.SGD(…))"
+            )
         self.base = base
         super().__init__(base.param_groups, {**base.defaults, **settings})
         self.param_groups = base.param_groups

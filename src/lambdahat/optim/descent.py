@@ -85,13 +85,10 @@ class Descent(Optimizer):
             decay = 0.0 if self.decoupled else group["weight_decay"]
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    require(
-                        not parameter.grad.is_sparse,
-                        "gradients",
-                        "be dense",
-                        "a sparse one",
-                        "use sparse=False",
-                    )
+                    if parameter.grad.is_sparse:
+                        raise ValueError(
+                            "gradients must be dense, got a sparse one; use sparse=False"
+                        )
                     found[parameter] = (
                         parameter.grad.add(parameter, alpha=decay) if decay else parameter.grad
                     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require_choice, require_count, require_positive
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import trace
 from lambdahat.krylov import conjugate_gradients
@@ -55,13 +55,10 @@ class ExactNGD(Descent):
     ) -> None:
         self.fisher = require_choice(fisher, "fisher", FISHERS)
         self.solver = require_choice(solver, "solver", SOLVERS)
-        require(
-            solver == "dense" or every == 1,
-            "every",
-            'be 1 with solver="cg"',
-            every,
-            "it keeps no matrix",
-        )
+        if solver != "dense" and every != 1:
+            raise ValueError(
+                f'every must be 1 with solver="cg", got {describe(every)}; it keeps no matrix'
+            )
         self.tol, self.max_matvecs = tol, max_matvecs
         self.seed = require_count(seed, "seed", least=0)
         self._operator: LinearOperator | None = None
@@ -108,13 +105,11 @@ class ExactNGD(Descent):
         seed = derived_seed(self.seed, "exact ngd", group["step"])
         operator = fisher_of(problem, self.fisher, seed=seed)
         if self.solver == "dense":
-            require(
-                size <= MOST_PARAMETERS,
-                "solver",
-                f'be "cg" beyond {MOST_PARAMETERS} parameters',
-                f'"dense" for {size}',
-                "or use NGD",
-            )
+            if size > MOST_PARAMETERS:
+                raise ValueError(
+                    f'solver must be "cg" beyond {MOST_PARAMETERS} parameters, got "dense" for'
+                    f" {size}; or use NGD"
+                )
             matrix = operator.dense().double()
             group["damping"] = _damping(float(matrix.trace()), size, group)
             self.state[self.all_parameters()[0]]["factor"] = _factor(matrix, group["damping"])
@@ -127,14 +122,11 @@ class ExactNGD(Descent):
 
     def directions(self) -> Directions:
         """(F + κI)⁻¹ times the gradients, which are 0 where there are none."""
-        require(
-            not self.due,
-            "observe(problem)",
-            "be called before this step",
-            "no observation",
-            "if optimizer.due: optimizer.observe(problem)",
-            RuntimeError,
-        )
+        if self.due:
+            raise RuntimeError(
+                "observe(problem) must be called before this step, got no observation; if"
+                " optimizer.due: optimizer.observe(problem)"
+            )
         found, parameters = self.gradients(), self.all_parameters()
         whole = torch.cat(
             [
@@ -157,13 +149,10 @@ class ExactNGD(Descent):
         solution = conjugate_gradients(
             damped, gradient.to(operator.device), self.tol, self.max_matvecs
         )
-        require(
-            solution.curvature > 0,
-            "F + κI",
-            "be positive definite",
-            f"curvature {solution.curvature:.3g}",
-            RAISE,
-        )
+        if not solution.curvature > 0:
+            raise ValueError(
+                f"F + κI must be positive definite, got curvature {solution.curvature:.3g}; {RAISE}"
+            )
         return solution.solution
 
 
@@ -176,11 +165,8 @@ def _factor(matrix: Tensor, damping: float) -> Tensor:
     """The Cholesky factor of F + κI in float64."""
     matrix.diagonal().add_(damping)
     factor, info = torch.linalg.cholesky_ex(matrix)
-    require(
-        not bool(info),
-        "F + κI",
-        "be positive definite",
-        f"a singular one at κ = {damping:.3g}",
-        RAISE,
-    )
+    if info:
+        raise ValueError(
+            f"F + κI must be positive definite, got a singular one at κ = {damping:.3g}; {RAISE}"
+        )
     return factor  # type: ignore[no-any-return]

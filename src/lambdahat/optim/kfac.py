@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require_choice, require_count, require_positive
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
 from lambdahat.optim.descent import (
@@ -260,24 +260,18 @@ class KFAC(Descent):
         scaler: Any = None,
         seed: int = 0,
     ) -> None:
-        require(
-            isinstance(model, nn.Module),
-            "model",
-            "be a torch.nn.Module",
-            model,
-            "KFAC hooks its layers; pass parameter groups as parameters=",
-            TypeError,
-        )
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model must be a torch.nn.Module, got {describe(model)}; KFAC hooks its layers;"
+                " pass parameter groups as parameters="
+            )
         require_choice(kind, "kind", KINDS)
         require_choice(fisher, "fisher", FISHERS)
         require_choice(sharing, "sharing", ("expand", "reduce"))
-        require(
-            rank is None or kind == "kfac",
-            "rank",
-            'be None for kind="ekfac"',
-            rank,
-            "its basis is complete",
-        )
+        if rank is not None and kind != "kfac":
+            raise ValueError(
+                f'rank must be None for kind="ekfac", got {describe(rank)}; its basis is complete'
+            )
         self.kind, self.fisher, self.scaler = kind, fisher, scaler
         self.rank = None if rank is None else require_count(rank, "rank")
         self.seed = require_count(seed, "seed", least=0)
@@ -335,23 +329,18 @@ class KFAC(Descent):
 
     def observe(self, problem: Problem) -> None:
         """Measure the moments on a problem of the same model and parameters."""
-        require(
-            self.fisher != "empirical",
-            "fisher",
-            'be "monte_carlo" or "exact" for observe',
-            '"empirical"',
-            "the empirical Fisher comes from training's own backward passes",
-        )
+        if self.fisher == "empirical":
+            raise ValueError(
+                'fisher must be "monte_carlo" or "exact" for observe, got "empirical"; the'
+                " empirical Fisher comes from training's own backward passes"
+            )
         self.require_same_point(problem)
         problem = problem.with_output("KFAC")
-        require(
-            problem.model is not None,
-            "problem",
-            "be made of a model for KFAC",
-            "one made by from_function",
-            "KFAC needs its layers",
-            TypeError,
-        )
+        if problem.model is None:
+            raise TypeError(
+                "problem must be made of a model for KFAC, got one made by from_function; KFAC"
+                " needs its layers"
+            )
         group = self.param_groups[0]
         fisher = Fisher(self.fisher, 1, derived_seed(self.seed, "kfac", group["step"]))
         for layer, sums in zip(self.layers, self._measure(problem, fisher), strict=True):
@@ -524,15 +513,11 @@ class KFAC(Descent):
 
     def _update(self) -> None:
         """Mix what the hooks recorded into the running moments."""
-        seen = not self.layers or any(sums.samples for sums in self._sums)
-        require(
-            seen,
-            "the model",
-            "have run forward and backward in train mode before step",
-            "no pass recorded",
-            "call model.train(); after close() make a new KFAC",
-            RuntimeError,
-        )
+        if self.layers and not any(sums.samples for sums in self._sums):
+            raise RuntimeError(
+                "the model must have run forward and backward in train mode before step, got no"
+                " pass recorded; call model.train(); after close() make a new KFAC"
+            )
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         for layer, sums in zip(self.layers, self._sums, strict=True):
             if sums.samples:
@@ -547,14 +532,11 @@ class KFAC(Descent):
         missing = self.fisher != "empirical" and not any(
             "updates" in self.state[layer.key] for layer in self.layers
         )
-        require(
-            not (missing and self.layers),
-            "observe(problem)",
-            "be called before the first step",
-            "no observation",
-            "if optimizer.due: optimizer.observe(problem)",
-            RuntimeError,
-        )
+        if missing and self.layers:
+            raise RuntimeError(
+                "observe(problem) must be called before the first step, got no observation; if"
+                " optimizer.due: optimizer.observe(problem)"
+            )
         for layer, group in self._with_groups():
             if "updates" in self.state[layer.key]:
                 refresh(

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdahat._core.check import require
 from lambdahat._core.rng import generator
 from lambdahat.operators.kronecker_factors import CHUNK_ELEMENTS, CONVOLUTIONS, patches
 from lambdahat.problem.network import NORMS
@@ -419,15 +418,11 @@ def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
     damped.diagonal(dim1=-2, dim2=-1).add_(shift.to(moment).reshape(-1, 1))
     out = (damped, damped.new_empty(damped.shape[:-2], dtype=torch.int32)) if own else None
     factor, failed = torch.linalg.cholesky_ex(damped, out=out)
-    fine = not bool(failed.any())
-    require(
-        fine,
-        "damping",
-        f"make the moments of layer {name!r} positive definite",
-        "singular or infinite ones",
-        "raise damping, or lower lr if the loss has become NaN",
-        RuntimeError,
-    )
+    if failed.any():
+        raise RuntimeError(
+            f"damping must make the moments of layer {name!r} positive definite, got singular or"
+            " infinite ones; raise damping, or lower lr if the loss has become NaN"
+        )
     return torch.cholesky_inverse(factor, out=factor if own else None)
 
 
@@ -461,14 +456,10 @@ def _turn(state: State, name: str) -> None:
     own, λ_G λ_Aᵀ.
     """
     A, G = state["A"], state["G"]
-    require(
-        bool(G.isfinite().all()),
-        "the loss",
-        "stay finite",
-        f"infinite moments of layer {name!r}",
-        "lower lr",
-        RuntimeError,
-    )
+    if not G.isfinite().all():
+        raise RuntimeError(
+            f"the loss must stay finite, got infinite moments of layer {name!r}; lower lr"
+        )
     outputs, left = torch.linalg.eigh(G)
     inputs, right = (A, None) if A.ndim == 2 else torch.linalg.eigh(A)
     if "squares" not in state:

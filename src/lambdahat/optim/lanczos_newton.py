@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require_choice, require_count, require_positive
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.optim.descent import Descent, Directions, total_norm
@@ -78,12 +78,10 @@ class LanczosNewton(Descent):
     def observe(self, problem: Problem) -> None:
         """Measure the Ritz pairs on a problem of the same model and parameters."""
         self.require_same_point(problem)
-        require(
-            self.pairs <= problem.num_parameters,
-            "pairs",
-            f"lie in [0, {problem.num_parameters}]",
-            self.pairs,
-        )
+        if self.pairs > problem.num_parameters:
+            raise ValueError(
+                f"pairs must lie in [0, {problem.num_parameters}], got {describe(self.pairs)}"
+            )
         group = self.param_groups[0]
         if self.pairs > 0:
             operator = CURVATURES[self.curvature](problem)
@@ -102,14 +100,11 @@ class LanczosNewton(Descent):
         """The preconditioned gradients."""
         found = self.gradients()
         group = self.param_groups[0]
-        require(
-            self.pairs == 0 or group["observed"] >= 0,
-            "observe(problem)",
-            "be called before the first step",
-            "no observation",
-            "if optimizer.due: optimizer.observe(problem)",
-            RuntimeError,
-        )
+        if self.pairs != 0 and group["observed"] < 0:
+            raise RuntimeError(
+                "observe(problem) must be called before the first step, got no observation; if"
+                " optimizer.due: optimizer.observe(problem)"
+            )
         steps = (
             self._preconditioned(found, group["eta"], group["damping"])
             if self.pairs

@@ -222,12 +222,8 @@ class NGD(Optimizer):
         require_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
-            require(
-                parameter.is_floating_point(),
-                "params",
-                "be real floating point",
-                str(parameter.dtype),
-            )
+            if not parameter.is_floating_point():
+                raise ValueError(f"params must be real floating point, got {parameter.dtype}")
 
     @property
     def update_norm(self) -> Tensor:
@@ -415,14 +411,10 @@ class _Group:
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
             gradient = parameter.grad
-            sparse = gradient is not None and gradient.is_sparse
-            require(
-                not sparse,
-                "gradients",
-                "be dense",
-                "a sparse one",
-                "use sparse=False in the embedding",
-            )
+            if gradient is not None and gradient.is_sparse:
+                raise ValueError(
+                    "gradients must be dense, got a sparse one; use sparse=False in the embedding"
+                )
             age = optimizer.state[parameter].setdefault("step", 0)
             kinds.setdefault((age, parameter.device, parameter.dtype), []).append(parameter)
         self._batches = [_Batch(members, optimizer) for members in kinds.values()]

@@ -86,9 +86,8 @@ def require_options(
         for key, value in known.items()
         if value.default is inspect.Parameter.empty and key not in options
     ]
-    require(
-        not missing,
-        f"options of {name!r}",
-        f"include {', '.join(missing)}",
-        ", ".join(options) or "none",
-    )
+    if missing:
+        raise ValueError(
+            f"options of {name!r} must include {', '.join(missing)}, got"
+            f" {', '.join(options) or 'none'}"
+        )

@@ -113,20 +113,13 @@ def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
     >>> product([torch.ones(2)])
     [tensor([ 6., 12.])]
     """
-    require(
-        isinstance(loss, Tensor) and loss.ndim == 0,
-        "loss",
-        "be a scalar tensor",
-        loss,
-        "take its mean",
-    )
-    require(
-        loss.requires_grad,
-        "loss",
-        "have its graph",
-        "a tensor without one",
-        "call batch_product before backward(), outside torch.no_grad()",
-    )
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
+        raise ValueError(f"loss must be a scalar tensor, got {describe(loss)}; take its mean")
+    if not loss.requires_grad:
+        raise ValueError(
+            "loss must have its graph, got a tensor without one; call batch_product before"
+            " backward(), outside torch.no_grad()"
+        )
     require_true_second_derivative(loss)
     trained = list(parameters)
     return BatchProduct(
@@ -290,13 +283,11 @@ class Metric(Rule):
         )
         self.third_derivative, self.log_determinant = bool(third_derivative), bool(log_determinant)
         exact = self.third_derivative or self.log_determinant
-        require(
-            not exact or self.reading == READINGS[0],
-            "reading",
-            f"be {READINGS[0]!r} with third derivatives",
-            repr(reading),
-            "|H|θ is the gradient of nothing simple",
-        )
+        if exact and self.reading != READINGS[0]:
+            raise ValueError(
+                f"reading must be {READINGS[0]!r} with third derivatives, got {reading!r}; |H|θ is"
+                " the gradient of nothing simple"
+            )
 
     def curvature(
         self, parameters: Sequence[Tensor], product: Product | None, step: int
@@ -364,13 +355,11 @@ class SelectiveL2(Rule):
     def _largest(self, sizes: Sequence[Tensor]) -> list[Tensor]:
         """The maximum over the layer that each parameter belongs to."""
         layers = self.layers or range(len(sizes))
-        require(
-            len(layers) == len(sizes),
-            "layers",
-            f"name the layer of each of the {len(sizes)} parameters",
-            f"{len(layers)} names",
-            "make them with layers_of(model)",
-        )
+        if len(layers) != len(sizes):
+            raise ValueError(
+                f"layers must name the layer of each of the {len(sizes)} parameters, got"
+                f" {len(layers)} names; make them with layers_of(model)"
+            )
         own = [size.amax() for size in sizes]
         largest: dict[Hashable, Tensor] = {}
         for layer, value in zip(layers, own, strict=True):
@@ -465,38 +454,30 @@ def require_rate(value: Any, name: str, finite: bool = True) -> float:
     real = isinstance(value, int | float) and not isinstance(value, bool)
     require(real, name, "be a number of at least 0", describe(value), error=TypeError)
     most = math.inf if not finite else math.nextafter(math.inf, 0)
-    require(
-        0 <= value <= most,
-        name,
-        f"be a {'finite ' if finite else ''}number of at least 0",
-        repr(value),
-    )
+    if not 0 <= value <= most:
+        raise ValueError(
+            f"{name} must be a {'finite ' if finite else ''}number of at least 0, got {value!r}"
+        )
     return float(value)
 
 
 def require_product(product: Product | None, rule: Rule) -> Product:
     """The product, which the rule cannot do without."""
-    require(
-        callable(product),
-        "product",
-        f"be a function v -> Hv for {type(rule).__name__}",
-        product,
-        "make it with lambdahat.optim.batch_product(loss, parameters), before backward()",
-        TypeError,
-    )
+    if not callable(product):
+        raise TypeError(
+            f"product must be a function v -> Hv for {type(rule).__name__}, got"
+            f" {describe(product)}; make it with lambdahat.optim.batch_product(loss, parameters),"
+            " before backward()"
+        )
     assert product is not None
     return product
 
 
 def require_third(product: Product) -> BatchProduct:
     """A product that can be differentiated once more."""
-    require(
-        isinstance(product, BatchProduct),
-        "product",
-        "be a BatchProduct where third derivatives are asked for",
-        product,
-        "make it with lambdahat.optim.batch_product(loss, parameters)",
-        TypeError,
-    )
-    assert isinstance(product, BatchProduct)
+    if not isinstance(product, BatchProduct):
+        raise TypeError(
+            "product must be a BatchProduct where third derivatives are asked for, got"
+            f" {describe(product)}; make it with lambdahat.optim.batch_product(loss, parameters)"
+        )
     return product

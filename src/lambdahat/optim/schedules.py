@@ -94,12 +94,10 @@ def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any)
     make = SCHEDULES[require_choice(name, "name", SCHEDULES)]
     known = list(inspect.signature(make).parameters)[2:]
     for key in settings:
-        require(
-            key in known,
-            f"settings of {name!r}",
-            f"be among {', '.join(known) or 'none'}",
-            repr(key),
-        )
+        if key not in known:
+            raise ValueError(
+                f"settings of {name!r} must be among {', '.join(known) or 'none'}, got {key!r}"
+            )
     for key, parameter in list(inspect.signature(make).parameters.items())[2:]:
         given = parameter.default is not parameter.empty or key in settings
         require(given, f"settings of {name!r}", f"include {key}", settings)

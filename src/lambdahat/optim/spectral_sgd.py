@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import require_choice, require_count
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import spectrum
 from lambdahat.operators.curvature import ggn, hessian
@@ -93,14 +93,11 @@ class SpectralSGD(Descent):
 
     def directions(self) -> Directions:
         """The gradients."""
-        require(
-            self.param_groups[0]["observed"] >= 0,
-            "observe(problem)",
-            "be called before the first step",
-            "no observation",
-            "if optimizer.due: optimizer.observe(problem)",
-            RuntimeError,
-        )
+        if self.param_groups[0]["observed"] < 0:
+            raise RuntimeError(
+                "observe(problem) must be called before the first step, got no observation; if"
+                " optimizer.due: optimizer.observe(problem)"
+            )
         return self.gradients()
 
 
@@ -117,13 +114,11 @@ def curvature_range(found: Spectrum) -> tuple[float, float]:
     kept = (nodes > found.resolution) & (weights > 0)
     if weights[heaviest] > NULL_MASS and kept.sum() > kept[heaviest]:
         kept[heaviest] = False
-    require(
-        bool(kept.any()),
-        "the curvature",
-        "have a positive eigenvalue beside its null space",
-        f"Ritz values from {nodes.min():.3g} to {nodes.max():.3g}",
-        "observe a larger batch",
-    )
+    if not kept.any():
+        raise ValueError(
+            "the curvature must have a positive eigenvalue beside its null space, got Ritz values"
+            f" from {nodes.min():.3g} to {nodes.max():.3g}; observe a larger batch"
+        )
     return float(nodes[kept].min()), float(nodes[kept].max())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require, require_choice, require_count, require_positive
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed
 from lambdahat.problem import DEFAULT_BATCH, Problem, require_problem
@@ -160,25 +160,20 @@ def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             continue
         was = stored.get(name)
         if name == "contents":
-            same = was is not None and same_contents(was, value)
-            require(
-                same,
-                "folder",
-                "hold a run on the same data",
-                "one on other samples or labels",
-                "give the data of that run, or choose another folder",
-            )
+            if was is None or not same_contents(was, value):
+                raise ValueError(
+                    "folder must hold a run on the same data, got one on other samples or labels;"
+                    " give the data of that run, or choose another folder"
+                )
             continue
         if name == "optimizer settings" and isinstance(was, Mapping):
             require_same_run(was, value)
             continue
-        require(
-            was == value,
-            "folder",
-            f"hold a run with {name} = {value}",
-            f"one with {name} = {was}",
-            "call fit as that run did, or choose another folder",
-        )
+        if was != value:
+            raise ValueError(
+                f"folder must hold a run with {name} = {value}, got one with {name} = {was}; call"
+                " fit as that run did, or choose another folder"
+            )
 
 
 class Trainer:
@@ -266,13 +261,11 @@ class Trainer:
         found = None
         if self.checkpoints is not None:
             used = bool(self.checkpoints.paths()) or self.metrics.length > 0
-            require(
-                resume or not used,
-                "folder",
-                "be new or empty",
-                f"{self.folder}, which holds a run",
-                "pass resume=True (--resume) to go on with it, or choose another folder",
-            )
+            if not resume and used:
+                raise ValueError(
+                    f"folder must be new or empty, got {self.folder}, which holds a run; pass"
+                    " resume=True (--resume) to go on with it, or choose another folder"
+                )
             found = self.checkpoints.newest(self._fault) if resume else None
         if found is None:
             self._initial = [parameter.detach().clone() for parameter in self.stepper.parameters]
@@ -383,13 +376,12 @@ class Trainer:
         self.tally.load_state_dict(state["tally"])
         parts, stored = self._parts(), state["parts"]
         strange = sorted(set(parts) ^ set(stored))
-        require(
-            not strange,
-            "folder",
-            "hold a run of the same parts",
-            f"one {'with' if strange and strange[0] in stored else 'without'} {', '.join(strange)}",
-            "call fit as that run did",
-        )
+        if strange:
+            raise ValueError(
+                "folder must hold a run of the same parts, got one"
+                f" {'with' if strange and strange[0] in stored else 'without'}"
+                f" {', '.join(strange)}; call fit as that run did"
+            )
         for name, part in parts.items():
             part.load_state_dict(stored[name])
         torch.set_rng_state(state["rng"]["cpu"])
@@ -704,24 +696,15 @@ def fit(
     _require_schedule(schedule, optimizer)
     _require_parts(regularizers, averaging, trackers)
     require_loggers(loggers)
-    require(
-        not resume or folder is not None, "resume", "come with the folder of the run", "no folder"
-    )
-    require(
-        checkpoint_steps is None or folder is not None,
-        "checkpoint_steps",
-        "come with a folder",
-        "none",
-    )
+    if resume and folder is None:
+        raise ValueError("resume must come with the folder of the run, got no folder")
+    if checkpoint_steps is not None and folder is None:
+        raise ValueError("checkpoint_steps must come with a folder, got none")
     patient = any(group.get("patience") for group in optimizer.param_groups) and hasattr(
         optimizer, "record"
     )
-    require(
-        not patient or validation is not None,
-        "validation",
-        "be given to an optimiser with a patience",
-        None,
-    )
+    if patient and validation is None:
+        raise ValueError("validation must be given to an optimiser with a patience, got None")
     trainer = Trainer(
         problem,
         optimizer,
@@ -741,67 +724,49 @@ def fit(
 
 
 def _require_trainable(problem: Problem, optimizer: Any) -> None:
-    require(
-        isinstance(optimizer, torch.optim.Optimizer),
-        "optimizer",
-        "be a torch.optim.Optimizer",
-        optimizer,
-        "such as torch.optim.SGD(model.parameters(), lr=0.1)",
-        TypeError,
-    )
-    closure = isinstance(optimizer, torch.optim.LBFGS)
-    require(
-        not closure,
-        "optimizer",
-        "step without a closure",
-        "LBFGS",
-        "it evaluates the loss many times a step",
-    )
-    require(
-        problem._theta is None,
-        "problem",
-        "follow its model",
-        "one made by at(), which is at other parameters",
-        "load them into the model",
-    )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {describe(optimizer)}; such as"
+            " torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "optimizer must step without a closure, got LBFGS; it evaluates the loss many times a"
+            " step"
+        )
+    if problem._theta is not None:
+        raise ValueError(
+            "problem must follow its model, got one made by at(), which is at other parameters;"
+            " load them into the model"
+        )
     held = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
-    require(
-        held == {problem.device},
-        "problem",
-        f"be on the device of the parameters, {', '.join(map(str, held))}",
-        str(problem.device),
-        "move the model with model.to(device), then make problem and optimizer",
-    )
-    require(
-        problem._cast is None,
-        "problem",
-        "have its model's own dtype",
-        f"dtype={problem._cast}",
-        "cast the model itself, or pass precision=",
-    )
+    if held != {problem.device}:
+        raise ValueError(
+            f"problem must be on the device of the parameters, {', '.join(map(str, held))}, got"
+            f" {problem.device}; move the model with model.to(device), then make problem and"
+            " optimizer"
+        )
+    if problem._cast is not None:
+        raise ValueError(
+            f"problem must have its model's own dtype, got dtype={problem._cast}; cast the model"
+            " itself, or pass precision="
+        )
 
 
 def _require_schedule(schedule: Any, optimizer: Any) -> None:
     if schedule is None:
         return
-    ready = callable(getattr(schedule, "step", None)) and hasattr(schedule, "state_dict")
-    require(
-        ready,
-        "schedule",
-        "be a scheduler made for the optimizer",
-        schedule,
-        "such as lh.optim.schedules.cosine(optimizer, epochs)",
-        TypeError,
-    )
+    if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
+        raise TypeError(
+            f"schedule must be a scheduler made for the optimizer, got {describe(schedule)}; such"
+            " as lh.optim.schedules.cosine(optimizer, epochs)"
+        )
     theirs = getattr(schedule, "optimizer", None)
-    own = theirs is None or any(theirs is inner for inner in chain(optimizer))
-    require(
-        own,
-        "schedule",
-        "be of this optimizer",
-        "one of another optimizer",
-        "make it with schedule(optimizer, …)",
-    )
+    if theirs is not None and not any(theirs is inner for inner in chain(optimizer)):
+        raise ValueError(
+            "schedule must be of this optimizer, got one of another optimizer; make it with"
+            " schedule(optimizer, …)"
+        )
 
 
 def _require_parts(regularizers: Any, averaging: Any, trackers: Any) -> None:
@@ -809,27 +774,18 @@ def _require_parts(regularizers: Any, averaging: Any, trackers: Any) -> None:
         ("regularizers", regularizers, ("add_to", "needs_product")),
         ("trackers", trackers, ("measure", "every", "unit")),
     ):
-        require(
-            isinstance(parts, Sequence) and not isinstance(parts, str),
-            name,
-            "be a list",
-            parts,
-            error=TypeError,
-        )
+        if not isinstance(parts, Sequence) or isinstance(parts, str):
+            raise TypeError(f"{name} must be a list, got {describe(parts)}")
         for part in parts:
             missing = [each for each in wanted if not hasattr(part, each)]
-            require(
-                not missing,
-                name,
-                f"have {', '.join(wanted)}",
-                part,
-                f"it lacks {', '.join(missing)}",
-                TypeError,
-            )
+            if missing:
+                raise TypeError(
+                    f"{name} must have {', '.join(wanted)}, got {describe(part)}; it lacks"
+                    f" {', '.join(missing)}"
+                )
     for tracker in trackers:
-        require(
-            tracker.unit in UNITS, "trackers", 'have the unit "epoch" or "step"', repr(tracker.unit)
-        )
+        if tracker.unit not in UNITS:
+            raise ValueError(f'trackers must have the unit "epoch" or "step", got {tracker.unit!r}')
     missing = [
         each
         for each in ("update", "unit", "model")
@@ -844,13 +800,11 @@ def _stopping(asked: EarlyStopping | int | None, validation: Any) -> EarlyStoppi
     else:
         stopping = EarlyStopping(require_count(asked, "early_stopping"))
     held_out = stopping is not None and stopping.metric.startswith("validation")
-    require(
-        not held_out or validation is not None,
-        "validation",
-        "be given for early stopping to watch",
-        None,
-        'or watch another column: EarlyStopping(metric="loss")',
-    )
+    if held_out and validation is None:
+        raise ValueError(
+            "validation must be given for early stopping to watch, got None; or watch another"
+            ' column: EarlyStopping(metric="loss")'
+        )
     return stopping
 
 

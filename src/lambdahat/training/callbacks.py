@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lambdahat._core.check import require, require_count
+from lambdahat._core.check import describe, require, require_count
 from lambdahat._core.storage import read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import on_one_rank
@@ -119,13 +119,11 @@ class Tracking:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; rows written later are dropped, as they will come again."""
-        require(
-            len(state["trackers"]) == len(self.trackers),
-            "state",
-            f"hold {len(self.trackers)} trackers",
-            f"{len(state['trackers'])}",
-            "make the same trackers as then",
-        )
+        if len(state["trackers"]) != len(self.trackers):
+            raise ValueError(
+                f"state must hold {len(self.trackers)} trackers, got {len(state['trackers'])}; make"
+                " the same trackers as then"
+            )
         self.steps, self.epochs = state["steps"], state["epochs"]
         self.metrics.cut(state["metrics"])
         for tracker, own in zip(self.trackers, state["trackers"], strict=True):
@@ -134,13 +132,11 @@ class Tracking:
     def begin(self, resume: bool = False, upto: int | None = None) -> Row | None:
         """Measure the start, or with ``resume`` continue the rows in the folder up to ``upto``."""
         length = self.metrics.length
-        require(
-            resume or length == 0,
-            "folder",
-            "be new or empty",
-            f"{self.folder}, which holds a run",
-            "go on with it by resuming, or choose another folder",
-        )
+        if not resume and length != 0:
+            raise ValueError(
+                f"folder must be new or empty, got {self.folder}, which holds a run; go on with it"
+                " by resuming, or choose another folder"
+            )
         if self.folder is not None:
             self._require_same(length)
         if length == 0:
@@ -199,35 +195,25 @@ def tracking(
 def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     """Trackers from trackers and names."""
     parts = trackers.split(",") if isinstance(trackers, str) else trackers
-    require(
-        isinstance(parts, Sequence),
-        "trackers",
-        "be a list of trackers or names",
-        trackers,
-        "",
-        TypeError,
-    )
+    if not isinstance(parts, Sequence):
+        raise TypeError(f"trackers must be a list of trackers or names, got {describe(trackers)}")
     names = [part for part in parts if isinstance(part, str)]
     made: list[Tracker] = [part for part in parts if not isinstance(part, str)]
     for tracker in made:
-        require(
-            isinstance(tracker, Tracker),
-            "trackers",
-            "have name, every, unit and measure",
-            tracker,
-            'make one with make_tracker("trace")',
-            TypeError,
-        )
+        if not isinstance(tracker, Tracker):
+            raise TypeError(
+                f"trackers must have name, every, unit and measure, got {describe(tracker)}; make"
+                ' one with make_tracker("trace")'
+            )
     made += [*make_trackers(names)] if names else []
     require(bool(made), "trackers", "hold at least one", "none")
     known = [tracker.name for tracker in made]
     twice = sorted({name for name in known if known.count(name) > 1})
-    require(
-        not twice,
-        "trackers",
-        "be one of a kind, for a kind has one set of columns",
-        ", ".join(twice),
-    )
+    if twice:
+        raise ValueError(
+            "trackers must be one of a kind, for a kind has one set of columns, got"
+            f" {', '.join(twice)}"
+        )
     return made
 
 
@@ -247,14 +233,11 @@ def LightningTracker(
     """
     from lightning.pytorch import Callback
 
-    require(
-        callable(problem_fn),
-        "problem_fn",
-        "be a function of the module",
-        problem_fn,
-        'such as lambda module: lh.Problem(module.network, "cross_entropy", data)',
-        TypeError,
-    )
+    if not callable(problem_fn):
+        raise TypeError(
+            f"problem_fn must be a function of the module, got {describe(problem_fn)}; such as"
+            ' lambda module: lh.Problem(module.network, "cross_entropy", data)'
+        )
 
     class Measuring(Callback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""
@@ -318,14 +301,11 @@ def HuggingFaceTracker(
     """
     from transformers import TrainerCallback
 
-    require(
-        callable(problem_fn),
-        "problem_fn",
-        "be a function of the model",
-        problem_fn,
-        'such as lambda model: lh.Problem(model, "model", batches)',
-        TypeError,
-    )
+    if not callable(problem_fn):
+        raise TypeError(
+            f"problem_fn must be a function of the model, got {describe(problem_fn)}; such as"
+            ' lambda model: lh.Problem(model, "model", batches)'
+        )
 
     class Measuring(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""

@@ -70,9 +70,8 @@ def unpack(tensors: Mapping[str, Tensor], document: Any) -> Any:
     if not isinstance(document, dict):
         return document
     (kind, value), *rest = document.items()
-    require(
-        not rest and kind in _READERS, "document", "be one that pack() made", describe(document)
-    )
+    if rest or kind not in _READERS:
+        raise ValueError(f"document must be one that pack() made, got {describe(document)}")
     return _READERS[kind](tensors, value)
 
 
@@ -126,14 +125,11 @@ class _Packer:
 
 
 def _key(key: Any, path: str) -> Any:
-    plain = key is None or isinstance(key, bool | int | str | float)
-    require(
-        plain,
-        f"a key of {path.strip('/') or 'the state'}",
-        "be text or a number",
-        key,
-        error=TypeError,
-    )
+    if key is not None and not isinstance(key, bool | int | str | float):
+        raise TypeError(
+            f"a key of {path.strip('/') or 'the state'} must be text or a number, got"
+            f" {describe(key)}"
+        )
     return key
 
 
@@ -231,13 +227,12 @@ class Checkpoints:
 
         there = self._initial.is_file()
         blob = self._initial.read_bytes() if there else b""
-        require(
-            digest(blob) == mark,
-            "folder",
-            "hold the initial parameters, from which distances are measured",
-            f"{self._initial} ({'damaged' if there else 'missing'})",
-            "put it back, or begin anew",
-        )
+        if digest(blob) != mark:
+            raise ValueError(
+                "folder must hold the initial parameters, from which distances are measured, got"
+                f" {self._initial} ({'damaged' if there else 'missing'}); put it back, or begin"
+                " anew"
+            )
         return load(blob)
 
     @property
@@ -265,13 +260,11 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             return Checkpoint(step, state, path, tuple(damaged))
-        require(
-            not damaged,
-            "folder",
-            "hold a whole checkpoint",
-            "; ".join(damaged),
-            "delete it to begin again",
-        )
+        if damaged:
+            raise ValueError(
+                f"folder must hold a whole checkpoint, got {'; '.join(damaged)}; delete it to begin"
+                " again"
+            )
         return None
 
     def name_best(self, step: int | None) -> None:
@@ -366,14 +359,11 @@ def alone_in(folder: Path | None) -> Iterator[None]:
             # not inherited by children, unlike flock
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            busy = error.errno in (errno.EACCES, errno.EAGAIN)
-            require(
-                not busy,
-                "folder",
-                "have one run at a time",
-                f"{folder}, where another is running",
-                "wait for it, or choose another folder",
-            )
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ValueError(
+                    f"folder must have one run at a time, got {folder}, where another is running;"
+                    " wait for it, or choose another folder"
+                ) from error
         yield
 
 
@@ -458,12 +448,11 @@ class Recipe:
         if self.samples is None:
             return split
         x, y = split.train
-        require(
-            self.samples <= len(x),
-            "samples",
-            f"be at most the {len(x):,} training samples of {self.data!r}",
-            f"{self.samples:,}",
-        )
+        if self.samples > len(x):
+            raise ValueError(
+                f"samples must be at most the {len(x):,} training samples of {self.data!r}, got"
+                f" {self.samples:,}"
+            )
         return Split((x[: self.samples], y[: self.samples]), split.test, split.classes)
 
     def network(self, split: Split) -> nn.Module:
@@ -482,13 +471,11 @@ class Recipe:
                 key for key in flat_now if flat_was.get(key) != flat_now[key] and key not in APART
             ]
             news = "; ".join(f"{key} = {flat_was.get(key)}, not {flat_now[key]}" for key in changed)
-            require(
-                not changed,
-                "folder",
-                "hold a run of the same settings",
-                f"{folder} with {news}",
-                "give the same options, or choose another folder",
-            )
+            if changed:
+                raise ValueError(
+                    f"folder must hold a run of the same settings, got {folder} with {news}; give"
+                    " the same options, or choose another folder"
+                )
         folder.mkdir(parents=True, exist_ok=True)
         write_sealed(there, document, indent=1)
 
@@ -501,15 +488,12 @@ def is_run_folder(path: str | Path) -> bool:
 def read_recipe(folder: str | Path) -> Recipe:
     """The recipe of a run folder."""
     path = Path(folder) / "config.json"
-    require(
-        path.is_file(),
-        "folder",
-        "hold config.json, which `lambdahat train` writes",
-        f"{folder} without it",
-        "a run of fit with your own model is measured as package.module:function --checkpoint"
-        " FOLDER",
-        FileNotFoundError,
-    )
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"folder must hold config.json, which `lambdahat train` writes, got {folder} without"
+            " it; a run of fit with your own model is measured as package.module:function"
+            " --checkpoint FOLDER"
+        )
     try:
         document = unseal(read_json(path), path, sealed=False)
         document.pop("format")
@@ -523,17 +507,15 @@ def weights(folder: str | Path, which: str = "last") -> dict[str, Tensor]:
     checkpoints = Checkpoints(Path(folder) / "checkpoints")
     if which == "best":
         path = checkpoints.best()
-        require(
-            path is not None, "which", 'be "last" for a run without a best checkpoint', '"best"'
-        )
-        assert path is not None
+        if path is None:
+            raise ValueError('which must be "last" for a run without a best checkpoint, got "best"')
         state = read(path)[1]
     else:
         found = checkpoints.newest()
-        require(
-            found is not None, "folder", "hold a checkpoint", f"{folder} without one", "train first"
-        )
-        assert found is not None
+        if found is None:
+            raise ValueError(
+                f"folder must hold a checkpoint, got {folder} without one; train first"
+            )
         if found.damaged:
             warnings.warn(
                 f"{'; '.join(found.damaged)}: taking {found.path.name}",

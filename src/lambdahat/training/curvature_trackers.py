@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import require, require_choice, require_count, require_positive
+from lambdahat._core.check import describe, require_choice, require_count, require_positive
 from lambdahat._measure import without_vectors
 from lambdahat.estimators import basis_capacity, eigenpairs, gradient_overlap, spectrum, trace
 from lambdahat.estimators.sequential import MINIMUM
@@ -141,12 +141,8 @@ def _start(operator: LinearOperator, warm: Tensor | None, seed: int) -> Tensor:
     drawn = random_vector(operator, seed, "leading pairs", 0)
     if warm is None:
         return drawn
-    require(
-        warm.ndim == 2 and len(warm) == operator.dim,
-        "warm",
-        f"have shape ({operator.dim}, k)",
-        warm,
-    )
+    if warm.ndim != 2 or len(warm) != operator.dim:
+        raise ValueError(f"warm must have shape ({operator.dim}, k), got {describe(warm)}")
     mixed = warm.to(drawn).sum(dim=1)
     length: Tensor = torch.linalg.vector_norm(mixed)
     return mixed / length.clamp_min(1e-30) + ADMIXTURE * drawn
@@ -233,14 +229,11 @@ class _WarmTracker(SampledTracker):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         found = state["vectors"]
-        fits = found is None or (isinstance(found, Tensor) and found.ndim == 2)
-        require(
-            fits,
-            "state['vectors']",
-            "be a tensor (P, k), or None",
-            found,
-            "load what state_dict gave",
-        )
+        if found is not None and (not isinstance(found, Tensor) or found.ndim != 2):
+            raise ValueError(
+                f"state['vectors'] must be a tensor (P, k), or None, got {describe(found)}; load"
+                " what state_dict gave"
+            )
         self._vectors = found
 
 

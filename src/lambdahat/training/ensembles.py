@@ -75,20 +75,16 @@ class StackedModel:
                 isinstance(layer, RANDOM) and getattr(layer, "p", 1.0) > 0,
                 f"{type(layer).__name__} {name!r}",
             )
-            require(
-                not drawn,
-                "make_model",
-                "give models that draw nothing in training",
-                what,
-                "train such members one by one with fit",
-            )
-            require(
-                not isinstance(layer, STATISTICS),
-                "make_model",
-                "give models without batch normalisation",
-                what,
-                "use layer or group norm, or train one by one with fit",
-            )
+            if drawn:
+                raise ValueError(
+                    f"make_model must give models that draw nothing in training, got {what}; train"
+                    " such members one by one with fit"
+                )
+            if isinstance(layer, STATISTICS):
+                raise ValueError(
+                    f"make_model must give models without batch normalisation, got {what}; use"
+                    " layer or group norm, or train one by one with fit"
+                )
 
     def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The mean loss of one member on a batch, its correct predictions, and their number."""
@@ -293,13 +289,11 @@ def _require_alike(models: Sequence[nn.Module]) -> None:
         {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
         for model in models
     ]
-    same = all(shape == shapes[0] for shape in shapes)
-    require(
-        same,
-        "make_model",
-        "give the same tensors for every seed",
-        "models that differ in names, shapes or dtypes",
-    )
+    if not all(shape == shapes[0] for shape in shapes):
+        raise ValueError(
+            "make_model must give the same tensors for every seed, got models that differ in names,"
+            " shapes or dtypes"
+        )
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -382,12 +376,8 @@ def fit_many(
     seeds, values = _members(seeds, _settings(optimizer, {"lr": lr, **settings}))
     models = [_made(make_model, seed, device) for seed in seeds]
     problem = Problem(models[0], loss, data, device=device)
-    require(
-        problem.norm == "eval" and problem.loss_function is not None,
-        "loss",
-        "be one of the model's output",
-        loss,
-    )
+    if problem.norm != "eval" or problem.loss_function is None:
+        raise ValueError(f"loss must be one of the model's output, got {describe(loss)}")
     stacked = StackedModel(models, problem)
     descent = StackedDescent(stacked.parameters, optimizer, values)
     stepped = StackedStep(stacked, descent, concatenate([batch.data for batch in problem.batches]))
@@ -433,47 +423,35 @@ def _tuple(value: Any) -> Any:
 
 def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Seeds and settings, checked, that agree on the number of members."""
-    fine = isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds) > 0
-    require(
-        fine,
-        "seeds",
-        "be a sequence of at least one seed",
-        describe(seeds),
-        "such as range(10)",
-        TypeError,
-    )
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not len(seeds):
+        raise TypeError(
+            f"seeds must be a sequence of at least one seed, got {describe(seeds)}; such as"
+            " range(10)"
+        )
     found = tuple(require_count(seed, "seeds", least=0) for seed in seeds)
     lengths = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
     members = max([len(found), *lengths.values()])
     found = found * members if len(found) == 1 else found
-    require(
-        len(found) == members,
-        "seeds",
-        f"be one or {members}, as many as there are values",
-        str(len(found)),
-    )
-    for name, length in lengths.items():
-        require(
-            length == members,
-            name,
-            f"have one value or {members}, one for each member",
-            str(length),
+    if len(found) != members:
+        raise ValueError(
+            f"seeds must be one or {members}, as many as there are values, got {len(found)}"
         )
+    for name, length in lengths.items():
+        if length != members:
+            raise ValueError(
+                f"{name} must have one value or {members}, one for each member, got {length}"
+            )
     for member in range(members):
         own = {
             name: value[member] if isinstance(value, tuple) else value
             for name, value in values.items()
         }
         for name in BY_MEMBER:
-            real = name not in own or isinstance(own[name], numbers.Real)
-            require(
-                real,
-                name,
-                "be a number, or one for each member",
-                describe(own.get(name)),
-                "",
-                TypeError,
-            )
+            if name in own and not isinstance(own[name], numbers.Real):
+                raise TypeError(
+                    f"{name} must be a number, or one for each member, got"
+                    f" {describe(own.get(name))}"
+                )
         require_settings({**DEFAULTS["ngd"], **own})
     return found, values
 
@@ -481,21 +459,12 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
 def _made(
     make_model: Callable[[int], nn.Module], seed: int, device: torch.device | str | None
 ) -> nn.Module:
-    fine = callable(make_model) and not isinstance(make_model, nn.Module)
-    require(
-        fine,
-        "make_model",
-        "be a function of a seed that gives a model",
-        describe(make_model),
-        "such as lambda seed: mlp([64, 32, 10], seed=seed)",
-        TypeError,
-    )
+    if not callable(make_model) or isinstance(make_model, nn.Module):
+        raise TypeError(
+            "make_model must be a function of a seed that gives a model, got"
+            f" {describe(make_model)}; such as lambda seed: mlp([64, 32, 10], seed=seed)"
+        )
     model = make_model(seed)
-    require(
-        isinstance(model, nn.Module),
-        "make_model",
-        "return a torch.nn.Module",
-        model,
-        error=TypeError,
-    )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"make_model must return a torch.nn.Module, got {describe(model)}")
     return copy.deepcopy(model).to(device)

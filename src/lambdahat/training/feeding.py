@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from lambdahat._core.check import require
 from lambdahat._core.rng import generator
 from lambdahat._core.storage import digest_tensors
 from lambdahat.problem import Problem
@@ -97,14 +96,11 @@ class Feed:
         self._simple = type(self._columns) is tuple and all(
             isinstance(leaf, Tensor) for leaf in self._columns
         )
-        single = self._columns is not None or self._dataset is not None
-        require(
-            single,
-            "batch_size",
-            "be None where samples cannot be drawn one by one",
-            repr(batch_size),
-            "the problem's own batches are then used",
-        )
+        if self._columns is None and self._dataset is None:
+            raise ValueError(
+                "batch_size must be None where samples cannot be drawn one by one, got"
+                f" {batch_size!r}; the problem's own batches are then used"
+            )
         self.steps = ceil(self.num_samples / (batch_size * accumulate))
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import describe, require, require_choice, require_count
 from lambdahat.results import Array, Result, Status
 
 
@@ -80,13 +80,8 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         require_count(self.patience, "patience")
-        require(
-            isinstance(self.metric, str),
-            "metric",
-            "be the name of a column",
-            self.metric,
-            error=TypeError,
-        )
+        if not isinstance(self.metric, str):
+            raise TypeError(f"metric must be the name of a column, got {describe(self.metric)}")
         require(self.least >= 0, "least", "be at least 0", repr(self.least))
 
 
@@ -101,13 +96,11 @@ class BestSoFar:
     def look(self, row: Mapping[str, Any], may_come: bool = False) -> bool:
         """Whether this epoch is the best so far; one without the metric may be skipped."""
         value = row.get(self.metric)
-        require(
-            value is not None or may_come,
-            "the metric of early stopping",
-            f"be one of {', '.join(row)}",
-            repr(self.metric),
-            "a validation metric needs validation=",
-        )
+        if value is None and not may_come:
+            raise ValueError(
+                f"the metric of early stopping must be one of {', '.join(row)}, got"
+                f" {self.metric!r}; a validation metric needs validation="
+            )
         if value is None:
             return False
         sign = -1.0 if self.metric.endswith("accuracy") else 1.0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from lambdahat._core.check import require
+from lambdahat._core.check import describe, require
 from lambdahat._core.storage import Damaged, seal, unseal, write_atomically
 
 Row = dict[str, Any]
@@ -82,12 +82,10 @@ class Metrics:
         Rows that are damaged are left out, with a warning that names them: no state depends on a
         row.
         """
-        require(
-            self.covers(length),
-            "metrics.jsonl",
-            f"hold at least {length} bytes",
-            f"{self.length} bytes",
-        )
+        if not self.covers(length):
+            raise ValueError(
+                f"metrics.jsonl must hold at least {length} bytes, got {self.length} bytes"
+            )
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -274,14 +272,8 @@ def make_loggers(
 
 def require_loggers(asked: Any) -> None:
     """Raise unless every logger is a name or has ``log``."""
-    require(
-        isinstance(asked, Sequence) and not isinstance(asked, str),
-        "loggers",
-        "be a list",
-        asked,
-        'such as ["tensorboard"]',
-        TypeError,
-    )
+    if not isinstance(asked, Sequence) or isinstance(asked, str):
+        raise TypeError(f'loggers must be a list, got {describe(asked)}; such as ["tensorboard"]')
     for each in asked:
         known = each in LOGGERS if isinstance(each, str) else callable(getattr(each, "log", None))
         require(known, "loggers", f"be among {', '.join(LOGGERS)}, or have a method log(row)", each)

@@ -42,19 +42,15 @@ class LearningCoefficientTracker(SampledTracker):
         super().__init__(**common)
         self.chains = require_count(chains, "chains")
         self.max_gradients = require_count(max_gradients, "max_gradients", least=100)
-        mapped = settings is None or isinstance(settings, Mapping)
-        require(
-            mapped, "settings", "be a dict of settings of llc", describe(settings), "", TypeError
-        )
+        if settings is not None and not isinstance(settings, Mapping):
+            raise TypeError(f"settings must be a dict of settings of llc, got {describe(settings)}")
         self.settings = dict(settings or {})
         own = sorted({"chains", "max_gradients", "seed"} & set(self.settings))
-        require(
-            not own,
-            "settings",
-            "hold none of the tracker's own",
-            ", ".join(own),
-            "give them to the tracker",
-        )
+        if own:
+            raise ValueError(
+                f"settings must hold none of the tracker's own, got {', '.join(own)}; give them to"
+                " the tracker"
+            )
         check_settings({"chains": chains, "max_gradients": max_gradients, **self.settings})
         self._known: dict[str, Any] = {}
 

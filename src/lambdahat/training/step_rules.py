@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from lambdahat._core.check import require
+from lambdahat._core.check import describe
 from lambdahat.operators.base import LinearOperator
 from lambdahat.optim.adaptive import Padam
 from lambdahat.optim.spectral_sgd import SpectralSGD
@@ -66,9 +66,8 @@ def step_rule(problem: Problem, optimizer: Any) -> StepRule:
     decay, places = torch.zeros_like(rates), _places(problem, base)
     thresholds, held = [], 0
     for group in base.param_groups:
-        require(
-            not group.get("maximize", False), "optimizer", "minimise", "a group with maximize=True"
-        )
+        if group.get("maximize", False):
+            raise ValueError("optimizer must minimise, got a group with maximize=True")
         thresholds.append(family.threshold(group))
         for parameter in group["params"]:
             where = places.get(id(parameter))
@@ -78,26 +77,21 @@ def step_rule(problem: Problem, optimizer: Any) -> StepRule:
             size = family.scale(group, base.state.get(parameter, {})).double().cpu()
             rates[where] = (learning_rate(base, group) / size).expand(parameter.shape).reshape(-1)
             decay[where] = 0.0 if family.decoupled(group) else float(group.get("weight_decay", 0.0))
-    require(
-        held > 0,
-        "optimizer",
-        "hold parameters of the problem",
-        "none of them",
-        "make the problem of the model that is trained",
-    )
+    if held == 0:
+        raise ValueError(
+            "optimizer must hold parameters of the problem, got none of them; make the problem of"
+            " the model that is trained"
+        )
     return StepRule(rates, decay, min(thresholds))
 
 
 def innermost(optimizer: Any) -> Any:
     """The optimiser within wrappers such as Lookahead (``base``)."""
-    require(
-        hasattr(optimizer, "param_groups"),
-        "optimizer",
-        "be a torch.optim.Optimizer",
-        optimizer,
-        "the tracker needs its learning rate",
-        TypeError,
-    )
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {describe(optimizer)}; the tracker"
+            " needs its learning rate"
+        )
     while hasattr(optimizer, "base"):
         optimizer = optimizer.base
     return optimizer
@@ -116,13 +110,11 @@ def _places(problem: Problem, optimizer: Any) -> dict[int, slice]:
         named = dict(problem.model.named_parameters())
         return {id(named[name]): where for name, where in slices.items() if name in named}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    fits = [tuple(parameter.shape) for parameter in held] == list(problem.space.shapes)
-    require(
-        fits,
-        "optimizer",
-        "hold the problem's parameters, in their order",
-        ", ".join(str(tuple(parameter.shape)) for parameter in held[:4]),
-    )
+    if [tuple(parameter.shape) for parameter in held] != list(problem.space.shapes):
+        raise ValueError(
+            "optimizer must hold the problem's parameters, in their order, got"
+            f" {', '.join(str(tuple(parameter.shape)) for parameter in held[:4])}"
+        )
     return {id(parameter): where for parameter, where in zip(held, slices.values(), strict=True)}
 
 
@@ -139,15 +131,11 @@ def _family(optimizer: Any) -> _Family:
     known = next(
         (family for kind, family in _FAMILIES.items() if isinstance(optimizer, kind)), None
     )
-    require(
-        known is not None,
-        "optimizer",
-        "be SGD, Adam, AdamW, RMSprop, Padam or one of their kin",
-        type(optimizer).__name__,
-        "for others no diagonal preconditioner is known",
-        TypeError,
-    )
-    assert known is not None
+    if known is None:
+        raise TypeError(
+            "optimizer must be SGD, Adam, AdamW, RMSprop, Padam or one of their kin, got"
+            f" {type(optimizer).__name__}; for others no diagonal preconditioner is known"
+        )
     return known
 
 
@@ -200,13 +188,11 @@ def _rmsprop_scale(group: Group, state: Mapping[str, Any]) -> Tensor:
 
 
 def _stated(state: Mapping[str, Any], key: str) -> Any:
-    require(
-        key in state,
-        "optimizer",
-        "have taken a step",
-        "one without state",
-        "its preconditioner is not known yet",
-    )
+    if key not in state:
+        raise ValueError(
+            "optimizer must have taken a step, got one without state; its preconditioner is not"
+            " known yet"
+        )
     return state[key]
 
 

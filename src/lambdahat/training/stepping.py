@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat._core.check import require
 from lambdahat._core.device import Replay, beside, side_stream
 from lambdahat.operators.linearise import saved_bytes
 from lambdahat.optim.kfac import KFAC
@@ -125,21 +124,17 @@ class TrainingSubject:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         own = {id(tensor) for tensor in self.tensors.values()}
         others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
-        require(
-            not others,
-            "optimizer",
-            "hold parameters of the problem's own model (or tensors)",
-            f"{len(others)} others, the first of shape {others[0] if others else ()}",
-            "make it with model.parameters() of the model that the problem was made of",
-        )
-        needy = all(parameter.requires_grad for parameter in held)
-        require(
-            needy,
-            "optimizer",
-            "hold parameters that require gradients",
-            "some that do not",
-            "call requires_grad_() on them",
-        )
+        if others:
+            raise ValueError(
+                "optimizer must hold parameters of the problem's own model (or tensors), got"
+                f" {len(others)} others, the first of shape {others[0]}; make it"
+                " with model.parameters() of the model that the problem was made of"
+            )
+        if not all(parameter.requires_grad for parameter in held):
+            raise ValueError(
+                "optimizer must hold parameters that require gradients, got some that do not; call"
+                " requires_grad_() on them"
+            )
         return held
 
 
@@ -413,20 +408,17 @@ class Stepper:
         hooked = any(
             isinstance(inner, KFAC) and inner.fisher == "empirical" for inner in chain(optimizer)
         )
-        require(
-            not (self._double and hooked),
-            "optimizer",
-            "be KFAC with another Fisher beside a regularizer of curvature, whose double backward"
-            " its hooks do not see",
-            'fisher="empirical"',
-            'pass fisher="monte_carlo"',
-        )
-        require(
-            not (self._double and self.scaler),
-            "precision",
-            'be "float32" or "bfloat16" with a regularizer of curvature',
-            '"float16", whose gradients are scaled',
-        )
+        if self._double and hooked:
+            raise ValueError(
+                "optimizer must be KFAC with another Fisher beside a regularizer of curvature,"
+                ' whose double backward its hooks do not see, got fisher="empirical"; pass'
+                ' fisher="monte_carlo"'
+            )
+        if self._double and self.scaler:
+            raise ValueError(
+                'precision must be "float32" or "bfloat16" with a regularizer of curvature, got'
+                ' "float16", whose gradients are scaled'
+            )
         plain = subject.device.type == "cuda" and self.scaler is None and not self._double
         self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 
@@ -443,12 +435,11 @@ class Stepper:
             self.optimizer.zero_grad(set_to_none=True)
             sums, graphs = self._differentiate(group, total)
         grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        require(
-            bool(grads),
-            "the loss",
-            "depend on the optimiser's parameters",
-            "one whose gradients are all None",
-        )
+        if not grads:
+            raise ValueError(
+                "the loss must depend on the optimiser's parameters, got one whose gradients are"
+                " all None"
+            )
         sums, norm = (sums, joint_norm(grads)) if found is None else found
         self._regularize(graphs, step)
         if self.clip is not None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from lambdahat._core.check import require, require_choice, require_count
+from lambdahat._core.check import describe, require_choice, require_count
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.batches import rng_untouched
 from lambdahat.results import Estimate, Result, Status
@@ -115,14 +115,10 @@ class SampledTracker(ABC):
         self.unit = require_choice(unit, "unit", UNITS)
         self.samples = None if samples is None else require_count(samples, "samples", least=2)
         self.seed = require_count(seed, "seed", least=0)
-        require(
-            isinstance(keep, bool),
-            "keep",
-            "be True or False",
-            keep,
-            "the folder is that of the run",
-            TypeError,
-        )
+        if not isinstance(keep, bool):
+            raise TypeError(
+                f"keep must be True or False, got {describe(keep)}; the folder is that of the run"
+            )
         self.keep = keep
         self.folder: Path | None = None
         self._drawn: tuple[weakref.ref[Problem], Problem] | None = None
@@ -281,13 +277,10 @@ def make_tracker(
     kind = TRACKERS[require_choice(name, "name", TRACKERS)]
     own = _settings_of(kind)
     strange = ", ".join(sorted(set(settings) - set(own)))
-    require(
-        not strange,
-        "settings",
-        f"be those of {kind.__name__}: {', '.join(own)}",
-        strange,
-        error=TypeError,
-    )
+    if strange:
+        raise TypeError(
+            f"settings must be those of {kind.__name__}: {', '.join(own)}, got {strange}"
+        )
     return kind(every=every, unit=unit, samples=samples, seed=seed, **settings)
 
 
@@ -298,13 +291,10 @@ def make_trackers(names: str | Sequence[str], **common: Any) -> list[SampledTrac
     ['trace', 'llc']
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    require(
-        bool(parts),
-        "names",
-        "name at least one tracker",
-        "none",
-        f"choose from {', '.join(TRACKERS)}",
-    )
+    if not parts:
+        raise ValueError(
+            f"names must name at least one tracker, got none; choose from {', '.join(TRACKERS)}"
+        )
     found: dict[str, SampledTracker] = {}
     for part in parts:
         tracker = make_tracker(part, **common)
