@@ -19,7 +19,7 @@ from lambdahat.experiments.kit.claims import (
 from lambdahat.experiments.kit.experiment import (
     PRINTED_RATES,
     Size,
-    _begun,
+    _settings_begun,
     carry_decisions,
     findings,
     place_claim,
@@ -130,8 +130,8 @@ def test_seeds_that_run_together_count_each():
         key_of(cell): cell for cell in ({"rate": rate, "seeds": seeds} for rate, seeds in together)
     }
     first, _, third, _, last = cells
-    assert _begun(cells, set(cells)) == (set(), [])
-    assert _begun(cells, {first, third, last}) == ({first}, ["rate=1.0 (2 of 4)"])
+    assert _settings_begun(cells, set(cells)) == (set(), [])
+    assert _settings_begun(cells, {first, third, last}) == ({first}, ["rate=1.0 (2 of 4)"])
 
 
 VGG = Size("VGG-16", "cifar100", 45_000, 300)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,9 @@ def asked_for(names: list[str] | None, everything: bool) -> list[str]:
     if everything and not names:
         return list(published.PLACES)
     if not names or everything:
+        came = "both" if names else "none"
         raise InputError(
-            "EXPERIMENTS must be some names or --all, got "
-            + ("both" if names else "none")
-            + "; --list describes them"
+            f"EXPERIMENTS must be some names or --all, got {came}; --list describes them"
         )
     return list(dict.fromkeys(names))
 
@@ -62,15 +61,8 @@ def list_experiments() -> None:
         rows = []
         for experiment in found:
             counts = [f"{len(experiment.grid(scale)):,}" for scale in SCALES]
-            star = " *" if experiment.name in published.PAPER_SCALE else ""
-            rows.append(
-                (
-                    experiment.name,
-                    *counts[:-1],
-                    counts[-1] + star,
-                    f"{experiment.title} ({experiment.part})",
-                )
-            )
+            counts[-1] += " *" if experiment.name in published.PAPER_SCALE else ""
+            rows.append((experiment.name, *counts, f"{experiment.title} ({experiment.part})"))
         print_table(header, rows, paper)
         print()
     print(
@@ -86,22 +78,13 @@ def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, q
     1 where a cell raised: its error is in the store, and the next run tries it again. 3 where all
     cells are there and their rows cannot be read.
     """
-    experiments = [_found(name) for name in names]
+    experiments = [_experiment(name) for name in names]
     documents, code = [], OK
     for experiment in experiments:
         with bars(quiet):
-            store = sweep(
-                experiment,
-                choices.out,
-                scale=choices.scale,
-                jobs=choices.jobs,
-                backend=choices.backend,
-                address=choices.address,
-                only=choices.only,
-                device=choices.device,
-                resume=choices.resume,
-                command=" ".join(["lambdahat", *sys.argv[1:]]),
-            )
+            command = " ".join(["lambdahat", *sys.argv[1:]])
+            options = {name: value for name, value in vars(choices).items() if name != "out"}
+            store = sweep(experiment, choices.out, command=command, **options)
         code = max(code, say_errors(store))
         if len(store.rows()) == 0:
             continue
@@ -123,56 +106,33 @@ def run_reproduce(names: list[str], choices: ExperimentChoices, as_json: bool, q
 def run_forecast(names: list[str], choices: ExperimentChoices, as_json: bool, quiet: bool) -> int:
     """What the missing cells would take, from a few of them run for a few epochs."""
     documents = []
-    for experiment in [_found(name) for name in names]:
+    for experiment in [_experiment(name) for name in names]:
+        scale, only, device = choices.scale, choices.only, choices.device
         with bars(quiet):
-            found = list(
-                forecast(
-                    experiment,
-                    choices.out,
-                    scale=choices.scale,
-                    only=choices.only,
-                    device=choices.device,
-                )
-            )
-        documents.append(_forecast_document(experiment, choices, found))
+            found = [*forecast(experiment, choices.out, scale=scale, only=only, device=device)]
+        known = [row for row in found if not math.isnan(row.seconds)]
+        cells = sum(row.cells for row in found)
+        totals = {
+            "cells": cells,
+            "minutes": math.fsum(row.total for row in known) / 60,
+            "cells not forecast": cells - sum(row.cells for row in known),
+        }
+        settings = [
+            {**asdict(row), "seconds": None if math.isnan(row.seconds) else row.seconds}
+            for row in found
+        ]
+        about = {"experiment": experiment.name, "scale": scale, "device": device}
+        documents.append(about | totals | {"settings": settings})
         if not as_json:
-            _show_forecast(experiment, choices.device, found)
+            _show_forecast(experiment, device, found, totals)
     if as_json:
         print_json(documents)
     return OK
 
 
-def _forecast_document(
-    experiment: Experiment, choices: ExperimentChoices, found: list[CellForecast]
-) -> dict[str, Any]:
-    settings = [
-        {
-            "setting": row.setting,
-            "cells": row.cells,
-            "seconds": None if math.isnan(row.seconds) else row.seconds,
-            "source": row.source,
-        }
-        for row in found
-    ]
-    return {
-        "experiment": experiment.name,
-        "scale": choices.scale,
-        "device": choices.device,
-        **_forecast_totals(found),
-        "settings": settings,
-    }
-
-
-def _forecast_totals(found: list[CellForecast]) -> dict[str, Any]:
-    known = [row for row in found if not math.isnan(row.seconds)]
-    return {
-        "cells": sum(row.cells for row in found),
-        "minutes": math.fsum(row.total for row in known) / 60,
-        "cells not forecast": sum(row.cells for row in found if math.isnan(row.seconds)),
-    }
-
-
-def _show_forecast(experiment: Experiment, device: str, found: list[CellForecast]) -> None:
+def _show_forecast(
+    experiment: Experiment, device: str, found: list[CellForecast], totals: dict[str, Any]
+) -> None:
     """A line for each setting, named by what differs between them, and the sum."""
     if not found:
         print(f"{experiment.name}: no cells are left")
@@ -181,21 +141,12 @@ def _show_forecast(experiment: Experiment, device: str, found: list[CellForecast
     varying = [name for name in names if len({str(row.setting.get(name)) for row in found}) > 1]
     rows = []
     for row in found:
-        label = (
-            label_of({name: row.setting[name] for name in varying if name in row.setting}) or "all"
-        )
-        one, every = (
-            (f"{row.seconds:.3g}", f"{row.total / 60:.3g}")
-            if row.seconds == row.seconds
-            else ("?", "?")
-        )
-        rows.append((label, f"{row.cells:,}", one, every, row.source))
-    print_table(
-        ("setting", "cells", "seconds of one", "minutes of all", "how it is known"),
-        rows,
-        experiment.title,
-    )
-    totals = _forecast_totals(found)
+        label = label_of({name: row.setting[name] for name in varying if name in row.setting})
+        times = [f"{row.seconds:.3g}", f"{row.total / 60:.3g}"]
+        times = ["?", "?"] if math.isnan(row.seconds) else times
+        rows.append((label or "all", f"{row.cells:,}", *times, row.source))
+    header = ("setting", "cells", "seconds of one", "minutes of all", "how it is known")
+    print_table(header, rows, experiment.title)
     unknown = totals["cells not forecast"]
     rest = f"; {unknown:,} of them could not be forecast" if unknown else ""
     print(
@@ -217,7 +168,7 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
     return OK
 
 
-def _found(name: str) -> Experiment:
+def _experiment(name: str) -> Experiment:
     if name not in published.PLACES:
         near = did_you_mean(name, published.PLACES)
         raise InputError(
@@ -255,9 +206,8 @@ def tables_of(found: Findings) -> list[Table]:
 
 def assumed(experiment: Experiment) -> str:
     """What the text leaves open, one line each."""
-    return "\n".join(
-        ["Assumed where the text is silent:", *(f"- {text}" for text in experiment.assumptions)]
-    )
+    lines = [f"- {text}" for text in experiment.assumptions]
+    return "\n".join(["Assumed where the text is silent:", *lines])
 
 
 def show(experiment: Experiment, scale: str, found: Findings) -> None:
@@ -277,9 +227,7 @@ def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
     """The same as text and as Markdown."""
     tables = tables_of(found)
     texts = [text_table(table.header, table.rows, table.title) for table in tables]
-    marked = [
-        f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables
-    ]
+    marked = [f"**{each.title}**\n\n{markdown_table(each.header, each.rows)}" for each in tables]
     for suffix, parts in ((".txt", texts), (".md", marked)):
         text = "\n\n".join([found.progress, *parts, assumed(experiment)]) + "\n"
         write_atomically(path.with_name(path.name + suffix), text.encode())
@@ -287,21 +235,21 @@ def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
 
 def document(experiment: Experiment, store: Store, found: Findings) -> dict[str, Any]:
     """The same for --json."""
-    named = [{"title": t.title, "rows": _records(t)} for t in found.tables]
-    claims = [
-        record for table in tables_of(found)[len(found.tables) :] for record in _records(table)
+    records = [
+        {
+            "title": table.title,
+            "rows": [dict(zip(table.header, row, strict=True)) for row in table.rows],
+        }
+        for table in tables_of(found)
     ]
+    count = len(found.tables)
     return {
         "experiment": experiment.name,
         "scale": store.scale,
         "about": store.about(),
         "cells": {"finished": found.done, "all": found.total},
         "notes": list(found.notes),
-        "tables": named,
-        "claims": claims,
+        "tables": records[:count],
+        "claims": records[count]["rows"] if found.verdicts else [],
         "assumptions": list(experiment.assumptions),
     }
-
-
-def _records(table: Table) -> list[dict[str, str]]:
-    return [dict(zip(table.header, row, strict=True)) for row in table.rows]

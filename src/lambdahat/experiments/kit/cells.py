@@ -18,8 +18,7 @@ Row = dict[str, Any]
 
 
 class Rows(Sequence[Row]):
-    """The rows of an experiment, each a flat record that holds its cell's settings and what was
-    measured there.
+    """The rows of an experiment: flat records of a cell's settings and what was measured there.
 
     >>> rows = Rows([{"seed": 0, "loss": 1.0}, {"seed": 1, "loss": 2.0}])
     >>> rows.where(seed=1).values("loss")
@@ -42,10 +41,8 @@ class Rows(Sequence[Row]):
         """The rows with these settings; a list, tuple or set stands for any of its members."""
         kept = self._records
         for name, value in settings.items():
-            if isinstance(value, list | tuple | set | frozenset):
-                kept = [row for row in kept if row.get(name) in value]
-            else:
-                kept = [row for row in kept if row.get(name) == value]
+            wanted = value if isinstance(value, list | tuple | set | frozenset) else (value,)
+            kept = [row for row in kept if row.get(name) in wanted]
         return Rows(kept)
 
     def values(self, name: str) -> list[Any]:
@@ -84,8 +81,7 @@ class Rows(Sequence[Row]):
 
 @dataclass(frozen=True)
 class Scale:
-    """The settings that all experiments which train have at each scale; a configuration adds its
-    own.
+    """The settings that all experiments which train have at each scale; experiments add their own.
 
     ``training`` and ``held_out`` are numbers of samples of the set ``data``.
     """
@@ -100,19 +96,13 @@ class Scale:
 
 
 def settings_of(config: Any, *varied: str) -> Cell:
-    """The fields of a configuration that all its cells share: without those whose members tell
-    cells apart.
-    """
-    return {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if field.name not in varied
-    }
+    """The fields of a configuration that all its cells share: all but the ``varied`` ones."""
+    names = [field.name for field in fields(config) if field.name not in varied]
+    return {name: getattr(config, name) for name in names}
 
 
 def grid(base: Mapping[str, Any], **axes: Iterable[Any]) -> list[Cell]:
-    """The cells that differ in the axes, the last of which goes fastest; ``base`` is what they
-    share.
+    """The cells that share ``base`` and differ in the axes, the last of which goes fastest.
 
     >>> grid({"epochs": 3}, decay=(0, 1), seed=range(2))[1]
     {'epochs': 3, 'decay': 0, 'seed': 1}
@@ -138,10 +128,8 @@ def label_of(cell: Cell) -> str:
 
 def logs(rows: Rows, name: str) -> dict[Any, float]:
     """log₁₀ of a column for each seed; NaN where it is not positive."""
-    return {
-        seed: math.log10(value) if value > 0 else math.nan
-        for seed, value in rows.paired(name).items()
-    }
+    found = rows.paired(name).items()
+    return {seed: math.log10(value) if value > 0 else math.nan for seed, value in found}
 
 
 def decades(upper: Rows, lower: Rows, name: str) -> Reading:

@@ -1,6 +1,6 @@
 """Claims of a paper as code: what it says, its figure, ours with an error, and whether it holds.
 
-The tests behind them are paired and Welch t-tests over seeds, with Holm's correction.
+The tests behind them are paired t-tests over seeds, with Holm's correction.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,7 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Reading:
-    """A number with its standard error and degrees of freedom, which are infinite if the error is
-    known.
-    """
+    """A number with its standard error and degrees of freedom (infinite for a known error)."""
 
     value: float
     stderr: float
@@ -35,22 +33,16 @@ class Reading:
     effect: float = math.nan  # Cohen's d of a difference
 
     def p_above(self, threshold: float) -> float:
-        """The p-value of the test that the true value is not above the threshold; 0 or 1 where
-        the error is 0.
-        """
+        """The p-value of the test that the true value is not above the threshold."""
         if math.isnan(self.value) or math.isnan(self.stderr):
             return math.nan
         if self.stderr == 0:
             return 0.0 if self.value > threshold else 1.0
-        score = (self.value - threshold) / self.stderr
-        return float(
-            stats.t.sf(score, self.dof) if math.isfinite(self.dof) else stats.norm.sf(score)
-        )
+        score, tailed = (self.value - threshold) / self.stderr, math.isfinite(self.dof)
+        return float(stats.t.sf(score, self.dof) if tailed else stats.norm.sf(score))
 
     def p_below(self, threshold: float) -> float:
-        """The same for "not below"; a value that is the threshold, with no error, is neither
-        above nor below it.
-        """
+        """The same for "not below"; a value equal to the threshold, without error, is neither."""
         return Reading(-self.value, self.stderr, self.dof).p_above(-threshold)
 
     def power(self, threshold: float, level: float, count: int) -> float:
@@ -59,9 +51,8 @@ class Reading:
         The value and the spread of this reading are taken for the true ones; the t-test is
         one-sided at ``level``.
         """
-        shift = (
-            abs(self.value - threshold) / (self.stderr * math.sqrt(self.count)) * math.sqrt(count)
-        )
+        spread = self.stderr * math.sqrt(self.count)
+        shift = abs(self.value - threshold) / spread * math.sqrt(count)
         if math.isinf(self.dof):
             return float(stats.norm.sf(stats.norm.isf(level) - shift))
         dof = count - (self.count - self.dof)
@@ -69,11 +60,12 @@ class Reading:
 
     def planned(self, threshold: float, level: float, power: float = POWER) -> int | None:
         """How many seeds reach that power; None if more than MOST_SEEDS would."""
-        counts = range(2, MOST_SEEDS + 1)
-        place = bisect_left(
-            counts, True, key=lambda count: self.power(threshold, level, count) >= power
-        )
-        return counts[place] if place < len(counts) else None
+
+        def enough(count: int) -> bool:
+            return self.power(threshold, level, count) >= power
+
+        fewest = 2 + bisect_left(range(2, MOST_SEEDS + 1), True, key=enough)
+        return fewest if fewest <= MOST_SEEDS else None
 
     def __str__(self) -> str:
         if math.isnan(self.value):
@@ -91,39 +83,14 @@ def mean_of(values: Sequence[float]) -> Reading:
 
 
 def paired_difference(upper: Mapping[Any, float], lower: Mapping[Any, float]) -> Reading:
-    """The mean of upper − lower over the seeds that both have (paired t-test; effect: mean over
-    deviation).
+    """The mean of upper − lower over the seeds that have both, for a paired t-test; its effect is
+    the mean over the standard deviation.
     """
-    common = [
-        key
-        for key in upper
-        if key in lower and math.isfinite(upper[key]) and math.isfinite(lower[key])
-    ]
-    gaps = [upper[key] - lower[key] for key in common]
-    found = mean_of(gaps)
+    gaps = [value - lower[key] for key, value in upper.items() if key in lower]
+    gaps = [gap for gap in gaps if math.isfinite(gap)]
+    mean = mean_of(gaps)
     deviation = float(np.std(gaps, ddof=1)) if len(gaps) > 1 else math.nan
-    effect = found.value / deviation if deviation else math.nan
-    return Reading(found.value, found.stderr, found.dof, found.count, effect)
-
-
-def welch_difference(upper: Sequence[float], lower: Sequence[float]) -> Reading:
-    """The difference of two means over different seeds, with Welch's error and degrees of
-    freedom.
-    """
-    one, other = mean_of(upper), mean_of(lower)
-    squares = [one.stderr**2, other.stderr**2]
-    total = sum(squares)
-    weights = sum(
-        square**2 / found.dof
-        for square, found in zip(squares, (one, other), strict=True)
-        if found.dof > 0
-    )
-    spread = math.sqrt((squares[0] * one.count + squares[1] * other.count) / 2)
-    gap = one.value - other.value
-    dof = total**2 / weights if weights else math.inf
-    return Reading(
-        gap, math.sqrt(total), dof, one.count + other.count, gap / spread if spread else math.nan
-    )
+    return replace(mean, effect=mean.value / deviation if deviation else math.nan)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Reading:
@@ -136,9 +103,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Reading:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> Reading:
-    """Spearman's rank correlation; its error from Fisher's transform, 1.03/√(n − 3) times 1 −
-    r².
-    """
+    """Spearman's rank correlation; its error is 1.03·(1 − r²)/√(n − 3), by Fisher's transform."""
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if len(pairs) < 4:
         return Reading(math.nan, math.nan, math.nan, len(pairs))
@@ -265,28 +230,22 @@ class Claim:
         require_choice(self.barrier, "barrier", BARRIERS)
 
     def p_values(self) -> tuple[float, float]:
-        """The p-values for the claim and against it; small ones speak for it, or against it; NaN
-        where it is not met.
+        """The p-values for the claim and against it; NaN where its condition is unmet.
 
-        A tie without an error speaks for neither side: 0 = 0 is not "below 0", and does not refute
-        it either.
+        A tie without an error supports neither side: 0 = 0 is not "below 0", and does not refute it
+        either.
         """
         reading = self.reading
         if self.unmet:
             return math.nan, math.nan
-        if self.direction != "within" and reading.stderr == 0 and reading.value == self.bound:
+        if self.direction == "within":
+            low, high = (reading.p_above(self.bound + side * self.margin) for side in (-1, 1))
+            return max(low, 1 - high), min(1 - low, high)
+        if reading.stderr == 0 and reading.value == self.bound:
             return 1.0, 1.0
-        above = reading.p_above(self.bound)
-        if self.direction == "above":
-            return above, 1 - above
-        if self.direction == "below":
-            below = reading.p_below(self.bound)
-            return below, 1 - below
-        low, high = (
-            reading.p_above(self.bound - self.margin),
-            reading.p_above(self.bound + self.margin),
-        )
-        return max(low, 1 - high), min(1 - low, high)
+        p_value = reading.p_above if self.direction == "above" else reading.p_below
+        support = p_value(self.bound)
+        return support, 1 - support
 
     @property
     def edge(self) -> float:
@@ -301,13 +260,11 @@ class Claim:
         Both take the reading's value and spread for the true ones. NaN where it has no spread, or
         lies on the bound.
         """
-        reading = self.reading
-        if not reading.stderr > 0 or reading.count < 2 or not reading.value - self.edge:
+        reading, edge = self.reading, self.edge
+        if not reading.stderr > 0 or reading.count < 2 or not reading.value - edge:
             return math.nan, math.nan
-        return (
-            reading.power(self.edge, level, reading.count),
-            reading.planned(self.edge, level) or math.inf,
-        )
+        seeds = reading.planned(edge, level) or math.inf
+        return reading.power(edge, level, reading.count), seeds
 
     @property
     def ours(self) -> str:
@@ -340,53 +297,37 @@ def judge(claims: Iterable[Claim], level: float = LEVEL) -> list[Verdict]:
     those that we added. What we ask besides does not cost the paper's claims their power.
     """
     claims = list(claims)
-    for_it, against = (_corrected(claims, side) for side in (0, 1))
-    out = []
-    for claim, support, contrary in zip(claims, for_it, against, strict=True):
-        decided = HOLDS if support <= level else FAILS if contrary <= level else OPEN
-        verdict = UNTESTED if claim.unmet else decided
-        barrier = claim.barrier if claim.unmet else ""
-        plan = _plan(claim, level / len(_family(claims, claim.own))) if verdict == OPEN else ""
-        said = (claim.ours, claim.published, claim.own, barrier, plan)
-        out.append(Verdict(claim.sentence, claim.source, verdict, *said))
-    return out
-
-
-def _family(claims: Sequence[Claim], own: bool) -> list[int]:
-    """The places of the claims that are corrected together: those of the paper, or ours, that
-    can be tested.
-    """
-    return [index for index, claim in enumerate(claims) if claim.own == own and not claim.unmet]
+    verdicts: dict[int, Verdict] = {}
+    for own in (False, True):
+        places = [index for index, claim in enumerate(claims) if claim.own == own]
+        tested = [index for index in places if not claims[index].unmet]
+        sides = zip(*(claims[index].p_values() for index in tested), strict=True)
+        corrected = dict(zip(tested, zip(*map(holm, sides), strict=True), strict=True))
+        for index in places:
+            claim, verdict, barrier, plan = claims[index], UNTESTED, claims[index].barrier, ""
+            if not claim.unmet:
+                support, contrary = corrected[index]
+                verdict = HOLDS if support <= level else FAILS if contrary <= level else OPEN
+                barrier = ""
+            if verdict == OPEN:  # at a level that is right whatever Holm's order comes to be
+                plan = _plan(claim, level / len(tested))
+            said = (claim.ours, claim.published, own, barrier, plan)
+            verdicts[index] = Verdict(claim.sentence, claim.source, verdict, *said)
+    return [verdicts[index] for index in range(len(claims))]
 
 
 def _plan(claim: Claim, level: float) -> str:
-    """How many seeds would decide a claim with POWER, at a level that is right whatever Holm's
-    order comes to be.
-    """
+    """How many seeds would decide a claim with POWER at this level."""
     power, count = claim.outlook(level)
     if math.isnan(power):
         return "not known"
-    return (
-        f"{f'n = {count:,.0f}' if math.isfinite(count) else f'n > {MOST_SEEDS:,}'} (power so far"
-        f" {power:.0%})"
-    )
-
-
-def _corrected(claims: Sequence[Claim], side: int) -> list[float]:
-    """The corrected p-values for the claims (``side`` 0) or against them (1), family by family."""
-    out = [math.nan] * len(claims)
-    for own in (False, True):
-        family = _family(claims, own)
-        corrected = holm([claims[index].p_values()[side] for index in family])
-        for index, value in zip(family, corrected, strict=True):
-            out[index] = value
-    return out
+    seeds = f"n = {count:,.0f}" if math.isfinite(count) else f"n > {MOST_SEEDS:,}"
+    return f"{seeds} (power so far {power:.0%})"
 
 
 @dataclass(frozen=True)
 class JointClaim(Claim):
-    """A claim that holds when all of its parts do, and fails when one of them does; ``jointly``
-    makes one.
+    """A claim that holds when all of its parts do, and fails when one of them does.
 
     For it the p-value is the largest of its k parts' (the intersection–union test: no correction is
     needed, for every part must be significant). Against it the p-value is k times the smallest
@@ -396,9 +337,7 @@ class JointClaim(Claim):
     parts: tuple[tuple[str, Claim], ...] = ()
 
     def p_values(self) -> tuple[float, float]:
-        """The p-values for all parts together, and against them; a part that is not known leaves
-        the first unknown.
-        """
+        """The p-values for all parts together, and against them; the first needs all parts."""
         if self.unmet:
             return math.nan, math.nan
         support, contrary = zip(*(part.p_values() for _, part in self.parts), strict=True)
@@ -422,9 +361,7 @@ class JointClaim(Claim):
 
 
 def jointly(sentence: str, source: str, published: str, parts: Mapping[str, Claim]) -> JointClaim:
-    """The claim that all of ``parts`` hold, each with the words for its figure; unmet where one
-    of them is.
-    """
+    """The claim that all of ``parts`` hold, each named by the words for its figure."""
     unmet = next((part.unmet for part in parts.values() if part.unmet), "")
     fewest = min((part.reading for part in parts.values()), key=lambda reading: reading.count)
     return JointClaim(sentence, source, published, fewest, unmet=unmet, parts=tuple(parts.items()))

@@ -59,12 +59,12 @@ UNAVAILABLE = ("imagenet32", "imagenet", "penn-treebank")  # sets that cannot be
 ENOUGH = 0.1
 PRINTED_RATES = "as printed"
 CLAIM_FIELDS = {field.name for field in fields(Claim)}
+DIFFERENCES = ("network", "data", "rate", "length")  # between what we train and what the paper does
 
 
 @dataclass(frozen=True)
 class Size:
-    """What was trained on what and for how long, in the paper or here; "" and 0 stand for what the
-    paper does not say.
+    """What was trained on what and for how long; "" and 0 stand for what the paper does not say.
 
     ``samples`` are those trained on; where the paper names a data set and no number, its whole
     training part counts.
@@ -78,41 +78,26 @@ class Size:
 
     @classmethod
     def of(cls, cell: Cell) -> Size:
-        """What a cell trains, by the names that cells share; images that are pooled are another
-        data set.
-        """
-        layers, side, gains = (
-            cell.get("layers"),
-            cell.get("side"),
-            (cell.get("gain"), cell.get("steep")),
-        )
-        data, epochs = cell.get("data") or "", cell.get("epochs") or 0
-        network = {"ffnn": f"FFNN {layers} × {cell.get('width')}", "lenet5": "LeNet-5"}.get(
-            cell.get("network", ""), cell.get("network") or ""
-        )
-        pooled = f" of {side} × {side}" if side else " pooled" if cell.get("shrink", 1) > 1 else ""
+        """What a cell trains, by the names that cells share; pooled images are another data set."""
+        side, gain, steep = (cell.get(name) for name in ("side", "gain", "steep"))
+        short = {"ffnn": f"FFNN {cell.get('layers')} × {cell.get('width')}", "lenet5": "LeNet-5"}
+        network = cell.get("network") or ""
+        data, samples = cell.get("data") or "", cell.get("training") or cell.get("samples") or 0
+        data += f" of {side} × {side}" if side else " pooled" if cell.get("shrink", 1) > 1 else ""
+        epochs = cell.get("epochs") or 0
+        longest = max(epochs) if isinstance(epochs, tuple) else epochs
         rate = f"{cell['rate']:g}" if cell.get("rate") else ""
-        if gains[0] is not None:
-            rate = PRINTED_RATES if gains == (1, 1) else f"{gains[0]:g} times the printed"
-        samples = cell.get("training") or cell.get("samples") or 0
-        return cls(
-            network,
-            data + pooled,
-            samples,
-            max(epochs) if isinstance(epochs, tuple) else epochs,
-            rate,
-        )
+        if gain is not None:
+            rate = PRINTED_RATES if gain == steep == 1 else f"{gain:g} times the printed"
+        return cls(short.get(network, network), data, samples, longest, rate)
 
     @property
     def subject(self) -> str:
         """The network and its data: "VGG-16 on CIFAR-100"."""
         name, *rest = self.data.split(" ", 1)
         data = " ".join([SETS.get(name, name), *rest])
-        return (
-            self.network
-            if data in self.network
-            else " on ".join(filter(None, [self.network, data]))
-        )
+        named = [self.network] if data in self.network else [self.network, data]
+        return " on ".join(filter(None, named))
 
     def parts(self, paper: Size) -> dict[str, tuple[int, int]]:
         """Our samples and epochs beside those of the paper, where it says how many."""
@@ -121,49 +106,37 @@ class Size:
         return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours and theirs}
 
     def shortfall(self, paper: Size) -> str:
-        """What this lacks of the paper's training: "10,000 of 50,000 samples, 30 of 300 epochs";
-        "" for nothing.
-        """
-        parts = self.parts(paper).items()
+        """What this lacks of the paper's training: "10,000 of 50,000 samples", or ""."""
+        parts = [(name, *pair) for name, pair in self.parts(paper).items()]
         return ", ".join(
-            f"{ours:,} of {theirs:,} {name}" for name, (ours, theirs) in parts if ours < theirs
+            f"{ours:,} of {all_:,} {name}" for name, ours, all_ in parts if ours < all_
         )
 
     def unlike(self, paper: Size) -> list[str]:
-        """In what this differs from a setting of the paper so that it stands in for it; a
-        shorter training is alike.
+        """In which of DIFFERENCES this is a stand-in for a setting of the paper; a somewhat shorter
+        training is not one.
         """
-        named = [
-            name
-            for name in ("network", "data", "rate")
-            if getattr(paper, name) not in ("", getattr(self, name))
-        ]
         share = math.prod(min(1.0, ours / theirs) for ours, theirs in self.parts(paper).values())
-        return named + ["length"] * (share < ENOUGH)
+        *names, length = DIFFERENCES
+        named = [name for name in names if getattr(paper, name) not in ("", getattr(self, name))]
+        return named + [length] * (share < ENOUGH)
 
     def nearest(self, papers: Sequence[Size]) -> Size:
         """The one of the paper's sizes that this comes nearest to."""
-        return min(
-            papers,
-            key=lambda paper: [
-                name in self.unlike(paper) for name in ("network", "data", "rate", "length")
-            ],
-        )
+        return min(papers, key=lambda paper: [name in self.unlike(paper) for name in DIFFERENCES])
 
     def departure(self, paper: Size) -> str:
-        """The same in words: "LeNet-5 on MNIST in place of VGG-16 on CIFAR-100"; "" where there
-        is none.
-        """
-        found = self.unlike(paper)
-        if {"network", "data"} & {*found}:
+        """The same in words, or "": "LeNet-5 on MNIST in place of VGG-16 on CIFAR-100"."""
+        unlike = self.unlike(paper)
+        if {"network", "data"} & {*unlike}:
             return f"{self.subject} in place of {paper.subject}"
-        rate = (
-            f"rates {self.rate}"
-            if paper.rate == PRINTED_RATES
-            else f"rate {self.rate} in place of {paper.rate}"
-        )
-        words = {"rate": rate, "length": self.shortfall(paper)}
-        return " and ".join(words[name] for name in found)
+        words = {
+            "rate": f"rate {self.rate} in place of {paper.rate}",
+            "length": self.shortfall(paper),
+        }
+        if paper.rate == PRINTED_RATES:
+            words["rate"] = f"rates {self.rate}"
+        return " and ".join(words[name] for name in unlike)
 
 
 @dataclass(frozen=True)
@@ -196,9 +169,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name in ("claims", "tables", "charts"):
-            read = getattr(self, name)
-            if not (isinstance(read, partial) and read.func is _list_of):
-                object.__setattr__(self, name, partial(_list_of, read))
+            object.__setattr__(self, name, partial(_list_of, getattr(self, name)))
 
     def grid(self, scale: str) -> list[Cell]:
         """The cells of a scale; no two are the same."""
@@ -211,12 +182,11 @@ class Experiment:
 
     def trained(self, scale: str) -> list[Size]:
         """What the cells of a scale train, each once; of cells that train nothing, nothing."""
-        found = dict.fromkeys(Size.of(cell) for cell in self.grid(scale))
-        return [setting for setting in found if setting.data]
+        sizes = dict.fromkeys(Size.of(cell) for cell in self.grid(scale))
+        return [size for size in sizes if size.data]
 
     def stand_in(self, scale: str, sentence: str = "") -> str:
-        """Why a run at this scale is not what the paper ran: "VGG-4×16-BN on CIFAR-10 in place of
-        …"; "" where it is.
+        """Why a run at this scale is not the paper's: "VGG-4×16-BN on CIFAR-10 in place of …".
 
         A ``sentence`` that begins with the name of a network is about that network alone.
         """
@@ -230,21 +200,16 @@ class Experiment:
 
     @property
     def missing(self) -> str:
-        """The data that the paper's settings need and that cannot be had here; "" if some need
-        none of them.
-        """
+        """The data, unavailable here, that all of the paper's settings need; or ""."""
         needed = dict.fromkeys(setting.data for setting in self.sizes)
-        absent = needed and {*needed} <= {*UNAVAILABLE}
-        return " and ".join(SETS[name] for name in needed) if absent else ""
+        return " and ".join(SETS[name] for name in needed if {*needed} <= {*UNAVAILABLE})
 
     def reduced(self, scale: str) -> str:
-        """What a scale lacks of the paper's training: "10,000 of 50,000 samples"; "" for
-        nothing.
-        """
+        """What a scale lacks of the paper's training: "10,000 of 50,000 samples", or ""."""
         ours = self.trained(scale) if self.sizes else []
         pairs = [(each, each.nearest(self.sizes)) for each in ours]
-        found = [each.shortfall(paper) for each, paper in pairs if not each.unlike(paper)]
-        return " / ".join(dict.fromkeys(filter(None, found)))
+        lacking = [each.shortfall(paper) for each, paper in pairs if not each.unlike(paper)]
+        return " / ".join(dict.fromkeys(filter(None, lacking)))
 
 
 LEAST = 3  # seeds of a setting that lacks some, to be judged beside others
@@ -256,9 +221,7 @@ def _list_of(read: Callable[[Rows], Iterable[Any]], rows: Rows) -> list[Any]:
 
 @dataclass(frozen=True)
 class Findings:
-    """Verdicts, tables and charts of ``done`` of ``total`` cells; ``notes`` say what is missing
-    and why.
-    """
+    """Verdicts, tables and charts of ``done`` of ``total`` cells; ``notes`` say what is missing."""
 
     done: int
     total: int
@@ -273,11 +236,8 @@ class Findings:
         """How many cells there are, in a sentence."""
         if self.done < self.total:
             return self.notes[0]
-        return (
-            f"All {self.total:,} cells have finished."
-            if self.total > 1
-            else "The one cell has finished."
-        )
+        cells = f"All {self.total:,} cells have" if self.total > 1 else "The one cell has"
+        return f"{cells} finished."
 
 
 def findings(experiment: Experiment, store: Store) -> Findings:
@@ -290,28 +250,34 @@ def findings(experiment: Experiment, store: Store) -> Findings:
     """
     stored = store.finished()
     cells = {key_of(cell): cell for cell in experiment.grid(store.scale)}
-    grid = set(cells)
-    done, total, foreign = len(stored & grid), len(grid), len(stored - grid)
-    waiting, begun = _begun(cells, stored)
+    done, total, foreign = len(stored & {*cells}), len(cells), len(stored - {*cells})
+    waiting, begun = _settings_begun(cells, stored)
     rows = store.rows(without=waiting)
-    parts: dict[str, Callable[[], Iterable[Any]]] = {
-        "claims": lambda: _judged(experiment, store, rows),
-        "tables": lambda: experiment.tables(rows),
-        "charts": lambda: experiment.charts(rows),
-    }
-    found: dict[str, tuple[Any, ...]] = {}
+    parts: list[tuple[Any, ...]] = []
     troubles: dict[str, Exception] = {}
-    for name, read in parts.items():
+    read: dict[str, Callable[[Rows], Iterable[Any]]] = {
+        "claims": partial(_judge_rows, experiment, store),
+        "tables": experiment.tables,
+        "charts": experiment.charts,
+    }
+    for name, make in read.items():
         try:
-            found[name] = tuple(read()) if len(rows) else ()
+            parts.append(tuple(make(rows)) if len(rows) else ())
         except Exception as error:
-            found[name], troubles[name] = (), error
-    notes = _missing(done, total, list(troubles))
+            troubles[name] = error
+            parts.append(())
     if done == total:
         notes = [
             f"The {name} could not be made from these rows: {type(error).__name__}: {error}"
             for name, error in troubles.items()
         ]
+    else:
+        rest = ": figures and verdicts are those of the rows so far."
+        if troubles:
+            *others, last = troubles
+            listed = " and ".join(filter(None, [", ".join(others), last]))
+            rest = f"; the {listed} need some of the others."
+        notes = [f"{done:,} of {total:,} cells have finished{rest}"]
     if begun:
         notes.append(f"Neither judged nor shown before {LEAST} seeds have run: {'; '.join(begun)}.")
     if foreign:
@@ -319,38 +285,25 @@ def findings(experiment: Experiment, store: Store) -> Findings:
             f"{foreign:,} stored cells are not in the grid of this version; the same command runs"
             " it anew."
         )
-    return Findings(
-        done,
-        total,
-        found["claims"],
-        found["tables"],
-        found["charts"],
-        tuple(notes),
-        bool(troubles) and done == total,
-    )
+    verdicts, tables, charts = parts
+    faulty = bool(troubles) and done == total
+    return Findings(done, total, verdicts, tables, charts, tuple(notes), faulty)
 
 
-def _judged(experiment: Experiment, store: Store, rows: Rows) -> Sequence[Verdict]:
-    """The verdicts; what these rows leave untested keeps the decision of a smaller run in the
-    same folder.
-    """
-    verdicts: Sequence[Verdict] = judge(
-        [place_claim(claim, experiment, store.scale) for claim in experiment.claims(rows)]
-    )
+def _judge_rows(experiment: Experiment, store: Store, rows: Rows) -> Sequence[Verdict]:
+    """The verdicts; claims untested here keep the decision of a smaller run in the same folder."""
+    claims = [place_claim(claim, experiment, store.scale) for claim in experiment.claims(rows)]
+    verdicts = judge(claims)
     smaller = Store(store.path.parent, experiment.name, SCALES[1])
-    if (
-        store.scale == SCALES[2]
-        and any(verdict.barrier for verdict in verdicts)
-        and smaller.path.exists()
-    ):
+    untested = store.scale == SCALES[2] and any(verdict.barrier for verdict in verdicts)
+    if untested and smaller.path.exists():
         size = experiment.reduced(smaller.scale) or f"{smaller.scale} scale"
         return carry_decisions(verdicts, findings(experiment, smaller).verdicts, size)
     return verdicts
 
 
 def place_claim(claim: Claim, experiment: Experiment, scale: str) -> Claim:
-    """The claim, not testable if what ran at this scale stands in for what it is about, whichever
-    way it points.
+    """The claim, not testable if what ran at this scale stands in for what it is about.
 
     A claim of our own is about our run, and a general one about any network: only a smoke run says
     nothing of either.
@@ -365,10 +318,8 @@ def place_claim(claim: Claim, experiment: Experiment, scale: str) -> Claim:
 def carry_decisions(
     larger: Sequence[Verdict], smaller: Sequence[Verdict], size: str
 ) -> tuple[Verdict, ...]:
-    """The verdicts of the larger run; what it leaves untested keeps the decision of the smaller
-    run, with its size.
-
-    Only a decision counts, and a stand-in makes none.
+    """The verdicts of the larger run; claims that it leaves untested keep the decision of the
+    smaller run, with its size. Only a decision counts, and a stand-in makes none.
     """
     decided = {
         (each.claim, each.source): each for each in smaller if each.verdict in (HOLDS, FAILS)
@@ -377,64 +328,46 @@ def carry_decisions(
     for verdict in larger:
         before = decided.get((verdict.claim, verdict.source))
         if verdict.verdict == UNTESTED and before is not None:
-            verdict = replace(
-                before, evidence=f"{before.evidence} at {size}; larger: {verdict.evidence}"
-            )
+            evidence = f"{before.evidence} at {size}; larger: {verdict.evidence}"
+            verdict = replace(before, evidence=evidence)
         out.append(verdict)
     return tuple(out)
 
 
-def _begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[str]]:
+def _settings_begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[str]]:
     """The finished cells of settings that lack seeds and have fewer than LEAST, and these settings
-    in words.
-
-    None if no setting has more.
+    in words; none if no setting has more.
     """
     settings: dict[str, list[str]] = {}
     for key, cell in cells.items():
         settings.setdefault(key_of(without_seeds(cell)), []).append(key)
     every = [without_seeds(cells[keys[0]]) for keys in settings.values()]
+
+    def count_seeds(keys: Iterable[str]) -> int:
+        """A cell has a "seed", or "seeds" that run together: a list, or how many."""
+        seeds = [cells[key].get("seeds", 1) for key in keys]
+        return sum(each if isinstance(each, int) else len(each) for each in seeds)
+
     begun, words = set[str](), []
     for setting, keys in zip(every, settings.values(), strict=True):
         there = stored.intersection(keys)
-        seeds = sum(_seeds(cells[key]) for key in there)
+        seeds = count_seeds(there)
         if there and len(there) < len(keys) and seeds < LEAST:
-            told = {
-                name: value
-                for name, value in setting.items()
-                if any(other.get(name) != value for other in every)
-            }
-            words.append(f"{label_of(told)} ({seeds} of {sum(_seeds(cells[key]) for key in keys)})")
+            varied = [name for name in setting if any(o.get(name) != setting[name] for o in every)]
+            label = label_of({name: setting[name] for name in varied})
+            words.append(f"{label} ({seeds} of {count_seeds(keys)})")
             begun |= there
     return (begun, words) if stored & set(cells) - begun else (set(), [])
 
 
-def _seeds(cell: Cell) -> int:
-    """How many seeds a cell runs: "seed", or "seeds" that run together, a list or how many."""
-    seeds = cell.get("seeds", 1)
-    return seeds if isinstance(seeds, int) else len(seeds)
-
-
-def _missing(done: int, total: int, short: list[str]) -> list[str]:
-    start = f"{done:,} of {total:,} cells have finished"
-    if not short:
-        return [f"{start}: figures and verdicts are those of the rows so far."]
-    listed = " and ".join([", ".join(short[:-1]), short[-1]] if len(short) > 1 else short)
-    return [f"{start}; the {listed} need some of the others."]
-
-
 def subject(rows: Rows) -> str:
-    """The network and its data, which often stand in for the paper's: "LeNet-5, 1,000 images of
-    CIFAR-10".
-    """
+    """The network and its data, often not the paper's: "LeNet-5, 1,000 images of CIFAR-10"."""
     row = rows[0]
     return f"{row['network']}, {row['training']:,} images of {SETS[row['data']]}"
 
 
 def saturated(*parts: Rows) -> str:
-    """Why training errors cannot be compared, nor what falls with them: all runs of all parts
-    have none.
-    """
+    """Why training errors cannot be compared: all runs of all parts have none; or ""."""
     found = [value for rows in parts for value in rows.values("training error")]
     found += [100 - value for rows in parts for value in rows.values("training accuracy")]
     return "every run fits all of its training images" if found and max(found) == 0 else ""

@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,23 @@ class Store:
         again.
         """
         self._command = command
-        self._make_folder()
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"the folder of the store must be one that can be made, got {folder}"
+                f" ({error.strerror}); name another"
+            ) from error
         if not keep:
             for tail in ("", "-journal", "-wal", "-shm"):
                 self.path.with_name(self.path.name + tail).unlink(missing_ok=True)
         known = [(key_of(cell), index, _text(cell)) for index, cell in enumerate(cells)]
-        damaged = self._damaged_parts() if self.path.is_file() else []
+        damaged, grid = self._examine(CONTENTS[GRID]) if self.path.is_file() else ([], [])
         if damaged:
-            warnings.warn(
-                f"{self._damage(damaged)}; damaged cells run again", RuntimeWarning, stacklevel=3
-            )
-        elif self.path.is_file() and self._grid() == [key for key, *_ in known]:
+            text = f"{self._damage(damaged)}; damaged cells run again"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        elif [key for key, _ in grid] == [key for key, *_ in known]:
             return
         started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         here = {"experiment": self.experiment, "scale": self.scale}
@@ -125,9 +131,7 @@ class Store:
     def add(
         self, cell: Cell, rows: list[Row], seconds: float, made: dict[str, str] | None = None
     ) -> None:
-        """A finished cell, its rows, and what they were made with (``made_with``), where
-        that is known.
-        """
+        """A finished cell, its rows, and what they were made with (``made_with``), if known."""
         key = key_of(cell)
         with self._writing() as connection:
             connection.execute("DELETE FROM rows WHERE key = ?", (key,))
@@ -139,15 +143,13 @@ class Store:
             )
             if made:
                 connection.execute("INSERT OR REPLACE INTO made VALUES (?, ?)", (key, _text(made)))
-            self._leave_command(connection)
-            self._seal(connection, key, ABOUT)
+            self._seal(connection, key, ABOUT, command=self._command)
 
     def fail(self, cell: Cell, error: str) -> None:
         """A cell that raised: the next run tries it again."""
         with self._writing() as connection:
             connection.execute("UPDATE cells SET error = ? WHERE key = ?", (error, key_of(cell)))
-            self._leave_command(connection)
-            self._seal(connection, key_of(cell), ABOUT)
+            self._seal(connection, key_of(cell), ABOUT, command=self._command)
 
     def finished(self) -> set[str]:
         """The keys of the cells of the grid whose rows are here."""
@@ -174,39 +176,33 @@ class Store:
 
     def about(self) -> dict[str, str]:
         """Where and with what the rows were made: what each cell says, else what was written when
-        the store was made.
-
-        Where cells differ, each value once, parted by commas.
+        the store was made. Where cells differ, each value once, separated by commas.
         """
-        told = dict(self._read("SELECT name, value FROM about ORDER BY name"))
-        if not self._read("SELECT name FROM sqlite_master WHERE name = 'made'"):
-            return told
-        found = self._read(
-            "SELECT facts FROM cells LEFT JOIN made USING (key)"
-            " WHERE finished IS NOT NULL AND position >= 0 ORDER BY position"
-        )
-        cells = [told if facts is None else self._parsed(facts) for (facts,) in found]
-        names = {name: None for cell in cells if cell is not told for name in cell}
-        return told | {
+        whole = dict(self._read(CONTENTS[ABOUT]))
+        cells = [whole if facts is None else self._parsed(facts) for _, facts in self._made_cells()]
+        names = {name: None for cell in cells if cell is not whole for name in cell}
+        return whole | {
             name: ", ".join(dict.fromkeys(cell[name] for cell in cells if name in cell))
             for name in names
         }
 
     def made(self) -> list[tuple[Cell, dict[str, str]]]:
         """The finished cells of the grid that say what they were made with, and what that is."""
-        if not self._read("SELECT name FROM sqlite_master WHERE name = 'made'"):
-            return []
-        found = self._read(
-            "SELECT settings, facts FROM cells JOIN made USING (key)"
-            " WHERE finished IS NOT NULL AND position >= 0 ORDER BY position"
-        )
+        found = [pair for pair in self._made_cells() if pair[1] is not None]
         return [(self._parsed(settings), self._parsed(facts)) for settings, facts in found]
 
-    def rows(self, without: Collection[str] = ()) -> Rows:
-        """All rows of finished cells with their settings, in the order of the grid, whichever
-        finished first.
+    def _made_cells(self) -> list[tuple[str, str | None]]:
+        """Settings and facts of the finished cells, as JSON; early stores have no facts."""
+        if not self._read("SELECT name FROM sqlite_master WHERE name = 'made'"):
+            return []
+        return self._read(
+            "SELECT settings, facts FROM cells LEFT JOIN made USING (key)"
+            " WHERE finished IS NOT NULL AND position >= 0 ORDER BY position"
+        )
 
-        Those of the cells with the keys ``without`` are left out.
+    def rows(self, without: Collection[str] = ()) -> Rows:
+        """All rows of finished cells with their settings, in the order of the grid, but for those
+        of the cells with the keys ``without``.
         """
         found = self._read(
             "SELECT key, settings, record FROM rows JOIN cells USING (key) WHERE position >= 0 "
@@ -215,67 +211,58 @@ class Store:
         kept = ((settings, record) for key, settings, record in found if key not in without)
         return Rows(self._parsed(settings) | self._parsed(record) for settings, record in kept)
 
-    def _grid(self) -> list[str]:
-        found = self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")
-        return [key for (key,) in found]
-
     def _read(self, query: str) -> list[Any]:
         if not self.path.is_file():
             raise FileNotFoundError(
                 f"the store must exist, got {self.path} (no such file); run the experiment first"
             )
-        if self.path.stat().st_size == 0:  # a sweep is about to write its grid, or was killed then
-            return []
-        with self._connection() as connection:
-            connection.execute("BEGIN")  # the check and the query see one state of the file
-            damaged = self._check(connection)
-            if not damaged:
-                return connection.execute(query).fetchall()
-        raise Damaged(
-            f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale {self.scale}`"
-            " runs damaged cells again; or put back a copy of the file"
-        )
+        damaged, found = self._examine(query)
+        if damaged:
+            raise Damaged(
+                f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale"
+                f" {self.scale}` runs damaged cells again; or put back a copy of the file"
+            )
+        return found
 
-    def _damaged_parts(self) -> list[str]:
-        """The keys of the damaged cells, "grid" and "about" where those are; a file that is no
-        store is an error.
-        """
-        if self.path.stat().st_size == 0:
-            return []
-        with self._connection() as connection:
-            connection.execute("BEGIN")
-            return self._check(connection)
-
-    def _damage(self, parts: list[str]) -> str:
-        named = ", ".join(
-            f"cell {part}" if part not in CONTENTS else f"the {part}" for part in parts[:5]
-        )
-        more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
-        return f"{self.path} is damaged in {named}{more}: what it says does not match its digests"
-
-    def _check(self, connection: sqlite3.Connection) -> list[str]:
-        """The names of the digests that do not match; nothing is read twice of a file that has not
-        changed.
+    def _examine(self, query: str) -> tuple[list[str], list[Any]]:
+        """The names of the digests that do not match: keys of cells, "grid", "about"; and, if there
+        are none, what a query finds. A file that has not changed is not checked twice.
         """
         found = self.path.stat()
         state = found.st_ino, found.st_size, found.st_mtime_ns
-        if state == self._checked:
-            return []
-        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(" ".join(str(verdict).split()))
-        damaged = []
-        if connection.execute("SELECT name FROM sqlite_master WHERE name = 'digests'").fetchone():
-            told = dict(connection.execute("SELECT name, digest FROM digests"))
-            now = _digests(connection, list(told))
-            damaged = [str(name) for name in told if told[name] != now.get(name)]
-        self._checked = () if damaged else state
-        return damaged
+        if found.st_size == 0:  # a sweep is about to write its grid, or was killed then
+            return [], []
+        with self._connection() as connection:
+            connection.execute("BEGIN")  # the check and the query see one state of the file
+            if state != self._checked:
+                (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+                if verdict != "ok":
+                    raise sqlite3.DatabaseError(" ".join(str(verdict).split()))
+                tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+                digests = "SELECT name, digest FROM digests"
+                sealed = dict(connection.execute(digests)) if "digests" in tables else {}
+                now = _digests(connection, list(sealed))
+                damaged = [str(name) for name in sealed if sealed[name] != now.get(name)]
+                if damaged:
+                    return damaged, []
+                self._checked = state
+            return [], connection.execute(query).fetchall()
 
-    def _seal(self, connection: sqlite3.Connection, *names: str) -> None:
-        """Write the digests of cells, of the grid or of what is said about it, as they are now."""
-        found = _digests(connection, list(names))
-        connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", list(found.items()))
+    def _damage(self, parts: list[str]) -> str:
+        named = [f"the {part}" if part in CONTENTS else f"cell {part}" for part in parts[:5]]
+        more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
+        listed = ", ".join(named) + more
+        return f"{self.path} is damaged in {listed}: what it says does not match its digests"
+
+    def _seal(self, connection: sqlite3.Connection, *names: str, command: str = "") -> None:
+        """Write the digests of cells, of the grid or of what is said about it, as they are now.
+
+        The last ``command`` that ran a cell is the one to run again.
+        """
+        if command:
+            connection.execute("INSERT OR REPLACE INTO about VALUES ('command', ?)", (command,))
+        digests = _digests(connection, list(names))
+        connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", [*digests.items()])
 
     def _parsed(self, text: Any) -> Row:
         """A JSON object of the store."""
@@ -312,38 +299,16 @@ class Store:
                 "if it is broken, delete it and run the experiment again"
             ) from error
 
-    def _leave_command(self, connection: sqlite3.Connection) -> None:
-        """The last command that ran a cell is the one to run again."""
-        if self._command:
-            connection.execute(
-                "INSERT OR REPLACE INTO about VALUES ('command', ?)", (self._command,)
-            )
-
-    def _make_folder(self) -> None:
-        folder = self.path.parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(
-                f"the folder of the store must be one that can be made, got {folder}"
-                f" ({error.strerror}); name another"
-            ) from error
-
 
 def stores_in(folder: str | Path) -> list[Store]:
     """The stores in a folder, by name."""
-    found = []
-    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
-        experiment, _, scale = path.stem.rpartition("-")
-        found.append(Store(path.parent, experiment, scale))
-    return found
+    paths = sorted(Path(folder).glob(f"*{SUFFIX}"))
+    return [Store(path.parent, *path.stem.rpartition("-")[::2]) for path in paths]
 
 
 def _text(record: dict[str, Any]) -> str:
     """JSON without NaN: SQLite's own JSON functions and other readers refuse it."""
-    return json.dumps(
-        {name: _plain(value) for name, value in record.items()}, ensure_ascii=False, allow_nan=False
-    )
+    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -361,25 +326,23 @@ def _plain(value: Any) -> Any:
 
 
 def _record(text: str) -> Row:
-    return dict(
-        json.loads(
-            text,
-            object_hook=lambda found: float(found["number"]) if set(found) == {"number"} else found,
-        )
-    )
+    def number(found: Row) -> Any:
+        return float(found["number"]) if set(found) == {"number"} else found
+
+    return dict(json.loads(text, object_hook=number))
 
 
 def _digests(connection: sqlite3.Connection, names: list[str]) -> dict[str, str]:
     """The digests of what these names stand for, as it is in the store; a name of nothing has
     none.
     """
-    parts: dict[str, list[Any]] = {
+    parts = {
         name: connection.execute(CONTENTS[name]).fetchall() for name in names if name in CONTENTS
     }
     keys = [name for name in names if name not in CONTENTS]
     few = len(keys) == 1  # as when a cell is added: then not all of the store is read
-    cells = {}
-    for query in (CELLS, MADE, ROWS):
+    cells: dict[str, list[Any]] = {}
+    for query in (CELLS, MADE, ROWS) if keys else ():
         chosen = f"{query} WHERE key = ?" if few else query
         order = " ORDER BY key, number" if query is ROWS else ""
         for key, *values in connection.execute(chosen + order, keys if few else ()):
@@ -395,16 +358,15 @@ DATA = "data digests"  # the fact that has those of all data that a cell has loa
 
 
 def made_with(device: str, data: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of this process, for a cell on ``device``; what cannot be told is left out, and no path is in
-    it.
+    """The facts of this process for a cell on ``device`` that are known; no path is among them.
 
     ``data`` has the digests of what the cell has loaded (``noting_data``).
     """
-    told = versions() | {"processor": _processor(), "threads": str(torch.get_num_threads())}
-    told["gpu"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
-    told["commit"] = _commit()
-    told[DATA] = ", ".join(f"{name} {digest}" for name, digest in (data or {}).items())
-    return {name: text for name, text in told.items() if text}
+    facts = versions() | {"processor": _processor(), "threads": str(torch.get_num_threads())}
+    facts["gpu"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
+    facts["commit"] = _commit()
+    facts[DATA] = ", ".join(f"{name} {digest}" for name, digest in (data or {}).items())
+    return {name: text for name, text in facts.items() if text}
 
 
 def data_of(made: Mapping[str, str]) -> dict[str, str]:
@@ -414,21 +376,16 @@ def data_of(made: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed_data(made: Mapping[str, str], cell: Mapping[str, Any]) -> list[str]:
-    """Those data of a cell that are others now, as "name (was …, is …)"; of data that are not
-    here nothing is said.
-    """
-    found = []
-    for name, told in data_of(made).items():
+    """The data of a cell that have changed, as "name (was …, is …)"; absent data are left out."""
+    changed = []
+    for name, before in data_of(made).items():
         folder, _, stem = name.rpartition("/")
-        with suppress(FileNotFoundError):  # the cell's own folder of data
-            now = (
-                outside_digest(folder, stem)
-                if folder
-                else data_digest(name, cell.get("folder") or None)
-            )
-            if now not in (None, ABSENT, told):
-                found.append(f"{name} (was {told[:12]}, is {now[:12]})")
-    return found
+        own = cell.get("folder") or None  # the cell's own folder of data
+        with suppress(FileNotFoundError):
+            now = outside_digest(folder, stem) if folder else data_digest(name, own)
+            if now not in (None, ABSENT, before):
+                changed.append(f"{name} (was {before[:12]}, is {now[:12]})")
+    return changed
 
 
 def versions() -> dict[str, str]:
@@ -446,35 +403,26 @@ def versions() -> dict[str, str]:
 def _processor() -> str:
     """The model's name; ``platform`` does not know it on Linux."""
     listed = Path("/proc/cpuinfo")
-    lines = (
-        listed.read_text(encoding="utf-8", errors="replace").splitlines()
-        if listed.is_file()
-        else []
-    )
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    text = listed.read_text(encoding="utf-8", errors="replace") if listed.is_file() else ""
+    lines = [line for line in text.splitlines() if line.startswith("model name")]
+    return lines[0].partition(":")[2].strip() if lines else platform.processor()
 
 
 @cache
 def _commit() -> str:
     """The commit of the checkout that this file is part of, with "-dirty" where tracked files
-    differ from it.
+    differ from it; "" without git or a checkout.
     """
     own = Path(__file__).resolve()
-    if not _git(own.parent, "ls-files", "--error-unmatch", own.name):
-        return ""  # installed, perhaps inside some other project's checkout
-    return _git(own.parent, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """What git answers; nothing where there is no git or no checkout."""
+    # this file may be installed inside some other project's checkout
+    tracked = ["git", "ls-files", "--error-unmatch", own.name]
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    run = partial(subprocess.run, cwd=own.parent, capture_output=True, timeout=30, check=True)
     try:
-        answer = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True
-        )
+        run(tracked)
+        return str(run(describe, text=True).stdout).strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return answer.stdout.strip()
 
 
 # in place of the digest of a file that was not there, so that something else was measured
@@ -482,9 +430,7 @@ ABSENT = "absent"
 
 
 def outside_file(folder: str, stem: str) -> Path | None:
-    """``<stem>.*`` in ``folder`` below LAMBDAHAT_DATA or the user's own cache; None where there
-    is none.
-    """
+    """``<stem>.*`` in ``folder`` below LAMBDAHAT_DATA or the user's own cache, if there is one."""
     note_data(f"{folder}/{stem}", lambda: outside_digest(folder, stem))
     return _find(folder, stem)
 
@@ -496,6 +442,5 @@ def outside_digest(folder: str, stem: str) -> str:
 
 
 def _find(folder: str, stem: str) -> Path | None:
-    return next(
-        (path for root in roots() for path in sorted((root / folder).glob(f"{stem}.*"))), None
-    )
+    paths = (path for root in roots() for path in sorted((root / folder).glob(f"{stem}.*")))
+    return next(paths, None)

@@ -49,10 +49,9 @@ def on_processes(
     begin = ending_with(os.getpid())
     with ending_descendants():
         try:
-            # an early joblib ignores the initializer: its workers are watched from their first cell
-            # on
+            # an early joblib ignores the initializer: it watches workers from their first cell on
             with parallel_config(backend="loky", initializer=begin):
-                yield from _through_joblib(partial(_call_after, begin, task), cells, jobs)
+                yield from _through_joblib(partial(_call, task, begin=begin), cells, jobs)
         finally:
             get_reusable_executor().shutdown(wait=True)
 
@@ -60,21 +59,16 @@ def on_processes(
 def on_dask(
     task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str
 ) -> Iterator[T]:
-    """All workers of the cluster at the address, or ``jobs`` workers of a cluster of our own on
-    this machine.
-    """
+    """All workers of the cluster at the address, or ``jobs`` workers of our own on this machine."""
     _require_package("dask")
     from dask.distributed import Client
     from joblib import parallel_config
 
     with ending_descendants():
         # port 0 is any that is free: another sweep may have the usual one
-        with _reached("dask", address):
-            client = (
-                Client(address)
-                if address
-                else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=":0")
-            )
+        own = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": ":0"}
+        with _reach("dask", address):
+            client = Client(address) if address else Client(**own)
         with client, parallel_config(backend="dask"):
             yield from _through_joblib(task, cells, jobs)
 
@@ -90,17 +84,16 @@ def on_ray(
     _require_package("ray")
     import ray
 
+    where = address or os.environ.get("RAY_ADDRESS", "local")
+    own = {"num_cpus": jobs, "include_dashboard": False} if where == "local" else {}
+    cure = "a cluster with tokens wants RAY_AUTH_MODE=token in the environment"
     with ending_descendants():
-        with _reached(
-            "ray", address, "a cluster with tokens wants RAY_AUTH_MODE=token in the environment"
-        ):
-            _join_ray(jobs, address)
+        with _reach("ray", address, cure):
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **own)
         try:
             # ray hides its GPUs from a task that asks for none; jobs share them
-            share = (
-                0.0 if device == "cpu" else min(1.0, ray.cluster_resources().get("GPU", 0.0) / jobs)
-            )
-            remote = ray.remote(num_cpus=1, num_gpus=share)(_call)
+            gpus = 0.0 if device == "cpu" else ray.cluster_resources().get("GPU", 0.0)
+            remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / jobs))(_call)
             shared = ray.put(task)
             waiting = [remote.remote(shared, cell) for cell in cells]
             while waiting:
@@ -158,8 +151,7 @@ if not sys.stdin.read(1):  # it was killed; else it says that it has ended
 
 @contextmanager
 def ending_descendants() -> Iterator[None]:
-    """End all processes that this one starts inside, and all that those start, if this one is
-    killed.
+    """End all processes that this one starts inside, and their own, if this one is killed.
 
     Workers that are still importing do not watch their parent yet, on a busy machine for many
     seconds, and ray's agents outlive a killed driver by a minute. So a process of our own notes who
@@ -180,57 +172,34 @@ def ending_descendants() -> Iterator[None]:
 
 
 def _through_joblib(task: Task[T], cells: Sequence[Cell], jobs: int) -> Iterator[T]:
-    """One cell at a time in a process, so that a finished one is not held back by others of its
-    batch.
-    """
     from joblib import Parallel, delayed
 
-    run = Parallel(
-        n_jobs=jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered"
-    )
+    # batches of one, so that a finished cell is not held back by others of its batch
+    order = {"pre_dispatch": "2*n_jobs", "return_as": "generator_unordered"}
+    run = Parallel(n_jobs=jobs, batch_size=1, **order)
     yield from run(delayed(task)(cell) for cell in cells)
 
 
-def _join_ray(jobs: int, address: str | None) -> None:
-    import ray
-
-    where = address or os.environ.get("RAY_ADDRESS", "local")
-    own = {"num_cpus": jobs, "include_dashboard": False} if where == "local" else {}
-    ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **own)
-
-
-def _call(task: Task[T], cell: Cell) -> T:
-    return task(cell)
-
-
-def _call_after(begin: Callable[[], None], task: Task[T], cell: Cell) -> T:
-    begin()
+def _call(task: Task[T], cell: Cell, begin: Callable[[], None] | None = None) -> T:
+    if begin is not None:
+        begin()
     return task(cell)
 
 
 def _require_package(name: str) -> None:
-    require(
-        find_spec(name) is not None,
-        "backend",
-        f"have {name} installed",
-        "no such package",
-        f'pip install "lambdahat[{name}]"',
-    )
+    cure = f'pip install "lambdahat[{name}]"'
+    there = find_spec(name) is not None
+    require(there, "backend", f"have {name} installed", "no such package", cure)
 
 
 @contextmanager
-def _reached(name: str, address: str | None, cure: str = "") -> Iterator[None]:
+def _reach(name: str, address: str | None, cure: str = "") -> Iterator[None]:
     """No cluster at the address is a wrong address, not an error inside."""
     try:
         yield
     except OSError:
-        require(
-            address is None,
-            "address",
-            f"be that of a {name} cluster",
-            f"{address!r}, where none answers",
-            cure,
-        )
+        came = f"{address!r}, where none answers"
+        require(address is None, "address", f"be that of a {name} cluster", came, cure)
         raise
 
 
@@ -273,55 +242,49 @@ def sweep(
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
-    require(
-        address is None or backend != "loky",
-        "address",
-        "be left out with the loky backend",
-        repr(address),
-        "pass --backend dask or ray",
-    )
+    alone = address is None or backend != "loky"
+    cure = "pass --backend dask or ray"
+    require(alone, "address", "be left out with the loky backend", repr(address), cure)
     if address is None:  # else the workers may have what this machine lacks
         _require_device(device)
     cells = experiment.grid(scale)
     chosen = [cell for cell in cells if matches(cell, only)]
-    require(
-        bool(chosen), "only", "match a cell", repr(only), f"cells read like {label_of(cells[0])!r}"
-    )
+    example = f"cells read like {label_of(cells[0])!r}"
+    require(bool(chosen), "only", "match a cell", repr(only), example)
     store = Store(folder, experiment.name, scale)
     store.open(cells, command, keep=resume)
+    made = store.made()
     if address is None:  # else the data are where the workers are
-        _require_same_data(store)
-    used = {key: digest for cell, made in store.made() for key, digest in _data_of(cell, made)}
+        _require_same_data(store, made)
+    used = {key: digest for cell, facts in made for key, digest in _data_of(cell, facts)}
     done = store.finished()
     left = [cell for cell in chosen if key_of(cell) not in done]
-    finished, task = len(chosen) - len(left), f"{experiment.name} ({scale})"
-    report(task, finished, len(chosen))
-    for outcome in _outcomes(experiment, left, jobs, backend, address, device):
+    task, total = f"{experiment.name} ({scale})", len(chosen)
+    report(task, total - len(left), total)
+    if not left or (jobs == 1 and backend == "loky"):
+        outcomes: Iterator[Outcome] = (run_cell(cell, experiment, device, None) for cell in left)
+    else:
+        run = partial(run_cell, experiment=experiment, device=device, threads=1)
+        outcomes = BACKENDS[backend](run, left, jobs, address, device)
+    for finished, outcome in enumerate(outcomes, total - len(left) + 1):
         data = dict(_data_of(outcome.cell, outcome.made))
         others = [
-            f"{name} ({digest})"
-            for (name, folder), digest in data.items()
-            if used.get((name, folder), digest) != digest
+            f"{key[0]} ({data[key]})" for key in data if used.get(key, data[key]) != data[key]
         ]
         if outcome.rows is None or others:
-            error = (
-                outcome.error or f"made with other data than the cells before: {', '.join(others)}"
-            )
-            store.fail(outcome.cell, error)
+            reason = f"made with other data than the cells before: {', '.join(others)}"
+            store.fail(outcome.cell, outcome.error or reason)
         else:
             used |= data
             store.add(outcome.cell, outcome.rows, outcome.seconds, outcome.made)
-        finished += 1
-        report(task, finished, len(chosen), label_of(outcome.cell))
+        report(task, finished, total, label_of(outcome.cell))
     return store
 
 
 @dataclass(frozen=True)
 class CellForecast:
-    """What the unfinished cells of one setting would take: how many there are, seconds of one, and
-    how that is known.
-
-    The seconds are NaN where it is not known.
+    """The number of unfinished cells of one setting, the seconds of one (NaN if not known), and
+    how these are known.
     """
 
     setting: Cell
@@ -352,7 +315,7 @@ def forecast(
     _require_device(device)
     store = Store(folder, experiment.name, scale)
     there = store.path.is_file()
-    done, times = (store.finished(), dict(store.times())) if there else (set(), {})
+    times = dict(store.times()) if there else {}
     machines = {key_of(cell): made.get("gpu", "") for cell, made in store.made()} if there else {}
     groups: dict[str, list[Cell]] = {}
     for cell in experiment.grid(scale):
@@ -361,19 +324,19 @@ def forecast(
     wanted = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     warm = False
     for cells in groups.values():
-        left = [cell for cell in cells if key_of(cell) not in done]
+        left = [cell for cell in cells if key_of(cell) not in times]
         if not left:
             continue
         known = [times[key_of(cell)] for cell in cells if machines.get(key_of(cell)) == wanted]
         if known:
             seconds, source = math.fsum(known) / len(known), f"{len(known)} finished"
         else:
-            seconds, source = _timed(experiment, left[0], device, warm)
+            seconds, source = _time_cell(experiment, left[0], device, warm)
             warm = True
         yield CellForecast(without_seeds(left[0]), len(left), seconds, source)
 
 
-def _timed(experiment: Experiment, cell: Cell, device: str, warm: bool) -> tuple[float, str]:
+def _time_cell(experiment: Experiment, cell: Cell, device: str, warm: bool) -> tuple[float, str]:
     """Seconds of a cell from runs of few epochs, and how they are known.
 
     The first run of a process, which also loads and sets up, is not counted.
@@ -385,13 +348,8 @@ def _timed(experiment: Experiment, cell: Cell, device: str, warm: bool) -> tuple
     for count in (few, more) if warm else (few, few, more):
         outcome = run_cell({**cell, "epochs": count}, experiment, device, None)
         if outcome.rows is None:
-            return (
-                math.nan,
-                (
-                    f"not known: cut to {count} epochs it raises"
-                    f" {outcome.error.strip().splitlines()[-1]}"
-                ),
-            )
+            error = outcome.error.strip().splitlines()[-1]
+            return math.nan, f"not known: cut to {count} epochs it raises {error}"
         seconds.append(outcome.seconds)
     start, end = seconds[-2:]
     pace = max((end - start) / (more - few), 0.0)
@@ -403,20 +361,12 @@ def _data_of(cell: Cell, made: Mapping[str, str]) -> list[tuple[tuple[str, Any],
     return [((name, cell.get("folder")), digest) for name, digest in data_of(made).items()]
 
 
-def _require_same_data(store: Store) -> None:
-    """Rows of a data set that has changed are not those of this one, and must not stand beside
-    them.
-    """
-    changed = dict.fromkeys(
-        text for cell, made in store.made() for text in changed_data(made, cell)
-    )
-    require(
-        not changed,
-        str(store.path),
-        "have been made with the data that are here",
-        ", ".join(changed),
-        "put the data back, or run all cells anew with --fresh (resume=False)",
-    )
+def _require_same_data(store: Store, made: list[tuple[Cell, dict[str, str]]]) -> None:
+    """Rows of a data set that has changed since must not stand beside those of this one."""
+    changed = dict.fromkeys(text for cell, facts in made for text in changed_data(facts, cell))
+    same = "have been made with the data that are here"
+    cure = "put the data back, or run all cells anew with --fresh (resume=False)"
+    require(not changed, str(store.path), same, ", ".join(changed), cure)
 
 
 def matches(cell: Cell, only: str | None) -> bool:
@@ -439,18 +389,15 @@ def matches(cell: Cell, only: str | None) -> bool:
     before, *asked = re.split(rf"(?:^|\s)({names})=", only)
     pairs = zip(asked[::2], asked[1::2], strict=True)
     return not before.strip() and all(
-        any(_reads(value, text.strip()) for value in values[name]) for name, text in pairs
+        any(_is_written_as(value, text.strip()) for value in values[name]) for name, text in pairs
     )
 
 
-def _reads(value: Any, text: str) -> bool:
-    """Whether a setting is written so; a number in any way."""
-    if str(value) == text:
-        return True
+def _is_written_as(value: Any, text: str) -> bool:
+    """Whether a text is a setting's value; a number may be written in any way."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and float(text) == value
-        )
+        return str(value) == text or (number and float(text) == value)
     except ValueError:
         return False
 
@@ -462,13 +409,9 @@ def _require_device(device: str) -> None:
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         there = index.isdigit() and int(index) < count if index else count > 0
-        require(
-            there,
-            "device",
-            "be one that is there",
-            f"{device!r}, and torch sees {count} CUDA devices",
-            'pass "cpu", or install torch for CUDA',
-        )
+        came = f"{device!r}, and torch sees {count} CUDA devices"
+        cure = 'pass "cpu", or install torch for CUDA'
+        require(there, "device", "be one that is there", came, cure)
 
 
 def run_cell(cell: Cell, experiment: Experiment, device: str, threads: int | None) -> Outcome:
@@ -483,18 +426,3 @@ def run_cell(cell: Cell, experiment: Experiment, device: str, threads: int | Non
     except Exception:
         return Outcome(cell, None, time.perf_counter() - start, traceback.format_exc(limit=-4))
     return Outcome(cell, rows, seconds, made=made)
-
-
-def _outcomes(
-    experiment: Experiment,
-    cells: list[Cell],
-    jobs: int,
-    backend: str,
-    address: str | None,
-    device: str,
-) -> Iterator[Outcome]:
-    """The outcomes as they come."""
-    if not cells or (jobs == 1 and backend == "loky"):
-        return (run_cell(cell, experiment, device, None) for cell in cells)
-    task = partial(run_cell, experiment=experiment, device=device, threads=1)
-    return BACKENDS[backend](task, cells, jobs, address, device)

@@ -70,48 +70,32 @@ class Images(NamedTuple):
 
 def images(cell: Cell, device: str) -> Images:
     """The first ``training`` and the next ``held_out`` images of a data set's training part, in the
-    seed's order.
+    seed's order; digits and MNIST in [−1, 1], photographs standardised by channel.
 
     ``side``, unless 0, pools them to that height and width; ``parity`` makes their classes even and
     odd.
     """
-    x, y, classes = _loaded(cell["data"])
-    count, held_out = cell["training"], cell["held_out"]
-    enough = count + held_out <= len(x)
-    require(
-        enough,
-        "training and held_out",
-        f"be at most {len(x):,} together",
-        f"{count:,} and {held_out:,}",
-    )
+    name, count, held_out = cell["data"], cell["training"], cell["held_out"]
+    # CIFAR's images in another order than the archive's are taken too
+    options: dict[str, Any] = {"verify": name not in PHOTOGRAPHS, "normalization": "raw"}
+    split = load(name, **({} if name == "digits" else options))
+    (x, y), classes = split.train, split.classes
+    x = x.view(-1, 1, 8, 8) if name == "digits" else x
+    together = f"be at most {len(x):,} together"
+    enough, came = count + held_out <= len(x), f"{count:,} and {held_out:,}"
+    require(enough, "training and held_out", together, came)
     chosen = torch.randperm(len(x), generator=generator(cell["seed"], "split"))[: count + held_out]
-    x, y = _scaled(x[chosen].to(device), cell["data"]), y[chosen].to(device)
+    x, y = x[chosen].to(device), y[chosen].to(device)
+    if name in PHOTOGRAPHS:
+        deviation, mean = torch.std_mean(x.float(), (0, 2, 3), keepdim=True)
+        x = (x.float() - mean) / deviation
+    else:
+        x = 2 * x - 1 if x.is_floating_point() else x.float() / 127.5 - 1
     if cell.get("side"):
         x = adaptive_avg_pool2d(x, cell["side"])
     if cell.get("parity"):
         y, classes = y % 2, 2
     return Images((x[:count], y[:count]), (x[count:], y[count:]), classes)
-
-
-def _loaded(name: str) -> tuple[Tensor, Tensor, int]:
-    """The images as they are stored: bytes, of which a part is soon made numbers."""
-    if name == "digits":
-        split = load(name)
-        return split.train[0].view(-1, 1, 8, 8), split.train[1], split.classes
-    # CIFAR's images in another order than the archive's are taken too
-    split = load(name, verify=name not in PHOTOGRAPHS, normalization="raw")
-    return *split.train, split.classes
-
-
-def _scaled(x: Tensor, name: str) -> Tensor:
-    """Digits and MNIST in [−1, 1], as in the softmax experiment; photographs standardised by
-    channel.
-    """
-    if name not in PHOTOGRAPHS:
-        return 2 * x - 1 if x.is_floating_point() else x.float() / 127.5 - 1
-    pixels = x.float()
-    deviation, mean = torch.std_mean(pixels, (0, 2, 3), keepdim=True)
-    return (pixels - mean) / deviation
 
 
 def network(name: str, found: Images, seed: int) -> nn.Module:
@@ -133,20 +117,13 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
 
 
 def modes_of(model: nn.Module) -> tuple[str, ...]:
-    """The ways to hold its batch norm when its curvature is taken: the paper's two, or one where
-    there is none.
-    """
-    return (
-        ("train", "eval")
-        if any(isinstance(layer, BATCH_NORMS) for layer in model.modules())
-        else ("eval",)
-    )
+    """The modes of batch norm in which curvature is taken: the paper's two, or one without it."""
+    normed = any(isinstance(layer, BATCH_NORMS) for layer in model.modules())
+    return ("train", "eval") if normed else ("eval",)
 
 
 class Watch:
-    """A tracker that keeps what ``look()`` says after every ``every``-th epoch, beside the
-    number of the epoch.
-    """
+    """A tracker that keeps ``look()`` and the epoch after every ``every``-th epoch."""
 
     name, unit = "watch", "epoch"
 
@@ -203,9 +180,7 @@ def train_by_sgd(
 
 
 def curvature_problem(model: nn.Module, found: Images, cell: Cell, norm: str = "eval") -> Problem:
-    """The loss on the first ``samples`` training images, in batches of the training's size where
-    they matter.
-    """
+    """The loss on the first ``samples`` training images; in mode "train" batches as in training."""
     x, y = found.training
     count = min(cell["samples"], len(x))
     # its activations fill the memory
@@ -217,9 +192,7 @@ def curvature_problem(model: nn.Module, found: Images, cell: Cell, norm: str = "
 
 
 def hessian_row(problem: Problem, cell: Cell) -> Row:
-    """λ₁, the "Frobenius norm" of the paper, and the Ritz values of its spectrum, by Lanczos
-    from one random vector.
-    """
+    """λ₁, the paper's "Frobenius norm" and the Ritz values, by Lanczos from one random vector."""
     curvature = hessian(problem)
     shape = spectrum(curvature, depth=min(cell["depth"], problem.num_parameters), seed=cell["seed"])
     return {
@@ -235,9 +208,7 @@ def hessian_row(problem: Problem, cell: Cell) -> Row:
 
 
 def mean_square(curvature: LinearOperator, seed: int) -> Row:
-    """tr(H²)/P with its error: what the paper calls the Frobenius norm, for its figures lie
-    below λ₁.
-    """
+    """tr(H²)/P with its error: what the paper calls the Frobenius norm, for it lies below λ₁."""
     norm = frobenius_norm(curvature, NORM_TOLERANCE, seed=seed)
     value = float(norm)
     return {
@@ -261,10 +232,8 @@ def loss_and_accuracy(model: nn.Module, pair: Pair) -> tuple[float, float]:
 
 def final_row(model: nn.Module, found: Images) -> Row:
     """Losses and accuracies on both parts, and the length of the weights."""
-    (loss, accuracy), (held_loss, held_accuracy) = (
-        loss_and_accuracy(model, found.training),
-        loss_and_accuracy(model, found.held_out),
-    )
+    loss, accuracy = loss_and_accuracy(model, found.training)
+    held_loss, held_accuracy = loss_and_accuracy(model, found.held_out)
     norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in model.parameters()))
     return {
         "loss": loss,
