@@ -14,46 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lambdahat.experiments.kit import training
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    Scale,
-    capitalize,
-    curve,
-    decades,
-    gap,
-    grid,
-    logs,
-    over_seeds,
-    points,
-    settings_of,
-    spectra,
-)
-from lambdahat.experiments.kit.claims import (
-    LEAST_EFFECT,
-    Claim,
-    Reading,
-    Table,
-    jointly,
-    least,
-    least_decades,
-    paired_difference,
-)
-from lambdahat.experiments.kit.experiment import (
-    FLATNESS,
-    Experiment,
-    Size,
-    saturated,
-    sentences,
-    subject,
-)
-from lambdahat.experiments.kit.training import Images, train_by_sgd
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Table, training
 from lambdahat.optim.adaptive import Gadam
 from lambdahat.optim.schedules import averaging_decay
-from lambdahat.results.charts import Chart
-from lambdahat.training import Run
 
 NAMES = {
     "accuracy": "validation accuracy, %",
@@ -67,7 +31,7 @@ SHARPNESS = ("largest", "frobenius")
 FROBENIUS = "The paper's Frobenius norm is read as tr(H²)/P."
 
 
-def modes_rows(model: nn.Module, found: Images, cell: Cell) -> list[Row]:
+def modes_rows(model: nn.Module, found: training.Images, cell: Cell) -> list[Row]:
     """A row for each mode of the batch norm: how well the network does, and its Hessian there."""
     quality, out = training.final_row(model, found), []
     for mode in training.modes_of(model):
@@ -78,28 +42,25 @@ def modes_rows(model: nn.Module, found: Images, cell: Cell) -> list[Row]:
 
 def magnification(upper: Rows, lower: Rows, column: str) -> Reading:
     """The log-ratio of two settings in evaluation mode less that in training mode."""
-    rises = {}
+    rises = []
     for mode in ("eval", "train"):
-        high, low = (logs(part.where(mode=mode), column) for part in (upper, lower))
-        rises[mode] = {seed: high[seed] - low[seed] for seed in high if seed in low}
-    return paired_difference(rises["eval"], rises["train"])
+        high, low = (kit.logs(part.where(mode=mode), column) for part in (upper, lower))
+        rises.append({seed: high[seed] - low[seed] for seed in high if seed in low})
+    return kit.paired_difference(*rises)
 
 
 def lines_of(lower: Rows, upper: Rows) -> list[tuple[str, ...]]:
     """Two settings and the ratio of the second to the first, for every quantity."""
-    return [
-        (
-            words,
-            *(str(over_seeds(part, column)) for part in (lower, upper)),
-            f"{10 ** decades(upper, lower, column).value:.3g}×",
-        )
-        for column, words in NAMES.items()
-    ]
+    lines = []
+    for column, words in NAMES.items():
+        ratio = 10 ** kit.decades(upper, lower, column).value
+        pair = (str(kit.over_seeds(part, column)) for part in (lower, upper))
+        lines.append((words, *pair, f"{ratio:.3g}×"))
+    return lines
 
 
 def _title(rows: Rows, mode: str) -> str:
-    row = rows[0]
-    return f"{row['network']}, {row['parameters']:,} parameters, Hessian in {mode} mode"
+    return f"{rows[0]['network']}, {rows[0]['parameters']:,} parameters, Hessian in {mode} mode"
 
 
 # The paper's network that one of ours stands for, by the first word of its name; all on CIFAR-100
@@ -128,15 +89,11 @@ ONE_NUMBER: dict[float, str] = {5: "more than 5 points", 30: "almost 30×", 1000
 
 
 @dataclass(frozen=True)
-class CnnDecayScale(Scale):
-    """One scale: networks, each with the side its images are pooled to and its rate; ``decay`` is
-    set against none.
-
-    The Hessian is over ``samples`` images.
-    """
+class CnnDecayScale(kit.Scale):
+    """Networks with the side of their images and their rate; ``decay`` is set against none."""
 
     networks: tuple[tuple[str, int, float], ...]
-    samples: int
+    samples: int  # images of the Hessian
     depth: int
     decay: float = 5e-4
     augmented: bool = False
@@ -145,15 +102,12 @@ class CnnDecayScale(Scale):
 
 def decay_cells(scale: CnnDecayScale) -> list[Cell]:
     """Network × weight decay × seed."""
-    base = settings_of(scale, "networks", "decay", "seeds")
+    base = kit.settings_of(scale, "networks", "decay", "seeds")
     return [
-        cell
+        {**base, "network": name, "side": side, "rate": rate, "decay": decay, "seed": seed}
         for name, side, rate in scale.networks
-        for cell in grid(
-            {**base, "network": name, "side": side, "rate": rate},
-            decay=(0.0, scale.decay),
-            seed=range(scale.seeds),
-        )
+        for decay in (0.0, scale.decay)
+        for seed in range(scale.seeds)
     ]
 
 
@@ -161,51 +115,37 @@ def decay_run(cell: Cell, device: str) -> list[Row]:
     """A row for each mode of the batch norm."""
     found = training.images(cell, device)
     model = training.network(cell["network"], found, cell["seed"])
-    train_by_sgd(model, found, cell, cell["decay"])
+    training.train_by_sgd(model, found, cell, cell["decay"])
     rows = modes_rows(model, found, cell)
     return [{**row, "excess": row["validation loss"] - row["loss"]} for row in rows]
 
 
 def decay_claims(rows: Rows) -> Iterator[Claim]:
-    """For each network: better and sharper with weight decay, at once and apart; which mode
-    shows it more.
-    """
+    """Each network is better and sharper with weight decay, at once and apart; by which mode."""
     for name in rows.distinct("network"):
         part = rows.where(network=name)
-        yield from _rises(part)
-        if len(part.distinct("mode")) > 1:
-            paper, figure = _paper(part)
-            for column in SHARPNESS:
-                sentence = (
-                    f"{subject(part)}: {NAMES[column]} rises more in evaluation than in training"
-                    " mode"
-                )
-                said = f"§4, {figure}", f"massively magnified ({paper})"
-                without, decayed = _pair(part)
-                reading = magnification(decayed, without, column)
-                yield Claim(sentence, *said, reading, unit=" decades")
-
-
-def _rises(rows: Rows) -> Iterator[Claim]:
-    modes, better = rows.distinct("mode"), _change(rows, "accuracy", "")
-    sharper = {
-        (column, mode): _change(rows, column, mode) for mode in modes for column in SHARPNESS
-    }
-    norms = {
-        f"λ₁ in {mode} mode" if len(modes) > 1 else "λ₁": sharper["largest", mode] for mode in modes
-    }
-    paper, figure = _paper(rows)
-    sentence = (
-        f"{subject(rows)}: validation accuracy and {' and '.join(norms)} rise together with weight"
-        " decay"
-    )
-    printed = f"sharper, despite generalising better ({paper})"
-    parts = {"validation accuracy": better, **norms}
-    yield jointly(sentence, f"§4, {figure}", printed, parts)
-    yield better
-    yield from sharper.values()
-    if len(modes) == 1:
-        yield _change(rows, "excess", "eval", "below")
+        modes, (paper, figure), what = part.distinct("mode"), _paper(part), kit.subject(part)
+        better = _change(part, "accuracy", "")
+        pairs = [(column, mode) for mode in modes for column in SHARPNESS]
+        sharper = {pair: _change(part, *pair) for pair in pairs}
+        several = len(modes) > 1
+        norms = {
+            f"λ₁ in {mode} mode" if several else "λ₁": sharper["largest", mode] for mode in modes
+        }
+        joined = f"validation accuracy and {' and '.join(norms)} rise together with weight decay"
+        printed = f"sharper, despite generalising better ({paper})"
+        parts = {"validation accuracy": better, **norms}
+        yield kit.jointly(f"{what}: {joined}", f"§4, {figure}", printed, parts)
+        yield better
+        yield from sharper.values()
+        if not several:
+            yield _change(part, "excess", "eval", "below")
+            continue
+        without, decayed = _pair(part)
+        for column in SHARPNESS:
+            words = f"{what}: {NAMES[column]} rises more in evaluation than in training mode"
+            said = f"§4, {figure}", f"massively magnified ({paper})"
+            yield Claim(words, *said, magnification(decayed, without, column), unit=" decades")
 
 
 def _pair(rows: Rows) -> tuple[Rows, Rows]:
@@ -223,24 +163,21 @@ def _paper(rows: Rows) -> tuple[str, str]:
 def _change(rows: Rows, column: str, mode: str, direction: str = "above") -> Claim:
     """What weight decay does to a quantity: sharpness in decades."""
     without, decayed = _pair(rows.where(mode=mode) if mode else rows)
-    sharp = column in SHARPNESS
-    reading = (decades if sharp else gap)(decayed, without, column)
-    paper, figure = _paper(rows)
+    sharp, (paper, figure) = column in SHARPNESS, _paper(rows)
+    reading = (kit.decades if sharp else kit.gap)(decayed, without, column)
     unit = {"accuracy": " points", "excess": ""}.get(column, " decades")
-    bound, least_told, printed = 0.0, "", "it does"
+    bound, margin, printed = 0.0, "", "it does"
     if (paper, column, mode) in PUBLISHED:
         low, high = PUBLISHED[paper, column, mode]
-        bound = (least_decades if sharp else least)(low, high)
+        bound = (kit.least_decades if sharp else kit.least)(low, high)
         printed = ONE_NUMBER.get(high, f"{low:g} to {high:g}")
-        least_told = f", by more than {abs(bound):.2g}{unit}"
-    words = (
-        "validation less training loss" if column == "excess" else NAMES[column].removesuffix(", %")
-    )
-    tail = f" (batch norm in {mode} mode)" if len(rows.distinct("mode")) > 1 and mode else ""
+        margin = f", by more than {abs(bound):.2g}{unit}"
+    names = {**NAMES, "excess": "validation less training loss"}
     change = "rises" if direction == "above" else "falls"
-    sentence = f"{subject(rows)}: {words} {change} with weight decay{least_told}{tail}"
-    said = f"§4, {figure}", f"{printed} ({paper})"
-    return Claim(sentence, *said, reading, direction, bound, unit=unit)
+    words = f"{names[column].removesuffix(', %')} {change} with weight decay{margin}"
+    tail = f" (batch norm in {mode} mode)" if len(rows.distinct("mode")) > 1 and mode else ""
+    said = f"{kit.subject(rows)}: {words}{tail}", f"§4, {figure}", f"{printed} ({paper})"
+    return Claim(*said, reading, direction, bound, unit=unit)
 
 
 def _places(rows: Rows) -> Iterator[tuple[str, str, Rows]]:
@@ -252,9 +189,7 @@ def _places(rows: Rows) -> Iterator[tuple[str, str, Rows]]:
 
 
 def decay_tables(rows: Rows) -> Iterator[Table]:
-    """A table for each network and mode of its batch norm: without and with weight decay, and
-    the ratio.
-    """
+    """By network and mode: without and with weight decay, and the ratio."""
     for _, mode, part in _places(rows):
         pair = _pair(part)
         header = ("", *(f"weight decay {half[0]['decay']:g}" for half in pair), "ratio")
@@ -262,26 +197,30 @@ def decay_tables(rows: Rows) -> Iterator[Table]:
 
 
 def decay_charts(rows: Rows) -> Iterator[Chart]:
-    """λ₁ and tr(H²)/P of all networks, with and without weight decay; then the spectra of the
-    first seed.
-    """
+    """λ₁ and tr(H²)/P with and without weight decay; then the spectra of the first seed."""
     groups = {f"{name}, {mode}": part for name, mode, part in _places(rows)}
     for column in SHARPNESS:
         series = []
         for decay in sorted(rows.distinct("decay")):
             halves = {name: part.where(decay=decay) for name, part in groups.items()}
-            series.append(points(f"decay {decay:g}", halves, column))
-        axes, source = ("network", NAMES[column]), "Figures 4–7"
-        yield Chart(capitalize(NAMES[column]), *axes, tuple(series), y_log=True, source=source)
+            series.append(kit.points(f"decay {decay:g}", halves, column))
+        yield _sharpness_chart(column, "network", series, "Figures 4–7")
     for name, mode, part in _places(rows):
         first, title = part.where(seed=0), f"Spectrum, {name}, {mode} mode"
-        yield spectra(title, first, "decay {decay:g}", _paper(part)[1])
+        yield kit.spectra(title, first, "decay {decay:g}", _paper(part)[1])
 
 
+def _sharpness_chart(column: str, across: str, series: list[kit.Series], source: str) -> Chart:
+    words = NAMES[column]
+    return Chart(kit.capitalize(words), across, words, tuple(series), y_log=True, source=source)
+
+
+NETWORKS = (("All-CNN", 0, 0.03), ("PreResNet-164", 0, 0.1), ("WideResNet-28×10", 0, 0.1))
+SMALL_NETWORKS = (("LeNet-5", 28, 0.03), ("PreResNet-11", 8, 0.1), ("WideResNet-10×1", 8, 0.1))
 _TINY: dict[str, Any] = {"samples": 32, "depth": 6, "batch": 32}
 _SMALL: dict[str, Any] = {"samples": 256, "depth": 30, "batch": 32}
 _WHOLE: dict[str, Any] = {"samples": 512, "depth": 60, "augmented": True, "precision": "bfloat16"}
-_DECAY_NOTES = sentences(f"""
+_DECAY_NOTES = kit.sentences(f"""
     Reduced at the paper's scale: 34 epochs of CIFAR-100 where the paper has 300.
     On a CPU: LeNet-5 in place of the nine-layer network, small residual networks, 1,000 images of
       8 × 8.
@@ -293,47 +232,23 @@ _DECAY_NOTES = sentences(f"""
     The Hessian is that of the first training images, not cropped or flipped; in training mode in
       their batches.
     {FROBENIUS}
-    {LEAST_EFFECT}
+    {kit.LEAST_EFFECT}
 """)
-CNN_DECAY = Experiment(
+CNN_DECAY = kit.Experiment(
     "cnn-decay",
     "Sharpness and accuracy of convolutional networks with and without weight decay",
-    FLATNESS,
+    kit.FLATNESS,
     "§4, Figures 4–7",
     {
         "smoke": CnnDecayScale("digits", 96, 64, 2, 2, (("WideResNet-10×1", 4, 0.1),), **_TINY),
-        "cpu": CnnDecayScale(
-            "cifar10",
-            1000,
-            1000,
-            40,
-            3,
-            (("LeNet-5", 28, 0.03), ("PreResNet-11", 8, 0.1), ("WideResNet-10×1", 8, 0.1)),
-            decay=5e-3,
-            **_SMALL,
-        ),
-        "paper": CnnDecayScale(
-            "cifar100",
-            45_000,
-            5_000,
-            34,
-            4,
-            (("All-CNN", 0, 0.03), ("PreResNet-164", 0, 0.1), ("WideResNet-28×10", 0, 0.1)),
-            **_WHOLE,
-        ),
+        "cpu": CnnDecayScale("cifar10", 1000, 1000, 40, 3, SMALL_NETWORKS, decay=5e-3, **_SMALL),
+        "paper": CnnDecayScale("cifar100", 45_000, 5_000, 34, 4, NETWORKS, **_WHOLE),
     },
-    decay_cells,
-    decay_run,
-    decay_claims,
-    decay_tables,
-    decay_charts,
+    *(decay_cells, decay_run, decay_claims, decay_tables, decay_charts),
     _DECAY_NOTES,
     "CIFAR-100, 300 epochs: a nine-layer network of 1,387,108 parameters at rate 0.03,"
     " PreResNet-164 and WideResNet-28×10; split, batch size and seeds are not in the text.",
-    tuple(
-        Size(name, "cifar100", epochs=300)
-        for name in ("All-CNN", "PreResNet-164", "WideResNet-28×10")
-    ),
+    tuple(kit.Size(name, "cifar100", epochs=300) for name, *_ in NETWORKS),
 )
 
 OPTIMIZERS = ("SGD", "Gadam")
@@ -356,7 +271,7 @@ SIMILAR = 1.0  # points of training accuracy
 
 
 @dataclass(frozen=True)
-class GadamSharpnessScale(Scale):
+class GadamSharpnessScale(kit.Scale):
     """One scale; the Hessian is over ``samples`` images."""
 
     network: str
@@ -369,19 +284,27 @@ class GadamSharpnessScale(Scale):
 
 def gadam_cells(scale: GadamSharpnessScale) -> list[Cell]:
     """Optimiser × seed."""
-    return grid(settings_of(scale, "seeds"), optimizer=OPTIMIZERS, seed=range(scale.seeds))
+    return kit.grid(kit.settings_of(scale, "seeds"), optimizer=OPTIMIZERS, seed=range(scale.seeds))
 
 
 def gadam_run(cell: Cell, device: str) -> list[Row]:
-    """A row per epoch, then one for each mode of the batch norm; Gadam's end is the average of
-    its iterates.
-    """
+    """A row per epoch, then one per mode of the batch norm; Gadam's are those of its average."""
     found = training.images(cell, device)
     model = training.network(cell["network"], found, cell["seed"])
     if cell["optimizer"] == "SGD":
-        history = train_by_sgd(model, found, {**cell, "rate": SGD_RATE}, SGD_DECAY)
+        history = training.train_by_sgd(model, found, {**cell, "rate": SGD_RATE}, SGD_DECAY)
     else:
-        history, model = _by_gadam(model, found, cell)
+        # AdamW with the schedule of Eq. 13, its iterates averaged once per epoch
+        x = found.training[0]
+        steps = math.ceil(len(x) / cell["batch"])
+        first = max(1, round(AVERAGED_FROM * cell["epochs"]))
+        when = {"average_start": first * steps, "average_every": steps}
+        optimizer = Gadam(model.parameters(), GADAM_RATE, weight_decay=GADAM_DECAY, **when)
+        schedule = averaging_decay(optimizer, cell["epochs"], first)
+        history = training.train(found.problem(model), cell, optimizer, schedule, found.held_out)
+        batches = [part for part in x.split(cell["batch"]) if len(part) > 1]
+        with torch.no_grad():
+            model = optimizer.averaged_model(model, batches)
     rows: list[Row] = [
         {"mode": "", "epoch": row["epoch"], "accuracy": 100 * row["validation_accuracy"]}
         for row in history.epochs
@@ -389,50 +312,30 @@ def gadam_run(cell: Cell, device: str) -> list[Row]:
     return rows + modes_rows(model, found, cell)
 
 
-def _by_gadam(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Module]:
-    """AdamW with the schedule of Eq. 13, its iterates averaged once per epoch; the averaged
-    model.
-    """
-    x = found.training[0]
-    steps = math.ceil(len(x) / cell["batch"])
-    first = max(1, round(AVERAGED_FROM * cell["epochs"]))
-    optimizer = Gadam(
-        model.parameters(),
-        lr=GADAM_RATE,
-        weight_decay=GADAM_DECAY,
-        average_start=first * steps,
-        average_every=steps,
-    )
-    schedule = averaging_decay(optimizer, cell["epochs"], first)
-    history = training.train(found.problem(model), cell, optimizer, schedule, found.held_out)
-    batches = [part for part in x.split(cell["batch"]) if len(part) > 1]
-    with torch.no_grad():
-        return history, optimizer.averaged_model(model, batches)
-
-
 def gadam_claims(rows: Rows) -> Iterator[Claim]:
     """Better and sharper, at once and apart in both modes; and no better trained."""
     ours = rows.where(mode=("train", "eval"))
     sgd, gadam = (ours.where(optimizer=name) for name in OPTIMIZERS)
-    what = subject(ours)
-    sentence = f"{what}: Gadam's validation accuracy is above SGD's"
-    printed = f"clearly better on CIFAR-100 ({VGG})"
-    better = Claim(sentence, "§5, Figure 8c", printed, gap(gadam, sgd, "accuracy"), unit=" points")
+    what = kit.subject(ours)
+    text = kit.claim_texts(f"""
+        both: {what}: Gadam's validation accuracy and its λ₁ in both modes are above SGD's
+          | §5, Figures 8 and 10 | better, and 40× and 35× sharper, on CIFAR-100 ({VGG})
+        better: {what}: Gadam's validation accuracy is above SGD's
+          | §5, Figure 8c | clearly better on CIFAR-100 ({VGG})
+        similar: {what}: Gadam and SGD train to similar accuracy (within {SIMILAR:g} point)
+          | §5 | 99.81 and 99.64 on CIFAR-100
+        ratio: {what}: the ratio of tr(H²)/P is larger in evaluation mode
+          | §1 | more extreme ({VGG})
+    """)
+    better = Claim(*text["better"], kit.gap(gadam, sgd, "accuracy"), unit=" points")
     sharper = {key: _sharper(what, gadam, sgd, *key) for key in RATIOS}
     norms = {f"λ₁ in {mode} mode": sharper["largest", mode] for mode in ("train", "eval")}
-    sentence = f"{what}: Gadam's validation accuracy and its λ₁ in both modes are above SGD's"
-    printed = f"better, and 40× and 35× sharper, on CIFAR-100 ({VGG})"
-    parts = {"validation accuracy": better, **norms}
-    yield jointly(sentence, "§5, Figures 8 and 10", printed, parts)
+    yield kit.jointly(*text["both"], {"validation accuracy": better, **norms})
     yield better
-    sentence = f"{what}: Gadam and SGD train to similar accuracy (within {SIMILAR:g} point)"
-    printed, reason = "99.81 and 99.64 on CIFAR-100", saturated(gadam, sgd)
-    reading, bounds = gap(gadam, sgd, "training accuracy"), ("within", 0.0, SIMILAR)
-    yield Claim(sentence, "§5", printed, reading, *bounds, " points", reason)
+    reading, reason = kit.gap(gadam, sgd, "training accuracy"), kit.saturated(gadam, sgd)
+    yield Claim(*text["similar"], reading, "within", 0.0, SIMILAR, " points", reason)
     yield from sharper.values()
-    sentence = f"{what}: the ratio of tr(H²)/P is larger in evaluation mode"
-    reading = magnification(gadam, sgd, "frobenius")
-    yield Claim(sentence, "§1", f"more extreme ({VGG})", reading, unit=" decades")
+    yield Claim(*text["ratio"], magnification(gadam, sgd, "frobenius"), unit=" decades")
 
 
 def _printed(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]:
@@ -442,56 +345,55 @@ def _printed(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]
 
 def _sharper(what: str, gadam: Rows, sgd: Rows, column: str, mode: str) -> Claim:
     low, high, printed, source = _printed(sgd)[column, mode]
-    bound, tail = least_decades(low, high), f"(batch norm in {mode} mode)"
-    sentence = (
-        f"{what}: Gadam's {NAMES[column]} is above SGD's by more than {bound:.2g} decades {tail}"
-    )
-    reading = decades(gadam.where(mode=mode), sgd.where(mode=mode), column)
-    return Claim(sentence, source, f"{printed} ({VGG})", reading, bound=bound, unit=" decades")
+    bound = kit.least_decades(low, high)
+    words = f"Gadam's {NAMES[column]} is above SGD's by more than {bound:.2g} decades"
+    said = f"{what}: {words} (batch norm in {mode} mode)", source, f"{printed} ({VGG})"
+    reading = kit.decades(gadam.where(mode=mode), sgd.where(mode=mode), column)
+    return Claim(*said, reading, bound=bound, unit=" decades")
 
 
 def gadam_tables(rows: Rows) -> Iterator[Table]:
     """SGD beside Gadam in each mode of the batch norm."""
     for mode in ("train", "eval"):
         part = rows.where(mode=mode)
-        printed = {key: words for key, (_, _, words, _) in _printed(part).items()}
+        printed = _printed(part)
         lines = lines_of(*(part.where(optimizer=name) for name in OPTIMIZERS))
-        told = [printed.get((column, mode), "") for column in NAMES]
-        found = tuple((*line, words) for line, words in zip(lines, told, strict=True))
+        words = [printed[column, mode][2] if column in SHARPNESS else "" for column in NAMES]
+        found = tuple((*line, word) for line, word in zip(lines, words, strict=True))
         yield Table(_title(part, mode), ("", *OPTIMIZERS, "ratio", "paper"), found)
 
 
 def gadam_charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy over epochs, sharpness in both modes, and the spectra of the first seed."""
     halves = {name: rows.where(optimizer=name) for name in OPTIMIZERS}
-    accuracy = tuple(curve(name, half.where(mode=""), "accuracy") for name, half in halves.items())
+    curves = (kit.curve(name, half.where(mode=""), "accuracy") for name, half in halves.items())
     title = "Validation accuracy of the iterates"
-    yield Chart(title, "epoch", NAMES["accuracy"], accuracy, source="Figure 8c")
+    yield Chart(title, "epoch", NAMES["accuracy"], tuple(curves), source="Figure 8c")
+    modes = {"train": "Figures 8 and 9", "eval": "Figure 10"}
     for column in SHARPNESS:
-        series = tuple(
-            points(name, {mode: half.where(mode=mode) for mode in ("train", "eval")}, column)
+        series = [
+            kit.points(name, {mode: half.where(mode=mode) for mode in modes}, column)
             for name, half in halves.items()
-        )
-        axes, source = ("mode of the batch norm", NAMES[column]), "Figures 8–10"
-        yield Chart(capitalize(NAMES[column]), *axes, series, y_log=True, source=source)
-    for mode, source in (("train", "Figures 8 and 9"), ("eval", "Figure 10")):
+        ]
+        yield _sharpness_chart(column, "mode of the batch norm", series, "Figures 8–10")
+    for mode, source in modes.items():
         first = rows.where(mode=mode, seed=0)
-        yield spectra(f"Spectrum in {mode} mode", first, "{optimizer}", source)
+        yield kit.spectra(f"Spectrum in {mode} mode", first, "{optimizer}", source)
 
 
-_GADAM_NOTES = sentences(f"""
+_GADAM_NOTES = kit.sentences(f"""
     Reduced at the paper's scale: 34 epochs; averages begin after the share 161/300 of them.
     On a CPU a small WideResNet and 1,000 images of 8 × 8 in place of VGG-16 with batch norm.
     SGD: rate 0.1, L2 decay 3e-4. Gadam: rate 5e-4, decoupled decay 0.25. The paper prints two
       decays for each.
     {FROBENIUS}
     Training accuracies of 100 % on both sides are not compared.
-    {LEAST_EFFECT}
+    {kit.LEAST_EFFECT}
 """)
-GADAM_SHARPNESS = Experiment(
+GADAM_SHARPNESS = kit.Experiment(
     "gadam-sharpness",
     "Sharpness and accuracy of Gadam and of SGD",
-    FLATNESS,
+    kit.FLATNESS,
     "§5, Figures 8–10",
     {
         "smoke": GadamSharpnessScale("digits", 96, 64, 3, 2, "WideResNet-10×1", side=4, **_TINY),
@@ -500,13 +402,9 @@ GADAM_SHARPNESS = Experiment(
         ),
         "paper": GadamSharpnessScale("cifar100", 45_000, 5_000, 34, 4, "VGG-16-BN", **_WHOLE),
     },
-    gadam_cells,
-    gadam_run,
-    gadam_claims,
-    gadam_tables,
-    gadam_charts,
+    *(gadam_cells, gadam_run, gadam_claims, gadam_tables, gadam_charts),
     _GADAM_NOTES,
     "VGG-16 with batch norm on CIFAR-100 and CIFAR-10, 300 epochs, Gadam at 0.0005 and SGD at 0.1;"
     " split, batch size and seeds are not in the text.",
-    (Size("VGG-16-BN", "cifar100", epochs=300), Size("VGG-16-BN", "cifar10", epochs=300)),
+    (kit.Size("VGG-16-BN", "cifar100", epochs=300), kit.Size("VGG-16-BN", "cifar10", epochs=300)),
 )

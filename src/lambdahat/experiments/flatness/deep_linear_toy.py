@@ -16,12 +16,10 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lambdahat._core.rng import generator
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, gap, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 STRETCHES = (1.0, 1e1, 1e2, 1e3)  # α of w₂ → αw₂, w₃ → w₃/α
 DECAYS = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.2, 0.3, 0.4)
@@ -38,36 +36,27 @@ class DeepLinearToyScale:
 
 
 def cells(config: DeepLinearToyScale) -> list[Cell]:
-    """Depth × seed; rescaled points are those of depth 3; and one cell of minimisers under
-    weight decay.
-    """
-    drawn = [
-        {"kind": "point", "depth": d, "seed": seed}
-        for d in config.depths
-        for seed in range(config.seeds)
-    ]
-    scaled = [{"kind": "rescaled", "depth": 3, "seed": seed} for seed in range(config.seeds)]
-    return [*drawn, *scaled, {"kind": "minimiser", "depth": 3, "seed": 0}]
+    """Depth × seed; rescalings of the points of depth 3; the minimisers under weight decay."""
+    seeds = range(config.seeds)
+    points = kit.grid({"kind": "point"}, depth=config.depths, seed=seeds)
+    rescaled = kit.grid({"kind": "rescaled"}, depth=[3], seed=seeds)
+    return [*points, *rescaled, {"kind": "minimiser", "depth": 3, "seed": 0}]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """At drawn weights, along a rescaling that leaves the loss alone, or at the minimisers under
-    weight decay.
-    """
+    """Curvature at random weights, along a rescaling that keeps the loss, or at the minimisers."""
     if cell["kind"] == "minimiser":
         return [_minimiser(decay) for decay in DECAYS]
-    draws = torch.randn(
-        cell["depth"] + 1,
-        dtype=torch.float64,
-        generator=generator(cell["seed"], "toy", cell["depth"]),
-    )
+    depth = cell["depth"]
+    rng = generator(cell["seed"], "toy", depth)
+    draws = torch.randn(depth + 1, dtype=torch.float64, generator=rng)
     weights, x = draws[:-1], float(draws[-1])
     if cell["kind"] == "point":
-        return [_described(weights, x)]
+        return [_describe(weights, x)]
     rows = []
     for scale in STRETCHES:
-        moved = weights * torch.tensor([1.0, scale, 1 / scale], dtype=torch.float64)
-        rows.append({"scale": scale, **_described(moved, x)})
+        factors = torch.tensor([1.0, scale, 1 / scale], dtype=torch.float64)
+        rows.append({"scale": scale, **_describe(weights * factors, x)})
     return rows
 
 
@@ -88,7 +77,7 @@ def others(weights: Tensor) -> Tensor:
     return torch.stack([torch.cat([weights[:i], weights[i + 1 :]]).prod() for i in range(count)])
 
 
-def _described(weights: Tensor, x: float) -> Row:
+def _describe(weights: Tensor, x: float) -> Row:
     problem = toy_problem(weights, x)
     curvature, gradient = hessian(problem).dense().double(), problem.gradient()
     values, printed = torch.linalg.eigvalsh(curvature), printed_hessian(weights, x)
@@ -98,15 +87,15 @@ def _described(weights: Tensor, x: float) -> Row:
         "gradient": size,
         "trace": float(values.sum()),
         "largest": float(values[-1]),
-        "rank": rank_of(values),
-        "printed rank": rank_of(torch.linalg.eigvalsh(printed)),
+        "rank": _rank(values),
+        "printed rank": _rank(torch.linalg.eigvalsh(printed)),
         "trace error": abs(float(printed.trace() / values.sum()) - 1),
         "gap": abs(float(values[-1] / values.sum()) - 1),
         "alignment": float(gradient[-1].abs()) / size,
     }
 
 
-def rank_of(values: Tensor) -> int:
+def _rank(values: Tensor) -> int:
     """How many eigenvalues are not 0 to rounding."""
     return int((values.abs() > EXACT * values.abs().max()).sum())
 
@@ -116,124 +105,97 @@ def _minimiser(decay: float) -> Row:
     peak = 3 ** (-1 / 3)  # where s·exp(−s³) is largest
     size = brentq(lambda s: s * math.exp(-(s**3)) - decay, peak, 10.0, xtol=1e-14)
     weights = torch.tensor([-size, size, size], dtype=torch.float64)
-    return {"decay": decay, "norm": math.sqrt(3) * size, **_described(weights, 1.0)}
+    return {"decay": decay, "norm": math.sqrt(3) * size, **_describe(weights, 1.0)}
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Claims:
     """Rank, trace and λ₁ of §2, what a rescaling does, and what weight decay does."""
-    yield from _rank_claims(rows.where(kind="point"))
-    yield from _rescaling_claims(rows.where(kind="rescaled"))
-    yield from _decay_claims(rows.where(kind="minimiser"))
-
-
-def _rank_claims(rows: Rows) -> Iterator[Claim]:
-    three = rows.where(depth=3)
-    longer = gap(rows.where(depth=max(rows.values("depth"))), three, "rank")
-    sentence = "the Hessian of three weights has rank 1"
-    yield Claim(sentence, "§2, Eq. 3", "1", over_seeds(three, "rank"), "within", 1.0, 0.5)
-    sentence = "a longer product has no higher rank (their difference)"
-    yield Claim(sentence, "§2", "0", longer, "within", 0.0, 0.5)
-    sentence = "λ₁ is the trace (relative difference, at worst)"
-    yield Claim(sentence, "§2, Eq. 3", "0", _worst(three, "gap"), "within", 0.0, 0.01)
-    sentence = "the trace is X²·L·Σ(w_iw_j)² (relative difference, at worst)"
-    printed = "none: it prints |X| for X²"
-    reading = _worst(three, "trace error")
-    yield Claim(sentence, "§2, Eq. 3 mended", printed, reading, "within", 0.0, EXACT, own=True)
-
-
-def _worst(rows: Rows, name: str) -> Reading:
-    """The largest of all draws: what is said of every point falls with one, and exact figures
-    have no error.
-    """
-    return Reading(max(rows.values(name)), 0.0)
-
-
-def _rescaling_claims(rows: Rows) -> Iterator[Claim]:
-    start, end = rows.where(scale=STRETCHES[0]), rows.where(scale=STRETCHES[-1])
-    how = "w₂ → 1000·w₂, w₃ → w₃/1000"
-    sentence = f"{how} leaves the loss"
-    reading = decades(end, start, "loss")
-    yield Claim(sentence, "§2", "unchanged", reading, "within", 0.0, EXACT, " decades")
-    sentence = f"{how} raises the gradient norm"
-    yield Claim(sentence, "§2", "without bound", decades(end, start, "gradient"), unit=" decades")
-    sentence = f"{how} raises the trace"
-    yield Claim(sentence, "§2", "without bound", decades(end, start, "trace"), unit=" decades")
-    sentence = f"{how} turns the gradient towards w₃ (|cosine|)"
-    printed = "completely aligned"
-    yield Claim(sentence, "§2", printed, over_seeds(end, "alignment"), "within", 1.0, 0.01)
-
-
-def _decay_claims(rows: Rows) -> Iterator[Claim]:
-    """The smallest rise from one weight decay to the next: exact, so it has no error."""
-    for column, words in (("trace", "the trace"), ("largest", "λ₁")):
-        values = [row[column] for row in rows if row["decay"] <= SMALL]
-        least = Reading(min(b - a for a, b in pairwise(values)), 0.0)
-        sentence = f"{words} at the minimum rises with weight decay up to {SMALL:g} (smallest rise)"
-        yield Claim(sentence, "§2", "it rises", least)
+    points, rescaled = rows.where(kind="point"), rows.where(kind="rescaled")
+    three, longest = points.where(depth=3), points.where(depth=max(points.values("depth")))
+    start, end = rescaled.where(scale=STRETCHES[0]), rescaled.where(scale=STRETCHES[-1])
+    how, rises = "w₂ → 1000·w₂, w₃ → w₃/1000", f"rises with weight decay up to {SMALL:g}"
+    text = kit.claim_texts(f"""
+        rank: the Hessian of three weights has rank 1 | §2, Eq. 3 | 1
+        longer: a longer product has no higher rank (their difference) | §2 | 0
+        gap: λ₁ is the trace (relative difference, at worst) | §2, Eq. 3 | 0
+        trace error: the trace is X²·L·Σ(w_iw_j)² (relative difference, at worst)
+          | §2, Eq. 3 mended | none: it prints |X| for X²
+        loss: {how} leaves the loss | §2 | unchanged
+        gradient: {how} raises the gradient norm | §2 | without bound
+        trace: {how} raises the trace | §2 | without bound
+        turn: {how} turns the gradient towards w₃ (|cosine|) | §2 | completely aligned
+        decayed trace: the trace at the minimum {rises} (smallest rise) | §2 | it rises
+        decayed largest: λ₁ at the minimum {rises} (smallest rise) | §2 | it rises
+    """)
+    found = Claims()
+    found.add(*text["rank"], kit.over_seeds(three, "rank"), "within", 1.0, 0.5)
+    found.add(*text["longer"], kit.gap(longest, three, "rank"), "within", 0.0, 0.5)
+    # what is said of every point falls with one, and exact figures have no error
+    for name, margin, own in (("gap", 0.01, False), ("trace error", EXACT, True)):
+        worst = Reading(max(three.values(name)), 0.0)
+        found.add(*text[name], worst, "within", 0.0, margin, own=own)
+    reading = kit.decades(end, start, "loss")
+    found.add(*text["loss"], reading, "within", 0.0, EXACT, " decades")
+    for name in ("gradient", "trace"):
+        found.add(*text[name], kit.decades(end, start, name), unit=" decades")
+    found.add(*text["turn"], kit.over_seeds(end, "alignment"), "within", 1.0, 0.01)
+    for name in ("trace", "largest"):
+        values = [row[name] for row in rows.where(kind="minimiser") if row["decay"] <= SMALL]
+        least = min(after - before for before, after in pairwise(values))
+        found.add(*text[f"decayed {name}"], Reading(least, 0.0))
+    return found
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Ranks by depth, and the minimisers."""
-    points, lines = rows.where(kind="point"), []
-    for depth in points.distinct("depth"):
-        part = points.where(depth=depth)
-        lines.append(
-            (str(depth), *(str(over_seeds(part, name)) for name in ("rank", "printed rank", "gap")))
-        )
+    points, shown = rows.where(kind="point"), ("rank", "printed rank", "gap")
+    ranks = tuple(
+        (str(depth), *kit.means(points.where(depth=depth), *shown))
+        for depth in points.distinct("depth")
+    )
     header = ("weights", "rank of the Hessian", "rank of Eq. 2", "|λ₁/tr − 1|")
-    ranks = Table("Rank of the Hessian of exp(X·∏w_i)", header, tuple(lines))
-    columns = ("decay", "norm", "loss", "trace", "largest", "rank")
-    found = tuple(
-        tuple(f"{row[name]:.4g}" for name in columns) for row in rows.where(kind="minimiser")
+    yield Table("Rank of the Hessian of exp(X·∏w_i)", header, ranks)
+    columns, minima = (
+        ("decay", "norm", "loss", "trace", "largest", "rank"),
+        rows.where(kind="minimiser"),
     )
-    yield ranks
-    yield Table(
-        "Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", ("μ", "‖w‖", "loss", "trace", "λ₁", "rank"), found
-    )
+    lines = tuple(tuple(f"{row[name]:.4g}" for name in columns) for row in minima)
+    header = ("μ", "‖w‖", "loss", "trace", "λ₁", "rank")
+    yield Table("Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", header, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """Curvature at the minimum over weight decay, and what a rescaling does."""
-    minima, scaled = rows.where(kind="minimiser"), rows.where(kind="rescaled", seed=0)
-    names = (("trace", "trace"), ("largest", "λ₁"))
-    rising = tuple(
-        Series(words, minima.values("decay"), minima.values(name)) for name, words in names
-    )
-    moved = (*names, ("gradient", "gradient norm"), ("loss", "loss"))
-    stretched = tuple(
-        Series(words, scaled.values("scale"), scaled.values(name)) for name, words in moved
-    )
+    minima, rescaled = rows.where(kind="minimiser"), rows.where(kind="rescaled", seed=0)
+    names = {"trace": "trace", "largest": "λ₁", "gradient": "gradient norm", "loss": "loss"}
+
+    def chart(
+        title: str, part: Rows, x: str, shown: tuple[str, ...], *axes: str, caption: str = ""
+    ) -> Chart:
+        series = tuple(Series(names[name], part.values(x), part.values(name)) for name in shown)
+        return Chart(title, *axes, series, x_log=True, y_log=True, source="§2", caption=caption)
+
     caption = "The printed argument is one for small loss: beyond μ = 0.29 the trace falls again."
-    title = "Curvature at the minimum"
-    label = "eigenvalue"
-    yield Chart(
-        title, "weight decay μ", label, rising, x_log=True, y_log=True, source="§2", caption=caption
-    )
-    title = "One function, many sharpnesses"
-    yield Chart(
-        title, "α in w₂ → αw₂, w₃ → w₃/α", "value", stretched, x_log=True, y_log=True, source="§2"
-    )
+    title, axes = "Curvature at the minimum", ("weight decay μ", "eigenvalue")
+    yield chart(title, minima, "decay", ("trace", "largest"), *axes, caption=caption)
+    title, axes = "One function, many sharpnesses", ("α in w₂ → αw₂, w₃ → w₃/α", "value")
+    yield chart(title, rescaled, "scale", tuple(names), *axes)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "deep-linear-toy",
     "A product of weights under the exponential loss: rank, rescaling, weight decay",
-    FLATNESS,
+    kit.FLATNESS,
     "§2",
     {
-        "smoke": DeepLinearToyScale(5),
-        "cpu": DeepLinearToyScale(50),
-        "paper": DeepLinearToyScale(200),
+        name: DeepLinearToyScale(seeds)
+        for name, seeds in (("smoke", 5), ("cpu", 50), ("paper", 200))
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    sentences("""
+    *(cells, run, claims, tables, charts),
+    kit.sentences("""
         L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.
         Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank
           and λ₁ do.
     """),
-    size="no runs: a product of three weights on paper.",
+    "no runs: a product of three weights on paper.",
 )

@@ -1,6 +1,4 @@
-"""A perceptron on MNIST with and without weight decay: sharpness and accuracy (Figure 3 of the
-flatness paper).
-"""
+"""A perceptron on MNIST with and without weight decay: sharpness and accuracy (Figure 3)."""
 
 from __future__ import annotations
 
@@ -9,44 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lambdahat.estimators import eigenpairs
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    Scale,
-    capitalize,
-    curve,
-    decades,
-    gap,
-    grid,
-    over_seeds,
-    settings_of,
-    spectra,
-)
-from lambdahat.experiments.kit.claims import (
-    LEAST_EFFECT,
-    Claim,
-    Reading,
-    Table,
-    jointly,
-    least,
-    least_decades,
-    mean_of,
-)
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, sentences, subject
-from lambdahat.experiments.kit.training import (
-    Watch,
-    curvature_problem,
-    final_row,
-    hessian_row,
-    images,
-    mean_square,
-    network,
-    train_by_sgd,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, training
 from lambdahat.operators.curvature import hessian
-from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 DECAYS = (0.0, 5e-4)
 PUBLISHED = {
@@ -74,10 +37,8 @@ NEAR = 0.25  # share of a printed value within which ours counts as the same
 
 
 @dataclass(frozen=True)
-class MlpDecayScale(Scale):
-    """One scale: networks by name, the first the paper's; the Hessian's over ``samples`` images,
-    ``points`` times.
-    """
+class MlpDecayScale(kit.Scale):
+    """Networks by name, the first the paper's; the Hessian's images, and how often it is taken."""
 
     networks: tuple[str, ...] = ("MLP-10-100",)
     rate: float = 0.03
@@ -88,18 +49,23 @@ class MlpDecayScale(Scale):
 
 def cells(config: MlpDecayScale) -> list[Cell]:
     """Network × weight decay × seed."""
-    base = settings_of(config, "networks", "seeds")
-    return grid(base, network=config.networks, decay=DECAYS, seed=range(config.seeds))
+    base = kit.settings_of(config, "networks", "seeds")
+    return kit.grid(base, network=config.networks, decay=DECAYS, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch, with λ₁ and tr(H²)/P at some of them, and the spectrum in the last."""
-    found = images(cell, device)
-    model = network(cell["network"], found, cell["seed"])
-    problem = curvature_problem(model, found, cell)
-    every = max(1, cell["epochs"] // cell["points"])
-    watch = Watch(lambda: _sharpness(problem, cell["seed"]), every)
-    history = train_by_sgd(model, found, cell, cell["decay"], [watch]).epochs
+    found = training.images(cell, device)
+    model = training.network(cell["network"], found, cell["seed"])
+    problem = training.curvature_problem(model, found, cell)
+
+    def sharpness() -> Row:
+        curvature = hessian(problem)
+        top = eigenpairs(curvature, k=1, tol=1e-3, seed=cell["seed"])
+        return {"largest": float(top.values[0]), **training.mean_square(curvature, cell["seed"])}
+
+    watch = training.Watch(sharpness, max(1, cell["epochs"] // cell["points"]))
+    history = training.train_by_sgd(model, found, cell, cell["decay"], [watch]).epochs
     sharp = {row["epoch"]: row for row in watch.rows}
     rows = [
         {name: row[name] for name in ("epoch", "loss", "norm")}
@@ -108,33 +74,25 @@ def run(cell: Cell, device: str) -> list[Row]:
         | sharp.get(row["epoch"], {})
         for row in history
     ]
-    rows[-1] |= {"last": True, **final_row(model, found), **hessian_row(problem, cell)}
+    end = {**training.final_row(model, found), **training.hessian_row(problem, cell)}
+    rows[-1] |= {"last": True, **end}
     return rows
 
 
-def _sharpness(problem: Problem, seed: int) -> Row:
-    curvature = hessian(problem)
-    top = eigenpairs(curvature, k=1, tol=1e-3, seed=seed)
-    return {"largest": float(top.values[0]), **mean_square(curvature, seed)}
-
-
 def claims(rows: Rows) -> Iterator[Claim]:
-    """Sharper and better at once, what rises and falls with weight decay, and the printed
-    figures.
-    """
+    """Sharper and better at once, what rises and falls with weight decay, the printed figures."""
     last = rows.where(last=True, network=rows.distinct("network")[0])
     without, decayed = (last.where(decay=decay) for decay in DECAYS)
-    changes = {name: _change(decayed, without, name, *told) for name, told in CHANGES.items()}
+    what = kit.subject(last)
+    changes = {name: _change(decayed, without, name, *said) for name, said in CHANGES.items()}
     both = {NAMES[name].removesuffix(", %"): changes[name] for name in ("accuracy", "largest")}
-    words = f"{subject(last)}: validation accuracy and λ₁ both rise with weight decay 5e-4"
-    yield jointly(words, "§4, Figure 3", "94.4 to 96.7, and sharper", both)
+    words = f"{what}: validation accuracy and λ₁ both rise with weight decay 5e-4"
+    yield kit.jointly(words, "§4, Figure 3", "94.4 to 96.7, and sharper", both)
     yield from changes.values()
     for part, decay, value in zip((without, decayed), DECAYS, PUBLISHED["frobenius"], strict=True):
-        sentence = (
-            f"{subject(last)}: Frobenius norm, as tr(H²)/P, with weight decay {decay:g}, within"
-            f" {NEAR:.0%}"
-        )
-        reading = over_seeds(part, "frobenius")
+        words = f"{what}: Frobenius norm, as tr(H²)/P, with weight decay {decay:g}"
+        reading = kit.over_seeds(part, "frobenius")
+        sentence = f"{words}, within {NEAR:.0%}"
         yield Claim(sentence, "§4", f"{value:g}", reading, "within", value, NEAR * value)
 
 
@@ -143,15 +101,17 @@ def _change(
 ) -> Claim:
     """Accuracies in points, all else in decades: it differs in scale from the paper's."""
     percent = NAMES[name].endswith(", %")
-    reading = (gap if percent else decades)(decayed, without, name)
+    reading = (kit.gap if percent else kit.decades)(decayed, without, name)
     bound, tail, printed, unit = 0.0, "", f"it {word}", " points" if percent else " decades"
     if name in PUBLISHED:
         low, high = PUBLISHED[name]
-        bound, printed = (least if percent else least_decades)(low, high), f"{low} to {high}"
+        bound, printed = (
+            (kit.least if percent else kit.least_decades)(low, high),
+            f"{low} to {high}",
+        )
         tail = f" (by more than {abs(bound):.2g}{unit})"
-    sentence = (
-        f"{subject(decayed)}: {NAMES[name].removesuffix(', %')} {word} with weight decay 5e-4{tail}"
-    )
+    words = f"{NAMES[name].removesuffix(', %')} {word} with weight decay 5e-4{tail}"
+    sentence = f"{kit.subject(decayed)}: {words}"
     return Claim(sentence, source, printed, reading, direction, bound, unit=unit)
 
 
@@ -161,21 +121,16 @@ def tables(rows: Rows) -> Iterator[Table]:
         last, lines = rows.where(last=True, network=name), []
         for column, words in NAMES.items():
             key = "frobenius" if column == "root" else column
-            pairs = zip(DECAYS, PUBLISHED.get(key, ("not printed", "not printed")), strict=True)
-            ours = (
-                f"{_over_seeds(last.where(decay=decay), column)} [{told}]" for decay, told in pairs
-            )
-            lines.append((words, *ours))
+            line = [words]
+            for decay, printed in zip(DECAYS, PUBLISHED.get(key, ["not printed"] * 2), strict=True):
+                values = last.where(decay=decay).values(key)
+                if column == "root":  # it is not stored
+                    values = [math.sqrt(value) for value in values]
+                line.append(f"{kit.mean_of(values)} [{printed}]")
+            lines.append(tuple(line))
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         count = last.distinct("parameters")[0]
         yield Table(f"{name}, {count:,} parameters", header, tuple(lines))
-
-
-def _over_seeds(rows: Rows, column: str) -> Reading:
-    """The mean of a column, of which the root is not stored."""
-    if column != "root":
-        return over_seeds(rows, column)
-    return mean_of([math.sqrt(value) for value in rows.values("frobenius")])
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
@@ -184,61 +139,45 @@ def charts(rows: Rows) -> Iterator[Chart]:
     for name, words in NAMES.items():
         if name == "root":
             continue
-        series = [curve(f"decay {decay:g}", main.where(decay=decay), name) for decay in DECAYS]
-        if name in PUBLISHED:
-            end = max(main.values("epoch"))
-            series += [
-                Series(f"paper, decay {decay:g}", [end], [value], style="points", published=True)
-                for decay, value in zip(DECAYS, PUBLISHED[name], strict=True)
-            ]
-        yield Chart(capitalize(words), "epoch", words, tuple(series), source="Figure 3")
-    caption, first = (
-        "Ritz values and weights from one random vector.",
-        main.where(last=True, seed=0),
-    )
-    yield spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 3", caption)
+        series = [kit.curve(f"decay {decay:g}", main.where(decay=decay), name) for decay in DECAYS]
+        for decay, value in zip(DECAYS, PUBLISHED.get(name, ()), strict=False):
+            label, end = f"paper, decay {decay:g}", max(main.values("epoch"))
+            series.append(Series(label, [end], [value], style="points", published=True))
+        yield Chart(kit.capitalize(words), "epoch", words, tuple(series), source="Figure 3")
+    caption = "Ritz values and weights from one random vector."
+    first = main.where(last=True, seed=0)
+    yield kit.spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 3", caption)
 
 
-EXPERIMENT = Experiment(
+SMALL = {"samples": 300, "depth": 20, "points": 2}
+EXPERIMENT = kit.Experiment(
     "mlp-decay",
     "Sharpness and accuracy of a perceptron with and without weight decay",
-    FLATNESS,
+    kit.FLATNESS,
     "§4, Figure 3",
     {
-        "smoke": MlpDecayScale(
-            "digits", 600, 200, 6, 2, ("MLP-20",), samples=300, depth=20, points=2
-        ),
-        "cpu": MlpDecayScale(
-            "mnist", 45_000, 5_000, 50, 5, ("MLP-10-100",), samples=4000, depth=60
-        ),
+        "smoke": MlpDecayScale("digits", 600, 200, 6, 2, ("MLP-20",), **SMALL),
+        "cpu": MlpDecayScale("mnist", 45_000, 5_000, 50, 5, samples=4000, depth=60),
         "paper": MlpDecayScale(
             "mnist", 45_000, 5_000, 50, 10, ("MLP-10-100", "MLP-100"), samples=45_000, points=10
         ),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        *sentences("""
-            784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden
-              layer of 100 units.
-            784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and
-              not judged.
-            The paper's Frobenius norm is read as tr(H²)/P, in all experiments alike: its figures
-              lie below λ₁.
-            Where it prints both for one network, it changes as λ₁² does. √(tr(H²)/P) is tabulated
-              and not judged.
-            Batches of 128, pixels in [−1, 1] and 45,000 + 5,000 images drawn by the seed, as in
-              softmax-decay.
-            Below the paper's scale the Hessian is that of a part of the training images.
-        """),
-        LEAST_EFFECT,
-    ),
-    size=(
-        "a hidden layer of 100 units, 9,960 parameters, on MNIST, 50 epochs, the schedule of the"
-        " softmax; batch size, split and seeds are not in the text."
-    ),
-    sizes=(Size("MLP-10-100", "mnist", 45_000, 50), Size("MLP-100", "mnist", 45_000, 50)),
+    *(cells, run, claims, tables, charts),
+    kit.sentences(f"""
+        784-10-100-10, which has exactly the printed 9,960 parameters. The text has one hidden
+          layer of 100 units.
+        784-100-10 has 79,510 parameters; it is run beside the other at the paper's scale and
+          not judged.
+        The paper's Frobenius norm is read as tr(H²)/P, in all experiments alike: its figures
+          lie below λ₁.
+        Where it prints both for one network, it changes as λ₁² does. √(tr(H²)/P) is tabulated
+          and not judged.
+        Batches of 128, pixels in [−1, 1] and 45,000 + 5,000 images drawn by the seed, as in
+          softmax-decay.
+        Below the paper's scale the Hessian is that of a part of the training images.
+        {kit.LEAST_EFFECT}
+    """),
+    "a hidden layer of 100 units, 9,960 parameters, on MNIST, 50 epochs, the schedule of the"
+    " softmax; batch size, split and seeds are not in the text.",
+    (kit.Size("MLP-10-100", "mnist", 45_000, 50), kit.Size("MLP-100", "mnist", 45_000, 50)),
 )

@@ -15,33 +15,12 @@ import torch
 from torch import nn
 
 from lambdahat.estimators import rank_bound, spectrum
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    curve,
-    decades,
-    gap,
-    over_seeds,
-    settings_of,
-    spectra,
-)
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, sentences, subject
-from lambdahat.experiments.kit.training import (
-    Watch,
-    curvature_problem,
-    images,
-    loss_and_accuracy,
-    modes_of,
-    network,
-    train_by_sgd,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Claims, Row, Rows, Table, short, training
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
-from lambdahat.results.charts import Chart, short
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "ggn": ggn}
 WORDS = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix"}
@@ -53,11 +32,10 @@ PRECISION = -6.0  # log₁₀ of |Ritz value at the origin|/λ₁: float32 ends 
 
 @dataclass(frozen=True)
 class RankSubject:
-    """A network, its data, how many images it trains on and at which side; with ``exact`` even or
-    odd is learnt.
+    """A network, its data and the side of its images; curvature over ``samples`` of them.
 
-    The rank is then computed too. Curvature is over ``samples`` images, at the start and at
-    ``points`` of the training.
+    It is taken at the start and at ``points`` of the training. If ``exact``, the network learns
+    even or odd, and the rank itself is computed too.
     """
 
     network: str
@@ -72,7 +50,7 @@ class RankSubject:
 
 @dataclass(frozen=True)
 class RankDegeneracyScale:
-    """One scale: what is trained, and the settings that all share."""
+    """What is trained, and the settings that all share."""
 
     subjects: tuple[RankSubject, ...]
     epochs: int
@@ -85,7 +63,7 @@ class RankDegeneracyScale:
 
 def cells(config: RankDegeneracyScale) -> list[Cell]:
     """Subject × seed."""
-    base = settings_of(config, "subjects", "seeds")
+    base = kit.settings_of(config, "subjects", "seeds")
     found = [
         {**base, **asdict(subject), "parity": subject.exact, "seed": seed}
         for subject in config.subjects
@@ -98,12 +76,13 @@ def cells(config: RankDegeneracyScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """Rows at the start and along the training, one for each curvature and mode of the batch
-    norm.
-    """
-    found = images(cell, device)
-    model = network(cell["network"], found, cell["seed"])
-    problems = {mode: curvature_problem(model, found, cell, mode) for mode in modes_of(model)}
+    """Rows at the start and along the training, for each curvature and mode of the batch norm."""
+    found = training.images(cell, device)
+    model = training.network(cell["network"], found, cell["seed"])
+    problems = {
+        mode: training.curvature_problem(model, found, cell, mode)
+        for mode in training.modes_of(model)
+    }
     bound = claimed_bound(problems["eval"], model, math.prod(found.shape), found.classes)
 
     def look() -> Row:
@@ -114,10 +93,10 @@ def run(cell: Cell, device: str) -> list[Row]:
         ]
         return {"readings": readings}
 
-    watch = Watch(look, max(1, cell["epochs"] // cell["points"]))
+    watch = training.Watch(look, max(1, cell["epochs"] // cell["points"]))
     watch.measure(problems["eval"])
-    train_by_sgd(model, found, cell, DECAY, [watch])
-    accuracy, last = loss_and_accuracy(model, found.held_out)[1], watch.rows[-1]["epoch"]
+    training.train_by_sgd(model, found, cell, DECAY, [watch])
+    accuracy, last = training.loss_and_accuracy(model, found.held_out)[1], watch.rows[-1]["epoch"]
     size = problems["eval"].num_parameters
     common = {"bound": bound, "parameters": size, "final accuracy": accuracy}
     return [
@@ -128,19 +107,14 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claimed_bound(problem: Problem, model: nn.Module, inputs: int, classes: int) -> int | None:
-    """4·d_y·(ΣN_l + d_x), channels counted as neurons as the paper does for VGG-16; None with
-    shortcuts.
-    """
+    """4·d_y·(ΣN_l + d_x), channels counted as neurons as for VGG-16; None with shortcuts."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     if not isinstance(model, nn.Sequential) or any(list(part.children()) for part in model):
         return None
     if all(isinstance(layer, nn.Linear) for layer in layers):
         return rank_bound(problem).bound
-    neurons = sum(
-        layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
-        for layer in layers
-    )
-    return 4 * classes * (neurons + inputs)
+    # of both kinds of layers the weight has the shape (outputs, …)
+    return 4 * classes * (sum(len(layer.weight) for layer in layers) + inputs)
 
 
 def _reading(problem: Problem, name: str, cell: Cell) -> Row:
@@ -157,28 +131,21 @@ def _reading(problem: Problem, name: str, cell: Cell) -> Row:
         "weights": short(shape.weights[0]),
     }
     if cell["exact"]:
-        row["rank"] = exact_rank(CURVATURES[name](_double(problem)))
+        model = problem.model
+        assert model is not None
+        x, y = (torch.cat([batch.data[i] for batch in problem.batches]) for i in range(2))
+        double = Problem(model, "cross_entropy", (x.double(), y), dtype=torch.float64)
+        row["rank"] = exact_rank(CURVATURES[name](double))
         row["zeros"] = 1 - row["rank"] / problem.num_parameters
     return row
 
 
 def _origin(shape: Spectrum) -> float:
     """The weighted mean of the Ritz values that stand for 0, relative to λ₁."""
-    count = 1 if shape.psd else 2
-    nearest = np.argsort(np.abs(shape.nodes[0]))[:count]
+    nearest = np.argsort(np.abs(shape.nodes[0]))[: 1 if shape.psd else 2]
     weights = shape.weights[0][nearest]
-    mean = float(
-        (shape.nodes[0][nearest] * weights).sum() / max(weights.sum(), np.finfo(float).tiny)
-    )
-    return abs(mean) / float(shape.nodes.max())
-
-
-def _double(problem: Problem) -> Problem:
-    """The same in float64."""
-    model = problem.model
-    assert model is not None
-    x, y = (torch.cat([batch.data[i] for batch in problem.batches]) for i in range(2))
-    return Problem(model, "cross_entropy", (x.double(), y), dtype=torch.float64)
+    total = max(weights.sum(), np.finfo(float).tiny)
+    return abs(float((shape.nodes[0][nearest] * weights).sum() / total)) / float(shape.nodes.max())
 
 
 def exact_rank(curvature: LinearOperator) -> int:
@@ -188,78 +155,62 @@ def exact_rank(curvature: LinearOperator) -> int:
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """Ranks against the bound; the share that Ritz values show against the bound, the exact
-    share, and of H and GGN.
-    """
+    """Ranks and shares of zeros against the bound; what Ritz values show of them, in H and GGN."""
     for name in rows.distinct("network"):
         part = rows.where(network=name)
-        exact, what = part.where(exact=True), subject(part)
+        exact, what = part.where(exact=True), kit.subject(part)
         if exact:
             yield from _exact_claims(what, exact)
         for mode in part.distinct("mode"):
             tail = f" (batch norm in {mode} mode)" if mode == "train" else ""
-            end = part.where(mode=mode, last=True)
-            if part.values("bound"):
-                yield from _bound_claims(what, end, tail)
-            yield from _origin_claims(what, end, tail)
+            yield from _end_claims(what, part.where(mode=mode, last=True), tail)
 
 
-def _exact_claims(name: str, rows: Rows) -> Iterator[Claim]:
-    """The Hessian's rank over the bound, at the start and the end; and what the Ritz values made
-    of its zeros.
-    """
-    whole = rows.where(curvature="hessian")
-    start, trained = whole.where(epoch=0), whole.where(last=True)
-    for when, part in (("at the start", start), ("after training", trained)):
+def _exact_claims(name: str, rows: Rows) -> Claims:
+    """The Hessian's rank over the bound, at the start and the end; its zeros by Ritz values."""
+    found = Claims(general=True)
+    for when, place in (("at the start", {"epoch": 0}), ("after training", {"last": True})):
         # a bound falls with one rank above it
-        worst = max(row["rank"] / row["bound"] for row in part)
+        part = rows.where(curvature="hessian", **place)
+        worst = kit.Reading(max(row["rank"] / row["bound"] for row in part), 0.0)
         sentence = f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)"
-        said = "§3.2; spectral thesis §5.9.4", "at most 1"
-        yield Claim(sentence, *said, Reading(worst, 0.0), "below", 1.0, general=True)
-    for curvature in CURVATURES:
+        found.add(sentence, "§3.2; spectral thesis §5.9.4", "at most 1", worst, "below", 1.0)
+    for curvature, words in WORDS.items():
         end = rows.where(curvature=curvature, last=True)
-        apart = mean_of([row["degeneracy"] - row["zeros"] for row in end])
-        sentence = (
-            f"{name}: the Ritz values at the origin hold the share of zeros of the"
-            f" {WORDS[curvature]} (difference)"
-        )
-        yield Claim(sentence, "Appendix D", "0", apart, "within", 0.0, PROXY_MARGIN, general=True)
+        apart = kit.mean_of([row["degeneracy"] - row["zeros"] for row in end])
+        share = f"the share of zeros of the {words} (difference)"
+        sentence = f"{name}: the Ritz values at the origin hold {share}"
+        found.add(sentence, "Appendix D", "0", apart, "within", 0.0, PROXY_MARGIN)
+    return found
 
 
-def _bound_claims(name: str, rows: Rows, tail: str) -> Iterator[Claim]:
-    """At the end of training: more zeros than the bound leaves."""
+def _end_claims(name: str, rows: Rows, tail: str) -> Claims:
+    """Zeros beyond what the bound leaves, and how near 0 the Ritz values at the origin lie."""
+    matrix, thesis = WORDS["ggn"], THESIS
+    text = kit.claim_texts(f"""
+        near: {name}: the {matrix}'s Ritz value at the origin is 0 to float32 (log₁₀ of its
+          share of λ₁){tail} | Figures 12b and 13; {thesis}, Figures 5.18b and 5.19
+          | near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)
+        hold: {name}: two Ritz values of the Hessian hold more at the origin than one of the
+          {matrix}{tail} | Appendix D.1; {thesis}, Figures 5.18a and c
+          | even larger (VGG-16, CIFAR-100)
+        less near: {name}: the Hessian's Ritz values at the origin lie less near 0 than that of the
+          {matrix}{tail} | Appendix D.1; {thesis}, Figures 5.18b and d
+          | not as close (VGG-16, CIFAR-100)
+    """)
+    found = Claims()
     for curvature, words in WORDS.items():
         part = rows.where(curvature=curvature)
-        above = mean_of([row["degeneracy"] - implied_share(row) for row in part])
-        sentence = f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}"
-        yield Claim(sentence, "§3.2, Figure 1d", "0.9639 for VGG-16, largely respected", above)
-
-
-def _origin_claims(name: str, rows: Rows, tail: str) -> Iterator[Claim]:
-    """At the end of training: how near 0 the Ritz values at the origin lie, and what they hold,
-    in H and in the GGN.
-    """
+        if part.values("bound"):
+            above = kit.mean_of([row["degeneracy"] - implied_share(row) for row in part])
+            sentence = f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}"
+            found.add(sentence, "§3.2, Figure 1d", "0.9639 for VGG-16, largely respected", above)
     whole, part = rows.where(curvature="hessian"), rows.where(curvature="ggn")
-    near = mean_of([math.log10(max(row["origin"], 1e-30)) for row in part])
-    sentence = (
-        f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of its"
-        f" share of λ₁){tail}"
-    )
-    source = f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19"
-    printed = "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)"
-    yield Claim(sentence, source, printed, near, "below", PRECISION)
-    sentence = (
-        f"{name}: two Ritz values of the Hessian hold more at the origin than one of the"
-        f" Gauss–Newton matrix{tail}"
-    )
-    said = f"Appendix D.1; {THESIS}, Figures 5.18a and c", "even larger (VGG-16, CIFAR-100)"
-    yield Claim(sentence, *said, gap(whole, part, "degeneracy"))
-    sentence = (
-        f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the"
-        f" Gauss–Newton matrix{tail}"
-    )
-    said = f"Appendix D.1; {THESIS}, Figures 5.18b and d", "not as close (VGG-16, CIFAR-100)"
-    yield Claim(sentence, *said, decades(whole, part, "origin"), unit=" decades")
+    near = kit.mean_of([math.log10(max(row["origin"], 1e-30)) for row in part])
+    found.add(*text["near"], near, "below", PRECISION)
+    found.add(*text["hold"], kit.gap(whole, part, "degeneracy"))
+    found.add(*text["less near"], kit.decades(whole, part, "origin"), unit=" decades")
+    return found
 
 
 def implied_share(row: Row) -> float:
@@ -268,26 +219,23 @@ def implied_share(row: Row) -> float:
 
 
 def tables(rows: Rows) -> Iterator[Table]:
-    """For each network at the start and the end: degeneracy by Ritz values, exactly, and by the
-    bound.
-    """
+    """Each network at the start and the end: degeneracy by Ritz values, exactly, by the bound."""
+    header = "matrix | mode | epoch | degeneracy | one Ritz value | its ratio to λ₁ | exact"
     for name in rows.distinct("network"):
-        part, lines = rows.where(network=name), []
+        part, lines = rows.where(network=name), kit.TableLines()
         for curvature, words in WORDS.items():
             for mode in part.distinct("mode"):
                 for epoch in (0, max(part.values("epoch"))):
                     chosen = part.where(curvature=curvature, mode=mode, epoch=epoch)
-                    known, columns = chosen.values("zeros"), ("degeneracy", "one node", "origin")
-                    exact = str(over_seeds(chosen, "zeros")) if known else "not computed"
-                    shown = (str(over_seeds(chosen, column)) for column in columns)
-                    lines.append((words, mode, str(epoch), *shown, exact))
+                    shown = kit.means(chosen, "degeneracy", "one node", "origin", "zeros")
+                    shown[-1] = shown[-1] if chosen.values("zeros") else "not computed"
+                    lines.add(words, mode, str(epoch), *shown)
         count, bounds = part[0]["parameters"], part.values("bound")
         claimed = "no bound is claimed"
         if bounds:
             claimed = f"the bound {bounds[0]:,} implies {implied_share(part[0]):.4f}"
-        columns = ("degeneracy", "one Ritz value", "its ratio to λ₁")
-        header = ("matrix", "mode", "epoch", *columns, "exact")
-        yield Table(f"{name}, {count:,} parameters; {claimed}", header, tuple(lines))
+        title = f"{name}, {count:,} parameters; {claimed}"
+        yield Table(title, kit.split_header(header), tuple(lines))
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
@@ -299,49 +247,39 @@ def charts(rows: Rows) -> Iterator[Chart]:
             for mode in part.distinct("mode"):
                 chosen = part.where(curvature=curvature, mode=mode)
                 tail = ", train mode" if mode == "train" else ""
-                series.append(curve(words + tail, chosen, "degeneracy"))
+                series.append(kit.curve(words + tail, chosen, "degeneracy"))
                 if chosen.values("zeros"):
-                    series.append(curve(f"{words}, exact", chosen, "zeros"))
+                    series.append(kit.curve(f"{words}, exact", chosen, "zeros"))
         lines = (("implied by the bound", implied_share(part[0])),) if part.values("bound") else ()
         axes = "epoch", "share of eigenvalues at 0"
         source = "Figures 1d, 11–14; 5.17–5.20 of the spectral thesis"
         yield Chart(f"Degeneracy, {name}", *axes, tuple(series), lines=lines, source=source)
         end = part.where(last=True, seed=0, mode="eval")
         named = [{**row, "words": WORDS[row["curvature"]]} for row in end]
-        yield spectra(f"Spectra at the end, {name}", named, "{words}", "Figure 1")
+        yield kit.spectra(f"Spectra at the end, {name}", named, "{words}", "Figure 1")
 
 
-SMALL = (
-    RankSubject("MLP-24", "mnist", 3000, 8, True),
-    RankSubject("MLP-20-20", "mnist", 3000, 4, True),
+SMALL = tuple(
+    RankSubject(name, "mnist", 3000, side, True) for name, side in (("MLP-24", 8), ("MLP-20-20", 4))
 )
 LARGE = tuple(
     RankSubject(name, "cifar100", 45_000, samples=512, points=1, precision="bfloat16")
     for name in ("VGG-16", "PreResNet-110")
 )
-
-EXPERIMENT = Experiment(
+TINY = RankSubject("MLP-14-14", "digits", 700, 4, True, 700, 1)
+FEWER, WHOLE = (RankSubject("MLP-100", "mnist", count) for count in (10_000, 45_000))
+EXPERIMENT = kit.Experiment(
     "rank-degeneracy",
     "How much of the Hessian is zero, beside the rank bound",
-    FLATNESS,
+    kit.FLATNESS,
     "§3.2, Figures 1 and 11–14; §5.9 and Figures 5.17–5.20 of the spectral thesis",
     {
-        "smoke": RankDegeneracyScale(
-            (RankSubject("MLP-14-14", "digits", 700, 4, True, 700, 1),), 4, 2, depth=30
-        ),
-        "cpu": RankDegeneracyScale(
-            (*SMALL, RankSubject("MLP-100", "mnist", 10_000)), 20, 4, depth=100
-        ),
-        "paper": RankDegeneracyScale(
-            (*SMALL, RankSubject("MLP-100", "mnist", 45_000), *LARGE), 30, 3, depth=100
-        ),
+        "smoke": RankDegeneracyScale((TINY,), 4, 2, depth=30),
+        "cpu": RankDegeneracyScale((*SMALL, FEWER), 20, 4, depth=100),
+        "paper": RankDegeneracyScale((*SMALL, WHOLE, *LARGE), 30, 3, depth=100),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    sentences("""
+    *(cells, run, claims, tables, charts),
+    kit.sentences("""
         VGG-16 and PreResNet-110 on CIFAR-100: 30 epochs of the paper's 225 and 300, weight decay
           5e-4, 512 images; on a GPU they train in bfloat16, and curvature is in float32.
         Exact ranks: even or odd digits, with more images than parameters and a bound well below
@@ -353,14 +291,11 @@ EXPERIMENT = Experiment(
         The two comparisons of Hessian and Gauss–Newton matrix at the origin were added after the
           cpu runs.
     """),
-    size=(
-        "VGG-16 on CIFAR-10 (Figure 1) and CIFAR-100, PreResNet-110 on CIFAR-100 (225 epochs); the"
-        " epochs of VGG-16 and seeds are not in the text. The rank bound is for any feed-forward"
-        " network."
-    ),
-    sizes=(
-        Size("VGG-16", "cifar10"),
-        Size("VGG-16", "cifar100"),
-        Size("PreResNet-110", "cifar100", epochs=225),
+    "VGG-16 on CIFAR-10 (Figure 1) and CIFAR-100, PreResNet-110 on CIFAR-100 (225 epochs); the"
+    " epochs of VGG-16 and seeds are not in the text. The rank bound is for any feed-forward"
+    " network.",
+    (
+        *(kit.Size("VGG-16", name) for name in ("cifar10", "cifar100")),
+        kit.Size("PreResNet-110", "cifar100", epochs=225),
     ),
 )

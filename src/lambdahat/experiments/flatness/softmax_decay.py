@@ -1,5 +1,4 @@
-"""Softmax regression on MNIST with weight decay: sharpness and accuracy (Figure 2 of the flatness
-paper).
+"""Softmax regression on MNIST with weight decay: sharpness and accuracy (Figure 2).
 
 Seeds and weight decays are trained together: a step is two batched products for all of them.
 """
@@ -19,20 +18,10 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, spectrum, trace
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, over_seeds, settings_of, spectra
-from lambdahat.experiments.kit.claims import (
-    LEAST_EFFECT,
-    Claim,
-    Table,
-    jointly,
-    least,
-    mean_of,
-    paired_difference,
-)
-from lambdahat.experiments.kit.experiment import FLATNESS, Experiment, Size, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table, short
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series, short
 
 DECAYS = (0.0, 1e-4, 5e-4)
 PUBLISHED = {
@@ -47,13 +36,12 @@ NAMES = {
 }
 MAIN, LAST = "as published", "on the last images"
 MOMENTUM, LAST_RATE = 0.9, 0.01  # the latter relative to the first (Eq. 12)
+WHERE = "§4, Figure 2"
 
 
 @dataclass(frozen=True)
-class SoftmaxDecayScale(Scale):
-    """One scale: ``training`` images of the rest after ``held_out``, and the variants beside the
-    main setting.
-    """
+class SoftmaxDecayScale(kit.Scale):
+    """``training`` images of the rest after ``held_out``, and variants of the main setting."""
 
     rate: float = 0.03
     inputs: str = "symmetric"
@@ -63,14 +51,10 @@ class SoftmaxDecayScale(Scale):
 
 
 def cells(config: SoftmaxDecayScale) -> list[Cell]:
-    """Cells of ``together`` seeds at the paper's setting; and one seed of each variant, which
-    changes one thing.
-    """
-    main = settings_of(config, "seeds", "together", "others")
-    groups = [
-        list(range(config.seeds))[i : i + config.together]
-        for i in range(0, config.seeds, config.together)
-    ]
+    """Cells of ``together`` seeds at the paper's setting; one seed of each variant of it."""
+    main = kit.settings_of(config, "seeds", "together", "others")
+    seeds, step = list(range(config.seeds)), config.together
+    groups = [seeds[first : first + step] for first in range(0, config.seeds, step)]
     found = [{"variant": MAIN, **main, "seeds": group} for group in groups]
     return found + [
         {"variant": f"{name} {value}", **main, name: value, "seeds": [0]}
@@ -79,41 +63,43 @@ def cells(config: SoftmaxDecayScale) -> list[Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row per seed and weight decay: accuracies, loss, λ₁, mean eigenvalue, norm, and the
-    nodes of the spectrum.
-    """
-    x, y, classes = _data(cell, device)
+    """A row per seed and weight decay: accuracies, loss, λ₁, mean eigenvalue, Ritz values."""
+    options = {} if cell["data"] == "digits" else {"normalization": cell["inputs"]}
+    split = load(cell["data"], **options)
+    x, y = split.train[0].flatten(1), split.train[1].to(device)
+    if cell["data"] == "digits" and cell["inputs"] == "symmetric":
+        x = 2 * x / x.max() - 1
+    x = x.to(device)
     orders = [_order(cell, len(x), seed) for seed in cell["seeds"]]
     kept = torch.stack([order[: cell["training"]] for order in orders]).to(device)
-    weights = _trained(cell, x, y, kept, classes)
+    weights = _train(cell, x, y, kept, split.classes)
     rows = []
     for index, (seed, order) in enumerate(zip(cell["seeds"], orders, strict=True)):
         held = order[cell["training"] : cell["training"] + cell["held_out"]].to(device)
         training, held_out = (x[kept[index]], y[kept[index]]), (x[held], y[held])
         for decay, matrix in zip(DECAYS, weights[index], strict=True):
-            rows.append(
-                {"seed": seed, "decay": decay}
-                | _measured(matrix, training, held_out, seed, cell["depth"])
-            )
+            quality = _measure(matrix, training, held_out, seed, cell["depth"])
+            rows.append({"seed": seed, "decay": decay} | quality)
     return rows
 
 
 def _order(cell: Cell, count: int, seed: int) -> Tensor:
-    """The images to train on, then those to validate by: as the seed has them, or MNIST's first
-    and its last.
-    """
+    """Indices of training, then of validation images: the seed's, or MNIST's first and last."""
     if cell.get("validation") == LAST:
-        return torch.cat(
-            [torch.arange(cell["training"]), torch.arange(count - cell["held_out"], count)]
-        )
+        first, last = torch.arange(cell["training"]), torch.arange(count - cell["held_out"], count)
+        return torch.cat([first, last])
     return torch.randperm(count, generator=generator(seed, "split"))
 
 
 Pair = tuple[Tensor, Tensor]
 
 
-def _measured(matrix: Tensor, training: Pair, held_out: Pair, seed: int, depth: int) -> Row:
-    model = _model(matrix)
+def _measure(matrix: Tensor, training: Pair, held_out: Pair, seed: int, depth: int) -> Row:
+    """How well the softmax regression with weights (d + 1, K), biases last, does; its Hessian."""
+    model = nn.Linear(matrix.shape[0] - 1, matrix.shape[1], device=matrix.device)
+    with torch.no_grad():
+        model.weight.copy_(matrix[:-1].mT)
+        model.bias.copy_(matrix[-1])
     problem = Problem(model, "cross_entropy", training, batch_size=10_000)
     curvature = hessian(problem)
     top, whole = eigenpairs(curvature, k=1, seed=seed), trace(curvature, seed=seed)
@@ -132,22 +118,10 @@ def _measured(matrix: Tensor, training: Pair, held_out: Pair, seed: int, depth: 
     }
 
 
-def _data(cell: Cell, device: str) -> tuple[Tensor, Tensor, int]:
-    """The images of the training set as rows, and their labels."""
-    options = {} if cell["data"] == "digits" else {"normalization": cell["inputs"]}
-    split = load(cell["data"], **options)
-    x, y = split.train
-    x = x.flatten(1)
-    if cell["data"] == "digits" and cell["inputs"] == "symmetric":
-        x = 2 * x / x.max() - 1
-    return x.to(device), y.to(device), split.classes
+def _train(cell: Cell, x: Tensor, y: Tensor, kept: Tensor, classes: int) -> Tensor:
+    """Weights (S, D, d + 1, K) after SGD with momentum, Eq. 12's schedule and L2 decay.
 
-
-def _trained(cell: Cell, x: Tensor, y: Tensor, kept: Tensor, classes: int) -> Tensor:
-    """Weights (S, D, d + 1, K) after SGD with momentum, Eq. 12's schedule and L2 decay, from
-    PyTorch's initial law.
-
-    ``kept`` (S, n) are each seed's training images.
+    They start from PyTorch's default initialisation; ``kept`` (S, n) are each seed's images.
     """
     x, targets = pad(x, (0, 1), value=1.0), one_hot(y, classes).to(x)
     seeds, size = cell["seeds"], x.shape[1]
@@ -159,27 +133,16 @@ def _trained(cell: Cell, x: Tensor, y: Tensor, kept: Tensor, classes: int) -> Te
     for epoch in range(cell["epochs"]):
         fall = min(max((epoch / cell["epochs"] - 0.5) / 0.4, 0.0), 1.0)
         rate = cell["rate"] * (1 - (1 - LAST_RATE) * fall)
-        order = torch.stack([torch.randperm(kept.shape[1], generator=rng) for rng in rngs]).to(
-            x.device
-        )
-        for rows in kept.gather(1, order).split(cell["batch"], dim=1):
+        orders = [torch.randperm(kept.shape[1], generator=rng) for rng in rngs]
+        shuffled = kept.gather(1, torch.stack(orders).to(x.device))
+        for rows in shuffled.split(cell["batch"], dim=1):
             inputs = x[rows].unsqueeze(1)
             errors = (inputs @ weights).softmax(-1) - targets[rows].unsqueeze(1)
-            velocity.mul_(MOMENTUM).add_(inputs.mT @ errors, alpha=1 / rows.shape[1]).add_(
-                decays * weights
-            )
+            velocity.mul_(MOMENTUM).add_(inputs.mT @ errors, alpha=1 / rows.shape[1])
+            velocity.add_(decays * weights)
             weights.sub_(velocity, alpha=rate)
         report("softmax regression", epoch + 1, cell["epochs"])
     return weights
-
-
-def _model(matrix: Tensor) -> nn.Module:
-    """The softmax regression with weights (d + 1, K), the biases last."""
-    model = nn.Linear(matrix.shape[0] - 1, matrix.shape[1], device=matrix.device)
-    with torch.no_grad():
-        model.weight.copy_(matrix[:-1].mT)
-        model.bias.copy_(matrix[-1])
-    return model
 
 
 def _accuracy(model: nn.Module, pair: Pair) -> float:
@@ -188,64 +151,51 @@ def _accuracy(model: nn.Module, pair: Pair) -> float:
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """Sharper and better at once; λ₁ within ten per cent at each decay; and three quantities
-    that rise with it.
-    """
-    main = rows.where(variant=MAIN)
-    yield _both(main)
-    for decay in DECAYS:
-        published = PUBLISHED["largest"][decay]
-        reading = over_seeds(main.where(decay=decay), "largest")
-        sentence = f"λ₁ with weight decay {decay:g}, within 10 %"
-        printed = f"{published:g}"
-        bounds = "within", published, 0.1 * published
-        yield Claim(sentence, "§4, Figure 2", printed, reading, *bounds)
-    for name, words in NAMES.items():
+    """Sharper and better at once; λ₁ within ten per cent; three quantities that rise with decay."""
+    main, (first, *_, last) = rows.where(variant=MAIN), DECAYS
+    parts = {words: _rise(main, name, first, last) for name, words in NAMES.items()}
+    every = "validation accuracy, λ₁ and mean eigenvalue all rise"
+    words = f"from decay {first:g} to {last:g} {every}"
+    yield kit.jointly(words, WHERE, "sharper and better", parts)
+    for decay, printed in PUBLISHED["largest"].items():
+        reading = kit.over_seeds(main.where(decay=decay), "largest")
+        words = f"λ₁ with weight decay {decay:g}, within 10 %"
+        yield Claim(words, WHERE, f"{printed:g}", reading, "within", printed, 0.1 * printed)
+    for name in NAMES:
         for low, high in pairwise(DECAYS):
-            yield _rise(main, name, words, low, high)
+            yield _rise(main, name, low, high)
 
 
-def _rise(rows: Rows, name: str, words: str, low: float, high: float) -> Claim:
-    gap = paired_difference(rows.where(decay=high).paired(name), rows.where(decay=low).paired(name))
-    printed = f"{PUBLISHED[name][low]:g} to {PUBLISHED[name][high]:g}"
-    bound = least(PUBLISHED[name][low], PUBLISHED[name][high])
-    sentence = f"{words} rises from decay {low:g} to {high:g} (by more than {bound:.2g})"
-    return Claim(sentence, "§4, Figure 2", printed, gap, bound=bound)
-
-
-def _both(rows: Rows) -> Claim:
-    """All three, from no weight decay to the largest."""
-    first, *_, last = DECAYS
-    parts = {words: _rise(rows, name, words, first, last) for name, words in NAMES.items()}
-    sentence = (
-        f"from decay {first:g} to {last:g} validation accuracy, λ₁ and mean eigenvalue all rise"
+def _rise(rows: Rows, name: str, low: float, high: float) -> Claim:
+    before, after = PUBLISHED[name][low], PUBLISHED[name][high]
+    bound, reading = (
+        kit.least(before, after),
+        kit.gap(*(rows.where(decay=d) for d in (high, low)), name),
     )
-    return jointly(sentence, "§4, Figure 2", "sharper and better", parts)
+    words = f"{NAMES[name]} rises from decay {low:g} to {high:g} (by more than {bound:.2g})"
+    return Claim(words, WHERE, f"{before:g} to {after:g}", reading, bound=bound)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """The paper's table beside ours, then the variants."""
     for variant in rows.distinct("variant"):
         parts = {decay: rows.where(variant=variant, decay=decay) for decay in DECAYS}
-        lines = [
-            (words, *(f"{over_seeds(parts[d], name)} [{PUBLISHED[name][d]:g}]" for d in DECAYS))
-            for name, words in NAMES.items()
-        ]
+        lines = []
+        for name, words in NAMES.items():
+            pairs = zip(parts.values(), PUBLISHED[name].values(), strict=True)
+            cells = (f"{kit.over_seeds(part, name)} [{printed:g}]" for part, printed in pairs)
+            lines.append((words, *cells))
         lines.append(("… by one random vector", *map(_one_vector, parts.values())))
         for name, words in (("loss", "training loss"), ("norm", "weight norm")):
-            lines.append((words, *(str(mean_of(part.values(name))) for part in parts.values())))
+            lines.append((words, *(str(kit.mean_of(part.values(name))) for part in parts.values())))
         header = ("weight decay", *(f"{decay:g} [paper]" for decay in DECAYS))
         yield Table(f"Softmax regression, {variant}", header, tuple(lines))
 
 
 def _one_vector(rows: Rows) -> str:
-    """The mean eigenvalue as a single Lanczos run has it, vᵀHv, and how far it scatters from
-    seed to seed.
-    """
-    found = [
-        math.fsum(node * weight for node, weight in zip(row["nodes"], row["weights"], strict=True))
-        for row in rows
-    ]
+    """The mean eigenvalue by a single Lanczos run, vᵀHv: its range over the seeds."""
+    pairs = [zip(row["nodes"], row["weights"], strict=True) for row in rows]
+    found = [math.fsum(node * weight for node, weight in pair) for pair in pairs]
     return f"{min(found):.3g} … {max(found):.3g}"
 
 
@@ -254,14 +204,14 @@ def charts(rows: Rows) -> Iterator[Chart]:
     main = rows.where(variant=MAIN)
     labels = [f"{decay:g}" for decay in DECAYS]
     for name, words in NAMES.items():
-        readings = [over_seeds(main.where(decay=decay), name) for decay in DECAYS]
+        readings = [kit.over_seeds(main.where(decay=decay), name) for decay in DECAYS]
         ours = Series("ours", labels, [r.value for r in readings], [r.stderr for r in readings])
         printed = list(PUBLISHED[name].values())
         theirs = Series("paper", labels, printed, published=True, style="points")
         yield Chart(words.capitalize(), "weight decay", words, (ours, theirs), source="Figure 2")
     caption = "Ritz values and their weights after 100 Lanczos steps from one random vector."
     first = main.where(seed=0)
-    yield spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 2", caption)
+    yield kit.spectra("Spectrum of the Hessian", first, "decay {decay:g}", "Figure 2", caption)
 
 
 VARIANTS = (
@@ -273,46 +223,33 @@ VARIANTS = (
     ("rate", 0.01),
     ("validation", LAST),
 )
-
-EXPERIMENT = Experiment(
+FEW = (*VARIANTS[:3], VARIANTS[-1])
+EXPERIMENT = kit.Experiment(
     "softmax-decay",
     "Sharpness and accuracy of softmax regression over weight decay",
-    FLATNESS,
-    "§4, Figure 2",
+    kit.FLATNESS,
+    WHERE,
     {
         "smoke": SoftmaxDecayScale("digits", 1000, 300, 30, 4, depth=40, together=2),
-        "cpu": SoftmaxDecayScale(
-            "mnist", 45_000, 5_000, 150, 3, others=(*VARIANTS[:3], VARIANTS[-1])
-        ),
+        "cpu": SoftmaxDecayScale("mnist", 45_000, 5_000, 150, 3, others=FEW),
         "paper": SoftmaxDecayScale("mnist", 45_000, 5_000, 1000, 10, others=VARIANTS),
     },
-    cells,
-    run,
-    claims,
-    tables,
-    charts,
-    (
-        *sentences("""
-            Batches of 128: the paper does not say.
-            45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the
-              rest is unused.
-            Pixels in [−1, 1]: with pixels in [0, 1] the printed mean eigenvalue is out of reach
-              (see the variants).
-            MNIST's last 5,000 training images are easier: a variant validates on them, as the paper
-              may have done.
-            The mean eigenvalue is exact; one Lanczos run alone, as in the paper, has the scattering
-              vᵀHv of one vector.
-            Eq. 12's schedule over all epochs; its T = 50 in the appendix is taken for a slip, the
-              text having 1,000.
-        """),
-        LEAST_EFFECT,
-    ),
-    size=(
-        "MNIST, 45,000 training and 5,000 validation images, 1,000 epochs (T = 50 in the appendix),"
-        " rate 0.03, momentum 0.9; batch size and seeds are not in the text."
-    ),
-    sizes=(
-        Size(data="mnist", samples=45_000, epochs=1000),
-        Size(data="mnist", samples=45_000, epochs=50),
-    ),
+    *(cells, run, claims, tables, charts),
+    kit.sentences(f"""
+        Batches of 128: the paper does not say.
+        45,000 training and 5,000 validation images of MNIST's 60,000, drawn by the seed; the
+          rest is unused.
+        Pixels in [−1, 1]: with pixels in [0, 1] the printed mean eigenvalue is out of reach
+          (see the variants).
+        MNIST's last 5,000 training images are easier: a variant validates on them, as the paper
+          may have done.
+        The mean eigenvalue is exact; one Lanczos run alone, as in the paper, has the scattering
+          vᵀHv of one vector.
+        Eq. 12's schedule over all epochs; its T = 50 in the appendix is taken for a slip, the
+          text having 1,000.
+        {kit.LEAST_EFFECT}
+    """),
+    "MNIST, 45,000 training and 5,000 validation images, 1,000 epochs (T = 50 in the appendix),"
+    " rate 0.03, momentum 0.9; batch size and seeds are not in the text.",
+    tuple(kit.Size(data="mnist", samples=45_000, epochs=epochs) for epochs in (1000, 50)),
 )
