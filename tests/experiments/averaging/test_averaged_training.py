@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lambdahat.experiments.averaging import averaged_training, gadam_image, gadam_language
+from lambdahat.experiments.averaging import gadam_image, gadam_language
 from lambdahat.experiments.averaging.averaged_training import (
     AveragePlan,
     Averages,
@@ -35,6 +35,7 @@ from lambdahat.experiments.averaging.gadam_language import (
     made_text,
     perplexity,
 )
+from lambdahat.experiments.kit import training
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.optim import SWA, Averaged, Gadam, GadamX, Lookahead, PadamW
 from lambdahat.problem import Problem
@@ -301,9 +302,9 @@ def test_cells_that_train_alike_share_a_run_and_have_the_rows_of_their_own(optim
     alone = [gadam_image.run(cell, "cpu") for cell in cells]
     fits = []
     monkeypatch.setattr(
-        averaged_training,
+        training,
         "fit",
-        lambda *given, fit=averaged_training.fit, **more: fits.append(1) or fit(*given, **more),
+        lambda *given, fit=training.fit, **more: fits.append(1) or fit(*given, **more),
     )
     with sharing_runs():
         assert [gadam_image.run(cell, "cpu") for cell in cells] == alone

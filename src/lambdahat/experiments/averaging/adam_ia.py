@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lambdahat.experiments.averaging.averaged_training import (
-    FULL,
-    change,
-    decades,
-    gap,
-    image_task,
-    pairs,
-    recipe,
-    shared_settings,
-    size_of,
-    train,
-    unlearnt,
-    unready,
-)
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments import kit
+from lambdahat.experiments.averaging import averaged_training as runs
+from lambdahat.experiments.averaging.averaged_training import comparison, decades, unlearnt
+from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table
 
 WITH, WITHOUT = "with batch norm", "without batch norm"
 AVERAGED = ("SWA", "Adam-IA", "Gadam", "GadamX")
@@ -32,8 +19,8 @@ LOW = 0.05  # of the first rate, where the others average at a half
 
 
 @dataclass(frozen=True)
-class AdamScale(Scale):
-    """One scale: a network with batch norm and the same without, Adam's rate, and weight decays.
+class AdamScale(kit.Scale):
+    """A network with batch norm and the same without, Adam's rate, and weight decays.
 
     ``coupled`` is added to the gradients of SGD and Adam, ``decoupled`` and ``partial`` shrink the
     weights of AdamW and GadamX.
@@ -43,7 +30,7 @@ class AdamScale(Scale):
     adam_rate: float
     side: int = 0
     augmented: bool = False
-    precision: str = FULL
+    precision: str = runs.FULL
     coupled: float = 5e-4
     decoupled: float = 0.25
     partial: float = 2.5e-3
@@ -52,9 +39,8 @@ class AdamScale(Scale):
 
 def cells(config: AdamScale) -> list[Cell]:
     """Runs with averages and scheduled AdamW with batch norm; two of them also without it."""
-    base = shared_settings(
-        config, "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds"
-    )
+    varied = "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds"
+    base = runs.shared_settings(config, *varied)
     settings = {
         "SWA": (config.rate, config.coupled),
         "Adam-IA": (config.adam_rate, config.coupled),
@@ -62,7 +48,7 @@ def cells(config: AdamScale) -> list[Cell]:
         "GadamX": (config.rate, config.partial),
         "AdamW": (config.adam_rate, config.decoupled),
     }
-    plans = {name: recipe(name, *settings[name], config.epochs) for name in settings}
+    plans = {name: runs.recipe(name, *pair, config.epochs) for name, pair in settings.items()}
     plans[SLOW] = {**plans["SWA"], "ratio": LOW}
     grid = [(WITH, f"{config.network}-BN", name) for name in plans]
     grid += [(WITHOUT, config.network, name) for name in ("Gadam", "AdamW")]
@@ -75,12 +61,12 @@ def cells(config: AdamScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per epoch and one of the end, with norms before and during averaging."""
-    task = image_task(cell, device)
-    trained = train(cell, task)
+    task = runs.image_task(cell, device)
+    trained = runs.train(cell, task)
     begun = [row for row in trained.rows if row["epoch"] >= cell["first"]] or trained.rows[-1:]
     row = {
         **trained.end,
-        **size_of(task),
+        **runs.size_of(task),
         "norm before": begun[0]["norm"],
         "max norm before": begun[0]["max norm"],
         "iterate norm": sum(each["norm"] for each in begun) / len(begun),
@@ -89,114 +75,66 @@ def run(cell: Cell, device: str) -> list[Row]:
     return [*trained.rows, {**row, "gain": row["accuracy"] - row["before"]}]
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """Effects of decoupled decay and batch norm on averages, and of averages on norms."""
+    text = kit.claim_texts("""
+        start: where averaging begins Adam's iterates are above SGD's
+          | §7.4, Figure 7.1 | they perform better
+        gain: Adam gains less from averaging than SGD | §7.4, Figure 7.1 | much worse
+        end: Adam-IA ends below SGD with averages | §7.4, Figure 7.1 | much worse
+        Gadam: Gadam ends above Adam-IA | §7.4, Figure 7.1 | decoupled weight decay fixes this
+        decay: decoupled weight decay keeps ‖θ‖_∞ smaller (where averaging begins)
+          | §7.4, Figure 7.1b | much stronger weight reduction
+        batch norm: Gadam gains more over scheduled AdamW with batch norm than without
+          | §7.4.1, Figure 7.2a | much larger
+        effective: Gadam's effective rate α/‖θ‖² is above that of scheduled AdamW at the end
+          | §7.4.1, Figure 7.2b | stays high, where the other vanishes
+        shorter: the average's ‖θ‖ is below the mean of its iterates', over four optimisers
+          | Theorem 20, Figures 7.5 and 7.6 | always
+        above: the average is above the last iterate, over four optimisers
+          | §7.5.6, Figure 7.5 | it surpasses
+        high rate: averaging at a high rate shortens the weights more than at a low one
+          | §7.5.6 | only then significant
+        norms: Gadam's ‖θ‖ is in the end within a quarter of that of SWA
+          | §7.5.6, Figure 7.6 | comparable to SGD/SWA eventually
+    """)
     ends = rows.where(kind="end")
-    of = {
-        name: ends.where(run=name, **{"norm layers": WITH}) for name in (*AVERAGED, "AdamW", SLOW)
-    }
-    bare = {name: ends.where(run=name, **{"norm layers": WITHOUT}) for name in ("Gadam", "AdamW")}
-    return _decay_claims(of) + _norm_layer_claims(ends, of, bare) + _weight_claims(ends, of)
-
-
-def _decay_claims(of: dict[str, Rows]) -> list[Claim]:
-    """Figure 7.1."""
-    where = "§7.4, Figure 7.1"
-    both = unready(of["Adam-IA"], of["SWA"])
+    normed, plain = (ends.where(**{"norm layers": norm}) for norm in (WITH, WITHOUT))
+    of = {name: normed.where(run=name) for name in (*AVERAGED, "AdamW", SLOW)}
+    pair, bare = ((part.where(run="Gadam"), part.where(run="AdamW")) for part in (normed, plain))
+    adam, swa, gadam = of["Adam-IA"], of["SWA"], of["Gadam"]
     found = Claims()
-    sentence = "where averaging begins Adam's iterates are above SGD's"
-    reading = gap(of["Adam-IA"], of["SWA"], "at start")
-    unmet = unlearnt(of["Adam-IA"], of["SWA"])
-    found.add(sentence, where, "they perform better", reading, unit=" points", unmet=unmet)
-    sentence = "Adam gains less from averaging than SGD"
-    reading = gap(of["Adam-IA"], of["SWA"], "gain")
-    found.add(sentence, where, "much worse", reading, "below", unit=" points", unmet=both)
-    sentence = "Adam-IA ends below SGD with averages"
-    reading = gap(of["Adam-IA"], of["SWA"], "accuracy")
-    found.add(sentence, where, "much worse", reading, "below", unit=" points", unmet=both)
-    sentence = "Gadam ends above Adam-IA"
-    published = "decoupled weight decay fixes this"
-    reading = gap(of["Gadam"], of["Adam-IA"], "accuracy")
-    unmet = unready(of["Gadam"], of["Adam-IA"])
-    found.add(sentence, where, published, reading, unit=" points", unmet=unmet)
-    sentence = "decoupled weight decay keeps ‖θ‖_∞ smaller (where averaging begins)"
-    published = "much stronger weight reduction"
-    reading = decades(of["Gadam"], of["Adam-IA"], "max norm before")
-    unmet = unlearnt(of["Gadam"], of["Adam-IA"])
-    found.add(
-        sentence, "§7.4, Figure 7.1b", published, reading, "below", unit=" decades", unmet=unmet
-    )
+    found.add(*text["start"], **comparison(adam, swa, "at start", unmet=unlearnt))
+    found.add(*text["gain"], **comparison(adam, swa, "gain"), direction="below")
+    found.add(*text["end"], **comparison(adam, swa), direction="below")
+    found.add(*text["Gadam"], **comparison(gadam, adam))
+    smaller = comparison(gadam, adam, "max norm before", decades, unlearnt)
+    found.add(*text["decay"], **smaller, direction="below")
+    reading = kit.gap_of_gaps(pair, bare, "accuracy")
+    unmet = runs.unready(*pair, *bare)
+    found.add(*text["batch norm"], reading, unit=" points", unmet=unmet)
+    effective = comparison(gadam, of["AdamW"], "effective rate", decades, unlearnt)
+    found.add(*text["effective"], **effective)
+    averaged, parts = normed.where(run=AVERAGED), [of[name] for name in AVERAGED]
+    reading = runs.change(averaged, "average norm", "iterate norm")
+    found.add(*text["shorter"], reading, "below", unmet=unlearnt(*parts))
+    reading = runs.change(averaged, "accuracy", "iterate accuracy")
+    found.add(*text["above"], reading, unit=" points", unmet=runs.unready(*parts))
+    unmet = runs.unready(swa, of[SLOW])
+    found.add(*text["high rate"], falls(swa, of[SLOW]), unit=" decades", unmet=unmet)
+    alike = comparison(gadam, swa, "average norm", decades, unlearnt)
+    found.add(*text["norms"], **alike, direction="within", margin=COMPARABLE)
     return found
-
-
-def _norm_layer_claims(ends: Rows, of: dict[str, Rows], bare: dict[str, Rows]) -> list[Claim]:
-    """Figure 7.2."""
-    parts = (of["Gadam"], of["AdamW"], *bare.values())
-    found = Claims()
-    sentence = "Gadam gains more over scheduled AdamW with batch norm than without"
-    source = "§7.4.1, Figure 7.2a"
-    published = "much larger"
-    found.add(sentence, source, published, margins(ends), unit=" points", unmet=unready(*parts))
-    sentence = "Gadam's effective rate α/‖θ‖² is above that of scheduled AdamW at the end"
-    published = "stays high, where the other vanishes"
-    reading = decades(of["Gadam"], of["AdamW"], "effective rate")
-    unmet = unlearnt(of["Gadam"], of["AdamW"])
-    found.add(sentence, "§7.4.1, Figure 7.2b", published, reading, unit=" decades", unmet=unmet)
-    return found
-
-
-def _weight_claims(ends: Rows, of: dict[str, Rows]) -> list[Claim]:
-    """Figures 7.5 and 7.6."""
-    averaged = ends.where(run=AVERAGED, **{"norm layers": WITH})
-    parts = [of[name] for name in AVERAGED]
-    found = Claims()
-    sentence = "the average's ‖θ‖ is below the mean of its iterates', over four optimisers"
-    source = "Theorem 20, Figures 7.5 and 7.6"
-    reading = change(averaged, "average norm", "iterate norm")
-    found.add(sentence, source, "always", reading, "below", unmet=unlearnt(*parts))
-    sentence = "the average is above the last iterate, over four optimisers"
-    source = "§7.5.6, Figure 7.5"
-    reading = change(averaged, "accuracy", "iterate accuracy")
-    found.add(sentence, source, "it surpasses", reading, unit=" points", unmet=unready(*parts))
-    sentence = "averaging at a high rate shortens the weights more than at a low one"
-    published = "only then significant"
-    reading = falls(of["SWA"], of[SLOW])
-    unmet = unready(of["SWA"], of[SLOW])
-    found.add(sentence, "§7.5.6", published, reading, unit=" decades", unmet=unmet)
-    found.add(
-        "Gadam's ‖θ‖ is in the end within a quarter of that of SWA",
-        "§7.5.6, Figure 7.6",
-        "comparable to SGD/SWA eventually",
-        decades(of["Gadam"], of["SWA"], "average norm"),
-        "within",
-        0.0,
-        COMPARABLE,
-        " decades",
-        unlearnt(of["Gadam"], of["SWA"]),
-    )
-    return found
-
-
-def margins(ends: Rows) -> Reading:
-    """(Gadam − AdamW) with batch norm less the same without, seed by seed."""
-    found = []
-    for norm in (WITH, WITHOUT):
-        part = ends.where(**{"norm layers": norm})
-        upper, lower = (part.where(run=name).paired("accuracy") for name in ("Gadam", "AdamW"))
-        found.append({seed: upper[seed] - lower[seed] for seed in upper if seed in lower})
-    return paired_difference(*found)
 
 
 def falls(upper: Rows, lower: Rows) -> Reading:
     """log₁₀ of how much further the norm falls, 1 − ‖θ̄‖/mean‖θ‖, in one run than in another."""
     logs = []
     for part in (upper, lower):
-        mean, iterate = pairs(part, "average norm"), pairs(part, "iterate norm")
+        mean, iterate = runs.pairs(part, "average norm"), runs.pairs(part, "iterate norm")
         shares = {key: 1 - mean[key] / iterate[key] for key in mean}
-        logs.append(
-            {key: math.log10(share) if share > 0 else math.nan for key, share in shares.items()}
-        )
-    return paired_difference(*logs)
+        logs.append({key: math.log10(x) if x > 0 else math.nan for key, x in shares.items()})
+    return kit.paired_difference(*logs)
 
 
 COLUMNS = {
@@ -210,125 +148,67 @@ COLUMNS = {
 }
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Each optimiser, with batch norm and without."""
-    out = []
-    ends = rows.where(kind="end")
-    for norm in ends.distinct("norm layers"):
-        part = ends.where(**{"norm layers": norm})
-        lines = [(name, *means(part.where(run=name), *COLUMNS)) for name in part.distinct("run")]
-        title = (
-            f"{part[0]['network']} {norm}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
-        )
-        out.append(Table(title, ("run", *COLUMNS.values()), tuple(lines)))
-    return out
+    for norm in rows.distinct("norm layers"):
+        part = rows.where(kind="end", **{"norm layers": norm})
+        names = part.distinct("run")
+        lines = tuple((name, *kit.means(part.where(run=name), *COLUMNS)) for name in names)
+        first = part[0]
+        title = f"{first['network']} {norm}, {first['parameters']:,} parameters, {first['data']}"
+        yield Table(title, ("run", *COLUMNS.values()), lines)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy of iterates and averages, norms and the effective rate over epochs."""
     epochs = rows.where(kind="epoch")
     part = epochs.where(**{"norm layers": WITH})
-    of = {name: part.where(run=name) for name in part.distinct("run")}
-    out = [
-        _both(
-            "Accuracy of iterates and averages",
-            "accuracy, %",
-            of,
-            ("SWA", "Adam-IA", "Gadam"),
-            "iterate accuracy",
-            "accuracy",
-            "Figure 7.1a",
-        ),
-        _chart(
-            "Largest weight of the iterates",
-            "‖θ‖_∞",
-            of,
-            ("Adam-IA", "Gadam"),
-            "max norm",
-            "Figure 7.1b",
-        ),
-        _margin_chart(epochs),
-        _chart(
-            "Effective rate",
-            "α/‖θ‖²",
-            of,
-            ("Gadam", "AdamW"),
-            "effective rate",
-            "Figure 7.2b",
-            log=True,
-        ),
-        _both(
-            "Weight norm of iterates and averages",
-            "‖θ‖",
-            of,
-            AVERAGED,
-            "norm",
-            "average norm",
-            "Figures 7.5 and 7.6",
-        ),
-    ]
-    return out
-
-
-def _chart(
-    title: str,
-    label: str,
-    of: dict[str, Rows],
-    names: tuple[str, ...],
-    column: str,
-    source: str,
-    log: bool = False,
-) -> Chart:
-    series = tuple(curve(name, of[name], column) for name in names)
-    return Chart(title, "epoch", label, series, y_log=log, source=source)
-
-
-def _both(
-    title: str,
-    label: str,
-    of: dict[str, Rows],
-    names: tuple[str, ...],
-    iterate: str,
-    average: str,
-    source: str,
-) -> Chart:
-    """Iterates of each optimiser, and their averages from when there are any."""
-    series: list[Series] = []
-    for name in names:
-        averaged = of[name].where(averaged=True)
-        series += [
-            curve(f"{name}, iterates", of[name], iterate),
-            curve(f"{name}, average", averaged, average),
-        ]
-    return Chart(title, "epoch", label, tuple(series), source=source)
-
-
-def _margin_chart(epochs: Rows) -> Chart:
-    """Gadam and scheduled AdamW, with batch norm and without."""
+    title, label = "Accuracy of iterates and averages", "accuracy, %"
+    series = _both(part, ("SWA", "Adam-IA", "Gadam"), "iterate accuracy", "accuracy")
+    yield Chart(title, "epoch", label, series, source="Figure 7.1a")
+    series = tuple(kit.curve(name, part.where(run=name), "max norm") for name in AVERAGED[1:3])
+    title = "Largest weight of the iterates"
+    yield Chart(title, "epoch", "‖θ‖_∞", series, source="Figure 7.1b")
     series = tuple(
-        curve(f"{name} {norm}", epochs.where(run=name, **{"norm layers": norm}), "accuracy")
+        kit.curve(f"{name} {norm}", epochs.where(run=name, **{"norm layers": norm}), "accuracy")
         for norm in (WITH, WITHOUT)
         for name in ("Gadam", "AdamW")
     )
-    return Chart(
-        "With batch norm and without", "epoch", "accuracy, %", series, source="Figure 7.2a"
+    yield Chart("With batch norm and without", "epoch", label, series, source="Figure 7.2a")
+    names = ("Gadam", "AdamW")
+    series = tuple(kit.curve(name, part.where(run=name), "effective rate") for name in names)
+    yield Chart("Effective rate", "epoch", "α/‖θ‖²", series, y_log=True, source="Figure 7.2b")
+    series, title = (
+        _both(part, AVERAGED, "norm", "average norm"),
+        "Weight norm of iterates and averages",
     )
+    yield Chart(title, "epoch", "‖θ‖", series, source="Figures 7.5 and 7.6")
 
 
-EXPERIMENT = Experiment(
+def _both(rows: Rows, names: tuple[str, ...], iterate: str, average: str) -> tuple[Series, ...]:
+    """Iterates of each optimiser, and their averages from when there are any."""
+    series: list[Series] = []
+    for name in names:
+        part = rows.where(run=name)
+        series.append(kit.curve(f"{name}, iterates", part, iterate))
+        series.append(kit.curve(f"{name}, average", part.where(averaged=True), average))
+    return tuple(series)
+
+
+# data set, training and held-out samples, epochs, seeds
+PAPER = ("cifar100", 45_000, 5_000, 34, 3)
+EXPERIMENT = kit.Experiment(
     "adam-ia",
     "Averages of Adam's iterates with coupled and with decoupled weight decay",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§7.4, Figures 7.1, 7.2, 7.5 and 7.6",
     {
         "smoke": AdamScale("digits", 96, 64, 4, 2, "VGG-4×4", 3e-3, batch=32),
         "cpu": AdamScale("cifar10", 2000, 4000, 30, 6, "VGG-4×16", 1e-3, side=8, batch=64),
-        "paper": AdamScale(
-            "cifar100", 45_000, 5_000, 34, 3, "VGG-16", 5e-4, augmented=True, precision="bfloat16"
-        ),
+        "paper": AdamScale(*PAPER, "VGG-16", 5e-4, augmented=True, precision="bfloat16"),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.
         All figures are of VGG-16, on a CPU of a small network of its kind; Figure 7.1 is of
@@ -346,13 +226,7 @@ EXPERIMENT = Experiment(
           the results.
         On a GPU networks train with bfloat16 in their forward passes.
     """),
-    size=(
-        "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and"
-        " 7.6) on CIFAR-100; epochs are not in the text."
-    ),
-    sizes=(
-        Size("PreResNet-110", "cifar100"),
-        Size("VGG-16", "cifar100"),
-        Size("VGG-16-BN", "cifar100"),
-    ),
+    "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and"
+    " 7.6) on CIFAR-100; epochs are not in the text.",
+    tuple(kit.Size(name, "cifar100") for name in ("PreResNet-110", "VGG-16", "VGG-16-BN")),
 )

@@ -21,11 +21,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambdahat._core.check import require, require_choice, require_count
-from lambdahat.data.splits import augment
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, key_of, over_seeds, settings_of
-from lambdahat.experiments.kit.claims import Reading, mean_of, paired_difference
-from lambdahat.experiments.kit.training import NETWORKS as LARGE
-from lambdahat.experiments.kit.training import Watch, images, on_device
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Reading, Row, Rows, training
+from lambdahat.experiments.kit.cells import key_of
 from lambdahat.models import preresnet, resnet50, wide_resnet
 from lambdahat.models.initial import he, initialize
 from lambdahat.optim.adaptive import Gadam, GadamX, Padam, PadamW
@@ -33,11 +31,10 @@ from lambdahat.optim.averaging import SWA, Averaged, Lookahead, refresh_batch_no
 from lambdahat.optim.schedules import make_schedule
 from lambdahat.problem import Problem
 from lambdahat.problem.batches import Batches
-from lambdahat.training import fit
 from lambdahat.training.stepping import joint_norm
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    **LARGE,
+    **training.NETWORKS,
     "PreResNet-20": partial(preresnet, 20),
     "ResNet-50": resnet50,
     "WideResNet-16×4": partial(wide_resnet, 16, 4),
@@ -48,8 +45,7 @@ SMALL = re.compile(r"VGG-4×(\d+)(-BN)?")
 def small_vgg(
     width: int = 16, batch_norm: bool = True, channels: int = 3, classes: int = 10, seed: int = 0
 ) -> nn.Sequential:
-    """Three 3 × 3 convolutions of w, 2w and 4w filters, pooled between, a mean over places and a
-    linear layer.
+    """Three 3 × 3 convolutions of w, 2w and 4w filters, each pooled, and a linear layer.
 
     For images of at least 4 × 4, where VGG-16 needs 32 × 32.
 
@@ -65,9 +61,8 @@ def small_vgg(
             norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
             inputs = outputs
-        model = nn.Sequential(
-            *layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)
-        )
+        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)
+        model = nn.Sequential(*layers[:-1], *head)
     initialize(model, seed, f"small_vgg{width}", he)
     return model
 
@@ -142,13 +137,8 @@ class Averages:
 
     def model(self, plan: AveragePlan, like: nn.Module, batches: Iterable[Any]) -> nn.Module:
         """A copy of the network with a plan's average, batch norm refreshed from ``batches``."""
-        require(
-            self.counts.get(plan, 0) > 0,
-            "plan",
-            "have averaged an iterate",
-            plan,
-            "train for longer",
-        )
+        some = self.counts.get(plan, 0) > 0
+        require(some, "plan", "have averaged an iterate", plan, "train for longer")
         twin = copy.deepcopy(like)
         with torch.no_grad():
             for parameter, mean in zip(twin.parameters(), self._means[plan], strict=True):
@@ -179,7 +169,7 @@ def averages(name: str) -> bool:
 
 def shared_settings(config: Any, *varied: str) -> Cell:
     """The fields that all cells share; ``precision`` only if not float32, as in stored cells."""
-    base = settings_of(config, *varied)
+    base = kit.settings_of(config, *varied)
     return {name: value for name, value in base.items() if (name, value) != ("precision", FULL)}
 
 
@@ -199,14 +189,13 @@ def recipe(
     ``first``, by default the share 161/300, and take an iterate every ``every`` steps, once per
     epoch where that is 0.
     """
-    named = schedule or ("averaging" if averages(optimizer) else "linear")
     start = max(1, round(AVERAGED_FROM * epochs)) if first is None else first
     return {
         "optimizer": optimizer,
         "rate": rate,
         "decay": decay,
         "epochs": epochs,
-        "schedule": named,
+        "schedule": schedule or ("averaging" if averages(optimizer) else "linear"),
         "first": start,
         "every": every,
     }
@@ -221,50 +210,38 @@ def make_optimizer(cell: Cell, parameters: Iterable[Tensor], steps: int) -> Opti
     """
     name: str = cell["optimizer"]
     if name.endswith(LOOKAHEAD):
-        base = make_optimizer(
-            {**cell, "optimizer": name.removesuffix(LOOKAHEAD)}, parameters, steps
-        )
+        alone = {**cell, "optimizer": name.removesuffix(LOOKAHEAD)}
+        base = make_optimizer(alone, parameters, steps)
         return Lookahead(base, centralize=cell.get("centralize", False))
     plain = name.removesuffix(AUTO)
-    makers = {"SGD": _sgd, "Adam": _adam, "AdamW": _adam, "Padam": _padam, "PadamW": _padam}
     base_name = BASES.get(plain, plain)
-    require_choice(base_name, "optimizer", makers)
+    rate, decay = cell["rate"], {"weight_decay": cell["decay"]}
+    eps, power = {"eps": cell.get("eps", 1e-8)}, {"p": cell.get("power", 0.125)}
     when: dict[str, Any] = {"average_every": cell["every"] or steps}
-    when |= (
-        {"patience": cell["patience"]}
-        if name.endswith(AUTO)
-        else {"average_start": cell["first"] * steps}
-    )
+    if name.endswith(AUTO):
+        when["patience"] = cell["patience"]
+    else:
+        when["average_start"] = cell["first"] * steps
     if plain in ("Gadam", "GadamX"):
-        make = Gadam if plain == "Gadam" else GadamX
-        return make(
-            parameters, cell["rate"], eps=cell.get("eps", 1e-8), weight_decay=cell["decay"], **when
-        )
+        averaged = Gadam if plain == "Gadam" else GadamX
+        return averaged(parameters, rate, **eps, **decay, **when)
     if plain == "SWA":
-        return SWA(parameters, cell["rate"], MOMENTUM, cell["decay"], **when)
-    made = makers[base_name](base_name, cell, parameters)
+        return SWA(parameters, rate, MOMENTUM, cell["decay"], **when)
+    makers: dict[str, Callable[..., Optimizer]] = {
+        "SGD": partial(torch.optim.SGD, momentum=cell.get("momentum", MOMENTUM)),
+        "Adam": partial(torch.optim.Adam, **eps),
+        "AdamW": partial(torch.optim.AdamW, **eps),
+        "Padam": partial(Padam, **power),
+        "PadamW": partial(PadamW, **power),
+    }
+    make = makers[require_choice(base_name, "optimizer", makers)]
+    made = make(parameters, rate, **decay)
     return Averaged(made, **when) if plain in BASES else made
-
-
-def _sgd(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
-    momentum = cell.get("momentum", MOMENTUM)
-    return torch.optim.SGD(parameters, cell["rate"], momentum, weight_decay=cell["decay"])
-
-
-def _adam(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
-    make = torch.optim.AdamW if name == "AdamW" else torch.optim.Adam
-    return make(parameters, cell["rate"], eps=cell.get("eps", 1e-8), weight_decay=cell["decay"])
-
-
-def _padam(name: str, cell: Cell, parameters: Iterable[Tensor]) -> Optimizer:
-    make = PadamW if name == "PadamW" else Padam
-    return make(parameters, cell["rate"], weight_decay=cell["decay"], p=cell.get("power", 0.125))
 
 
 def schedule_of(cell: Cell, optimizer: Optimizer) -> LRScheduler:
     """The cell's learning-rate schedule, stepped once per epoch."""
-    name = cell["schedule"]
-    settings: dict[str, Any] = {}
+    name, settings = cell["schedule"], {}
     if name in FINAL:
         settings["ratio"] = cell.get("ratio", FINAL[name])
     if name == "averaging":
@@ -291,8 +268,8 @@ class AveragedTask:
 
     def training(self, size: int) -> Iterator[Any]:
         """Inputs of the first training samples, for the statistics of batch norm."""
-        batches, left = self.problem.batches, REFRESHED
-        for batch in batches:
+        left = REFRESHED
+        for batch in self.problem.batches:
             for part in batch.data[0].split(size):
                 if left > 0 and len(part) > 1:
                     left -= len(part)
@@ -318,9 +295,10 @@ class Trained:
 
 def image_task(cell: Cell, device: str, start: int | None = None) -> AveragedTask:
     """A cell's network on its part of the data; ``start`` seeds the weights."""
-    found = images(cell, device)
+    found = training.images(cell, device)
     seed = cell["seed"] if start is None else start
-    model = on_device(network(cell["network"], found.shape, found.classes, seed), device)
+    model = network(cell["network"], found.shape, found.classes, seed)
+    training.on_device(model, device)
     problem = Problem(model, "cross_entropy", found.training, batch_size=JUDGED)
     return AveragedTask(model, problem, problem.on(found.held_out, JUDGED).batches)
 
@@ -370,37 +348,23 @@ def train(cell: Cell, task: AveragedTask, averages: Averages | None = None) -> T
 
 
 def _train(cell: Cell, task: AveragedTask, trackers: Sequence[Any]) -> Trained:
-    model, batch = task.model, cell["batch"]
-    optimizer = make_optimizer(
-        cell, model.parameters(), math.ceil(task.problem.num_samples / batch)
-    )
-    watch = Watch(lambda: {"average norm": _average_norm(optimizer)}, 1)
-    run = fit(
-        task.problem,
-        optimizer,
-        cell["epochs"],
-        batch_size=batch,
-        schedule=schedule_of(cell, optimizer),
-        validation=task.held_out,
-        augment=augment if cell.get("augmented") else None,
-        clip=cell.get("clip"),
-        trackers=[watch, *trackers],
-        precision=cell.get("precision", FULL),
-        seed=cell["seed"],
-    )
-    rows = [_epoch(row, seen) for row, seen in zip(run.epochs, [*watch.rows, {}], strict=False)]
+    model, steps = task.model, math.ceil(task.problem.num_samples / cell["batch"])
+    optimizer: Any = make_optimizer(cell, model.parameters(), steps)
+
+    def average_norm() -> Row:
+        averaging = getattr(optimizer, "averaging", False)
+        norm = float(joint_norm(optimizer.averaged_parameters)) if averaging else None
+        return {"average norm": norm}
+
+    watch, schedule = training.Watch(average_norm, 1), schedule_of(cell, optimizer)
+    given = cell, optimizer, schedule, task.held_out, [watch, *trackers]
+    history = training.train(task.problem, *given).epochs
+    rows = [_epoch(row, seen) for row, seen in zip(history, [*watch.rows, {}], strict=False)]
     if not getattr(optimizer, "averaging", False):
         return Trained(rows, model, averaged=False)
     with torch.no_grad():
-        return Trained(rows, optimizer.averaged_model(model, task.training(batch)), averaged=True)  # type: ignore[attr-defined]
-
-
-def _average_norm(optimizer: Any) -> float | None:
-    return (
-        float(joint_norm(optimizer.averaged_parameters))
-        if getattr(optimizer, "averaging", False)
-        else None
-    )
+        solution = optimizer.averaged_model(model, task.training(cell["batch"]))
+    return Trained(rows, solution, averaged=True)
 
 
 def _epoch(row: Any, seen: Row) -> Row:
@@ -459,29 +423,39 @@ def pairs(rows: Rows, name: str) -> dict[tuple[Any, Any], float]:
 
 def gap(upper: Rows, lower: Rows, name: str) -> Reading:
     """The difference of two settings, network by network and seed by seed."""
-    return paired_difference(pairs(upper, name), pairs(lower, name))
+    return kit.paired_difference(pairs(upper, name), pairs(lower, name))
 
 
 def mean(rows: Rows, name: str) -> Reading:
     """The mean of a column over networks and seeds."""
-    return mean_of(list(pairs(rows, name).values()))
+    return kit.mean_of(list(pairs(rows, name).values()))
 
 
 def change(rows: Rows, after: str, before: str) -> Reading:
     """One column less another of the same rows, over networks and seeds."""
-    return paired_difference(pairs(rows, after), pairs(rows, before))
+    return kit.paired_difference(pairs(rows, after), pairs(rows, before))
 
 
 def decades(upper: Rows, lower: Rows, name: str) -> Reading:
     """log₁₀ of the ratio of two settings, paired by network and seed."""
-    logs = [
-        {
-            key: math.log10(value) if value > 0 else math.nan
-            for key, value in pairs(part, name).items()
-        }
-        for part in (upper, lower)
-    ]
-    return paired_difference(*logs)
+    logs = []
+    for part in (upper, lower):
+        found = pairs(part, name).items()
+        logs.append({key: math.log10(x) if x > 0 else math.nan for key, x in found})
+    return kit.paired_difference(*logs)
+
+
+def comparison(
+    upper: Rows,
+    lower: Rows,
+    column: str = "accuracy",
+    read: Callable[[Rows, Rows, str], Reading] = gap,
+    unmet: Callable[..., str] | None = None,
+) -> dict[str, Any]:
+    """Reading, unit and condition of a claim that sets one run against another."""
+    reason = (unmet or unready)(upper, lower)
+    unit = " decades" if read is decades else " points"
+    return {"reading": read(upper, lower, column), "unit": unit, "unmet": reason}
 
 
 def against_best(of: dict[str, Rows], name: str, column: str = "accuracy") -> tuple[str, Reading]:
@@ -520,19 +494,17 @@ def unready(*parts: Rows) -> str:
 def unlearnt(*parts: Rows) -> str:
     """A run whose held-out accuracy is less than twice that of a guess."""
     for part in parts:
-        accuracy = over_seeds(part, "accuracy").value
+        accuracy = kit.over_seeds(part, "accuracy").value
         chance = CHANCE.get(part[0].get("data", ""), TEN_CLASSES) if len(part) else TEN_CLASSES
         if accuracy < LEARNT * chance:
-            return (
-                f"{name_of(part)} learnt nothing, {accuracy:.1f} % held out where a guess has"
-                f" {chance:g} %"
-            )
+            figures = f"{accuracy:.1f} % held out where a guess has {chance:g} %"
+            return f"{name_of(part)} learnt nothing, {figures}"
     return ""
 
 
 def saturated(*parts: Rows) -> str:
     """All runs at the top: no order is left among them."""
-    values = [over_seeds(part, "accuracy").value for part in parts]
+    values = [kit.over_seeds(part, "accuracy").value for part in parts]
     if values and all(value >= SATURATED for value in values):
         return f"all have at least {SATURATED:g} % held out"
     return ""
@@ -544,12 +516,10 @@ def unsettled(*parts: Rows) -> str:
     """
     for part in parts:
         kept = part.where(averaged=True)
-        rise = paired_difference(kept.paired("iterate accuracy"), kept.paired("before")).value
+        rise = kit.paired_difference(kept.paired("iterate accuracy"), kept.paired("before")).value
         if rise > SETTLED:
-            return (
-                f"averages of {name_of(part)} begin too soon, its iterates gain {rise:.1f} points"
-                " more"
-            )
+            more = f"its iterates gain {rise:.1f} points more"
+            return f"averages of {name_of(part)} begin too soon, {more}"
     return ""
 
 

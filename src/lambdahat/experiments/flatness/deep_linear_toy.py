@@ -160,8 +160,8 @@ def tables(rows: Rows) -> Iterator[Table]:
         rows.where(kind="minimiser"),
     )
     lines = tuple(tuple(f"{row[name]:.4g}" for name in columns) for row in minima)
-    header = ("μ", "‖w‖", "loss", "trace", "λ₁", "rank")
-    yield Table("Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", header, lines)
+    symbols = ("μ", "‖w‖", "loss", "trace", "λ₁", "rank")
+    yield Table("Minima of exp(w₁w₂w₃) + (μ/2)‖w‖²", symbols, lines)
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
@@ -169,17 +169,16 @@ def charts(rows: Rows) -> Iterator[Chart]:
     minima, rescaled = rows.where(kind="minimiser"), rows.where(kind="rescaled", seed=0)
     names = {"trace": "trace", "largest": "λ₁", "gradient": "gradient norm", "loss": "loss"}
 
-    def chart(
-        title: str, part: Rows, x: str, shown: tuple[str, ...], *axes: str, caption: str = ""
-    ) -> Chart:
-        series = tuple(Series(names[name], part.values(x), part.values(name)) for name in shown)
-        return Chart(title, *axes, series, x_log=True, y_log=True, source="§2", caption=caption)
+    def series(part: Rows, x: str, *shown: str) -> tuple[Series, ...]:
+        return tuple(Series(names[name], part.values(x), part.values(name)) for name in shown)
 
     caption = "The printed argument is one for small loss: beyond μ = 0.29 the trace falls again."
     title, axes = "Curvature at the minimum", ("weight decay μ", "eigenvalue")
-    yield chart(title, minima, "decay", ("trace", "largest"), *axes, caption=caption)
+    curves = series(minima, "decay", "trace", "largest")
+    yield Chart(title, *axes, curves, x_log=True, y_log=True, source="§2", caption=caption)
     title, axes = "One function, many sharpnesses", ("α in w₂ → αw₂, w₃ → w₃/α", "value")
-    yield chart(title, rescaled, "scale", tuple(names), *axes)
+    curves = series(rescaled, "scale", *names)
+    yield Chart(title, *axes, curves, x_log=True, y_log=True, source="§2")
 
 
 EXPERIMENT = kit.Experiment(

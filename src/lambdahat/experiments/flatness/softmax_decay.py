@@ -168,10 +168,8 @@ def claims(rows: Rows) -> Iterator[Claim]:
 
 def _rise(rows: Rows, name: str, low: float, high: float) -> Claim:
     before, after = PUBLISHED[name][low], PUBLISHED[name][high]
-    bound, reading = (
-        kit.least(before, after),
-        kit.gap(*(rows.where(decay=d) for d in (high, low)), name),
-    )
+    bound = kit.least(before, after)
+    reading = kit.gap(rows.where(decay=high), rows.where(decay=low), name)
     words = f"{NAMES[name]} rises from decay {low:g} to {high:g} (by more than {bound:.2g})"
     return Claim(words, WHERE, f"{before:g} to {after:g}", reading, bound=bound)
 

@@ -17,6 +17,7 @@ from lambdahat.experiments.kit.cells import curve as curve
 from lambdahat.experiments.kit.cells import decades as decades
 from lambdahat.experiments.kit.cells import errors as errors
 from lambdahat.experiments.kit.cells import gap as gap
+from lambdahat.experiments.kit.cells import gap_of_gaps as gap_of_gaps
 from lambdahat.experiments.kit.cells import grid as grid
 from lambdahat.experiments.kit.cells import logs as logs
 from lambdahat.experiments.kit.cells import means as means

@@ -142,6 +142,18 @@ def gap(upper: Rows, lower: Rows, name: str) -> Reading:
     return paired_difference(upper.paired(name), lower.paired(name))
 
 
+def gap_of_gaps(upper: tuple[Rows, Rows], lower: tuple[Rows, Rows], *names: str) -> Reading:
+    """The difference of two differences, seed by seed.
+
+    Each is that of a column of two settings, or of two columns of a setting that is given twice.
+    """
+    gaps = []
+    for one, other in (upper, lower):
+        high, low = one.paired(names[0]), other.paired(names[-1])
+        gaps.append({seed: high[seed] - low[seed] for seed in high if seed in low})
+    return paired_difference(*gaps)
+
+
 def over_seeds(rows: Rows, name: str) -> Reading:
     """The mean of a column over the seeds."""
     return mean_of(list(rows.paired(name).values()))
