@@ -10,10 +10,10 @@ import torch
 
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import judge
+from lambdahat.experiments.minibatch import largest_rates
 from lambdahat.experiments.minibatch.largest_rates import (
     EXPERIMENT,
     SCALES,
-    claims_of,
     errors_of,
     far_from,
     rule_of,
@@ -48,6 +48,10 @@ from tests.experiments.minibatch.made import assert_same_rows, whole
 TINY = EdgeSubject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})
 SAMPLES = 10**9
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def claims_of(frontiers, rules, scaling):
+    return list(largest_rates.claims_of(frontiers, rules, scaling))
 
 
 @pytest.fixture(scope="module")

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
 from lambdahat._core.check import require_choice
+from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    mean_of,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
+from lambdahat.experiments.minibatch import stability_edges as edges
 from lambdahat.experiments.minibatch.stability_edges import (
     FEWEST,
     HELD,
-    MARGIN,
-    Cells,
     EdgeSubject,
     Frontier,
     PreparedSubject,
@@ -34,23 +24,7 @@ from lambdahat.experiments.minibatch.stability_edges import (
     ScalingRuns,
     SearchSection,
     StackedSettings,
-    edge_rows,
-    frontiers_of,
-    largest_passing,
-    outcome,
-    powers,
-    prepare,
-    rule_at,
-    rule_rows,
-    rules_of,
-    scaling_of,
-    scaling_rows,
-    scaling_runs,
-    start_of,
-    subject_of,
-    train_from,
 )
-from lambdahat.results.charts import Chart, Series
 
 AWAY = 4.0  # times the threshold, where the rate should no longer depend on the batch
 LEAST = 16  # the batch size from which the thesis speaks
@@ -61,258 +35,172 @@ LOST = 50.0
 CHANCE = 0.9  # the error of a network that guesses among ten classes, as one that diverged does
 GUESSED = math.log(10)  # its loss
 FALL = 0.9  # of the first loss, below which a network has learnt
-UNKNOWN = Reading(math.nan, math.nan, math.nan, 0)
+UNKNOWN = kit.Reading(math.nan, math.nan, math.nan, 0)
 NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
 
+CLAIMS = kit.ClaimTexts("""
+    rising: {name}: up to a threshold the largest stable rate is proportional to B
+      | §5.7 | slope 1 | within 0.2 of 1
+    growing: {name}: up to where it stops growing the largest stable rate is proportional to B |
+      after §5.7 | slope 1 | within 0.2 of 1 | up to B = {end:.3g}, chosen after the results | ours
+    constant: {name}: beyond the threshold (from four times the rule's) it no longer grows
+      | §5.7 | slope 0 | within 0.2 of 0
+    limit: {name}: the largest stable rate is {limit} of a batch ({point}), within a factor 2
+      | after Eq. 5.34 | ratio 1 | within 1 of 0 | | ours
+    root: {name}, small ε: from B = 16 the largest stable rate grows as √B
+      | §5.8.1, Figure 5.15 | slope 0.5 | within 0.2 of 0.5
+    kept: {where}: linear scaling keeps the validation error
+      | Figure 5.7a | 1.5 % more | below 1.5 | %
+    better: {where}: linear scaling generalises better than the square root
+      | §5.7.0.2 | 35.65 against 38.92 % | above | %
+    further: {where}: linear scaling ends further from the start than the square root
+      | §5.7.0.2 | 145.76 against 67.44
+    link: {network}, momentum, linear scaling: the further from the start, the lower the error
+      | Figure 5.8a | error falls | below | = rank correlation
+    Adam: {where}: the square root generalises better than linear scaling
+      | §5.8.1, Figure 5.16 | linear “fails completely” | above | %
+    later: {network}, momentum: a rate that trains in the steps of the search is unstable later
+      | §5.7.0.1, Figure 5.7b | unstable later
+""")
 
-def claims(rows: Rows) -> list[Claim]:
+
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Every claim, for each network that it is made of; n counts starts."""
-    return claims_of(frontiers_of(rows), rules_of(rows), scaling_of(rows))
+    return claims_of(edges.frontiers_of(rows), edges.rules_of(rows), edges.scaling_of(rows))
 
 
 def claims_of(
     frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling: Sequence[ScalingRuns]
-) -> list[Claim]:
+) -> Iterator[kit.Claim]:
     """The same of what the rows hold."""
-    found: list[Claim] = []
     for frontier in frontiers:
         own = [rule for rule in rules if rule.network == frontier.network]
         if frontier.optimizer not in HELD:
-            found.append(_square_root(frontier))
+            yield CLAIMS("root", frontier.slope(low=LEAST), name=name_of(frontier))
         elif own:
-            found += [*_proportional(frontier, own[0]), _constant(frontier, own[0])]
-            found += [_limit_claim(frontier, rule) for rule in own]
+            yield from _slope_claims(frontier, own[0])
+            yield from (_limit_claim(frontier, rule) for rule in own)
     for runs in scaling:
-        found += _linear_claims(runs) if runs.optimizer == "momentum" else [_adam_rule(runs)]
-        found += [
-            _later(runs, each)
-            for each in frontiers
-            if runs.optimizer == "momentum" and _edge_of(runs, each)
-        ]
-    return found
+        yield from _scaling_claims(runs)
+        for frontier in frontiers if runs.optimizer == "momentum" else ():
+            same = (frontier.network, frontier.optimizer) == (runs.network, runs.optimizer)
+            if same and frontier.criterion != "steady":
+                yield _later(runs, frontier)
 
 
-def _proportional(frontier: Frontier, rule: RateRule) -> list[Claim]:
-    """The slope up to the rule's threshold; where that leaves too few sizes, also up to where the
-    edges stop growing.
+def _slope_claims(frontier: Frontier, rule: RateRule) -> Iterator[kit.Claim]:
+    """The slope up to the rule's threshold, and where that leaves too few sizes up to where the
+    edges stop growing; and the slope from four times the threshold on.
 
     The second was chosen after the results were seen, and so were the steady edges made a form of
-    the claim: both are ours.
+    the claims, for the thesis asks what trains: both are ours.
     """
+    claim = partial(CLAIMS, name=name_of(frontier), own=frontier.criterion == "steady")
     threshold = rule.turning(frontier.optimizer)
-    sentence = (
-        f"{name_of(frontier)}: up to a threshold the largest stable rate is proportional to B"
-    )
     slope = frontier.slope(high=threshold)
     few = _too_few(slope, f"up to the rule's threshold, {threshold:.3g}")
     unit = "" if few else f" up to the rule's threshold, B = {threshold:.3g}"
-    found = Claims()
-    found.add(
-        sentence, "§5.7", "slope 1", slope, "within", 1.0, MARGIN, unit, few, _steady(frontier)
-    )
+    yield claim("rising", slope, unit=unit, unmet=few)
     end, _ = frontier.turning()
     slope = frontier.slope(high=end)
     if few and math.isfinite(slope.value):
-        sentence = (
-            f"{name_of(frontier)}: up to where it stops growing the largest stable rate is"
-            " proportional to B"
-        )
-        unit = f" up to B = {end:.3g}, chosen after the results"
-        found.append(
-            Claim(sentence, "after §5.7", "slope 1", slope, "within", 1.0, MARGIN, unit, own=True)
-        )
-    return found
+        yield claim("growing", slope, end=end, own=True)
+    slope = frontier.slope(low=AWAY * threshold)
+    few = _too_few(slope, f"from four times the rule's threshold on, {AWAY * threshold:.3g}")
+    yield claim("constant", slope, unmet=few)
 
 
-def _too_few(slope: Reading, where: str) -> str:
-    return (
-        ""
-        if math.isfinite(slope.value)
-        else f"fewer than {FEWEST} batch sizes with a rate lie {where}"
-    )
+def _too_few(slope: kit.Reading, where: str) -> str:
+    known = math.isfinite(slope.value)
+    return "" if known else f"fewer than {FEWEST} batch sizes with a rate lie {where}"
 
 
-def _steady(frontier: Frontier) -> bool:
-    """Whether the edge is that of steady runs; the thesis asks what trains."""
-    return frontier.criterion == "steady"
-
-
-def _constant(frontier: Frontier, rule: RateRule) -> Claim:
-    start = AWAY * rule.turning(frontier.optimizer)
-    slope = frontier.slope(low=start)
-    sentence = (
-        f"{name_of(frontier)}: beyond the threshold (from four times the rule's) it no longer grows"
-    )
-    few = _too_few(slope, f"from four times the rule's threshold on, {start:.3g}")
-    return Claim(
-        sentence, "§5.7", "slope 0", slope, "within", 0.0, MARGIN, "", few, _steady(frontier)
-    )
-
-
-def _limit_claim(frontier: Frontier, rule: RateRule) -> Claim:
+def _limit_claim(frontier: Frontier, rule: RateRule) -> kit.Claim:
     """Ours: below 2/λ₁ the loss falls by Eq. 5.34, which the thesis calls pessimistic."""
     limit = "2/λ₁" if frontier.optimizer == "sgd" else "the momentum-aware limit"
-    sentence = (
-        f"{name_of(frontier)}: the largest stable rate is {limit} of a batch ({rule.point}), within"
-        " a factor 2"
-    )
-    expected = dict(zip(rule.batch_sizes, rule.rates(frontier.optimizer).tolist(), strict=True))
-    return replace(factor_claim(sentence, "after Eq. 5.34", frontier, expected), own=True)
+    rates = rule.rates(frontier.optimizer).tolist()
+    worst, unit = worst_ratio(frontier, dict(zip(rule.batch_sizes, rates, strict=True)))
+    values = {"name": name_of(frontier), "limit": limit, "point": rule.point}
+    return CLAIMS("limit", worst, unit=unit, **values)
 
 
-def factor_claim(
-    sentence: str, source: str, frontier: Frontier, expected: Mapping[int, float]
-) -> Claim:
-    """That edges are within a factor 2 of the expected ones: log₂ of the worst ratio."""
+def worst_ratio(frontier: Frontier, expected: Mapping[int, float]) -> tuple[kit.Reading, str]:
+    """log₂ of the edges over the expected ones where it is largest, and where that is."""
     found = [
-        (size, mean_of((edges / expected[size]).log2().tolist()))
-        for size, edges in zip(frontier.batch_sizes, frontier.edges, strict=True)
+        (size, kit.mean_of((values / expected[size]).log2().tolist()))
+        for size, values in zip(frontier.batch_sizes, frontier.edges, strict=True)
         if expected.get(size, 0.0) > 0
     ]
     known = [(size, reading) for size, reading in found if math.isfinite(reading.value)]
     if not known:
-        return Claim(sentence, source, "ratio 1", UNKNOWN, "within", 0.0, 1.0)
+        return UNKNOWN, ""
     size, worst = max(known, key=lambda item: abs(item[1].value))
-    unit = f" = log₂ of the ratio at B = {size}"
-    return Claim(sentence, source, "ratio 1", worst, "within", 0.0, 1.0, unit)
+    return worst, f" = log₂ of the ratio at B = {size}"
 
 
-def _square_root(frontier: Frontier) -> Claim:
-    sentence = f"{name_of(frontier)}, small ε: from B = {LEAST} the largest stable rate grows as √B"
-    slope = frontier.slope(low=LEAST)
-    return Claim(sentence, "§5.8.1, Figure 5.15", "slope 0.5", slope, "within", 0.5, MARGIN)
+def _scaling_claims(runs: ScalingRuns) -> Iterator[kit.Claim]:
+    """Figures 5.7a and 5.8a and the text between them, and of Adam Figure 5.16."""
+    far, adam = far_from(runs), runs.optimizer == "adam"
+    where = f"{runs.network}, {'Adam' if adam else 'momentum'}, B = {far} from {runs.reference}"
+    claim = partial(CLAIMS, where=where, network=runs.network, unmet=unlearnt(runs))
+    if adam:
+        yield claim("Adam", advantage(runs, "square root", "linear"))
+        return
+    yield claim("kept", rise(runs, "linear"))
+    yield claim("better", advantage(runs, "linear", "square root"))
+    distances = (_by_seed(runs.at("distance", rule, far)) for rule in ("linear", "square root"))
+    yield claim("further", kit.paired_difference(*distances))
+    yield claim("link", _distance_correlation(runs))
 
 
-def _linear_claims(runs: ScalingRuns) -> list[Claim]:
-    """Figures 5.7a and 5.8a and the text between them."""
-    far = far_from(runs)
-    where = f"{runs.network}, momentum, B = {far} from {runs.reference}"
-    distances = [
-        _by_seed(runs.distance[runs.rules.index(rule), runs.batch_sizes.index(far)])
-        for rule in ("linear", "square root")
-    ]
-    found = Claims(unmet=unlearnt(runs))
-    found.append(
-        kept_claim(
-            f"{where}: linear scaling keeps the validation error",
-            "Figure 5.7a",
-            "1.5 % more",
-            runs,
-            "linear",
-        )
-    )
-    found.append(
-        better_claim(
-            f"{where}: linear scaling generalises better than the square root",
-            "§5.7.0.2",
-            "35.65 against 38.92 %",
-            runs,
-            "linear",
-            "square root",
-        )
-    )
-    sentence = f"{where}: linear scaling ends further from the start than the square root"
-    found.add(sentence, "§5.7.0.2", "145.76 against 67.44", paired_difference(*distances))
-    sentence = (
-        f"{runs.network}, momentum, linear scaling: the further from the start, the lower the error"
-    )
-    unit = " = rank correlation"
-    found.add(
-        sentence, "Figure 5.8a", "error falls", _distance_correlation(runs), "below", unit=unit
-    )
-    return found
+def _later(runs: ScalingRuns, frontier: Frontier) -> kit.Claim:
+    """Figure 5.7b: rates that lower the loss at first become unstable later.
 
-
-def _adam_rule(runs: ScalingRuns) -> Claim:
-    where = f"{runs.network}, Adam, B = {far_from(runs)} from {runs.reference}"
-    sentence = f"{where}: the square root generalises better than linear scaling"
-    return better_claim(
-        sentence, "§5.8.1, Figure 5.16", "linear “fails completely”", runs, "square root", "linear"
-    )
-
-
-def _later(runs: ScalingRuns, frontier: Frontier) -> Claim:
-    """Figure 5.7b: rates that lower the loss at first become unstable later."""
-    sentence = (
-        f"{runs.network}, momentum: a rate that trains in the steps of the search is unstable later"
-    )
-    bound, source, published = FALL * GUESSED, "§5.7.0.1, Figure 5.7b", "unstable later"
-    found = _nearest_below(runs, frontier)
-    if found is None:
-        unmet = "no run has a rate below the edge"
-        return Claim(sentence, source, published, UNKNOWN, bound=bound, unmet=unmet)
-    row, place = found
+    Judged by the run whose rate is nearest below the edge of every start, of batch sizes up to the
+    reference, at which the epochs have more steps than the search.
+    """
+    claim = partial(CLAIMS, "later", network=runs.network, bound=FALL * GUESSED)
+    shares = []
+    for place, size in enumerate(runs.batch_sizes):
+        if size <= runs.reference and size in frontier.batch_sizes:
+            least = frontier.edges[frontier.batch_sizes.index(size)].min()
+            values = enumerate(runs.values[:, place])
+            shares += [(float(value / least), row, place) for row, value in values]
+    below = [share for share in shares if share[0] < 1]
+    if not below:
+        return claim(UNKNOWN, unmet="no run has a rate below the edge")
+    _, row, place = max(below)
     losses = runs.training_loss[row, place].nan_to_num(GUESSED, GUESSED).tolist()
     size, rate = runs.batch_sizes[place], float(runs.values[row, place])
-    where = (
-        f"{rate:.2g} at B = {size}, {rate / frontier.at(size):.0%} of the edge, after {runs.epochs}"
-        " epochs"
+    where = f"{rate:.2g} at B = {size}, {rate / frontier.at(size):.0%} of the edge"
+    after = f"after {runs.epochs} epochs; {FALL * GUESSED:.3g} is near guessing"
+    return claim(kit.mean_of(losses), unit=f" = training loss at rate {where}, {after}")
+
+
+def rise(runs: ScalingRuns, rule: str) -> kit.Reading:
+    """The validation error far from the reference above that at the reference, in percent."""
+    sizes = (far_from(runs), runs.reference)
+    return kit.paired_difference(*(errors_of(runs, rule, size) for size in sizes))
+
+
+def advantage(runs: ScalingRuns, better: str, worse: str) -> kit.Reading:
+    """How much lower a rule's validation error is than another's, far from the reference."""
+    return kit.paired_difference(
+        *(errors_of(runs, rule, far_from(runs)) for rule in (worse, better))
     )
-    unit = f" = training loss at rate {where}; {bound:.3g} is near guessing"
-    return Claim(sentence, source, published, mean_of(losses), bound=bound, unit=unit)
-
-
-def _nearest_below(runs: ScalingRuns, frontier: Frontier) -> tuple[int, int] | None:
-    """Rule and size of the run whose rate is nearest below the edge of every start.
-
-    Of batch sizes up to the reference, at which the epochs have more steps than the search.
-    """
-    sizes = [
-        size for size in runs.batch_sizes if size <= runs.reference and size in frontier.batch_sizes
-    ]
-    least = {size: frontier.edges[frontier.batch_sizes.index(size)].min() for size in sizes}
-    shares = [
-        (
-            float(runs.values[row, runs.batch_sizes.index(size)] / least[size]),
-            row,
-            runs.batch_sizes.index(size),
-        )
-        for row in range(len(runs.rules))
-        for size in sizes
-    ]
-    below = [item for item in shares if item[0] < 1]
-    return max(below)[1:] if below else None
-
-
-def _edge_of(runs: ScalingRuns, frontier: Frontier) -> bool:
-    same = (frontier.network, frontier.optimizer) == (runs.network, runs.optimizer)
-    return same and not _steady(frontier)
-
-
-def kept_claim(sentence: str, source: str, published: str, runs: ScalingRuns, rule: str) -> Claim:
-    """That far from the reference a rule has the same validation error, or at most 1.5 % more."""
-    gap = paired_difference(
-        errors_of(runs, rule, far_from(runs)), errors_of(runs, rule, runs.reference)
-    )
-    return Claim(sentence, source, published, gap, "below", SAME, unit=" %", unmet=unlearnt(runs))
-
-
-def better_claim(
-    sentence: str, source: str, published: str, runs: ScalingRuns, better: str, worse: str
-) -> Claim:
-    """That far from the reference one rule has a lower validation error than another."""
-    gap = paired_difference(
-        errors_of(runs, worse, far_from(runs)), errors_of(runs, better, far_from(runs))
-    )
-    return Claim(sentence, source, published, gap, unit=" %", unmet=unlearnt(runs))
 
 
 def unlearnt(runs: ScalingRuns) -> str:
     """Why scaling is not judged: the baseline run's error exceeds 50 %; "" if it does not."""
-    base = mean_of(
-        [value for rule in runs.rules for value in errors_of(runs, rule, runs.reference).values()]
-    ).value
-    return (
-        ""
-        if base <= LOST
-        else f"the run at B = {runs.reference} that is scaled errs on {base:.0f} %"
-    )
+    errors = [errors_of(runs, rule, runs.reference).values() for rule in runs.rules]
+    base = kit.mean_of([value for values in errors for value in values]).value
+    lost = f"the run at B = {runs.reference} that is scaled errs on {base:.0f} %"
+    return "" if base <= LOST else lost
 
 
 def errors_of(runs: ScalingRuns, rule: str, size: int) -> dict[int, float]:
     """Validation errors in percent, seed by seed; a network that diverged guesses."""
-    values = runs.validation_error[runs.rules.index(rule), runs.batch_sizes.index(size)]
-    return _by_seed(100 * values.nan_to_num(CHANCE))
+    return _by_seed(100 * runs.at("validation_error", rule, size).nan_to_num(CHANCE))
 
 
 def far_from(runs: ScalingRuns) -> int:
@@ -324,14 +212,14 @@ def _by_seed(values: Tensor) -> dict[int, float]:
     return dict(enumerate(values.tolist()))
 
 
-def _distance_correlation(runs: ScalingRuns) -> Reading:
+def _distance_correlation(runs: ScalingRuns) -> kit.Reading:
     """Spearman's rank correlation of distance and error over batch sizes, seed by seed."""
     linear, found = runs.rules.index("linear"), []
     for far, wrong in zip(runs.distance[linear].T, runs.validation_error[linear].T, strict=True):
         fine = far.isfinite() & wrong.isfinite()
         if int(fine.sum()) >= FEWEST:
             found.append(float(spearmanr(far[fine], wrong[fine]).statistic))
-    return mean_of(found)
+    return kit.mean_of(found)
 
 
 def rule_slope(rule: RateRule, optimizer: str) -> float:
@@ -360,43 +248,44 @@ FIGURES = {
 }
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Stable rates and slopes by network, λ₁ of batches, and the runs under scaling rules."""
-    frontiers, rules, scaling = frontiers_of(rows), rules_of(rows), scaling_of(rows)
-    networks = dict.fromkeys(frontier.network for frontier in frontiers)
-    out = [
-        _rates(name, frontiers, [rule for rule in rules if rule.network == name])
-        for name in networks
-    ]
+    frontiers, rules = edges.frontiers_of(rows), edges.rules_of(rows)
+    for network in dict.fromkeys(frontier.network for frontier in frontiers):
+        own = [rule for rule in rules if rule.network == network]
+        allowed = {}
+        for rule in own:
+            rates = [f"{rate:.3g}" for rate in rule.rates("sgd").tolist()]
+            allowed[f"2/λ₁, {rule.point}"] = dict(zip(rule.batch_sizes, rates, strict=True))
+        title = f"{network}: the largest stable rate, and the rule for SGD"
+        mine = {f"{f.optimizer}, {f.criterion}": f for f in frontiers if f.network == network}
+        yield edge_table(title, mine, allowed)
     if frontiers:
-        out.append(_thresholds(frontiers, rules))
-    return [*out, *map(_curvature, rules), *(runs.table() for runs in scaling)]
+        yield _thresholds(frontiers, rules)
+    for rule in rules:
+        lines = []
+        for place, size in enumerate(rule.batch_sizes):
+            shown = kit.mean_of(rule.measured[place].tolist())
+            predicted = [f"{float(values[place]):.3g}" for values in rule.predicted.values()]
+            lines.append((size, f"{shown.value:.3g} ± {shown.stderr:.1g}", *predicted))
+        title = f"{rule.network}, {rule.point}: λ₁ of a batch; {rule.full:.3g} on all data"
+        yield kit.table(title, ("B", "measured", *rule.predicted), lines)
+    yield from (runs.table() for runs in edges.scaling_of(rows))
 
 
-def _rates(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
-    mine = [frontier for frontier in frontiers if frontier.network == network]
-    sizes = sorted({size for frontier in mine for size in frontier.batch_sizes})
+def edge_table(
+    title: str, frontiers: Mapping[str, Frontier], rules: Mapping[str, Mapping[int, str]]
+) -> kit.Table:
+    """Edges by batch size, and beside them the rules' values by batch size."""
+    sizes = sorted({size for frontier in frontiers.values() for size in frontier.batch_sizes})
     lines = []
     for size in sizes:
-        found = [frontier.cell(size) if size in frontier.batch_sizes else "" for frontier in mine]
-        lines.append((str(size), *found, *(_allowed_rate(rule, size) for rule in rules)))
-    header = (
-        "B",
-        *(f"{f.optimizer}, {f.criterion}" for f in mine),
-        *(f"2/λ₁, {rule.point}" for rule in rules),
-    )
-    return Table(f"{network}: the largest stable rate, and the rule for SGD", header, tuple(lines))
+        found = [f.cell(size) if size in f.batch_sizes else "" for f in frontiers.values()]
+        lines.append((size, *found, *(values.get(size, "") for values in rules.values())))
+    return kit.table(title, ("B", *frontiers, *rules), lines)
 
 
-def _allowed_rate(rule: RateRule, size: int) -> str:
-    return (
-        f"{float(rule.rates('sgd')[rule.batch_sizes.index(size)]):.3g}"
-        if size in rule.batch_sizes
-        else ""
-    )
-
-
-def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
+def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> kit.Table:
     """Where growth ends, by the rule and by the edges, and the slopes on either side."""
     lines = []
     for frontier in frontiers:
@@ -404,130 +293,89 @@ def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Tab
         fitted, spread = frontier.turning()
         seen = f"{fitted:.3g} ± {100 * spread:.0f} %" if math.isfinite(fitted) else "none"
         held = frontier.optimizer in HELD
-        line = [
-            name_of(frontier),
-            seen,
-            _slope(frontier.slope(high=fitted)) if held else "",
-            _slope(frontier.slope()),
-        ]
+        upto = _slope(frontier.slope(high=fitted)) if held else ""
+        line = [name_of(frontier), seen, upto, _slope(frontier.slope())]
         if own and held:
-            turning, expected = (
-                own[0].turning(frontier.optimizer),
-                rule_slope(own[0], frontier.optimizer),
-            )
-            told = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
+            turning = own[0].turning(frontier.optimizer)
+            expected = rule_slope(own[0], frontier.optimizer)
+            theirs = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
             below, above = frontier.slope(high=turning), frontier.slope(low=turning)
-            line += [f"{turning:.3g}", _slope(below), told, _slope(above)]
-        lines.append(tuple(line + [""] * (8 - len(line))))
-    header = split_header(
+            line += [f"{turning:.3g}", _slope(below), theirs, _slope(above)]
+        lines.append(line + [""] * (8 - len(line)))
+    header = (
         "edge | threshold by the edges | slope up to it | slope, all B | "
         "threshold by the rule | slope below | the rule's own | slope above"
     )
-    return Table("d log rate/d log B and the batch size at which it changes", header, tuple(lines))
+    return kit.table("d log rate/d log B and the batch size at which it changes", header, lines)
 
 
-def _slope(slope: Reading) -> str:
+def _slope(slope: kit.Reading) -> str:
     return f"{slope.value:+.2f} ± {slope.stderr:.2f}" if math.isfinite(slope.value) else "too few"
 
 
-def _curvature(rule: RateRule) -> Table:
-    """λ₁ of batches, predicted and measured."""
-    lines = []
-    for place, size in enumerate(rule.batch_sizes):
-        shown = mean_of(rule.measured[place].tolist())
-        told = (f"{float(values[place]):.3g}" for values in rule.predicted.values())
-        lines.append((str(size), f"{shown.value:.3g} ± {shown.stderr:.1g}", *told))
-    title = f"{rule.network}, {rule.point}: λ₁ of a batch; {rule.full:.3g} on all data"
-    return Table(title, ("B", "measured", *rule.predicted), tuple(lines))
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Stable rates with the rule's, errors under each scaling rule, error over distance."""
-    frontiers, rules, out = frontiers_of(rows), rules_of(rows), []
+    frontiers, rules = edges.frontiers_of(rows), edges.rules_of(rows)
     for network in dict.fromkeys(frontier.network for frontier in frontiers):
-        edges = [
-            edge_series(f, f"{f.optimizer}, {f.criterion}")
-            for f in frontiers
-            if f.network == network
-        ]
-        allowed = [
-            Series(
-                f"rule, {optimizer}, {rule.point}", rule.batch_sizes, rule.rates(optimizer).tolist()
-            )
-            for rule in rules
-            for optimizer in HELD
-            if rule.network == network
-        ]
-        out.append(
-            Chart(
-                f"{network}: the largest stable rate",
-                "batch size B",
-                "learning rate",
-                (*edges, *allowed),
-                x_log=True,
-                y_log=True,
-                source="§§5.7, 5.8.1",
-                caption="Rules from λ₁ of single batches, at the start and after some training.",
-            )
+        mine = [frontier for frontier in frontiers if frontier.network == network]
+        series = [edge_series(f, f"{f.optimizer}, {f.criterion}") for f in mine]
+        for rule in rules:
+            for optimizer in HELD if rule.network == network else ():
+                rates, name = rule.rates(optimizer).tolist(), f"rule, {optimizer}, {rule.point}"
+                series.append(kit.Series(name, rule.batch_sizes, rates))
+        yield kit.Chart(
+            f"{network}: the largest stable rate",
+            "batch size B",
+            "learning rate",
+            tuple(series),
+            x_log=True,
+            y_log=True,
+            source="§§5.7, 5.8.1",
+            caption="Rules from λ₁ of single batches, at the start and after some training.",
         )
-    return out + scaling_charts(scaling_of(rows))
+    yield from scaling_charts(edges.scaling_of(rows))
 
 
-def edge_series(frontier: Frontier, name: str) -> Series:
+def edge_series(frontier: Frontier, name: str) -> kit.Series:
     """Geometric means over seeds with their errors."""
     centre = frontier.centre()
-    error = centre * frontier.stderr()
-    return Series(
-        name, frontier.batch_sizes, _finite(centre.tolist()), _finite(error.tolist()), "points"
-    )
+    heights, errors = (_finite(values.tolist()) for values in (centre, centre * frontier.stderr()))
+    return kit.Series(name, frontier.batch_sizes, heights, errors, "points")
 
 
-def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
+def scaling_charts(scaling: Sequence[ScalingRuns]) -> Iterator[kit.Chart]:
     """Validation error and training loss over batch sizes, and error over distance, by rule."""
-    out = []
     for runs in scaling:
         figures = FIGURES[runs.optimizer, runs.scaled]
-        title = f"{runs.network}, {runs.optimizer}: {runs.scaled} scaled from B = {runs.reference}"
+        name = f"{runs.network}, {runs.optimizer}"
+        title = f"{name}: {runs.scaled} scaled from B = {runs.reference}"
         words, after = "batch size B", f"After {runs.epochs} epochs at every size."
-        axis = "validation error, %"
-        series = _over_sizes(runs, 100 * runs.validation_error)
-        out.append(Chart(title, words, axis, series, x_log=True, source=figures[0], caption=after))
+        axis, errors = "validation error, %", 100 * runs.validation_error
+        labels, lines = (title, words, axis), _over_sizes(runs, errors)
+        yield kit.Chart(*labels, lines, x_log=True, source=figures[0], caption=after)
         clouds = []
-        for place, rule in enumerate(runs.rules):
-            far, wrong = (
-                runs.distance[place].flatten(),
-                100 * runs.validation_error[place].flatten(),
-            )
+        for rule, distance, error in zip(runs.rules, runs.distance, errors, strict=True):
+            far, wrong = distance.flatten(), error.flatten()
             fine = far.isfinite() & wrong.isfinite()
-            clouds.append(Series(rule, far[fine].tolist(), wrong[fine].tolist(), style="points"))
-        heading = f"{runs.network}, {runs.optimizer}: error and distance"
-        across = "distance from the start"
-        axis = "validation error, %"
-        out.append(Chart(heading, across, axis, tuple(clouds), x_log=True, source=figures[1]))
-        out.append(
-            Chart(
-                f"{title}, training",
-                words,
-                "training loss",
-                _over_sizes(runs, runs.training_loss),
-                x_log=True,
-                y_log=True,
-                source=figures[2],
-                caption=f"{after} The thesis shows the training error.",
-            )
+            both = far[fine].tolist(), wrong[fine].tolist()
+            clouds.append(kit.Series(rule, *both, style="points"))
+        labels = (f"{name}: error and distance", "distance from the start", axis)
+        yield kit.Chart(*labels, tuple(clouds), x_log=True, source=figures[1])
+        labels, lines = (
+            (f"{title}, training", words, "training loss"),
+            _over_sizes(runs, runs.training_loss),
         )
-    return out
+        caption = f"{after} The thesis shows the training error."
+        yield kit.Chart(*labels, lines, x_log=True, y_log=True, source=figures[2], caption=caption)
 
 
-def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[Series, ...]:
+def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[kit.Series, ...]:
     """Means over the seeds of values (rules, sizes, S), a curve for each rule."""
     series = []
     for rule, row in zip(runs.rules, values, strict=True):
-        readings = [mean_of(each.tolist()) for each in row]
-        heights = _finite([r.value for r in readings])
-        series.append(
-            Series(rule, runs.batch_sizes, heights, _finite([r.stderr for r in readings]))
-        )
+        readings = [kit.mean_of(each.tolist()) for each in row]
+        heights, errors = _finite([r.value for r in readings]), kit.errors(readings)
+        series.append(kit.Series(rule, runs.batch_sizes, heights, errors))
     return tuple(series)
 
 
@@ -552,7 +400,7 @@ SAFETY = 0.5  # of the largest stable rate, from which the rules start
 
 SOFTMAX, MLP = ("softmax, MNIST", "softmax", "mnist"), ("MLP, MNIST", "mlp", "mnist")
 LENET = ("LeNet-5, CIFAR-10", "lenet5", "cifar10")
-SMALL, WHOLE = (1, 4, *powers(4, 10)), (1, 4, *powers(4, 12))  # batch sizes
+SMALL, WHOLE = (1, 4, *edges.powers(4, 10)), (1, 4, *edges.powers(4, 12))  # batch sizes
 TINY = EdgeSubject("softmax, digits", "softmax", "digits", 256, (4, 16, 64), 15, 2, 1, 16)
 SCALES: dict[str, tuple[EdgeSubject, ...]] = {
     "smoke": (TINY,),
@@ -572,19 +420,20 @@ def rule_of(ground: PreparedSubject, point: str, seed: int) -> RateRule:
     """The rule "at the start", or "trained" by SGD at half its largest stable rate."""
     require_choice(point, "point", POINTS)
     if point == "at the start":
-        return rule_at(ground, start_of(ground), point, seed)
-    return rule_at(ground, train_from(ground, _half_edge(ground, "sgd", seed), seed), point, seed)
+        return edges.rule_at(ground, edges.start_of(ground), point, seed)
+    trained = edges.train_from(ground, _half_edge(ground, "sgd", seed), seed)
+    return edges.rule_at(ground, trained, point, seed)
 
 
 def scaled_runs(ground: PreparedSubject, optimizer: str, seed: int) -> ScalingRuns:
     """Runs under the three rules, from half the largest stable rate of the reference batch size."""
 
-    def run(size: int, rates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return outcome(
-            ground, StackedSettings(optimizer, rates.expand(ground.subject.seeds, -1)), size, seed
-        )
+    def run(size: int, rates: Tensor) -> edges.Outcome:
+        settings = StackedSettings(optimizer, rates.expand(ground.subject.seeds, -1))
+        return edges.outcome(ground, settings, size, seed)
 
-    return scaling_runs(ground, optimizer, "rate", _half_edge(ground, optimizer, seed), RULES, run)
+    base = _half_edge(ground, optimizer, seed)
+    return edges.scaling_runs(ground, optimizer, "rate", base, RULES, run)
 
 
 def _half_edge(ground: PreparedSubject, optimizer: str, seed: int) -> float:
@@ -607,39 +456,19 @@ def stable_rates(
     the curvature raises the loss, though the run may recover.
     """
     require_choice(criterion, "criterion", CRITERIA)
-    subject, edges = ground.subject, []
-    first = _loss(
-        ground,
-        Cells(
-            ground.models, ground.train, StackedSettings(optimizer, torch.zeros(subject.seeds, 1))
-        ),
-    )
-    for size in subject.batch_sizes:
+    subject, first = ground.subject, ground.first_losses()
 
-        def stable(rates: Tensor, size: int = size) -> Tensor:
-            cells = Cells(ground.models, ground.train, StackedSettings(optimizer, rates))
-            met = cells.train(
-                size, subject.steps, seed, f"{subject.network}, {optimizer}, B = {size}"
-            )
-            ended = _loss(ground, cells) < FALL * first
-            return ended if criterion == "trains" else ended & (met < RISE * first).all(0)
+    def stable(size: int, rates: Tensor) -> Tensor:
+        cells = ground.cells(StackedSettings(optimizer, rates))
+        task = f"{subject.network}, {optimizer}, B = {size}"
+        met = cells.train(size, subject.steps, seed, task)
+        ended = cells.evaluate(ground.probe)[0] < FALL * first
+        return ended if criterion == "trains" else ended & (met < RISE * first).all(0)
 
-        edges.append(largest_passing(stable, section, subject.seeds))
-    return Frontier(
-        subject.network,
-        optimizer,
-        criterion,
-        subject.batch_sizes,
-        torch.stack(edges),
-        section.resolution,
-    )
+    return ground.search(optimizer, criterion, section, stable)
 
 
-def _loss(ground: PreparedSubject, cells: Cells) -> Tensor:
-    return cells.evaluate(ground.probe)[0]
-
-
-ASSUMPTIONS = sentences(f"""
+ASSUMPTIONS = kit.sentences(f"""
     A run trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.
     It is steady if besides no tenth of it has a mean batch loss above {RISE:g} of the start: a form
       of ours.
@@ -671,66 +500,36 @@ ASSUMPTIONS = sentences(f"""
 """)
 
 
-@dataclass(frozen=True)
-class RateScale:
-    """The networks of a scale, and the ``root`` of the seeds of starts, samples and batches."""
-
-    subjects: tuple[EdgeSubject, ...]
-    root: int = 0
-
-
-def cells(config: RateScale) -> list[Cell]:
-    """For each network: the edges of an optimiser at one batch size, the rule at one point, an
-    optimiser's scaled runs.
-
-    All seeds of a network are in one cell, for they train together.
-    """
-    found: list[Cell] = []
-    for subject in config.subjects:
-        whole = asdict(subject) | {"root": config.root}
-        for optimizer in dict.fromkeys(optimizer for optimizer, _ in SEARCHES):
-            found += [
-                {
-                    "part": "edge",
-                    "optimizer": optimizer,
-                    "batch_size": size,
-                    **whole,
-                    "batch_sizes": (size,),
-                }
-                for size in subject.batch_sizes
-            ]
-        found += [{"part": "rule", "point": point, **whole} for point in POINTS]
-        if subject.epochs:
-            found += [
-                {"part": "scaling", "optimizer": optimizer, **whole}
-                for optimizer in SCALED_OPTIMIZERS
-            ]
-    return found
+def cells(config: edges.EdgeGrid) -> list[Cell]:
+    """The edges of an optimiser at one batch size, the rule at one point, the scaled runs."""
+    optimizers = dict.fromkeys(optimizer for optimizer, _ in SEARCHES)
+    points = [{"point": point} for point in POINTS]
+    return edges.edge_cells(config, list(optimizers), points, SCALED_OPTIMIZERS)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The edges by every criterion, the rule, or the scaled runs, as ``part`` says."""
-    ground, root = prepare(subject_of(cell), {}, cell["root"], device), cell["root"]
+    ground, root = edges.prepare_cell(cell, device), cell["root"]
     if cell["part"] == "rule":
-        return rule_rows(rule_of(ground, cell["point"], root))
+        return edges.rule_rows(rule_of(ground, cell["point"], root))
     if cell["part"] == "scaling":
-        return scaling_rows(scaled_runs(ground, cell["optimizer"], root))
+        return edges.scaling_rows(scaled_runs(ground, cell["optimizer"], root))
     criteria = [criterion for optimizer, criterion in SEARCHES if optimizer == cell["optimizer"]]
     found = (stable_rates(ground, cell["optimizer"], root, criterion) for criterion in criteria)
-    return [row for frontier in found for row in edge_rows(frontier)]
+    return [row for frontier in found for row in edges.edge_rows(frontier)]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "stable-rates",
     "The largest stable learning rate over batch sizes, and what comes of scaling it",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§5.7 and 5.8.1, Figures 5.7a, 5.7b, 5.8a, 5.15 and 5.16",
-    {scale: RateScale(subjects) for scale, subjects in SCALES.items()},
+    {scale: edges.EdgeGrid(subjects) for scale, subjects in SCALES.items()},
     *(cells, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs, batches of 128"
         " to 4,096; seeds are not in the text."
     ),
-    sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
+    sizes=(kit.Size("VGG-16", "cifar100", 45_000, 300),),
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from lambdahat._core.storage import Result
 from lambdahat.data.splits import Split
 from lambdahat.estimators import eigenpairs, variance
 from lambdahat.experiments.kit.cells import Row, Rows
-from lambdahat.experiments.kit.claims import Reading, Table, mean_of
+from lambdahat.experiments.kit.claims import Reading, Table, mean_of, table
 from lambdahat.experiments.minibatch.batch_points import cut, load_split
 from lambdahat.models.model_registry import make_model
 from lambdahat.operators.curvature import hessian
@@ -41,7 +42,7 @@ from lambdahat.randommatrix import (
     predict,
     stability_limit,
 )
-from lambdahat.results import Eigenpairs, Estimate
+from lambdahat.results import Estimate
 
 Array = NDArray[np.float64]
 Passes = Callable[[Tensor], Tensor]
@@ -77,36 +78,25 @@ def largest_passing(passes: Passes, section: SearchSection, seeds: int) -> Tenso
     not count: at tiny rates nothing is learnt in a given time. NaN where no value passes, infinite
     where the largest does.
     """
-    logs = torch.linspace(
-        math.log(section.low), math.log(section.high), section.points, dtype=torch.float64
-    )
+    ends, points = (math.log(section.low), math.log(section.high)), section.points
+    logs = torch.linspace(*ends, points, dtype=torch.float64)
     grid = logs.expand(seeds, -1)
     below = torch.full((seeds,), math.nan, dtype=torch.float64)
     above = torch.full((seeds,), math.inf, dtype=torch.float64)
     for number in range(section.rounds):
+        searched = torch.ones(seeds, dtype=torch.bool)
         if number:
-            shares = torch.arange(1, section.points + 1, dtype=torch.float64) / (section.points + 1)
-            known = below.isfinite() & above.isfinite()
-            low, high = below.where(known, logs[0]), above.where(known, logs[0])
+            shares = torch.arange(1, points + 1, dtype=torch.float64) / (points + 1)
+            searched = below.isfinite() & above.isfinite()
+            low, high = below.where(searched, logs[0]), above.where(searched, logs[0])
             grid = low[:, None] + (high - low)[:, None] * shares
-        below, above = _narrow(grid, passes(grid.exp()), below, above, first=number == 0)
+        last = torch.where(passes(grid.exp()).cpu(), torch.arange(points), -1).amax(1)
+        following = grid.gather(1, (last + 1).clamp_max(points - 1)[:, None])[:, 0]
+        bounded = searched & (last + 1 < points) & ((last >= 0) | (number > 0))
+        above = following.where(bounded, above)
+        largest = grid.gather(1, last.clamp_min(0)[:, None])[:, 0]
+        below = largest.where(searched & (last >= 0), below)
     return torch.where(below.isnan(), math.nan, ((below + above) / 2).exp())
-
-
-def _narrow(
-    grid: Tensor, passed: Tensor, below: Tensor, above: Tensor, first: bool
-) -> tuple[Tensor, Tensor]:
-    """The new bracket of every seed: the largest value that passed, and the next one above it."""
-    for row, (values, good) in enumerate(zip(grid, passed.cpu(), strict=True)):
-        if not first and not (below[row].isfinite() and above[row].isfinite()):
-            continue
-        places = good.nonzero().flatten()
-        place = int(places[-1]) if len(places) else -1
-        if place >= 0:
-            below[row] = values[place]
-        if place + 1 < len(values) and (place >= 0 or not first):
-            above[row] = values[place + 1]
-    return below, above
 
 
 @dataclass(frozen=True)
@@ -140,32 +130,28 @@ class Frontier(Result):
     def cell(self, batch_size: int) -> str:
         """The mean at one batch size, its relative error, and how many seeds have no edge."""
         place = self.batch_sizes.index(batch_size)
-        known, seeds = int(self._logs()[1][place].sum()), self.edges.shape[1]
-        missing = self._missing(place)
-        if not known:
-            return next(iter(missing)) if len(missing) == 1 else _count_text(missing)
-        text = f"{self.at(batch_size):.3g}"
-        text += f" ± {100 * float(self.stderr()[place]):.0f} %" if known > 1 else ""
-        return (
-            text if known == seeds else f"{text} ({known} of {seeds} seeds; {_count_text(missing)})"
-        )
-
-    def _missing(self, place: int) -> dict[str, int]:
-        """How many seeds have no edge, by reason; an edge of a reciprocal can be 0."""
-        edges = self.edges[place]
+        edges, known = self.edges[place], int(self._logs()[1][place].sum())
         counts = {
-            "nothing is steady" if self.criterion == "steady" else "nothing trains": int(
-                edges.isnan().sum()
-            ),
-            "below the search": int((edges == 0).sum()),
-            "above the search": int(edges.isposinf().sum()),
+            "nothing is steady" if self.criterion == "steady" else "nothing trains": edges.isnan(),
+            "below the search": edges == 0,  # the edge of a reciprocal
+            "above the search": edges.isposinf(),
         }
-        return {reason: count for reason, count in counts.items() if count}
+        missing = {reason: int(where.sum()) for reason, where in counts.items() if where.any()}
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in missing.items())
+        if not known:
+            return next(iter(missing)) if len(missing) == 1 else reasons
+        error = f" ± {100 * float(self.stderr()[place]):.0f} %" if known > 1 else ""
+        text = f"{self.at(batch_size):.3g}{error}"
+        return f"{text} ({known} of {len(edges)} seeds; {reasons})" if missing else text
 
     def _logs(self) -> tuple[Tensor, Tensor]:
         """log edges, 0 where none was found, and where one was."""
         logs = self.edges.log()
         return logs.where(logs.isfinite(), 0.0), logs.isfinite()
+
+    def inverse(self) -> Frontier:
+        """The same for the reciprocals of what was searched."""
+        return replace(self, edges=self.edges.reciprocal())
 
     def slope(self, low: float = 0, high: float = math.inf) -> Reading:
         """d log edge/d log B over batch sizes in [low, high], mean over seeds; NaN with too few."""
@@ -179,11 +165,9 @@ class Frontier(Result):
         return mean_of(found if len(found) > 1 else [])
 
     def turning(self, power: float = 1.0) -> tuple[float, float]:
-        """The batch size B₀ of edge = a·(1 + B₀/B)^−power, and the standard error of its logarithm
-        over seeds.
-
-        Below B₀ the edge grows as B^power, above it it is constant. 0 where it does not grow,
-        infinite where it never stops.
+        """The batch size B₀ of edge = a·(1 + B₀/B)^−power, below which the edge grows as B^power,
+        and the standard error of its logarithm over seeds; 0 where it does not grow, infinite
+        where it never stops.
         """
         sizes = np.asarray(self.batch_sizes, dtype=float)
         found = [_turning(sizes, values.numpy(), power) for values in self.edges.log().T]
@@ -191,10 +175,6 @@ class Frontier(Result):
         if len(kept) < 2:
             return math.nan, math.nan
         return float(np.exp(kept.mean())), float(kept.std(ddof=1) / math.sqrt(len(kept)))
-
-
-def _count_text(missing: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in missing.items())
 
 
 def _turning(sizes: Array, logs: Array, power: float) -> float:
@@ -208,11 +188,8 @@ def _turning(sizes: Array, logs: Array, power: float) -> float:
     def misfit(at: Array) -> Array:
         return np.asarray(at[0] - power * np.log1p(np.exp(at[1]) / sizes) - logs)
 
-    starts = np.linspace(low, high, 5)[1:-1]
-    fits = [
-        least_squares(misfit, (logs.max(), start), bounds=((-np.inf, low), (np.inf, high)))
-        for start in starts
-    ]
+    starts, bounds = np.linspace(low, high, 5)[1:-1], ((-np.inf, low), (np.inf, high))
+    fits = [least_squares(misfit, (logs.max(), start), bounds=bounds) for start in starts]
     return float(min(fits, key=lambda fit: fit.cost).x[1])
 
 
@@ -243,11 +220,8 @@ class StackedRule:
         self.kind, self.parameters = settings.optimizer, list(parameters)
         like = self.parameters[0]
         self.rates = settings.rates.to(like)
-        self.epsilon = (
-            torch.full_like(self.rates, 1e-8)
-            if settings.epsilon is None
-            else settings.epsilon.to(like)
-        )
+        epsilon = settings.epsilon
+        self.epsilon = torch.full_like(self.rates, 1e-8) if epsilon is None else epsilon.to(like)
         self.first = [torch.zeros_like(p) for p in self.parameters] if self.kind != "sgd" else []
         self.second = [torch.zeros_like(p) for p in self.parameters] if self.kind == "adam" else []
         # powers βᵗ live on the device, where a recorded step can change them
@@ -258,9 +232,8 @@ class StackedRule:
         """One step of every cell."""
         self.powers.mul_(self.betas)
         for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            parameter.addcmul_(
-                self._direction(index, gradient), _wide(self.rates, parameter), value=-1
-            )
+            direction = self._direction(index, gradient)
+            parameter.addcmul_(direction, _wide(self.rates, parameter), value=-1)
 
     def _direction(self, index: int, gradient: Tensor) -> Tensor:
         if self.kind == "sgd":
@@ -272,9 +245,8 @@ class StackedRule:
         first.lerp_(gradient, 1 - BETAS[0])
         second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         corrections = (1 - self.powers).to(first.dtype)
-        return (first / corrections[0]) / (
-            (second / corrections[1]).sqrt() + _wide(self.epsilon, second)
-        )
+        scale = (second / corrections[1]).sqrt() + _wide(self.epsilon, second)
+        return (first / corrections[0]) / scale
 
 
 class Cells:
@@ -285,18 +257,14 @@ class Cells:
     """
 
     def __init__(self, models: Sequence[nn.Module], data: Pair, settings: StackedSettings) -> None:
-        x, y = data
-        wanted = len(settings.rates)
-        require(
-            len(models) == wanted, "models", f"be {wanted}, one for each seed", str(len(models))
-        )
-        self.model, self.x, self.y = models[0], x, y
-        copies = settings.rates.shape[1]
+        wanted, copies = settings.rates.shape
+        count = len(models)
+        require(count == wanted, "models", f"be {wanted}, one for each seed", str(count))
+        self.model, (self.x, self.y) = models[0], data
+        stacks = zip(*(model.named_parameters() for model in models), strict=True)
         self.start = {
-            name: torch.stack(
-                [dict(model.named_parameters())[name].detach() for model in models]
-            ).to(x.device)
-            for name, _ in self.model.named_parameters()
+            same[0][0]: torch.stack([tensor.detach() for _, tensor in same]).to(self.x.device)
+            for same in stacks
         }
         self.parameters = {
             name: tensor.unsqueeze(1).repeat(1, copies, *[1] * (tensor.ndim - 1))
@@ -304,9 +272,8 @@ class Cells:
         }
         self.rule = StackedRule(list(self.parameters.values()), settings)
         self._gradients = vmap(vmap(grad_and_value(self._loss), in_dims=(0, None, None)))
-        self._judge = vmap(
-            vmap(self._evaluate_one, in_dims=(0, None, None)), in_dims=(0, None, None)
-        )
+        dims = (0, None, None)
+        self._judge = vmap(vmap(self._evaluate_one, in_dims=dims), in_dims=dims)
 
     def _loss(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(functional_call(self.model, parameters, (x,)), y)
@@ -323,18 +290,12 @@ class Cells:
         Returns the mean loss of the batches, as they were met, in each tenth of the run: (10, S,
         R), on the CPU.
         """
-        require(
-            batch_size <= len(self.x),
-            "batch_size",
-            f"be at most {len(self.x)}, the samples there are",
-            str(batch_size),
-        )
+        most, device = len(self.x), self.x.device
+        expected = f"be at most {most}, the samples there are"
+        require(batch_size <= most, "batch_size", expected, str(batch_size))
         seeds = len(self.rule.rates)
-        indices = torch.zeros(seeds, batch_size, dtype=torch.int64, device=self.x.device)
-        replay, ends = (
-            Replay(self.x.device),
-            {steps * part // PARTS for part in range(1, PARTS + 1)},
-        )
+        indices = torch.zeros(seeds, batch_size, dtype=torch.int64, device=device)
+        replay, ends = Replay(device), {steps * part // PARTS for part in range(1, PARTS + 1)}
         total, before, means = torch.zeros_like(self.rule.rates), 0, []
 
         @torch.no_grad()
@@ -343,39 +304,31 @@ class Cells:
             total.add_(losses)
             self.rule.step([gradients[name] for name in self.parameters])
 
-        for number, drawn in enumerate(
-            _batches(seeds, len(self.x), batch_size, steps, seed, self.x.device)
-        ):
+        batches = _batches(seeds, most, batch_size, steps, seed, device)
+        for number, drawn in enumerate(batches, 1):
             indices.copy_(drawn)
             replay("step", step)
-            if number + 1 in ends:
-                means.append(total.cpu() / (number + 1 - before))
+            if number in ends:
+                means.append(total.cpu() / (number - before))
                 total.zero_()
-                before = number + 1
-                report(task, number + 1, steps)
+                before = number
+                report(task, number, steps)
         return torch.stack(means)
 
     @torch.no_grad()
     def evaluate(self, data: Pair) -> tuple[Tensor, Tensor]:
         """Mean loss and error rate over data, (S, R) each, on the CPU; NaN where not finite."""
-        x, y = data
         size = max(1, CHUNK // self.rule.rates.numel())
-        parts = [
-            self._judge(self.parameters, *part)
-            for part in zip(x.split(size), y.split(size), strict=True)
-        ]
-        loss, wrong = (torch.stack(parts).sum(0) / len(x)).cpu().unbind(-1)
+        pieces = zip(*(part.split(size) for part in data), strict=True)
+        parts = [self._judge(self.parameters, *piece) for piece in pieces]
+        loss, wrong = (torch.stack(parts).sum(0) / len(data[0])).cpu().unbind(-1)
         return loss.where(loss.isfinite(), torch.nan), wrong.where(loss.isfinite(), torch.nan)
 
     def distances(self) -> Tensor:
         """‖θ − θ₀‖₂ of every copy, (S, R)."""
         moved = [self.parameters[name] - start.unsqueeze(1) for name, start in self.start.items()]
-        return (
-            torch.stack([part.double().flatten(2).square().sum(2) for part in moved])
-            .sum(0)
-            .sqrt()
-            .cpu()
-        )
+        squares = [part.double().flatten(2).square().sum(2) for part in moved]
+        return torch.stack(squares).sum(0).sqrt().cpu()
 
 
 def _batches(
@@ -419,15 +372,43 @@ class EdgeSubject:
     reference: int = 128
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def description(self) -> str:
-        """Its size in words."""
-        return f"{self.network}: {self.samples:,} samples, {self.steps} steps, {self.seeds} seeds."
+
+@dataclass(frozen=True)
+class EdgeGrid:
+    """The networks of a scale, and the ``root`` of the seeds of starts, samples and batches."""
+
+    subjects: tuple[EdgeSubject, ...]
+    root: int = 0
 
 
-def subject_of(cell: Mapping[str, Any]) -> EdgeSubject:
-    """The subject whose fields are among a cell's settings."""
+def edge_cells(
+    config: EdgeGrid, optimizers: Sequence[str], rules: Sequence[Row], scaled: Sequence[str]
+) -> list[Row]:
+    """For each network: the edges of an optimiser at one batch size, the rules, and an optimiser's
+    scaled runs.
+
+    All seeds of a network are in one cell, for they train together.
+    """
+    found: list[Row] = []
+    for subject in config.subjects:
+        whole = asdict(subject) | {"root": config.root}
+        found += [
+            {**whole, "part": "edge", "optimizer": optimizer, "batch_size": size}
+            | {"batch_sizes": (size,)}
+            for optimizer in optimizers
+            for size in subject.batch_sizes
+        ]
+        found += [{**whole, "part": "rule", **rule} for rule in rules]
+        runs = scaled if subject.epochs else ()
+        found += [{**whole, "part": "scaling", "optimizer": optimizer} for optimizer in runs]
+    return found
+
+
+def prepare_cell(cell: Row, device: str) -> PreparedSubject:
+    """The subject whose fields are among a cell's settings, on a device."""
     settings = {name: cell[name] for name in EdgeSubject.__dataclass_fields__}
-    return EdgeSubject(**settings | {"batch_sizes": tuple(settings["batch_sizes"])})
+    subject = EdgeSubject(**settings | {"batch_sizes": tuple(settings["batch_sizes"])})
+    return prepare(subject, {}, cell["root"], device)
 
 
 @dataclass(frozen=True)
@@ -448,6 +429,31 @@ class PreparedSubject:
         """The same for one batch size alone."""
         return replace(self, subject=replace(self.subject, batch_sizes=(batch_size,)))
 
+    def cells(self, settings: StackedSettings) -> Cells:
+        """Every seed's network at all its settings."""
+        return Cells(self.models, self.train, settings)
+
+    def first_losses(self) -> Tensor:
+        """The loss of every seed's start over the probe, (S, 1)."""
+        unmoved = StackedSettings("sgd", torch.zeros(self.subject.seeds, 1))
+        return self.cells(unmoved).evaluate(self.probe)[0]
+
+    def search(
+        self,
+        optimizer: str,
+        criterion: str,
+        section: SearchSection,
+        passes: Callable[[int, Tensor], Tensor],
+    ) -> Frontier:
+        """The largest values that pass at every batch size, from every seed's start.
+
+        ``passes`` maps a batch size and values (S, R) to whether each passes.
+        """
+        sizes, seeds = self.subject.batch_sizes, self.subject.seeds
+        found = [largest_passing(partial(passes, size), section, seeds) for size in sizes]
+        where = (self.subject.network, optimizer, criterion, sizes)
+        return Frontier(*where, torch.stack(found), section.resolution)
+
 
 def prepare(
     subject: EdgeSubject, splits: Mapping[str, Split], seed: int, device: torch.device | str
@@ -455,37 +461,19 @@ def prepare(
     """The subject's data, from ``splits`` if given there, and its networks."""
     split = splits.get(subject.data) or load_split(subject.data)
     (x, y), (x_test, y_test) = split
-    require(
-        subject.samples <= len(x),
-        subject.data,
-        f"have {subject.samples:,} training samples",
-        f"{len(x):,}",
-    )
-    chosen = torch.randperm(len(x), generator=generator(seed, "training samples"))[
-        : subject.samples
-    ]
-    train, test = (cut(x[chosen], subject.model), y[chosen]), (cut(x_test, subject.model), y_test)
-    shape = tuple(train[0].shape[1:])
-    models = [
-        make_model(
-            subject.model,
-            shape,
-            split.classes,
-            derived_seed(seed, subject.network, index),
-            **subject.options,
-        )
-        for index in range(subject.seeds)
-    ]
-    return PreparedSubject(
-        subject,
-        [model.to(device) for model in models],
-        _to_device(train, device),
-        _to_device(test, device),
-    )
-
-
-def _to_device(pair: Pair, device: torch.device | str) -> Pair:
-    return pair[0].to(device), pair[1].to(device)
+    few, expected = len(x) < subject.samples, f"have {subject.samples:,} training samples"
+    require(not few, subject.data, expected, f"{len(x):,}")
+    order = torch.randperm(len(x), generator=generator(seed, "training samples"))
+    x, y = x[order[: subject.samples]], y[order[: subject.samples]]
+    x, x_test = cut(x, subject.model), cut(x_test, subject.model)
+    models = []
+    for index in range(subject.seeds):
+        start = derived_seed(seed, subject.network, index)
+        shape = tuple(x.shape[1:])
+        model = make_model(subject.model, shape, split.classes, start, **subject.options)
+        models.append(model.to(device))
+    train, test = (x.to(device), y.to(device)), (x_test.to(device), y_test.to(device))
+    return PreparedSubject(subject, models, train, test)
 
 
 def powers(low: int, high: int) -> tuple[int, ...]:
@@ -517,23 +505,22 @@ class ScalingRuns(Result):
     training_loss: Tensor
     distance: Tensor
 
+    def at(self, name: str, rule: str, size: int) -> Tensor:
+        """An outcome of every seed, (S,)."""
+        values: Tensor = getattr(self, name)
+        return values[self.rules.index(rule), self.batch_sizes.index(size)]
+
     def table(self) -> Table:
         """Validation error and distance by batch size, means over the seeds."""
-        rows = []
+        lines = []
         for place, size in enumerate(self.batch_sizes):
-            cells = [
-                f"{_mean(100 * self.validation_error[rule, place])}"
-                f" ({_mean(self.distance[rule, place])})"
-                for rule in range(len(self.rules))
-            ]
-            rows.append((str(size), *cells))
+            pairs = zip(100 * self.validation_error[:, place], self.distance[:, place], strict=True)
+            lines.append((size, *(f"{_mean(error)} ({_mean(far)})" for error, far in pairs)))
         base = float(self.values[0, self.batch_sizes.index(self.reference)])
         what = f"validation error in % (distance from the start) after {self.epochs} epochs"
-        title = (
-            f"{self.network}, {self.optimizer}: {what}, {self.scaled} {base:.3g} at B ="
-            f" {self.reference}"
-        )
-        return Table(title, ("B", *self.rules), tuple(rows))
+        start = f"{self.scaled} {base:.3g} at B = {self.reference}"
+        title = f"{self.network}, {self.optimizer}: {what}, {start}"
+        return table(title, ("B", *self.rules), lines)
 
 
 # validation error, training loss and distance, (rules, S) each
@@ -559,19 +546,8 @@ def scaling_runs(
     )
     found = [run(size, values[:, place]) for place, size in enumerate(sizes)]
     errors, losses, distances = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
-    return ScalingRuns(
-        subject.network,
-        optimizer,
-        scaled,
-        subject.reference,
-        subject.epochs,
-        tuple(rules),
-        sizes,
-        values,
-        errors,
-        losses,
-        distances,
-    )
+    where = (subject.network, optimizer, scaled, subject.reference, subject.epochs)
+    return ScalingRuns(*where, tuple(rules), sizes, values, errors, losses, distances)
 
 
 def steps_of(ground: PreparedSubject, size: int) -> int:
@@ -581,7 +557,7 @@ def steps_of(ground: PreparedSubject, size: int) -> int:
 
 def outcome(ground: PreparedSubject, settings: StackedSettings, size: int, seed: int) -> Outcome:
     """Stacked training at the settings of one batch size."""
-    cells = Cells(ground.models, ground.train, settings)
+    cells = ground.cells(settings)
     task = f"{ground.subject.network}, {settings.optimizer}, rules at B = {size}"
     cells.train(size, steps_of(ground, size), seed, task)
     _, error = cells.evaluate(ground.test)
@@ -628,10 +604,9 @@ class RateRule(Result):
         2/λ₁ of the batch for SGD (Eq. 5.34, spectral thesis); with momentum the noise counts for
         more, see ``randommatrix.stability_limit``.
         """
-        found = [
-            stability_limit(self.full, float(value), HELD[optimizer]) for value in self.excess(by)
-        ]
-        return torch.tensor(found, dtype=torch.float64)
+        momentum, excess = HELD[optimizer], self.excess(by).tolist()
+        limits = [stability_limit(self.full, value, momentum) for value in excess]
+        return torch.tensor(limits, dtype=torch.float64)
 
     def excess(self, by: str = "measured") -> Tensor:
         """What a batch adds to λ₁ (sizes,), measured or as a model predicts; at least 0."""
@@ -654,13 +629,11 @@ class RateRule(Result):
         The excess of λ₁ over that of all data is c/b: c is the slope of least squares over 1/b,
         batch sizes weighted by the spread of its batches and by 1 % of λ₁.
         """
-        inverse = torch.tensor(
-            [1 / effective_batch(size, self.samples) for size in self.batch_sizes]
-        ).double()
+        sizes = [effective_batch(size, self.samples) for size in self.batch_sizes]
+        inverse = torch.tensor([1 / size for size in sizes]).double()
         excess = self.measured.mean(1) - self.full
-        weights = (
-            self.measured.var(1) / self.measured.shape[1] + (0.01 * self.full) ** 2
-        ).reciprocal()
+        spread = self.measured.var(1) / self.measured.shape[1]
+        weights = (spread + (0.01 * self.full) ** 2).reciprocal()
         slope = float((weights * inverse * excess).sum() / (weights * inverse.square()).sum())
         momentum = HELD[optimizer]
         return max(slope, 0.0) / self.full * (1 + momentum) / (1 - momentum)
@@ -674,23 +647,17 @@ def rule_at(ground: PreparedSubject, problem: Problem, point: str, seed: int) ->
         "additive": variance(problem, probes=4, seed=seed, samples=samples).hessian_variance,
         "directional": directional_variance(problem, pairs, probes=1, samples=samples, seed=seed),
     }
-    sizes = ground.subject.batch_sizes
-    predicted = {
-        model: [_predict_largest(problem, pairs, noise[model], size, model) for size in sizes]
-        for model in MODELS
-    }
+    sizes, population = ground.subject.batch_sizes, problem.num_samples
+    predicted = {}
+    for model in MODELS:
+        told = [predict(pairs, noise[model], size, population, model) for size in sizes]
+        predicted[model] = torch.tensor([float(each.largest) for each in told], dtype=torch.float64)
     shown = [
         batch_eigenpairs(problem, size, BATCHES, seed=seed, tol=TOL).largest[:, 0] for size in sizes
     ]
-    return RateRule(
-        ground.subject.network,
-        point,
-        problem.num_samples,
-        sizes,
-        float(pairs.values[0]),
-        {model: torch.tensor(values, dtype=torch.float64) for model, values in predicted.items()},
-        torch.stack([torch.as_tensor(values, dtype=torch.float64) for values in shown]),
-    )
+    measured = torch.stack([torch.as_tensor(values, dtype=torch.float64) for values in shown])
+    full = float(pairs.values[0])
+    return RateRule(ground.subject.network, point, population, sizes, full, predicted, measured)
 
 
 def start_of(ground: PreparedSubject) -> Problem:
@@ -706,28 +673,13 @@ def train_from(ground: PreparedSubject, rate: float, seed: int) -> Problem:
     return start_of(ground).at({name: tensor[0, 0] for name, tensor in cells.parameters.items()})
 
 
-def _predict_largest(
-    problem: Problem, pairs: Eigenpairs, noise: Noise, size: int, model: str
-) -> float:
-    return float(predict(pairs, noise, size, population=problem.num_samples, model=model).largest)
-
-
-OUTCOMES = {
-    "validation error": "validation_error",
-    "training loss": "training_loss",
-    "distance": "distance",
-}
+OUTCOMES = ("validation error", "training loss", "distance")
 
 
 def edge_rows(frontier: Frontier) -> list[Row]:
     """A row for each batch size and seed."""
-    where = {
-        "part": "edge",
-        "network": frontier.network,
-        "optimizer": frontier.optimizer,
-        "criterion": frontier.criterion,
-        "resolution": frontier.resolution,
-    }
+    names = ("network", "optimizer", "criterion", "resolution")
+    where = {"part": "edge"} | {name: getattr(frontier, name) for name in names}
     return [
         {**where, "batch_size": size, "seed": seed, "edge": float(edge)}
         for size, edges in zip(frontier.batch_sizes, frontier.edges, strict=True)
@@ -737,13 +689,8 @@ def edge_rows(frontier: Frontier) -> list[Row]:
 
 def rule_rows(rule: RateRule) -> list[Row]:
     """A row for each batch that was measured."""
-    where = {
-        "part": "rule",
-        "network": rule.network,
-        "point": rule.point,
-        "population": rule.samples,
-        "full": rule.full,
-    }
+    where: Row = {"part": "rule", "network": rule.network, "point": rule.point}
+    where |= {"population": rule.samples, "full": rule.full}
     return [
         {**where, "batch_size": size, "batch": batch, "largest": float(value)}
         | {model: float(values[place]) for model, values in rule.predicted.items()}
@@ -754,23 +701,13 @@ def rule_rows(rule: RateRule) -> list[Row]:
 
 def scaling_rows(runs: ScalingRuns) -> list[Row]:
     """A row for each run."""
-    where = {
-        "part": "scaling",
-        "network": runs.network,
-        "optimizer": runs.optimizer,
-        "scaled": runs.scaled,
-        "reference": runs.reference,
-        "epochs": runs.epochs,
-    }
+    names = ("network", "optimizer", "scaled", "reference", "epochs")
+    where = {"part": "scaling"} | {name: getattr(runs, name) for name in names}
+    outcomes = {name: getattr(runs, name.replace(" ", "_")) for name in OUTCOMES}
     return [
-        {
-            **where,
-            "rule": rule,
-            "batch_size": size,
-            "seed": seed,
-            "value": float(runs.values[row, place]),
-        }
-        | {name: float(getattr(runs, field)[row, place, seed]) for name, field in OUTCOMES.items()}
+        {**where, "rule": rule, "batch_size": size, "seed": seed}
+        | {"value": float(runs.values[row, place])}
+        | {name: float(values[row, place, seed]) for name, values in outcomes.items()}
         for row, rule in enumerate(runs.rules)
         for place, size in enumerate(runs.batch_sizes)
         for seed in range(runs.validation_error.shape[2])
@@ -779,59 +716,44 @@ def scaling_rows(runs: ScalingRuns) -> list[Row]:
 
 def frontiers_of(rows: Rows) -> list[Frontier]:
     """The edges of every network, optimiser and criterion."""
-    edges, out = rows.where(part="edge"), []
-    for network, optimizer, criterion in dict.fromkeys(
-        (r["network"], r["optimizer"], r["criterion"]) for r in edges
-    ):
-        part = edges.where(network=network, optimizer=optimizer, criterion=criterion)
+    out = []
+    keys = ("network", "optimizer", "criterion")
+    for (network, optimizer, criterion), part in rows.where(part="edge").groups(*keys):
         sizes, seeds = sorted(part.distinct("batch_size")), part.distinct("seed")
-        found = _fill(part, "edge", batch_size=sizes, seed=seeds)
-        out.append(
-            Frontier(network, optimizer, criterion, tuple(sizes), found, part[0]["resolution"])
-        )
+        edges = _fill(part, "edge", batch_size=sizes, seed=seeds)
+        where = (network, optimizer, criterion, tuple(sizes))
+        out.append(Frontier(*where, edges, part[0]["resolution"]))
     return out
 
 
 def rules_of(rows: Rows) -> list[RateRule]:
     """The rule of every network at every point."""
-    measured, out = rows.where(part="rule"), []
-    for network, point in dict.fromkeys((row["network"], row["point"]) for row in measured):
-        part = measured.where(network=network, point=point)
+    out = []
+    for (network, point), part in rows.where(part="rule").groups("network", "point"):
         sizes, first = sorted(part.distinct("batch_size")), part[0]
         values = _fill(part, "largest", batch_size=sizes, batch=part.distinct("batch"))
-        told = {
+        predicted = {
             model: _fill(part, model, batch_size=sizes, batch=[0])[:, 0]
             for model in MODELS
             if model in first
         }
-        out.append(
-            RateRule(network, point, first["population"], tuple(sizes), first["full"], told, values)
-        )
+        where = (network, point, first["population"], tuple(sizes), first["full"])
+        out.append(RateRule(*where, predicted, values))
     return out
 
 
 def scaling_of(rows: Rows) -> list[ScalingRuns]:
     """The runs of every network and optimiser."""
-    every, out = rows.where(part="scaling"), []
-    for network, optimizer in dict.fromkeys((row["network"], row["optimizer"]) for row in every):
-        part = every.where(network=network, optimizer=optimizer)
-        first, rules, sizes = part[0], part.distinct("rule"), sorted(part.distinct("batch_size"))
+    out = []
+    for (network, optimizer), part in rows.where(part="scaling").groups("network", "optimizer"):
+        rules, sizes = part.distinct("rule"), sorted(part.distinct("batch_size"))
         axes = {"rule": rules, "batch_size": sizes, "seed": part.distinct("seed")}
         values = _fill(part, "value", **axes)[..., 0]
-        outcomes = [_fill(part, name, **axes) for name in OUTCOMES]
-        out.append(
-            ScalingRuns(
-                network,
-                optimizer,
-                first["scaled"],
-                first["reference"],
-                first["epochs"],
-                tuple(rules),
-                tuple(sizes),
-                values,
-                *outcomes,
-            )
-        )
+        error, loss, distance = (_fill(part, name, **axes) for name in OUTCOMES)
+        first = part[0]
+        where = (network, optimizer, first["scaled"], first["reference"], first["epochs"])
+        grid = (tuple(rules), tuple(sizes), values)
+        out.append(ScalingRuns(*where, *grid, error, loss, distance))
     return out
 
 
