@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat.experiments.averaging.averaged_training import (
-    image_task,
-    recipe,
-    size_of,
-    train,
-    unready,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.gadam_image import tuned_settings
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    Scale,
-    errors,
-    means,
-    over_seeds,
-    settings_of,
-)
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    TableLines,
-    correlation,
-    mean_of,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
+from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table
 from lambdahat.randommatrix import NoisyQuadratic
-from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "GadamX")
+Statistic = Callable[[Sequence[float], Sequence[float]], float]
 GAINS = {
     "best gain": "best average over SGD",
     "SWA gain": "SWA over SGD",
@@ -62,7 +38,7 @@ PRINTED = {
 
 
 @dataclass(frozen=True)
-class DimensionScale(Scale):
+class DimensionScale(kit.Scale):
     """One scale: ``widths`` of the small network and ``dimensions`` of the quadratic."""
 
     widths: tuple[int, ...]
@@ -73,34 +49,27 @@ class DimensionScale(Scale):
 
 def cells(config: DimensionScale) -> list[Cell]:
     """Width × optimiser × seed, and dimension × seed."""
-    base = settings_of(config, "widths", "dimensions", "seeds")
+    base = {"subject": "network", **kit.settings_of(config, "widths", "dimensions", "seeds")}
+    recipes = [
+        runs.recipe(name, *tuned_settings("VGG", name), config.epochs) for name in OPTIMIZERS
+    ]
     networks = [
-        {
-            "subject": "network",
-            **base,
-            "network": f"VGG-4×{width}-BN",
-            **recipe(name, *tuned_settings("VGG", name), config.epochs),
-            "seed": seed,
-        }
+        {**base, "network": f"VGG-4×{width}-BN", **recipe, "seed": seed}
         for width in config.widths
-        for name in OPTIMIZERS
+        for recipe in recipes
         for seed in range(config.seeds)
     ]
-    quadratics = [
-        {"subject": "quadratic", "dimension": size, "seed": seed}
-        for size in config.dimensions
-        for seed in range(config.seeds)
-    ]
-    return networks + quadratics
+    axes = {"dimension": config.dimensions, "seed": range(config.seeds)}
+    return networks + kit.grid({"subject": "quadratic"}, **axes)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """The end of a training run, or the distances from the minimum of a noisy quadratic."""
     if cell["subject"] == "quadratic":
         return [quadratic_row(cell)]
-    task = image_task(cell, device)
-    end = train(cell, task).end
-    return [{**end, **size_of(task), "own gain": end["accuracy"] - end["iterate accuracy"]}]
+    task = runs.image_task(cell, device)
+    end = runs.train(cell, task).end
+    return [{**end, **runs.size_of(task), "own gain": end["accuracy"] - end["iterate accuracy"]}]
 
 
 def quadratic_row(cell: Cell) -> Row:
@@ -117,78 +86,69 @@ def quadratic_row(cell: Cell) -> Row:
     quadratic = NoisyQuadratic(curvatures.numpy(), RATE, 1.0, start.numpy())
     final, average = quadratic.final(STEPS), quadratic.average(STEPS)
     found = quadratic.simulate(STEPS, replicas=1, seed=derived_seed(seed, "run", size) % 2**31)
+    last, mean = (found.final**2).sum(), (found.average**2).sum()
     return {
         "kind": "end",
-        "final": float((found.final**2).sum()),
-        "average": float((found.average**2).sum()),
+        "final": float(last),
+        "average": float(mean),
         "exact final": final.squared_norm,
         "exact average": average.squared_norm,
-        "gain": float((found.final**2).sum() - (found.average**2).sum()),
+        "gain": float(last - mean),
         "spread": final.norm_spread,
-        "misfit": (
-            (math.sqrt(float((found.final**2).sum())) - math.sqrt(final.squared_norm))
-            / final.norm_spread
-        ),
+        "misfit": (math.sqrt(float(last)) - math.sqrt(final.squared_norm)) / final.norm_spread,
     }
 
 
 def gains(rows: Rows) -> Rows:
     """P and the accuracy that averaging gains, for each width and seed."""
-    ends = rows.where(subject="network")
     out = []
-    for name in ends.distinct("network"):
-        found = {each: ends.where(network=name, optimizer=each) for each in OPTIMIZERS}
-        sgd, swa, other = (found[each].paired("accuracy") for each in OPTIMIZERS)
-        own = ends.where(network=name, optimizer=OPTIMIZERS[1:]).paired("own gain")
-        first = mean_of(list(swa.values())).value >= mean_of(list(other.values())).value
-        ahead = swa if first else other
-        parameters = ends.where(network=name)[0]["parameters"]
+    for name in rows.where(subject="network").distinct("network"):
+        part = rows.where(subject="network", network=name)
+        sgd, swa, other = (part.where(optimizer=each).paired("accuracy") for each in OPTIMIZERS)
+        own = part.where(optimizer=OPTIMIZERS[1:]).paired("own gain")
+        means = [kit.mean_of(list(found.values())).value for found in (swa, other)]
+        best, ahead = ("SWA", swa) if means[0] >= means[1] else ("GadamX", other)
+        common = {"network": name, "parameters": part[0]["parameters"], "best": best}
         out += [
-            {
-                "network": name,
-                "parameters": parameters,
-                "seed": seed,
-                "best": OPTIMIZERS[1 if first else 2],
-                "best gain": ahead[seed] - sgd[seed],
-                "SWA gain": swa[seed] - sgd[seed],
-                "own gain": own[seed],
-            }
+            common
+            | {"seed": seed, "best gain": ahead[seed] - sgd[seed], "own gain": own[seed]}
+            | {"SWA gain": swa[seed] - sgd[seed]}
             for seed in sgd
             if seed in ahead and seed in swa
         ]
     return Rows(out)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """The gain rises with P: in the quadratic exactly as P, in networks at all; n counts seeds."""
-    found, ends = gains(rows), rows.where(subject="network")
-    sizes, where = _log(found, "parameters"), "§7.8.2, Figure 7.8d"
-    best = unmet_in(ends, {row["network"]: (row["best"],) for row in found})
-    swa = unmet_in(ends, dict.fromkeys(ends.distinct("network"), ("SWA",)))
-    all_of_them = unmet_in(ends, dict.fromkeys(ends.distinct("network"), OPTIMIZERS[1:]))
-    made = rows.where(subject="quadratic")
-    grown = Rows([{**row, "log gain": math.log10(max(row["gain"], 1e-12))} for row in made])
-    words = {
-        column: f"the gain rises with P: {name} (points for each decade)"
-        for column, name in GAINS.items()
+    text = kit.claim_texts("""
+        ranks: small networks gain least: rank correlation of P and the best gain
+          | §7.8.2, Figure 7.8d
+        quadratic: in the noisy quadratic ‖w_n‖² − ‖w_avg‖² rises as P (exponent) | Theorem 18 | 1
+        shell: there ‖w_n‖ lies in a thin shell: its distance from √E‖w_n‖², in deviations
+          | Theorem 18 | 0
+    """)
+    printed = f"near linear in P; {_printed_slope()}"
+    found, ends, made = gains(rows), rows.where(subject="network"), rows.where(subject="quadratic")
+    names = ends.distinct("network")
+    averages: dict[str, dict[str, tuple[str, ...]]] = {
+        "best gain": {row["network"]: (row["best"],) for row in found},
+        "SWA gain": dict.fromkeys(names, ("SWA",)),
+        "own gain": dict.fromkeys(names, OPTIMIZERS[1:]),
     }
-    said = Claims()
-    sentence = words["best gain"]
-    published = f"near linear in P; {_printed_slope()}"
-    said.add(sentence, where, published, slopes(sizes, "best gain"), unit=" points", unmet=best)
-    reading = slopes(sizes, "SWA gain")
-    said.add(words["SWA gain"], where, "", reading, unit=" points", unmet=swa, own=True)
-    reading = slopes(sizes, "own gain")
-    said.add(words["own gain"], where, "", reading, unit=" points", unmet=all_of_them, own=True)
-    sentence = "small networks gain least: rank correlation of P and the best gain"
-    said.add(sentence, where, "", ranks(sizes, "best gain"), unmet=best, own=True)
-    sentence = "in the noisy quadratic ‖w_n‖² − ‖w_avg‖² rises as P (exponent)"
+    unmet = {column: unmet_in(ends, found) for column, found in averages.items()}
+    said, sizes = Claims(), _log(found, "parameters")
+    for column, words in GAINS.items():
+        first, where = column == "best gain", "§7.8.2, Figure 7.8d"
+        sentence = f"the gain rises with P: {words} (points for each decade)"
+        test = {"reading": slopes(sizes, column), "unit": " points", "unmet": unmet[column]}
+        said.add(sentence, where, printed if first else "", **test, own=not first)
+    said.add(*text["ranks"], slopes(sizes, "best gain", _rank), unmet=unmet["best gain"], own=True)
+    grown = Rows([{**row, "log gain": math.log10(max(row["gain"], 1e-12))} for row in made])
     reading = slopes(_log(grown, "dimension"), "log gain")
-    said.add(sentence, "Theorem 18", "1", reading, "within", 1.0, 0.1, general=True)
-    sentence = "there ‖w_n‖ lies in a thin shell: its distance from √E‖w_n‖², in deviations"
-    reading = mean_of(made.values("misfit"))
-    unit = " (n counts drawn quadratics)"
-    said.add(sentence, "Theorem 18", "0", reading, "within", 0.0, 1.0, unit, general=True)
+    said.add(*text["quadratic"], reading, "within", 1.0, 0.1, general=True)
+    reading, unit = kit.mean_of(made.values("misfit")), " (n counts drawn quadratics)"
+    said.add(*text["shell"], reading, "within", 0.0, 1.0, unit, general=True)
     return said
 
 
@@ -196,7 +156,7 @@ def unmet_in(ends: Rows, averages: Mapping[str, tuple[str, ...]]) -> str:
     """Why the gains over SGD cannot be read, of the averages named for each network."""
     for network, names in averages.items():
         part = ends.where(network=network)
-        reason = unready(*(part.where(optimizer=name) for name in ("SGD", *names)))
+        reason = runs.unready(*(part.where(optimizer=name) for name in ("SGD", *names)))
         if reason:
             return f"{network}: {reason}"
     return ""
@@ -206,23 +166,18 @@ def _log(rows: Rows, place: str) -> Rows:
     return Rows([{**row, "log size": math.log10(row[place])} for row in rows])
 
 
-def slopes(rows: Rows, column: str) -> Reading:
-    """The slope of a column over log₁₀ of the size, seed by seed."""
-    parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
-    return mean_of([_slope(part.values("log size"), part.values(column)) for part in parts])
-
-
-def ranks(rows: Rows, column: str) -> Reading:
-    """The same for the rank correlation."""
-    parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
-    return mean_of(
-        [correlation(part.values("log size"), part.values(column)).value for part in parts]
-    )
-
-
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     """By least squares; of two points too."""
     return float(np.polyfit(x, y, 1)[0]) if len(set(x)) > 1 else math.nan
+
+
+def _rank(x: Sequence[float], y: Sequence[float]) -> float:
+    return kit.correlation(x, y).value
+
+
+def slopes(rows: Rows, column: str, statistic: Statistic = _slope) -> Reading:
+    """The slope of a column over log₁₀ of the size, or another statistic, seed by seed."""
+    return kit.by_seed(rows, lambda part: statistic(part.values("log size"), part.values(column)))
 
 
 def _printed_slope() -> str:
@@ -231,78 +186,56 @@ def _printed_slope() -> str:
     return f"{fit:.2f} over the five networks of Tables 7.2 and 7.4"
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Gains by width, and the quadratic by dimension."""
     ends, found, made = rows.where(subject="network"), gains(rows), rows.where(subject="quadratic")
-    lines = TableLines()
+    lines = kit.TableLines()
     for name in found.distinct("network"):
         part = found.where(network=name)
-        accuracies = (
-            over_seeds(ends.where(network=name, optimizer=each), "accuracy") for each in OPTIMIZERS
-        )
-        lines.add(
-            name,
-            f"{part[0]['parameters']:,}",
-            *(str(reading) for reading in accuracies),
-            *means(part, *GAINS),
-        )
+        each = [ends.where(network=name, optimizer=optimizer) for optimizer in OPTIMIZERS]
+        accuracies = (str(kit.over_seeds(run, "accuracy")) for run in each)
+        lines.add(name, f"{part[0]['parameters']:,}", *accuracies, *kit.means(part, *GAINS))
+    title = f"Networks on {ends[0]['data']}: accuracy in %"
+    yield Table(title, ("network", "P", *OPTIMIZERS, *GAINS.values()), tuple(lines))
     columns = ("final", "exact final", "average", "exact average")
     squares = tuple(
-        (f"{size:,}", *means(made.where(dimension=size), *columns))
+        (f"{size:,}", *kit.means(made.where(dimension=size), *columns))
         for size in made.distinct("dimension")
     )
-    out = []
-    title = f"Networks on {ends[0]['data']}: accuracy in %"
-    out.append(Table(title, ("network", "P", *OPTIMIZERS, *GAINS.values()), tuple(lines)))
     title = f"Noisy quadratic after {STEPS} steps at rate {RATE}: ‖w‖²"
-    out.append(Table(title, ("P", "final", "its mean", "average", "its mean"), squares))
-    return out
+    yield Table(title, ("P", "final", "its mean", "average", "its mean"), squares)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Gain over P beside the printed one, and the quadratic's distances over P."""
     found, made = gains(rows), rows.where(subject="quadratic")
-    series = [_over(found, "parameters", column, words) for column, words in GAINS.items()]
+    series = [kit.curve(words, found, column, "parameters") for column, words in GAINS.items()]
+    places, heights = zip(*PRINTED.values(), strict=True)
     label = "best average over SGD, thesis"
-    places = [size for size, _ in PRINTED.values()]
-    heights = [gain for _, gain in PRINTED.values()]
-    series.append(Series(label, places, heights, style="points", published=True))
-    squares = tuple(
-        _over(made, "dimension", column, words)
-        for column, words in (("final", "last iterate"), ("average", "average"))
-    )
-    out = []
-    title = "Gain of averaging against the number of parameters"
-    axis = "points of accuracy"
-    out.append(Chart(title, "P", axis, tuple(series), x_log=True, source="Figure 7.8d"))
+    series.append(Series(label, list(places), list(heights), style="points", published=True))
+    title, axis = "Gain of averaging against the number of parameters", "points of accuracy"
+    yield Chart(title, "P", axis, tuple(series), x_log=True, source="Figure 7.8d")
+    kinds = (("final", "last iterate"), ("average", "average"))
+    squares = tuple(kit.curve(words, made, column, "dimension") for column, words in kinds)
     title = "Squared distance from the minimum of a noisy quadratic"
-    out.append(Chart(title, "P", "‖w‖²", squares, x_log=True, y_log=True, source="Theorem 18"))
-    return out
+    yield Chart(title, "P", "‖w‖²", squares, x_log=True, y_log=True, source="Theorem 18")
 
 
-def _over(rows: Rows, place: str, column: str, words: str) -> Series:
-    places = sorted(rows.distinct(place))
-    readings: list[Reading] = [over_seeds(rows.where(**{place: each}), column) for each in places]
-    return Series(words, places, [reading.value for reading in readings], errors(readings))
-
-
-# data set, training and held-out samples, epochs, seeds
-CPU = ("cifar10", 2000, 4000, 20, 5)
-PAPER = ("cifar10", 5_000, 10_000, 30, 3)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; widths; dimensions
+CPU = ("cifar10", 2000, 4000, 20, 5, (2, 4, 8, 16, 32), (10, 100, 1000, 10_000))
+PAPER = ("cifar10", 5_000, 10_000, 30, 3, (4, 8, 16, 32, 64, 128), (10, 100, 1000, 10_000, 100_000))
+EXPERIMENT = kit.Experiment(
     "averaging-dimension",
     "The gain of averaging against the number of parameters",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§7.8.2, Theorem 18, Figure 7.8d",
     {
         "smoke": DimensionScale("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
-        "cpu": DimensionScale(*CPU, (2, 4, 8, 16, 32), (10, 100, 1000, 10_000), side=8, batch=64),
-        "paper": DimensionScale(
-            *PAPER, (4, 8, 16, 32, 64, 128), (10, 100, 1000, 10_000, 100_000), augmented=True
-        ),
+        "cpu": DimensionScale(*CPU, side=8, batch=64),
+        "paper": DimensionScale(*PAPER, augmented=True),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         One small network of several widths on CIFAR-10, so that nothing but P differs.
         The thesis sets networks of different kinds and on different data against each other.
         The caption of Figure 7.8d has the gain over the base optimiser, its text that over SGD:
@@ -315,13 +248,7 @@ EXPERIMENT = Experiment(
         The variance of its average is printed too small by the factor αλ; that the gain rises as P
           is the same.
     """),
-    size=(
-        "the networks of Tables 7.2 and 7.4: VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, two"
-        " on ImageNet 32 × 32. Theorem 18 is of any noisy quadratic."
-    ),
-    sizes=(
-        Size("VGG-16-BN", "cifar100"),
-        Size("PreResNet-110", "cifar100"),
-        Size("ResNeXt-29", "cifar100"),
-    ),
+    "the networks of Tables 7.2 and 7.4: VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, two"
+    " on ImageNet 32 × 32. Theorem 18 is of any noisy quadratic.",
+    tuple(kit.Size(name, "cifar100") for name in ("VGG-16-BN", "PreResNet-110", "ResNeXt-29")),
 )

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.averaging.averaged_training import (
-    FULL,
-    change,
-    gap,
-    image_task,
-    pairs,
-    recipe,
-    shared_settings,
-    size_of,
-    top_accuracy,
-    train,
-    unlearnt,
-    unready,
-)
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.averaging import averaged_training as runs
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
 from lambdahat.problem.batches import Batches
-from lambdahat.results.charts import Chart
 
 AGNOSTIC = 1.0  # points
 COLUMNS = {
@@ -42,7 +27,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class EnsembleScale(Scale):
+class EnsembleScale(kit.Scale):
     """One scale; an ensemble has so many ``members``."""
 
     network: str
@@ -51,14 +36,14 @@ class EnsembleScale(Scale):
     side: int = 0
     rate: float = 0.02
     augmented: bool = False
-    precision: str = FULL
+    precision: str = runs.FULL
 
 
 def cells(config: EnsembleScale) -> list[Cell]:
     """Weight decay × seed; a cell trains one averaged network and the members of an ensemble."""
-    base = shared_settings(config, "decays", "seeds")
+    base = runs.shared_settings(config, "decays", "seeds")
     return [
-        {**base, **recipe("SWA", config.rate, decay, config.epochs), "seed": seed}
+        {**base, **runs.recipe("SWA", config.rate, decay, config.epochs), "seed": seed}
         for decay in config.decays
         for seed in range(config.seeds)
     ]
@@ -66,21 +51,14 @@ def cells(config: EnsembleScale) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """One row: the average and the iterate it began at, the members and their ensemble."""
-    task = image_task(cell, device)
-    trained = train(cell, task)
-    end = {**trained.end, **size_of(task), "distance": contraction(trained.rows)}
+    task = runs.image_task(cell, device)
+    trained = runs.train(cell, task)
+    end = {**trained.end, **runs.size_of(task), "distance": contraction(trained.rows)}
     members = [member(cell, number, device) for number in range(cell["members"])]
-    alone = [top_accuracy(each, task.held_out) for each in members]
+    alone = [runs.top_accuracy(each, task.held_out) for each in members]
     single, together = sum(alone) / len(alone), ensemble_accuracy(members, task.held_out)
-    return [
-        {
-            **end,
-            "average gain": end["accuracy"] - end["before"],
-            "member": single,
-            "ensemble": together,
-            "ensemble gain": together - single,
-        }
-    ]
+    gains = {"average gain": end["accuracy"] - end["before"], "member": single}
+    return [{**end, **gains, "ensemble": together, "ensemble gain": together - single}]
 
 
 def contraction(rows: Sequence[Row]) -> float:
@@ -94,8 +72,8 @@ def contraction(rows: Sequence[Row]) -> float:
 def member(cell: Cell, number: int, device: str) -> nn.Module:
     """A network trained by SGD on the cell's data from another start and order."""
     own = derived_seed(cell["seed"], "member", number)
-    plan = recipe("SGD", cell["rate"], cell["decay"], cell["epochs"])
-    return train({**cell, **plan, "seed": own}, image_task(cell, device, own)).solution
+    plan = runs.recipe("SGD", cell["rate"], cell["decay"], cell["epochs"])
+    return runs.train({**cell, **plan, "seed": own}, runs.image_task(cell, device, own)).solution
 
 
 @torch.no_grad()
@@ -110,125 +88,83 @@ def ensemble_accuracy(models: Sequence[nn.Module], batches: Batches) -> float:
     return 100 * hits / count
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """What weight decay does to the gain of averages and to that of ensembles."""
     decays = sorted(rows.distinct("decay"))
     none, most = rows.where(decay=decays[0]), rows.where(decay=decays[-1])
-    others, unmet = rows.where(decay=decays[1:]), unready(none, most)
-    where = "§7.5.4, Figure 7.3b"
-    found = Claims()
-    sentence = f"averaging gains more at weight decay {decays[-1]:g} than at 0"
-    published = "no regularisation corresponds to the lowest improvement"
-    reading = gap(most, none, "average gain")
-    found.add(sentence, where, published, reading, unit=" points", unmet=unmet)
-    found.add(
-        "averaging gains more with weight decay than without",
-        where,
-        "weight decay is essential",
-        gap(others, none, "average gain"),
-        unit=" points",
-        unmet=unready(none, *(rows.where(decay=decay) for decay in decays[1:])),
-    )
-    sentence = "before averaging strong weight decay is worse"
-    published = "it decreases test performance before starting IA"
-    reading = gap(most, none, "before")
-    found.add(sentence, where, published, reading, "below", unit=" points", unmet=unmet)
-    sentence = "after averaging it is better"
-    published = "more than makes up for this"
-    reading = gap(most, none, "accuracy")
-    found.add(sentence, where, published, reading, unit=" points", unmet=unmet)
-    sentence = "weight decay raises the gain of averaging more than that of an ensemble"
-    source = "§7.5.4, Figure 7.3"
-    published = "the ensemble's is largely agnostic to it"
-    found.add(sentence, source, published, rises(most, none), unit=" points", unmet=unmet)
-    found.add(
-        (
-            f"the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g} points"
-            " of that at 0"
-        ),
-        "§7.5.4, Figure 7.3a",
-        "largely agnostic to the weight decay",
-        gap(most, none, "ensemble gain"),
-        "within",
-        0.0,
-        AGNOSTIC,
-        " points",
-        unlearnt(none, most),
-    )
-    sentence = "an ensemble is above its members, over all weight decays"
-    source = "§7.5.4, Figure 7.3a"
-    reading = change(rows, "ensemble", "member")
-    found.add(sentence, source, "it improves", reading, unit=" points", unmet=unlearnt(rows))
-    sentence = "averaged iterates lie further apart with weight decay (1 − ‖θ̄‖/mean‖θ‖)"
-    published = "a greater solution difference between epochs"
-    found.add(sentence, "§7.5.4", published, gap(most, none, "distance"), unmet=unmet)
+    text = kit.claim_texts(f"""
+        most: averaging gains more at weight decay {decays[-1]:g} than at 0
+          | §7.5.4, Figure 7.3b | no regularisation corresponds to the lowest improvement
+        others: averaging gains more with weight decay than without
+          | §7.5.4, Figure 7.3b | weight decay is essential
+        before: before averaging strong weight decay is worse
+          | §7.5.4, Figure 7.3b | it decreases test performance before starting IA
+        after: after averaging it is better
+          | §7.5.4, Figure 7.3b | more than makes up for this
+        rises: weight decay raises the gain of averaging more than that of an ensemble
+          | §7.5.4, Figure 7.3 | the ensemble's is largely agnostic to it
+        agnostic: the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g}
+          points of that at 0 | §7.5.4, Figure 7.3a | largely agnostic to the weight decay
+        ensemble: an ensemble is above its members, over all weight decays
+          | §7.5.4, Figure 7.3a | it improves
+        apart: averaged iterates lie further apart with weight decay (1 − ‖θ̄‖/mean‖θ‖)
+          | §7.5.4 | a greater solution difference between epochs
+    """)
+    found = Claims(unit=" points", unmet=runs.unready(none, most))
+    found.add(*text["most"], runs.gap(most, none, "average gain"))
+    reading = runs.gap(rows.where(decay=decays[1:]), none, "average gain")
+    ready = runs.unready(*(rows.where(decay=decay) for decay in decays))
+    found.add(*text["others"], reading, unmet=ready)
+    found.add(*text["before"], runs.gap(most, none, "before"), "below")
+    found.add(*text["after"], runs.gap(most, none, "accuracy"))
+    rises = kit.gap_of_gaps((most, most), (none, none), "average gain", "ensemble gain")
+    found.add(*text["rises"], rises)
+    reading, unmet = runs.gap(most, none, "ensemble gain"), runs.unlearnt(none, most)
+    found.add(*text["agnostic"], reading, "within", 0.0, AGNOSTIC, unmet=unmet)
+    reading = runs.change(rows, "ensemble", "member")
+    found.add(*text["ensemble"], reading, unmet=runs.unlearnt(rows))
+    found.add(*text["apart"], runs.gap(most, none, "distance"), unit="")
     return found
 
 
-def rises(upper: Rows, lower: Rows) -> Reading:
-    """(average's gain − ensemble's gain) with weight decay less the same without."""
-    differences = []
-    for part in (upper, lower):
-        ours, theirs = pairs(part, "average gain"), pairs(part, "ensemble gain")
-        differences.append({key: ours[key] - theirs[key] for key in ours if key in theirs})
-    return paired_difference(*differences)
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Accuracies and gains by weight decay."""
-    lines = tuple(
-        (f"{decay:g}", *means(rows.where(decay=decay), *COLUMNS))
-        for decay in sorted(rows.distinct("decay"))
-    )
-    title = (
-        f"{rows[0]['network']}, {rows[0]['parameters']:,} parameters, {rows[0]['data']}, ensembles"
-        f" of {rows[0]['members']}"
-    )
-    return [Table(title, ("weight decay", *COLUMNS.values()), lines)]
+    decays, first = sorted(rows.distinct("decay")), rows[0]
+    lines = tuple((f"{decay:g}", *kit.means(rows.where(decay=decay), *COLUMNS)) for decay in decays)
+    title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}"
+    title += f", ensembles of {first['members']}"
+    yield Table(title, ("weight decay", *COLUMNS.values()), lines)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Gains and accuracies over weight decay."""
-    out = []
-    title = "Gain of ensembles and of averages"
-    series = (
-        curve("ensemble", rows, "ensemble gain", "decay"),
-        curve("average", rows, "average gain", "decay"),
-    )
-    out.append(Chart(title, "weight decay", "points of accuracy", series, source="Figure 7.3"))
-    levels = tuple(
-        curve(words, rows, column, "decay")
-        for column, words in (
-            ("member", "one network"),
-            ("ensemble", "ensemble"),
-            ("before", "before averaging"),
-            ("accuracy", "average"),
-        )
-    )
-    out.append(Chart("Accuracy", "weight decay", "accuracy, %", levels, source="Figure 7.3"))
-    return out
+    gains = {"ensemble gain": "ensemble", "average gain": "average"}
+    levels = {"member": "one network", "ensemble": "ensemble"}
+    levels |= {"before": "before averaging", "accuracy": "average"}
+    for title, axis, columns in (
+        ("Gain of ensembles and of averages", "points of accuracy", gains),
+        ("Accuracy", "accuracy, %", levels),
+    ):
+        series = tuple(kit.curve(label, rows, column, "decay") for column, label in columns.items())
+        yield Chart(title, "weight decay", axis, series, source="Figure 7.3")
 
 
-# data set, training and held-out samples, epochs, seeds
-PAPER = ("cifar10", 5_000, 10_000, 30, 3)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; network and weight decays
+SMOKE = ("digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3))
+CPU = ("cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2))
+PAPER = ("cifar10", 5_000, 10_000, 30, 3, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3))
+EXPERIMENT = kit.Experiment(
     "averaging-ensembles",
     "Averages of weights and ensembles of networks, by weight decay",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§7.5.4, Figure 7.3",
     {
-        "smoke": EnsembleScale(
-            "digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3), members=2, batch=32
-        ),
-        "cpu": EnsembleScale(
-            "cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64
-        ),
-        "paper": EnsembleScale(
-            *PAPER, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), augmented=True, precision="bfloat16"
-        ),
+        "smoke": EnsembleScale(*SMOKE, members=2, batch=32),
+        "cpu": EnsembleScale(*CPU, side=8, batch=64),
+        "paper": EnsembleScale(*PAPER, augmented=True, precision="bfloat16"),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         CIFAR-10 in place of CIFAR-100, which cannot be had here; 30 epochs of the thesis's 100.
         Ensembles of three networks; their number is not printed.
         Rate 0.02, down to a hundredth for ensembles and to a half for averages, as printed.
@@ -241,6 +177,6 @@ EXPERIMENT = Experiment(
           its members.
         On a GPU networks train with bfloat16 in their forward passes.
     """),
-    size="VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text.",
-    sizes=(Size("VGG-16", "cifar100", epochs=100), Size("VGG-16-BN", "cifar100", epochs=100)),
+    "VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text.",
+    tuple(kit.Size(name, "cifar100", epochs=100) for name in ("VGG-16", "VGG-16-BN")),
 )

@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from lambdahat.experiments import kit
+from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import (
-    BASES,
-    FULL,
-    AveragedTask,
     AveragePlan,
-    Averages,
-    against_best,
-    gap,
-    image_task,
-    mean,
+    comparison,
     recipe,
-    saturated,
-    shared_settings,
-    size_of,
-    top_accuracy,
-    train,
-    tuned_start,
     unlearnt,
-    unready,
-    unsettled,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, errors, means, over_seeds
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    TableLines,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
 
 STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run
 REFERENCE = 0.5
@@ -50,20 +26,28 @@ FLAT, SCHEDULED = ", flat", ", linear"
 
 def run_with_averages(cell: Cell, device: str, frequencies: Sequence[int] = ()) -> list[Row]:
     """Rows of epochs and of the end; of a run named "…, flat" one more for each average."""
-    task = image_task(cell, device)
+    task = runs.image_task(cell, device)
     steps = math.ceil(task.problem.num_samples / cell["batch"])
     chosen = plans(cell["epochs"], steps, frequencies) if cell["run"].endswith(FLAT) else {}
-    averages = Averages(list(chosen.values()))
-    trained = train(cell, task, averages)
-    rows = [*trained.rows, {**trained.end, **size_of(task), "early": early(trained.rows)}]
-    return rows + averaged_rows(averages, chosen, task, cell)
+    averages = runs.Averages(list(chosen.values()))
+    trained = runs.train(cell, task, averages)
+    first = trained.rows[: max(1, len(trained.rows) // 3)]
+    early = float(sum(row["iterate accuracy"] for row in first) / len(first))
+    rows = [*trained.rows, {**trained.end, **runs.size_of(task), "early": early}]
+    for (start, every), plan in chosen.items():
+        if averages.counts[plan] == 0:  # a run that diverged
+            continue
+        model = averages.model(plan, task.model, task.training(cell["batch"]))
+        row = {"kind": "average", "start": start, "frequency": every}
+        row["averages"] = averages.counts[plan]
+        rows.append({**row, "accuracy": runs.top_accuracy(model, task.held_out)})
+    return rows
 
 
 def plans(
     epochs: int, steps: int, frequencies: Sequence[int] = ()
 ) -> dict[tuple[float, int], AveragePlan]:
-    """By start (a share of the run) and frequency: all starts once per epoch, and all frequencies
-    from the half on.
+    """The averages: all starts (shares of the run) once per epoch, all frequencies from half on.
 
     A frequency is in steps between averaged iterates, 0 for an epoch.
     """
@@ -76,65 +60,29 @@ def plans(
     }
 
 
-def averaged_rows(
-    averages: Averages, chosen: dict[tuple[float, int], AveragePlan], task: AveragedTask, cell: Cell
-) -> list[Row]:
-    """The accuracy of each average at the end of the run."""
-    rows = []
-    for (start, every), plan in chosen.items():
-        if averages.counts[plan] == 0:  # a run that diverged
-            continue
-        model = averages.model(plan, task.model, task.training(cell["batch"]))
-        rows.append(
-            {
-                "kind": "average",
-                "start": start,
-                "frequency": every,
-                "averages": averages.counts[plan],
-                "accuracy": top_accuracy(model, task.held_out),
-            }
-        )
-    return rows
-
-
-def early(rows: list[Row]) -> float:
-    """Mean accuracy of the iterates over the first third of the epochs, a measure of speed."""
-    first = rows[: max(1, len(rows) // 3)]
-    return float(sum(row["iterate accuracy"] for row in first) / len(first))
-
-
-def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> list[Claim]:
-    """Gadam or GadamX on one network: each sensible start beats the base with its schedule, and
-    tuning gains.
+def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> Claims:
+    """Gadam or GadamX on one network: sensible starts beat the scheduled base, and tuning gains.
 
     ``rows`` are all rows of the network; ``tuned_from`` is what the thesis prints of the best start
     and of its own.
     """
-    base = BASES[name]
-    flat, ends = rows.where(run=base + FLAT), rows.where(kind="end")
+    base = runs.BASES[name]
+    flat, scheduled = rows.where(run=base + FLAT), rows.where(kind="end", run=base + SCHEDULED)
     made, epochs = flat.where(kind="average", frequency=0), flat.where(kind="epoch")
-    scheduled = ends.where(run=base + SCHEDULED)
     learnt = unlearnt(flat.where(kind="end"), scheduled)
-    tuned = paired_difference(
-        tuned_start(made, "accuracy"), made.where(start=REFERENCE).paired("accuracy")
-    )
-    found = Claims(
-        Claim(
-            f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%}"
-            " of the run",
-            "§7.8.4, Figure 7.11",
-            "for any reasonable T_avg",
-            gap(made.where(start=share), scheduled, "accuracy"),
-            unit=" points",
-            unmet=learnt or unsettled(iterates_at(epochs, share, base)),
-        )
-        for share in SENSIBLE
-    )
-    sentence = (
-        f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against"
-        f" {REFERENCE:.0%} of the run)"
-    )
-    found.add(sentence, "§7.8.4, Table 7.6", tuned_from, tuned, unit=" points", unmet=learnt)
+    found = Claims(unit=" points")
+    where, printed = "§7.8.4, Figure 7.11", "for any reasonable T_avg"
+    for share in SENSIBLE:
+        start = f"when averages begin at {share:.0%} of the run"
+        sentence = f"{prefix}{name} beats {base} with its schedule {start}"
+        reading = runs.gap(made.where(start=share), scheduled, "accuracy")
+        unmet = learnt or runs.unsettled(iterates_at(epochs, share, base))
+        found.add(sentence, where, printed, reading, unmet=unmet)
+    best = f"best start over the other seeds, against {REFERENCE:.0%} of the run"
+    sentence = f"{prefix}{name} gains from tuning T_avg ({best})"
+    usual = made.where(start=REFERENCE).paired("accuracy")
+    tuned = kit.paired_difference(runs.tuned_start(made, "accuracy"), usual)
+    found.add(sentence, "§7.8.4, Table 7.6", tuned_from, tuned, unmet=learnt)
     return found
 
 
@@ -146,8 +94,8 @@ def iterates_at(epochs: Rows, share: float, base: str) -> Rows:
     after = epochs.where(epoch=last).paired("iterate accuracy")
     named = {"run": f"{base} at a flat rate", "averaged": True}
     return Rows(
-        {**named, "seed": seed, "before": before[seed], "iterate accuracy": after[seed]}
-        for seed in after
+        {**named, "seed": seed, "before": before[seed], "iterate accuracy": value}
+        for seed, value in after.items()
     )
 
 
@@ -159,133 +107,103 @@ AHEAD = ("SGD, linear", "SGD + LH", "AdamW, linear", "AdamW + LH", "Gadam", GADA
 PRINTED_TUNED = "76.11 to 75.73 (VGG-16)"
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """Starts, frequencies, generalisation gaps, Lookahead and the automatic start."""
     ends, epochs = rows.where(kind="end"), rows.where(kind="epoch")
     of = {name: ends.where(run=name) for name in ends.distinct("run")}
-    return (
-        start_claims("Gadam", rows, PRINTED_TUNED)
-        + _frequency_claims(
-            of, rows.where(kind="average", run="AdamW, flat"), epochs.where(run="AdamW, flat")
-        )
-        + _schedule_claims(of)
-        + _lookahead_claims(of, epochs)
-        + _automatic_claims(of)
-    )
+    found = start_claims("Gadam", rows, PRINTED_TUNED)
+    found += _frequency_claims(of, rows.where(run="AdamW, flat"))
+    found += _schedule_claims(of)
+    found += _lookahead_claims(of, epochs)
+    found += _automatic_claims(of)
+    return found
 
 
-def _frequency_claims(of: dict[str, Rows], made: Rows, flat: Rows) -> list[Claim]:
+def _frequency_claims(of: dict[str, Rows], flat: Rows) -> Claims:
     """How often to average: Figure 7.13."""
-    half = unlearnt(of["AdamW, flat"], of["AdamW, linear"]) or unsettled(
-        iterates_at(flat, REFERENCE, "AdamW")
-    )
-    often, seldom = (
-        made.where(start=REFERENCE, frequency=1),
-        made.where(start=REFERENCE, frequency=0),
-    )
-    found = Claims()
-    sentence = "averaging every step or once per epoch makes little difference"
-    source = "§7.8.6, Figure 7.13b"
-    published = "very insensitive"
-    reading = gap(seldom, often, "accuracy")
-    found.add(sentence, source, published, reading, "within", 0.0, SMALL_CHANGE, " points", half)
-    sentence = "averaging once per epoch is above averaging every step"
-    source = "§7.8.6, Figure 7.13b"
-    reading = gap(seldom, often, "accuracy")
-    found.add(sentence, source, "slightly better", reading, unit=" points", unmet=half)
+    text = kit.claim_texts("""
+        same: averaging every step or once per epoch makes little difference
+          | §7.8.6, Figure 7.13b | very insensitive
+        seldom: averaging once per epoch is above averaging every step
+          | §7.8.6, Figure 7.13b | slightly better
+    """)
+    unmet = unlearnt(of["AdamW, flat"], of["AdamW, linear"])
+    unmet = unmet or runs.unsettled(iterates_at(flat.where(kind="epoch"), REFERENCE, "AdamW"))
+    made = flat.where(kind="average", start=REFERENCE)
+    reading = runs.gap(made.where(frequency=0), made.where(frequency=1), "accuracy")
+    found = Claims(unit=" points", unmet=unmet)
+    found.add(*text["same"], reading, "within", 0.0, SMALL_CHANGE)
+    found.add(*text["seldom"], reading)
     return found
 
 
-def _schedule_claims(of: dict[str, Rows]) -> list[Claim]:
+def _schedule_claims(of: dict[str, Rows]) -> Claims:
     """Flat rates against schedules: Figure 7.4, and what §7.4.1 says of AdamW."""
+    text = kit.claim_texts("""
+        wider: the gap between training and held-out accuracy is wider after step decay than at a
+          flat rate | §7.5.5, Figure 7.4 | ΔE₂ > ΔE₁
+        step: step decay is above a flat rate | §7.5.5, Figure 7.4 | it is
+        AdamW: AdamW at a flat rate is below scheduled AdamW
+          | §7.4.1 | by more than 5 points, not drawn
+    """)
     flat, step = of["SGD, flat"], of["SGD, step"]
-    gap_now = (
-        over_seeds(flat, "training accuracy").value - over_seeds(flat, "iterate accuracy").value
-    )
-    wide = (
-        f"the gap at a flat rate is {gap_now:.0f} points already, where the thesis has none"
-        if gap_now > NO_GAP
-        else ""
-    )
+    trained, held_out = "training accuracy", "iterate accuracy"
+    apart = kit.over_seeds(flat, trained).value - kit.over_seeds(flat, held_out).value
+    unmet = unlearnt(flat, step)
+    if not unmet and apart > NO_GAP:
+        unmet = f"the gap at a flat rate is {apart:.0f} points already, where the thesis has none"
     found = Claims(unit=" points")
-    sentence = (
-        "the gap between training and held-out accuracy is wider after step decay than at a"
-        " flat rate"
+    reading = kit.gap_of_gaps((step, step), (flat, flat), trained, held_out)
+    found.add(*text["wider"], reading, unmet=unmet)
+    found.add(*text["step"], runs.gap(step, flat, "accuracy"), unmet=runs.unready(flat, step))
+    found.add(
+        *text["AdamW"], **comparison(of["AdamW, flat"], of["AdamW, linear"]), direction="below"
     )
-    source = "§7.5.5, Figure 7.4"
-    reading = generalization(step, flat)
-    found.add(sentence, source, "ΔE₂ > ΔE₁", reading, unmet=unlearnt(flat, step) or wide)
-    sentence = "step decay is above a flat rate"
-    source = "§7.5.5, Figure 7.4"
-    found.add(sentence, source, "it is", gap(step, flat, "accuracy"), unmet=unready(flat, step))
-    sentence = "AdamW at a flat rate is below scheduled AdamW"
-    published = "by more than 5 points, not drawn"
-    reading = gap(of["AdamW, flat"], of["AdamW, linear"], "accuracy")
-    unmet = unready(of["AdamW, flat"], of["AdamW, linear"])
-    found.add(sentence, "§7.4.1", published, reading, "below", unmet=unmet)
     return found
 
 
-def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
+def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> Claims:
     """Lookahead alone and before averages: Figure 7.12."""
-    where, both = "§7.8.5, Figure 7.12", GADAM_AHEAD
+    where, both, gadam = "§7.8.5, Figure 7.12", GADAM_AHEAD, of["Gadam"]
     others = {name: of[name] for name in AHEAD if name != "Gadam"}
-    rival, ahead = against_best(others, both)
-    runner, faster = against_best({**others, "Gadam": of["Gadam"]}, both, "early")
+    rival, ahead = runs.against_best(others, both)
+    runner, faster = runs.against_best({**others, "Gadam": gadam}, both, "early")
+    text = kit.claim_texts(f"""
+        speed: Lookahead makes AdamW converge faster (accuracy over the first third)
+          | {where} | clearly
+        smooth: Lookahead makes AdamW fluctuate less from epoch to epoch
+          | {where} | it reduces fluctuations
+        near: {both} is within {SMALL_CHANGE:g} point of Gadam
+          | {where} | only marginally worse (VGG-16)
+        above: {both} is above all others but Gadam (here above {rival}, the best of them)
+          | {where} | still stronger than all others (VGG-16)
+        fastest: {both} converges fastest (accuracy over the first third, here against {runner})
+          | {where} | at the fastest speed in all the optimisers tested (VGG-16)
+    """)
+    found = Claims(lookahead_pairs(of, where), unit=" points")
+    pair = of["AdamW + LH"], of["AdamW, linear"]
+    found.add(*text["speed"], **comparison(*pair, "early", unmet=unlearnt))
     rough = [fluctuation(epochs.where(run=name)) for name in ("AdamW + LH", "AdamW, linear")]
-    found = Claims(lookahead_pairs(of, where))
-    sentence = "Lookahead makes AdamW converge faster (accuracy over the first third)"
-    reading = gap(of["AdamW + LH"], of["AdamW, linear"], "early")
-    unmet = unlearnt(of["AdamW + LH"], of["AdamW, linear"])
-    found.add(sentence, where, "clearly", reading, unit=" points", unmet=unmet)
-    sentence = "Lookahead makes AdamW fluctuate less from epoch to epoch"
-    published = "it reduces fluctuations"
-    reading = paired_difference(*rough)
-    unmet = unlearnt(of["AdamW + LH"])
-    found.add(sentence, where, published, reading, "below", unit=" points", unmet=unmet)
-    sentence = f"{both} is within {SMALL_CHANGE:g} point of Gadam"
-    published = "only marginally worse (VGG-16)"
-    reading = gap(of[both], of["Gadam"], "accuracy")
-    unmet = unready(of[both], of["Gadam"])
-    found.add(sentence, where, published, reading, "within", 0.0, SMALL_CHANGE, " points", unmet)
-    sentence = f"{both} is above all others but Gadam (here above {rival}, the best of them)"
-    published = "still stronger than all others (VGG-16)"
-    unmet = unready(of[both], of[rival])
-    found.add(sentence, where, published, ahead, unit=" points", unmet=unmet)
-    sentence = f"{both} converges fastest (accuracy over the first third, here against {runner})"
-    published = "at the fastest speed in all the optimisers tested (VGG-16)"
-    unmet = unlearnt(of[both], of[runner])
-    found.add(sentence, where, published, faster, unit=" points", unmet=unmet)
+    reading = kit.paired_difference(*rough)
+    found.add(*text["smooth"], reading, "below", unmet=unlearnt(pair[0]))
+    alike = comparison(of[both], gadam)
+    found.add(*text["near"], **alike, direction="within", margin=SMALL_CHANGE)
+    found.add(*text["above"], ahead, unmet=runs.unready(of[both], of[rival]))
+    found.add(*text["fastest"], faster, unmet=unlearnt(of[both], of[runner]))
     return found
 
 
-def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[Claim]:
+def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> Claims:
     """§7.8.5, on both networks: Lookahead helps SGD, and helps AdamW less than averaging."""
-    said = (
-        (
-            "SGD + LH",
-            "SGD, linear",
-            "SGD + Lookahead is above SGD",
-            "by a rather significant margin",
-        ),
-        (
-            "Gadam",
-            "AdamW + LH",
-            "Gadam is above AdamW + Lookahead",
-            "more significant and more consistent",
-        ),
-    )
-    return [
-        Claim(
-            prefix + sentence,
-            source,
-            words,
-            gap(of[upper], of[lower], "accuracy"),
-            unit=" points",
-            unmet=unready(of[upper], of[lower]),
-        )
-        for upper, lower, sentence, words in said
-    ]
+    text = kit.claim_texts(f"""
+        SGD: {prefix}SGD + Lookahead is above SGD | {source} | by a rather significant margin
+        AdamW: {prefix}Gadam is above AdamW + Lookahead
+          | {source} | more significant and more consistent
+    """)
+    found = Claims()
+    found.add(*text["SGD"], **comparison(of["SGD + LH"], of["SGD, linear"]))
+    found.add(*text["AdamW"], **comparison(of["Gadam"], of["AdamW + LH"]))
+    return found
 
 
 def fluctuation(epochs: Rows) -> dict[Any, float]:
@@ -302,41 +220,27 @@ def fluctuation(epochs: Rows) -> dict[Any, float]:
     return out
 
 
-def _automatic_claims(of: dict[str, Rows]) -> list[Claim]:
+def _automatic_claims(of: dict[str, Rows]) -> Claims:
     """Averages that begin by themselves: Table 7.7."""
-    parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
+    text = kit.claim_texts("""
+        GadamAuto: GadamAuto is above SWA-Auto | Table 7.7 | 75.39 and 73.93
+        cost: the automatic start costs SGD more than it costs Gadam | §7.8.7 | 0.64 and 0.34 points
+        SWA: SWA-Auto is below scheduled SGD | §7.8.7, Tables 7.2 and 7.7 | 73.93 and 74.15
+    """)
+    gadam, gadam_auto, swa, swa_auto = (
+        of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")
+    )
+    parts = gadam, gadam_auto, swa, swa_auto
     # that they may begin too soon is part of what is tested
-    unmet = unlearnt(*parts) or saturated(*parts)
-    found = Claims(unit=" points", unmet=unmet)
-    reading = gap(of["Gadam-Auto"], of["SWA-Auto"], "accuracy")
-    found.add("GadamAuto is above SWA-Auto", "Table 7.7", "75.39 and 73.93", reading)
-    sentence = "the automatic start costs SGD more than it costs Gadam"
-    found.add(sentence, "§7.8.7", "0.64 and 0.34 points", losses(of))
-    sentence = "SWA-Auto is below scheduled SGD"
-    reading = gap(of["SWA-Auto"], of["SGD, linear"], "accuracy")
-    found.add(sentence, "§7.8.7, Tables 7.2 and 7.7", "73.93 and 74.15", reading, "below")
+    found = Claims(unit=" points", unmet=unlearnt(*parts) or runs.saturated(*parts))
+    found.add(*text["GadamAuto"], runs.gap(gadam_auto, swa_auto, "accuracy"))
+    found.add(*text["cost"], kit.gap_of_gaps((swa, swa_auto), (gadam, gadam_auto), "accuracy"))
+    found.add(*text["SWA"], runs.gap(swa_auto, of["SGD, linear"], "accuracy"), "below")
     return found
 
 
-def generalization(upper: Rows, lower: Rows) -> Reading:
-    """The difference of training less held-out accuracy."""
-    gaps = []
-    for part in (upper, lower):
-        training, held_out = part.paired("training accuracy"), part.paired("iterate accuracy")
-        gaps.append({seed: training[seed] - held_out[seed] for seed in training})
-    return paired_difference(*gaps)
-
-
-def losses(of: dict[str, Rows]) -> Reading:
-    """(SWA − SWA-Auto) − (Gadam − GadamAuto), seed by seed."""
-    found = []
-    for tuned, automatic in (("SWA", "SWA-Auto"), ("Gadam", "Gadam-Auto")):
-        upper, lower = of[tuned].paired("accuracy"), of[automatic].paired("accuracy")
-        found.append({seed: upper[seed] - lower[seed] for seed in upper if seed in lower})
-    return paired_difference(*found)
-
-
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
+OFTEN = {1: "every step", 5: "every 5 steps", 20: "every 20 steps", 0: "every epoch"}
 # Tables 7.2, 7.6 and 7.7: test accuracy of VGG-16 on CIFAR-100
 PRINTED = {
     "SGD, linear": 74.15,
@@ -350,7 +254,7 @@ PRINTED_BEST = 76.11
 
 
 @dataclass(frozen=True)
-class ScheduleScale(Scale):
+class ScheduleScale(kit.Scale):
     """One scale; ``adam_rate`` is for AdamW and Gadam, ``patience`` for automatic schedules."""
 
     network: str
@@ -358,7 +262,7 @@ class ScheduleScale(Scale):
     patience: int
     side: int = 0
     augmented: bool = False
-    precision: str = FULL
+    precision: str = runs.FULL
     rate: float = 0.1
     coupled: float = 5e-4
     decoupled: float = 0.25
@@ -366,14 +270,11 @@ class ScheduleScale(Scale):
 
 def cells(config: ScheduleScale) -> list[Cell]:
     """Run × seed; a constant-rate run also has the averages of ``STARTS`` and ``FREQUENCIES``."""
-    base = shared_settings(config, "adam_rate", "patience", "rate", "coupled", "decoupled", "seeds")
-    sgd, adam, epochs = (
-        (config.rate, config.coupled),
-        (config.adam_rate, config.decoupled),
-        config.epochs,
-    )
-    auto = {"patience": config.patience}
-    runs = {
+    varied = "adam_rate", "patience", "rate", "coupled", "decoupled", "seeds"
+    base = runs.shared_settings(config, *varied)
+    sgd, epochs = (config.rate, config.coupled), config.epochs
+    adam, auto = (config.adam_rate, config.decoupled), {"patience": config.patience}
+    recipes = {
         "SGD, flat": recipe("SGD", *sgd, epochs, "flat"),
         "SGD, step": recipe("SGD", *sgd, epochs, "step"),
         "SGD, linear": recipe("SGD", *sgd, epochs),
@@ -389,7 +290,7 @@ def cells(config: ScheduleScale) -> list[Cell]:
     }
     return [
         {**base, "run": name, **plan, "seed": seed}
-        for name, plan in runs.items()
+        for name, plan in recipes.items()
         for seed in range(config.seeds)
     ]
 
@@ -399,127 +300,77 @@ def run(cell: Cell, device: str) -> list[Row]:
     return run_with_averages(cell, device, FREQUENCIES)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """All runs at their end, and the averages by start and by frequency."""
-    ends = rows.where(kind="end")
-    lines = TableLines()
+    ends, lines = rows.where(kind="end"), kit.TableLines()
+    shown = "accuracy", "iterate accuracy", "training accuracy", "early", "begun", "stopped"
     for name in ends.distinct("run"):
-        part = ends.where(run=name)
-        printed = PRINTED.get(name)
-        lines.add(
-            name,
-            *means(
-                part,
-                "accuracy",
-                "iterate accuracy",
-                "training accuracy",
-                "early",
-                "begun",
-                "stopped",
-            ),
-            "" if printed is None else f"{printed:.2f}",
-        )
-    header = split_header(
+        printed = f"{PRINTED[name]:.2f}" if name in PRINTED else ""
+        lines.add(name, *kit.means(ends.where(run=name), *shown), printed)
+    header = kit.split_header(
         "run | accuracy, % | of the iterate | in training | first third | averages from | "
         "epochs | thesis, CIFAR-100"
     )
     title = f"{ends[0]['network']}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
-    return [Table(title, header, tuple(lines)), *_average_tables(rows)]
-
-
-def _average_tables(rows: Rows) -> list[Table]:
+    yield Table(title, header, tuple(lines))
     made = rows.where(kind="average")
     names = made.distinct("run")
-    starts = tuple(
-        (
-            f"{start:.0%}",
-            *(
-                str(over_seeds(made.where(run=name, start=start, frequency=0), "accuracy"))
-                for name in names
-            ),
-        )
-        for start in STARTS
-    )
-    often = tuple(
-        (
-            _words(every),
-            *(
-                str(over_seeds(made.where(run=name, start=REFERENCE, frequency=every), "accuracy"))
-                for name in names
-            ),
-        )
-        for every in FREQUENCIES
-    )
-    best = max(
-        mean(made.where(run="AdamW, flat", start=start, frequency=0), "accuracy").value
-        for start in STARTS
-    )
-    out = []
+
+    def accuracies(start: float, every: int) -> list[str]:
+        part = made.where(start=start, frequency=every)
+        return [str(kit.over_seeds(part.where(run=name), "accuracy")) for name in names]
+
+    gadam = made.where(run="AdamW, flat", frequency=0)
+    best = max(runs.mean(gadam.where(start=start), "accuracy").value for start in STARTS)
+    starts = tuple((f"{start:.0%}", *accuracies(start, 0)) for start in STARTS)
     title = f"Averages by start (best of Gadam {best:.2f}; thesis, CIFAR-100, {PRINTED_BEST})"
-    out.append(Table(title, ("T_avg, share of the run", *names), starts))
-    title = "Averages by frequency, from half of the run on"
-    out.append(Table(title, ("an iterate", *names), often))
-    return out
+    yield Table(title, ("T_avg, share of the run", *names), starts)
+    often = tuple((words, *accuracies(REFERENCE, every)) for every, words in OFTEN.items())
+    yield Table("Averages by frequency, from half of the run on", ("an iterate", *names), often)
 
 
-def _words(every: int) -> str:
-    return {0: "every epoch", 1: "every step"}.get(every, f"every {every} steps")
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """The generalisation gap, Lookahead over epochs, accuracy by start and by frequency."""
     epochs, made = rows.where(kind="epoch"), rows.where(kind="average")
-    gaps: list[Series] = []
+    series = []
     for name in ("SGD, flat", "SGD, step"):
         part = epochs.where(run=name)
-        gaps += [
-            curve(f"{name}, training", part, "training accuracy"),
-            curve(f"{name}, held out", part, "iterate accuracy"),
-        ]
-    starts = tuple(
-        curve(name, made.where(run=name, frequency=0), "accuracy", "start")
-        for name in made.distinct("run")
-    )
-    out = []
-    title = "Training and held-out accuracy"
-    out.append(Chart(title, "epoch", "accuracy, %", tuple(gaps), source="Figure 7.4"))
-    series = tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD)
-    out.append(Chart("Lookahead", "epoch", "accuracy, %", series, source="Figure 7.12"))
-    title = "Start of averaging"
-    out.append(Chart(title, "share of the run", "accuracy, %", starts, source="Figure 7.11"))
-    title = "Frequency of averaging"
-    across = "an iterate is averaged"
-    series = tuple(
-        _by_frequency(made.where(run=name, start=REFERENCE), name) for name in made.distinct("run")
-    )
-    out.append(Chart(title, across, "accuracy, %", series, source="Figure 7.13b"))
-    return out
+        series.append(kit.curve(f"{name}, training", part, "training accuracy"))
+        series.append(kit.curve(f"{name}, held out", part, "iterate accuracy"))
+    title, axis = "Training and held-out accuracy", "accuracy, %"
+    yield Chart(title, "epoch", axis, tuple(series), source="Figure 7.4")
+    series = [kit.curve(name, epochs.where(run=name), "accuracy") for name in AHEAD]
+    yield Chart("Lookahead", "epoch", axis, tuple(series), source="Figure 7.12")
+    of = {name: made.where(run=name) for name in made.distinct("run")}
+    series = [
+        kit.curve(name, part.where(frequency=0), "accuracy", "start") for name, part in of.items()
+    ]
+    yield Chart("Start of averaging", "share of the run", axis, tuple(series), source="Figure 7.11")
+    series = []
+    for name, part in of.items():
+        half = part.where(start=REFERENCE)
+        often = {words: half.where(frequency=every) for every, words in OFTEN.items()}
+        series.append(kit.points(name, often, "accuracy"))
+    title, across = "Frequency of averaging", "an iterate is averaged"
+    yield Chart(title, across, axis, tuple(series), source="Figure 7.13b")
 
 
-def _by_frequency(rows: Rows, name: str) -> Series:
-    readings = [over_seeds(rows.where(frequency=every), "accuracy") for every in FREQUENCIES]
-    places = [_words(every) for every in FREQUENCIES]
-    return Series(name, places, [reading.value for reading in readings], errors(readings), "points")
-
-
-# data set, training and held-out samples, epochs, seeds
-PAPER = ("cifar100", 45_000, 5_000, 34, 3)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; network and rate of AdamW
+SMOKE = ("digits", 96, 64, 4, 2, "VGG-4×4-BN", 3e-3)
+CPU = ("cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3)
+PAPER = ("cifar100", 45_000, 5_000, 34, 3, "VGG-16-BN", 5e-4)
+EXPERIMENT = kit.Experiment(
     "averaging-schedules",
     "When to start averaging, how often, and what schedules and Lookahead do",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§7.4.1, 7.5.5 and 7.8.4–7.8.7, Tables 7.6 and 7.7, Figures 7.4 and 7.11–7.13",
     {
-        "smoke": ScheduleScale("digits", 96, 64, 4, 2, "VGG-4×4-BN", 3e-3, patience=1, batch=32),
-        "cpu": ScheduleScale(
-            "cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3, patience=3, side=8, batch=64
-        ),
-        "paper": ScheduleScale(
-            *PAPER, "VGG-16-BN", 5e-4, patience=3, augmented=True, precision="bfloat16"
-        ),
+        "smoke": ScheduleScale(*SMOKE, patience=1, batch=32),
+        "cpu": ScheduleScale(*CPU, patience=3, side=8, batch=64),
+        "paper": ScheduleScale(*PAPER, patience=3, augmented=True, precision="bfloat16"),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100; on a CPU
           CIFAR-10.
         On a CPU a small network of VGG's kind.
@@ -537,9 +388,7 @@ EXPERIMENT = Experiment(
         Lookahead has k = 5 and α = 0.5; in Gadam + LH it ends where averaging begins.
         On a GPU networks train with bfloat16 in their forward passes.
     """),
-    size=(
-        "VGG-16 on CIFAR-100, rates a tenth at epochs 100 and 150, averages from epoch 161, 3 runs;"
-        " epochs are not in the text."
-    ),
-    sizes=(Size("VGG-16-BN", "cifar100"), Size("VGG-16", "cifar100")),
+    "VGG-16 on CIFAR-100, rates a tenth at epochs 100 and 150, averages from epoch 161, 3 runs;"
+    " epochs are not in the text.",
+    tuple(kit.Size(name, "cifar100") for name in ("VGG-16-BN", "VGG-16")),
 )

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lambdahat.experiments.averaging.averaged_training import (
-    BASES,
-    FULL,
-    family,
-    gap,
-    mean,
-    recipe,
-    saturated,
-    shared_settings,
-    tuned_start,
-    unlearnt,
-    unready,
-)
-from lambdahat.experiments.averaging.averaging_schedules import (
-    AHEAD,
-    FLAT,
-    GADAM_AHEAD,
-    REFERENCE,
-    SCHEDULED,
-    SMALL_CHANGE,
-    STARTS,
-    lookahead_pairs,
-    run_with_averages,
-    start_claims,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.averaging import averaged_training as runs
+from lambdahat.experiments.averaging import averaging_schedules as schedules
+from lambdahat.experiments.averaging.averaged_training import BASES, family
+from lambdahat.experiments.averaging.averaging_schedules import AHEAD, FLAT, SCHEDULED
 from lambdahat.experiments.averaging.gadam_image import tuned_settings
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, Scale, curve, means, over_seeds
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    mean_of,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
-from lambdahat.results.charts import Chart
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
 
 AVERAGED = ("Gadam", "GadamX")
 LOOKAHEAD_ON = "PreResNet"  # Figure 7.12b; 7.12a, of VGG-16, is in averaging-schedules
@@ -56,78 +26,66 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class StartScale(Scale):
+class StartScale(kit.Scale):
     """One scale: networks, the side of their images; ``quick`` takes the small networks' rates."""
 
     networks: tuple[str, ...]
     side: int = 0
     augmented: bool = False
-    precision: str = FULL
+    precision: str = runs.FULL
     quick: bool = False
 
 
 def cells(config: StartScale) -> list[Cell]:
-    """Network × run × seed; a run at a constant rate has the averages of all ``STARTS``."""
-    base = shared_settings(config, "networks", "quick", "seeds")
-    return [
-        {**base, "network": network, "run": name, **plan, "seed": seed}
-        for network in config.networks
-        for name, plan in recipes(network, config).items()
-        for seed in range(config.seeds)
-    ]
+    """Network × run × seed; a run at a constant rate has the averages of all starts.
 
-
-def recipes(network: str, config: StartScale) -> dict[str, Cell]:
-    """Both base optimisers at a constant and a scheduled rate; on one network also Lookahead."""
-    bases = [BASES[name] for name in AVERAGED]
-    wanted = {
-        base + tail: (base, "flat" if tail == FLAT else "")
-        for base in bases
-        for tail in (FLAT, SCHEDULED)
-    }
-    if family(network) == LOOKAHEAD_ON:
-        wanted |= {name: (name.removesuffix(SCHEDULED).replace(" ", ""), "") for name in AHEAD}
-    return {
-        name: recipe(
-            optimizer,
-            *tuned_settings(network, optimizer.removesuffix("+LH"), config.quick),
-            config.epochs,
-            schedule,
-        )
-        for name, (optimizer, schedule) in wanted.items()
-    }
+    Both base optimisers run at a constant and a scheduled rate; on one network also Lookahead.
+    """
+    base = runs.shared_settings(config, "networks", "quick", "seeds")
+    out = []
+    for network in config.networks:
+        wanted = {
+            name + tail: (name, "flat" if tail == FLAT else "")
+            for name in (BASES[averaged] for averaged in AVERAGED)
+            for tail in (FLAT, SCHEDULED)
+        }
+        if family(network) == LOOKAHEAD_ON:
+            wanted |= {name: (name.removesuffix(SCHEDULED).replace(" ", ""), "") for name in AHEAD}
+        for name, (optimizer, schedule) in wanted.items():
+            tuned = tuned_settings(network, optimizer.removesuffix("+LH"), config.quick)
+            plan = runs.recipe(optimizer, *tuned, config.epochs, schedule)
+            setting = {**base, "network": network, "run": name, **plan}
+            out += [{**setting, "seed": seed} for seed in range(config.seeds)]
+    return out
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Rows of epochs and of the end; at a constant rate one more for each start."""
-    return run_with_averages(cell, device)
+    return schedules.run_with_averages(cell, device)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """Any sensible start, what tuning it gains, GadamX over Gadam, Lookahead, by network."""
-    found = []
+    found = Claims(unit=" points")
     for network in rows.distinct("network"):
-        part = rows.where(network=network)
+        part, kind = rows.where(network=network), family(network)
         for name in AVERAGED:
-            best, own = PRINTED[family(network), name]
-            found += start_claims(name, part, f"{best:.2f} to {own:.2f}", f"{network}: ")
-        found.append(best_claim(network, part))
-        if family(network) == LOOKAHEAD_ON:
+            best, own = PRINTED[kind, name]
+            printed = f"{best:.2f} to {own:.2f}"
+            found += schedules.start_claims(name, part, printed, f"{network}: ")
+        # GadamX's best start against Gadam's, each chosen by the other seeds
+        gadam, gadam_x = (
+            runs.tuned_start(averages_of(part, name), "accuracy") for name in AVERAGED
+        )
+        flat = [part.where(kind="end", run=BASES[name] + FLAT) for name in AVERAGED]
+        printed = " to ".join(f"{PRINTED[kind, name][0]:.2f}" for name in reversed(AVERAGED))
+        words = "GadamX with its best T_avg is above Gadam with its own (over the other seeds)"
+        reading = kit.paired_difference(gadam_x, gadam)
+        unmet = runs.unlearnt(*flat) or runs.saturated(*flat)
+        found.add(f"{network}: {words}", "§7.8.4, Table 7.6", printed, reading, unmet=unmet)
+        if kind == LOOKAHEAD_ON:
             found += lookahead_claims(f"{network}: ", part.where(kind="end"))
     return found
-
-
-def best_claim(network: str, rows: Rows) -> Claim:
-    """GadamX's best start is above Gadam's, each chosen by the other seeds."""
-    gadam, gadam_x = (tuned_start(averages_of(rows, name), "accuracy") for name in AVERAGED)
-    flat = [rows.where(kind="end", run=BASES[name] + FLAT) for name in AVERAGED]
-    printed = " to ".join(f"{PRINTED[family(network), name][0]:.2f}" for name in reversed(AVERAGED))
-    sentence = (
-        f"{network}: GadamX with its best T_avg is above Gadam with its own (over the other seeds)"
-    )
-    reading = paired_difference(gadam_x, gadam)
-    unmet = unlearnt(*flat) or saturated(*flat)
-    return Claim(sentence, "§7.8.4, Table 7.6", printed, reading, unit=" points", unmet=unmet)
 
 
 def averages_of(rows: Rows, name: str) -> Rows:
@@ -135,125 +93,102 @@ def averages_of(rows: Rows, name: str) -> Rows:
     return rows.where(kind="average", run=BASES[name] + FLAT)
 
 
-def lookahead_claims(prefix: str, ends: Rows) -> list[Claim]:
+def lookahead_claims(prefix: str, ends: Rows) -> Claims:
     """What the text says of Figure 7.12b."""
     of = {name: ends.where(run=name) for name in AHEAD}
-    fast, slow, apart = widest(of, "early")
-    found = Claims(lookahead_pairs(of, WHERE, prefix))
-    sentence = (
-        f"{prefix}at first all optimisers converge alike (accuracy over the first third, within"
-        f" {SMALL_CHANGE:g} point from {fast} to {slow}, the extremes)"
-    )
-    published = "the initial difference is minimal"
-    unmet = unlearnt(*of.values())
-    found.add(sentence, WHERE, published, apart, "within", 0.0, SMALL_CHANGE, " points", unmet)
-    sentence = f"{prefix}{GADAM_AHEAD} is above Gadam"
-    published = "stronger than our result without Lookahead"
-    reading = gap(of[GADAM_AHEAD], of["Gadam"], "accuracy")
-    unmet = unready(of[GADAM_AHEAD], of["Gadam"])
-    found.add(sentence, WHERE, published, reading, unit=" points", unmet=unmet)
+    early = {name: runs.mean(part, "early").value for name, part in of.items()}
+    fast, slow = max(early, key=early.__getitem__), min(early, key=early.__getitem__)
+    small, ahead = schedules.SMALL_CHANGE, schedules.GADAM_AHEAD
+    text = kit.claim_texts(f"""
+        alike: {prefix}at first all optimisers converge alike (accuracy over the first third, within
+          {small:g} point from {fast} to {slow}, the extremes)
+          | {WHERE} | the initial difference is minimal
+        ahead: {prefix}{ahead} is above Gadam
+          | {WHERE} | stronger than our result without Lookahead
+    """)
+    found = Claims(schedules.lookahead_pairs(of, WHERE, prefix), unit=" points")
+    apart, unmet = runs.gap(of[fast], of[slow], "early"), runs.unlearnt(*of.values())
+    found.add(*text["alike"], apart, "within", 0.0, small, unmet=unmet)
+    found.add(*text["ahead"], **runs.comparison(of[ahead], of["Gadam"]))
     return found
 
 
-def widest(of: dict[str, Rows], column: str) -> tuple[str, str, Reading]:
-    """The settings with the largest and the smallest mean of a column, and their difference."""
-    means = {name: mean(part, column).value for name, part in of.items()}
-    high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-    return high, low, gap(of[high], of[low], column)
-
-
-def tables(rows: Rows) -> list[Table]:
-    """Of each network its runs and its averages by start; the best of them beside Table 7.6."""
-    out, best = [], []
+def tables(rows: Rows) -> Iterator[Table]:
+    """The best starts beside Table 7.6; of each network its runs and its averages by start."""
+    best, rest = kit.TableLines(), []
+    columns = "accuracy", "iterate accuracy", "training accuracy", "early"
     for network in rows.distinct("network"):
-        part = rows.where(network=network)
-        out += [_runs_table(network, part.where(kind="end")), _starts_table(network, part)]
-        best += [_best_line(network, name, part) for name in AVERAGED]
-    header = split_header(
+        part, ends = rows.where(network=network), rows.where(network=network, kind="end")
+        names = ends.distinct("run")
+        lines = tuple((name, *kit.means(ends.where(run=name), *columns)) for name in names)
+        header = kit.split_header("run | accuracy, % | of the iterate | in training | first third")
+        title = f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
+        rest += [Table(title, header, lines), _starts_table(network, part)]
+        for name in AVERAGED:
+            made = averages_of(part, name)
+            means = made.paired("accuracy", by="start")
+            start = max(means, key=means.__getitem__)
+            there = kit.over_seeds(made.where(start=start), "accuracy")
+            chosen = kit.mean_of(list(runs.tuned_start(made, "accuracy").values()))
+            printed = (f"{value:.2f}" for value in PRINTED[family(network), name])
+            best.add(network, name, f"{start:.0%}", str(there), str(chosen), *printed)
+    header = kit.split_header(
         "network | optimiser | best start | accuracy there, % | "
         "with the start of the other seeds | thesis, CIFAR-100, best start | its own start"
     )
-    return [Table("Best start of averaging", header, tuple(best)), *out]
-
-
-def _runs_table(network: str, ends: Rows) -> Table:
-    columns = ("accuracy", "iterate accuracy", "training accuracy", "early")
-    lines = ((name, *means(ends.where(run=name), *columns)) for name in ends.distinct("run"))
-    header = ("run", "accuracy, %", "of the iterate", "in training", "first third")
-    return Table(
-        f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}", header, tuple(lines)
-    )
+    yield Table("Best start of averaging", header, tuple(best))
+    yield from rest
 
 
 def _starts_table(network: str, rows: Rows) -> Table:
     made = [averages_of(rows, name) for name in AVERAGED]
-    ends = [rows.where(kind="end", run=BASES[name] + SCHEDULED) for name in AVERAGED]
-    lines = [
-        (f"{start:.0%}", *(str(over_seeds(part.where(start=start), "accuracy")) for part in made))
-        for start in STARTS
+    parts = {
+        f"{start:.0%}": [each.where(start=start) for each in made] for start in schedules.STARTS
+    }
+    parts["the base with its schedule"] = [
+        rows.where(kind="end", run=BASES[name] + SCHEDULED) for name in AVERAGED
     ]
-    lines.append(
-        ("the base with its schedule", *(str(over_seeds(part, "accuracy")) for part in ends))
+    lines = tuple(
+        (words, *(str(kit.over_seeds(each, "accuracy")) for each in pair))
+        for words, pair in parts.items()
     )
-    return Table(
-        f"Averages by start, {network}", ("T_avg, share of the run", *AVERAGED), tuple(lines)
-    )
+    return Table(f"Averages by start, {network}", ("T_avg, share of the run", *AVERAGED), lines)
 
 
-def _best_line(network: str, name: str, rows: Rows) -> tuple[str, ...]:
-    made = averages_of(rows, name)
-    means = made.paired("accuracy", by="start")
-    start = max(means, key=means.__getitem__)
-    there = over_seeds(made.where(start=start), "accuracy")
-    chosen = mean_of(list(tuned_start(made, "accuracy").values()))
-    printed = (f"{value:.2f}" for value in PRINTED[family(network), name])
-    return (network, name, f"{start:.0%}", str(there), str(chosen), *printed)
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy by start beside the scheduled bases, and Lookahead over epochs, by network."""
-    out = []
+    across, axis = "share of the run", "accuracy, %"
     for network in rows.distinct("network"):
         part = rows.where(network=network)
-        lines = [BASES[name] + SCHEDULED for name in AVERAGED]
+        made = {name: averages_of(part, name) for name in AVERAGED}
+        series = tuple(kit.curve(name, made[name], "accuracy", "start") for name in AVERAGED)
+        ends, bases = part.where(kind="end"), [BASES[name] + SCHEDULED for name in AVERAGED]
+        marks = tuple((name, runs.mean(ends.where(run=name), "accuracy").value) for name in bases)
         title = f"Start of averaging, {network}"
-        across = "share of the run"
-        series = tuple(
-            curve(name, averages_of(part, name), "accuracy", "start") for name in AVERAGED
-        )
-        marks = tuple(
-            (name, mean(part.where(kind="end", run=name), "accuracy").value) for name in lines
-        )
-        out.append(Chart(title, across, "accuracy, %", series, source="Figure 7.11", lines=marks))
+        yield Chart(title, across, axis, series, source="Figure 7.11", lines=marks)
         if family(network) == LOOKAHEAD_ON:
             epochs = part.where(kind="epoch")
-            title = f"Lookahead, {network}"
-            axis = "accuracy, %"
-            series = tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD)
-            caption = "Of the average from when there is one."
-            out.append(Chart(title, "epoch", axis, series, source="Figure 7.12b", caption=caption))
-    return out
+            title, caption = f"Lookahead, {network}", "Of the average from when there is one."
+            series = tuple(kit.curve(name, epochs.where(run=name), "accuracy") for name in AHEAD)
+            yield Chart(title, "epoch", axis, series, source="Figure 7.12b", caption=caption)
 
 
-# data set, training and held-out samples, epochs, seeds
-CPU = ("cifar10", 2000, 3000, 25, 5)
-PAPER = ("cifar100", 45_000, 5_000, 34, 3)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; networks
+SMOKE = ("digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"))
+CPU = ("cifar10", 2000, 3000, 25, 5, ("VGG-4×16-BN", "PreResNet-11"))
+PAPER = ("cifar100", 45_000, 5_000, 34, 3, ("VGG-16-BN", "PreResNet-110"))
+EXPERIMENT = kit.Experiment(
     "averaging-starts",
     "The best start of averaging for Gadam and GadamX, and Lookahead on a second network",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§7.8.4 and 7.8.5, Table 7.6, Figures 7.11 and 7.12b",
     {
-        "smoke": StartScale(
-            "digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"), batch=32, quick=True
-        ),
-        "cpu": StartScale(*CPU, ("VGG-4×16-BN", "PreResNet-11"), side=8, batch=64, quick=True),
-        "paper": StartScale(
-            *PAPER, ("VGG-16-BN", "PreResNet-110"), augmented=True, precision="bfloat16"
-        ),
+        "smoke": StartScale(*SMOKE, batch=32, quick=True),
+        "cpu": StartScale(*CPU, side=8, batch=64, quick=True),
+        "paper": StartScale(*PAPER, augmented=True, precision="bfloat16"),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         At paper scale 34 epochs of the thesis's 300 on 45,000 images of CIFAR-100.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, small networks and AdamW's rate 1e-3.
         Rates and weight decays are otherwise those of the thesis's code for CIFAR-100, as in
@@ -261,8 +196,8 @@ EXPERIMENT = Experiment(
         Starts are compared at a constant rate, the initial one: no step reads an average, so one
           run has them all.
         The thesis also moves its schedule with T_avg, and averages at half of the initial rate.
-        Sensible starts are 25, 50 and 75 % of the run; {REFERENCE:.0%} stands for the thesis's own,
-          161 of 300.
+        Sensible starts are 25, 50 and 75 % of the run; {schedules.REFERENCE:.0%} stands for the
+          thesis's own, 161 of 300.
         The thesis does not print the values of T_avg that it tried.
         Table 7.6 has the best start; here it is chosen by the other seeds, so that no seed chooses
           for itself.
@@ -279,6 +214,6 @@ EXPERIMENT = Experiment(
         On a GPU networks train and are judged in bfloat16 forward passes; averages by start are
           judged in float32.
     """),
-    size="VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text.",
-    sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100")),
+    "VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text.",
+    tuple(kit.Size(name, "cifar100") for name in ("VGG-16-BN", "PreResNet-110")),
 )

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
 from lambdahat.estimators import spectrum
-from lambdahat.experiments.averaging.averaged_training import (
-    BASES,
-    FULL,
-    AveragedTask,
-    Trained,
-    against_best,
-    change,
-    decades,
-    family,
-    gap,
-    image_task,
-    recipe,
-    shared_settings,
-    size_of,
-    train,
-    unlearnt,
-    unready,
-)
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    Scale,
-    curve,
-    errors,
-    means,
-    over_seeds,
-    stems,
-)
-from lambdahat.experiments.kit.claims import Claim, Claims, Table, TableLines, split_header
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
-from lambdahat.experiments.kit.training import Images, curvature_problem, hessian_row
+from lambdahat.experiments import kit
+from lambdahat.experiments.averaging import averaged_training as runs
+from lambdahat.experiments.averaging.averaged_training import BASES, comparison, decades, family
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, training
 from lambdahat.operators.curvature import hessian
-from lambdahat.results.charts import Chart, Series
+from lambdahat.problem import Problem
 
 SHARP = ("SGD", "Gadam")
 MODES = {"train": "Figures 7.14 and 7.15", "eval": "Figure 7.17"}
@@ -58,48 +31,47 @@ WORDS = {"largest": "λ₁", "frobenius": "mean squared eigenvalue tr(H²)/P"}
 
 def spectrum_rows(cell: Cell, device: str) -> list[Row]:
     """The end of the run with λ₁, tr(H²)/P and Ritz values of the Hessian, for each mode."""
-    task = image_task(cell, device)
-    trained = train(cell, task)
-    return [_spectrum_row(task, trained, cell, mode) for mode in MODES]
+    task = runs.image_task(cell, device)
+    trained, rows = runs.train(cell, task), []
+    for mode in MODES:
+        problem = _curvature_problem(trained.solution, task, cell, mode)
+        end = {**trained.end, "kind": "spectrum", "mode": mode}
+        rows.append({**end, **training.hessian_row(problem, cell)})
+    return rows
 
 
-def _spectrum_row(task: AveragedTask, trained: Trained, cell: Cell, mode: str) -> Row:
+def _curvature_problem(
+    model: nn.Module, task: runs.AveragedTask, cell: Cell, mode: str = "eval"
+) -> Problem:
+    """The loss of a solution on the first training images."""
     first = next(iter(task.problem.batches)).data
-    problem = curvature_problem(trained.solution, Images(first, first, 0), cell, mode)
-    return {**trained.end, "kind": "spectrum", "mode": mode, **hessian_row(problem, cell)}
+    return training.curvature_problem(model, training.Images(first, first, 0), cell, mode)
 
 
-def spectrum_claims(rows: Rows) -> list[Claim]:
+def spectrum_claims(rows: Rows) -> Claims:
     """Gadam's solutions are the sharper ones, in each mode, though as well trained and better."""
-    found = Claims()
+    found = Claims(unit=" decades")
     for network in rows.distinct("network"):
-        part = rows.where(network=network)
-        unmet = incomparable(*(part.where(optimizer=name) for name in SHARP))
+        sgd, gadam = (rows.where(network=network, optimizer=name) for name in SHARP)
+        unmet = incomparable(sgd, gadam)
         for (column, mode), printed in PRINTED_SHARPNESS.items():
-            sgd, gadam = (part.where(optimizer=name, mode=mode) for name in SHARP)
-            words = (
-                f"{network}: Gadam generalises better with {WORDS[column]} above SGD's (batch norm"
-                f" in {mode} mode)"
-            )
-            reading = decades(gadam, sgd, column)
-            found.add(words, f"§7.9, {MODES[mode]}", printed, reading, unit=" decades", unmet=unmet)
+            words = f"Gadam generalises better with {WORDS[column]} above SGD's"
+            sentence = f"{network}: {words} (batch norm in {mode} mode)"
+            reading = decades(gadam.where(mode=mode), sgd.where(mode=mode), column)
+            found.add(sentence, f"§7.9, {MODES[mode]}", printed, reading, unmet=unmet)
     return found
 
 
 def incomparable(sgd: Rows, gadam: Rows) -> str:
     """Why two solutions cannot be compared: unequal fits, or Gadam does not generalise better."""
-    fits = [over_seeds(part, "training accuracy").value for part in (sgd, gadam)]
-    held = [over_seeds(part, "accuracy").value for part in (sgd, gadam)]
+    fits = [kit.over_seeds(part, "training accuracy").value for part in (sgd, gadam)]
+    held = [kit.over_seeds(part, "accuracy").value for part in (sgd, gadam)]
     if abs(fits[1] - fits[0]) > SIMILAR:
-        return (
-            f"training accuracy is {fits[0]:.1f} % with SGD and {fits[1]:.1f} % with Gadam, in the"
-            " thesis alike"
-        )
+        figures = f"{fits[0]:.1f} % with SGD and {fits[1]:.1f} % with Gadam"
+        return f"training accuracy is {figures}, in the thesis alike"
     if held[1] <= held[0]:
-        return (
-            f"Gadam does not generalise better here, {held[1]:.1f} % held out to SGD's"
-            f" {held[0]:.1f} %"
-        )
+        figures = f"{held[1]:.1f} % held out to SGD's {held[0]:.1f} %"
+        return f"Gadam does not generalise better here, {figures}"
     return ""
 
 
@@ -108,35 +80,6 @@ COLUMNS = {
     "training accuracy": "in training",
     "solution norm": "‖θ‖",
 } | WORDS
-
-
-def spectrum_tables(rows: Rows) -> list[Table]:
-    """A line for each network, mode and optimiser."""
-    lines = tuple(
-        (
-            network,
-            mode,
-            name,
-            *means(rows.where(network=network, mode=mode, optimizer=name), *COLUMNS),
-        )
-        for network in rows.distinct("network")
-        for mode in MODES
-        for name in SHARP
-    )
-    title = "Solutions and their Hessian"
-    return [Table(title, ("network", "batch norm", "optimiser", *COLUMNS.values()), lines)]
-
-
-def spectrum_charts(rows: Rows) -> list[Chart]:
-    """The Ritz values of the first seed, network by network and in both modes."""
-    out = []
-    for network in rows.distinct("network"):
-        for mode, source in MODES.items():
-            part = rows.where(network=network, mode=mode, seed=0)
-            series = tuple(stems(row["optimizer"], row) for row in part)
-            title = f"Spectrum of the solutions, {network}, batch norm in {mode} mode"
-            out.append(Chart(title, "eigenvalue", "weight", series, y_log=True, source=source))
-    return out
 
 
 OPTIMIZERS = ("SGD", "SWA", "AdamW", "Gadam", "PadamW", "GadamX")
@@ -166,9 +109,8 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class ImageScale(Scale):
-    """One scale: networks, each with the side its images are pooled to; the Hessian is over
-    ``samples`` images.
+class ImageScale(kit.Scale):
+    """Networks, the side their images are pooled to; the Hessian is over ``samples`` images.
 
     ``quick`` takes the rates of ``SHORT``. Whole spectra are by ``lanczos`` steps, over so many
     ``sharp_seeds``.
@@ -179,7 +121,7 @@ class ImageScale(Scale):
     depth: int
     side: int = 0
     augmented: bool = False
-    precision: str = FULL
+    precision: str = runs.FULL
     quick: bool = False
     lanczos: int = 30
     sharp_seeds: int = 2
@@ -194,45 +136,36 @@ def tuned_settings(network: str, optimizer: str, quick: bool = False) -> tuple[f
 
 def cells(config: ImageScale) -> list[Cell]:
     """Network × optimiser × seed, and for whole spectra once more of SGD and Gadam."""
-    base = shared_settings(config, "networks", "quick", "seeds", "lanczos", "sharp_seeds")
+    varied = "networks", "quick", "seeds", "lanczos", "sharp_seeds"
+    base = runs.shared_settings(config, *varied)
     whole = {**base, "part": "spectrum", "depth": config.lanczos}
-
-    def grid(shared: Cell, optimizers: tuple[str, ...], seeds: int) -> list[Cell]:
-        return [
-            {
-                **shared,
-                "network": name,
-                **recipe(optimizer, *tuned_settings(name, optimizer, config.quick), config.epochs),
-                "seed": seed,
-            }
-            for name in config.networks
-            for optimizer in optimizers
-            for seed in range(seeds)
-        ]
-
-    return grid(base, OPTIMIZERS, config.seeds) + grid(whole, SHARP, config.sharp_seeds)
+    out = []
+    for shared, optimizers, seeds in (
+        (base, OPTIMIZERS, config.seeds),
+        (whole, SHARP, config.sharp_seeds),
+    ):
+        for network in config.networks:
+            for name in optimizers:
+                tuned = tuned_settings(network, name, config.quick)
+                setting = {**shared, "network": network, **runs.recipe(name, *tuned, config.epochs)}
+                out += [{**setting, "seed": seed} for seed in range(seeds)]
+    return out
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row per epoch and one of the end with the solution's sharpness; or the spectra."""
+    """A row per epoch and one of the end with the solution's λ₁; or the spectra.
+
+    λ₁ is by ``depth`` Lanczos steps, with batch norm in evaluation mode.
+    """
     if cell.get("part") == "spectrum":
         return spectrum_rows(cell, device)
-    task = image_task(cell, device)
-    trained = train(cell, task)
-    return [
-        *trained.rows,
-        {**trained.end, **size_of(task), **sharpness(trained.solution, task, cell)},
-    ]
-
-
-def sharpness(model: nn.Module, task: AveragedTask, cell: Cell) -> Row:
-    """λ₁ on the first training images by ``depth`` Lanczos steps, batch norm in evaluation mode."""
-    first = next(iter(task.problem.batches)).data
-    curvature = hessian(curvature_problem(model, Images(first, first, 0), cell))
-    largest = spectrum(
-        curvature, depth=min(cell["depth"], curvature.dim), seed=cell["seed"]
-    ).extremes[1]
-    return {"largest": float(largest), "largest residual": float(largest.stderr)}
+    task = runs.image_task(cell, device)
+    trained = runs.train(cell, task)
+    curvature = hessian(_curvature_problem(trained.solution, task, cell))
+    shape = spectrum(curvature, depth=min(cell["depth"], curvature.dim), seed=cell["seed"])
+    largest = shape.extremes[1]
+    sharpness = {"largest": float(largest), "largest residual": float(largest.stderr)}
+    return [*trained.rows, {**trained.end, **runs.size_of(task), **sharpness}]
 
 
 PAIRS = (
@@ -256,183 +189,148 @@ STRONGEST = {
 }
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """Averages help each base, Gadam beats SGD, GadamX beats all; Gadam's norms and spectra."""
     ends = rows.where(kind="end")
-    found = []
+    found = Claims()
     for network in ends.distinct("network"):
         found += network_claims(network, ends.where(network=network))
-    return found + spectrum_claims(rows.where(kind="spectrum"))
+    found += spectrum_claims(rows.where(kind="spectrum"))
+    return found
 
 
-def network_claims(network: str, ends: Rows) -> list[Claim]:
+def network_claims(network: str, ends: Rows) -> Claims:
     """The claims of Tables 7.2 and 7.3 and of Figure 7.16 on one network; n counts seeds."""
     of = {name: ends.where(optimizer=name) for name in OPTIMIZERS}
-    kind, where = family(network), "§7.8.1, Tables 7.2 and 7.3"
-    found = [
-        Claim(
-            f"{network}: {name} is above {base}",
-            where,
-            printed_gap(kind, name, base),
-            gap(of[name], of[base], "accuracy"),
-            unit=" points",
-            unmet=unready(of[name], of[base]),
-        )
-        for name, base in PAIRS
-    ]
-    rival, reading = against_best(of, "GadamX")
-    averaged = [of[name] for name in ("SWA", "Gadam", "GadamX")]
-    said = Claims(found)
-    sentence = f"{network}: GadamX is above all others (here above {rival}, the best of them)"
-    unmet = unready(of["GadamX"], of[rival])
-    said.add(sentence, where, STRONGEST[kind], reading, unit=" points", unmet=unmet)
-    sentence = f"{network}: the average is above the iterates where averaging begins"
-    source = "§7.8.1, Figures 7.8 and 7.9"
-    value = change(ends.where(optimizer=("SWA", "Gadam", "GadamX")), "accuracy", "before")
-    said.add(sentence, source, "", value, unit=" points", unmet=unready(*averaged), own=True)
-    sentence = f"{network}: Gadam's λ₁ is above SGD's, whichever generalises better"
-    value = decades(of["Gadam"], of["SGD"], "largest")
-    unmet = unlearnt(of["Gadam"], of["SGD"])
-    said.add(sentence, "§7.9, Figure 7.17", "", value, unit=" decades", unmet=unmet, own=True)
-    sentence = f"{network}: Gadam's weight norm is above SGD's"
-    source = "§7.9, Figure 7.16"
-    value = gap(of["Gadam"], of["SGD"], "solution norm")
-    said.add(sentence, source, "always higher", value, unmet=unlearnt(of["Gadam"], of["SGD"]))
+    sgd, gadam = of["SGD"], of["Gadam"]
+    kind, where, averaged = (
+        family(network),
+        "§7.8.1, Tables 7.2 and 7.3",
+        ("SWA", "Gadam", "GadamX"),
+    )
+    rival, reading = runs.against_best(of, "GadamX")
+    text = kit.claim_texts(f"""
+        best: {network}: GadamX is above all others (here above {rival}, the best of them)
+          | {where} | {STRONGEST[kind]}
+        average: {network}: the average is above the iterates where averaging begins
+          | §7.8.1, Figures 7.8 and 7.9
+        sharp: {network}: Gadam's λ₁ is above SGD's, whichever generalises better
+          | §7.9, Figure 7.17
+        norm: {network}: Gadam's weight norm is above SGD's | §7.9, Figure 7.16 | always higher
+    """)
+    said = Claims()
+    for name, base in PAIRS:
+        sentence, printed = f"{network}: {name} is above {base}", printed_gap(kind, name, base)
+        said.add(sentence, where, printed, **comparison(of[name], of[base]))
+    unmet = runs.unready(of["GadamX"], of[rival])
+    said.add(*text["best"], reading, unit=" points", unmet=unmet)
+    value = runs.change(ends.where(optimizer=averaged), "accuracy", "before")
+    unmet = runs.unready(*(of[name] for name in averaged))
+    said.add(*text["average"], value, unit=" points", unmet=unmet, own=True)
+    sharper = comparison(gadam, sgd, "largest", decades, runs.unlearnt)
+    said.add(*text["sharp"], **sharper, own=True)
+    longer = comparison(gadam, sgd, "solution norm", unmet=runs.unlearnt) | {"unit": ""}
+    said.add(*text["norm"], **longer)
     return said
 
 
 def printed_gap(kind: str, upper: str, lower: str) -> str:
     """The differences of two optimisers in Tables 7.2 and 7.3, for this kind of network."""
-    shown = (
-        f"{high - low:+.2f} on {data}"
-        for high, low, data in zip(
-            PRINTED[kind, upper], PRINTED[kind, lower], PRINTED_ON, strict=True
-        )
+    columns = zip(PRINTED[kind, upper], PRINTED[kind, lower], PRINTED_ON, strict=True)
+    return ", ".join(f"{high - low:+.2f} on {data}" for high, low, data in columns)
+
+
+def tables(rows: Rows) -> Iterator[Table]:
+    """Accuracy, norm and sharpness of each optimiser beside the printed accuracies; spectra."""
+    ends, sharp = rows.where(kind="end"), rows.where(kind="spectrum")
+    header = (
+        *kit.split_header("optimiser | accuracy, % | of the iterate | in training | ‖θ‖ | λ₁"),
+        *(f"thesis, {data}" for data in PRINTED_ON),
     )
-    return ", ".join(shown)
-
-
-def tables(rows: Rows) -> list[Table]:
-    """Accuracy, norm and sharpness of each optimiser beside the printed accuracies, by network."""
-    out = []
-    ends = rows.where(kind="end")
+    shown = "accuracy", "iterate accuracy", "training accuracy", "solution norm", "largest"
     for name in ends.distinct("network"):
-        part = ends.where(network=name)
-        lines = TableLines()
+        part, lines = ends.where(network=name), kit.TableLines()
         for optimizer in OPTIMIZERS:
-            mine = part.where(optimizer=optimizer)
-            printed = PRINTED[family(name), optimizer]
-            lines.add(
-                optimizer,
-                *means(
-                    mine,
-                    "accuracy",
-                    "iterate accuracy",
-                    "training accuracy",
-                    "solution norm",
-                    "largest",
-                ),
-                *(f"{value:.2f}" for value in printed),
-            )
-        header = (
-            *split_header("optimiser | accuracy, % | of the iterate | in training | ‖θ‖ | λ₁"),
-            *(f"thesis, {data}" for data in PRINTED_ON),
-        )
+            printed = (f"{value:.2f}" for value in PRINTED[family(name), optimizer])
+            lines.add(optimizer, *kit.means(part.where(optimizer=optimizer), *shown), *printed)
         title = f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}"
-        out.append(Table(title, header, tuple(lines)))
-    return out + spectrum_tables(rows.where(kind="spectrum"))
+        yield Table(title, header, tuple(lines))
+    lines = kit.TableLines()
+    for network in sharp.distinct("network"):
+        for mode in MODES:
+            for name in SHARP:
+                part = sharp.where(network=network, mode=mode, optimizer=name)
+                lines.add(network, mode, name, *kit.means(part, *COLUMNS))
+    header = ("network", "batch norm", "optimiser", *COLUMNS.values())
+    yield Table("Solutions and their Hessian", header, tuple(lines))
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Accuracy and norm over epochs, final accuracy beside the thesis's, sharpness, spectra."""
-    out: list[Chart] = []
+    ends, spectra = rows.where(kind="end"), rows.where(kind="spectrum")
     for name in rows.distinct("network"):
-        out += network_charts(name, rows.where(network=name))
-    ends = rows.where(kind="end")
-    sharp = [
-        Series(
-            f"{optimizer}, {name}", part.values("largest"), part.values("accuracy"), style="points"
-        )
-        for name in ends.distinct("network")
-        for optimizer in OPTIMIZERS
-        if (part := ends.where(network=name, optimizer=optimizer))
-    ]
-    title = "Sharpness against accuracy"
-    axis = "accuracy, %"
+        yield from network_charts(name, rows.where(network=name))
+    series = []
+    for name in ends.distinct("network"):
+        for optimizer in OPTIMIZERS:
+            part = ends.where(network=name, optimizer=optimizer)
+            if part:
+                places = part.values("largest"), part.values("accuracy")
+                series.append(Series(f"{optimizer}, {name}", *places, style="points"))
+    title, axes = "Sharpness against accuracy", ("λ₁", "accuracy, %")
     caption = "Not drawn in the thesis. Batch norm in evaluation mode."
-    out.append(Chart(title, "λ₁", axis, tuple(sharp), x_log=True, source="§7.9", caption=caption))
-    return out + spectrum_charts(rows.where(kind="spectrum"))
+    yield Chart(title, *axes, tuple(series), x_log=True, source="§7.9", caption=caption)
+    for network in spectra.distinct("network"):
+        for mode, source in MODES.items():
+            title = f"Spectrum of the solutions, {network}, batch norm in {mode} mode"
+            first = spectra.where(network=network, mode=mode, seed=0)
+            yield kit.spectra(title, first, "{optimizer}", source)
 
 
-def network_charts(name: str, rows: Rows) -> list[Chart]:
+def network_charts(name: str, rows: Rows) -> Iterator[Chart]:
     """Accuracy over epochs, at the end beside Table 7.3, and the weight norm of SGD and Gadam."""
     epochs, ends = rows.where(kind="epoch"), rows.where(kind="end")
-    accuracy, norm = (
-        tuple(curve(each, epochs.where(optimizer=each), column) for each in names)
-        for column, names in (("accuracy", OPTIMIZERS), ("solution norm", SHARP))
-    )
-    readings = [over_seeds(ends.where(optimizer=optimizer), "accuracy") for optimizer in OPTIMIZERS]
-    printed = [PRINTED[family(name), optimizer][1] for optimizer in OPTIMIZERS]
     caption = "Of the average from when there is one."
-    last = (
-        Series(
-            "ours", OPTIMIZERS, [reading.value for reading in readings], errors(readings), "points"
+    for title, column, axis, names, source in (
+        (
+            "Accuracy on held-out images",
+            "accuracy",
+            "accuracy, %",
+            OPTIMIZERS,
+            "Figures 7.8 and 7.9",
         ),
+        ("Weight norm", "solution norm", "‖θ‖", SHARP, "Figure 7.16"),
+    ):
+        series = tuple(kit.curve(each, epochs.where(optimizer=each), column) for each in names)
+        yield Chart(f"{title}, {name}", "epoch", axis, series, source=source, caption=caption)
+    readings = [kit.over_seeds(ends.where(optimizer=each), "accuracy") for each in OPTIMIZERS]
+    printed = [PRINTED[family(name), each][1] for each in OPTIMIZERS]
+    last = (
+        kit.reading_series("ours", OPTIMIZERS, readings, "points"),
         Series("thesis, CIFAR-10", OPTIMIZERS, printed, style="points", published=True),
     )
-    out = []
-    title = f"Accuracy on held-out images, {name}"
-    source = "Figures 7.8 and 7.9"
-    out.append(Chart(title, "epoch", "accuracy, %", accuracy, source=source, caption=caption))
-    title = f"Weight norm, {name}"
-    out.append(Chart(title, "epoch", "‖θ‖", norm, source="Figure 7.16", caption=caption))
     title = f"Accuracy at the end, {name}"
-    out.append(Chart(title, "optimiser", "accuracy, %", last, source="Table 7.3"))
-    return out
+    yield Chart(title, "optimiser", "accuracy, %", last, source="Table 7.3")
 
 
-# data set, training and held-out samples, epochs, seeds
-SMOKE = ("digits", 96, 64, 4, 2)
-CPU = ("cifar10", 2000, 3000, 25, 3)
-PAPER = ("cifar100", 45_000, 5_000, 34, 3)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; networks; images and depth of the Hessian
+SMOKE = ("digits", 96, 64, 4, 2, ("VGG-4×4-BN",), 32, 4)
+CPU = ("cifar10", 2000, 3000, 25, 3, ("VGG-4×16-BN", "PreResNet-11"), 256, 15)
+PAPER = ("cifar100", 45_000, 5_000, 34, 3, ("VGG-16-BN", "PreResNet-110"), 512, 20)
+EXPERIMENT = kit.Experiment(
     "gadam-image",
     "Gadam, GadamX and the optimisers they average, on images",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§7.8.1 and 7.9, Tables 7.2 and 7.3, Figures 7.8, 7.9 and 7.14–7.17",
     {
-        "smoke": ImageScale(
-            *SMOKE,
-            ("VGG-4×4-BN",),
-            samples=32,
-            depth=4,
-            batch=32,
-            quick=True,
-            lanczos=4,
-            sharp_seeds=1,
-        ),
-        "cpu": ImageScale(
-            *CPU,
-            ("VGG-4×16-BN", "PreResNet-11"),
-            samples=256,
-            depth=15,
-            side=8,
-            batch=64,
-            quick=True,
-        ),
+        "smoke": ImageScale(*SMOKE, batch=32, quick=True, lanczos=4, sharp_seeds=1),
+        "cpu": ImageScale(*CPU, side=8, batch=64, quick=True),
         "paper": ImageScale(
-            *PAPER,
-            ("VGG-16-BN", "PreResNet-110"),
-            samples=512,
-            depth=20,
-            augmented=True,
-            precision="bfloat16",
-            lanczos=60,
-            sharp_seeds=3,
+            *PAPER, augmented=True, precision="bfloat16", lanczos=60, sharp_seeds=3
         ),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         At paper scale CIFAR-100, 45,000 images and 34 epochs of the thesis's 300; no ResNeXt-29.
         On a CPU 2,000 images of CIFAR-10 at 8 × 8, and small networks in place of VGG-16 and
           PreResNet-110.
@@ -457,17 +355,15 @@ EXPERIMENT = Experiment(
         On a GPU networks train with bfloat16 in their forward passes and are judged by it;
           curvature is in float32.
     """),
-    size=(
-        "VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, the first two on CIFAR-10, batches of"
-        " 128, averages from epoch 161, 3 runs; 300 epochs of VGG-16 (Figures 7.14 to 7.17), those"
-        " of the others are not in the text."
-    ),
-    sizes=(
-        Size("VGG-16-BN", "cifar100", epochs=300),
-        Size("VGG-16", "cifar100", epochs=300),
-        Size("VGG-16-BN", "cifar10", epochs=300),
-        Size("PreResNet-110", "cifar100"),
-        Size("PreResNet-110", "cifar10"),
-        Size("ResNeXt-29", "cifar100"),
+    "VGG-16, PreResNet-110 and ResNeXt-29 on CIFAR-100, the first two on CIFAR-10, batches of"
+    " 128, averages from epoch 161, 3 runs; 300 epochs of VGG-16 (Figures 7.14 to 7.17), those"
+    " of the others are not in the text.",
+    (
+        kit.Size("VGG-16-BN", "cifar100", epochs=300),
+        kit.Size("VGG-16", "cifar100", epochs=300),
+        kit.Size("VGG-16-BN", "cifar10", epochs=300),
+        kit.Size("PreResNet-110", "cifar100"),
+        kit.Size("PreResNet-110", "cifar10"),
+        kit.Size("ResNeXt-29", "cifar100"),
     ),
 )

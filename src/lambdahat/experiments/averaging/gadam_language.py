@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,33 +13,12 @@ from lambdahat._core.check import require
 from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load_text
 from lambdahat.data.texts import windows
-from lambdahat.experiments.averaging.averaged_training import (
-    BASES,
-    AveragedTask,
-    AveragePlan,
-    Averages,
-    gap,
-    recipe,
-    size_of,
-    train,
-    tuned_start,
-)
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    Scale,
-    curve,
-    errors,
-    means,
-    over_seeds,
-    settings_of,
-)
-from lambdahat.experiments.kit.claims import Claim, Claims, Table, paired_difference, split_header
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.averaging import averaged_training as runs
+from lambdahat.experiments.averaging.averaged_training import AveragePlan
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
 from lambdahat.models.language import lstm
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("ASGD", "Adam", "Padam", "Gadam", "GadamX")
 AVERAGED = ("ASGD", "Gadam", "GadamX")
@@ -62,7 +42,7 @@ PRINTED = {
 
 
 @dataclass(frozen=True)
-class LanguageScale(Scale):
+class LanguageScale(kit.Scale):
     """One scale: characters to train on and to judge by, and the LSTM."""
 
     embedding: int
@@ -77,23 +57,19 @@ class LanguageScale(Scale):
 
 def cells(config: LanguageScale) -> list[Cell]:
     """Optimiser × seed."""
-    base = settings_of(config, "seeds", "sgd_rate", "adam_rate", "padam_rate")
+    base = kit.settings_of(config, "seeds", "sgd_rate", "adam_rate", "padam_rate")
     base |= {"clip": CLIP, "power": POWER, "momentum": 0.0}
-    rates = {"SGD": config.sgd_rate, "Adam": config.adam_rate, "Padam": config.padam_rate}
-    kinds = {"Gadam": "Adam", "GadamX": "Padam"}  # without decoupled decay here
+    first = max(1, round(START * config.epochs))
+    # Gadam and GadamX are here without decoupled decay; Padam needs a schedule to converge
     out = []
-    for name in OPTIMIZERS:
-        rate = rates[kinds.get(name, BASES.get(name, name))]
-        schedule = "step" if name == "Padam" else "flat"  # Padam needs one to converge
-        plan = recipe(
-            f"{kinds[name]}-IA" if name in kinds else name,
-            rate,
-            DECAY,
-            config.epochs,
-            schedule,
-            first=max(1, round(START * config.epochs)),
-            every=1,
-        )
+    for name, optimizer, rate, schedule in (
+        ("ASGD", "ASGD", config.sgd_rate, "flat"),
+        ("Adam", "Adam", config.adam_rate, "flat"),
+        ("Padam", "Padam", config.padam_rate, "step"),
+        ("Gadam", "Adam-IA", config.adam_rate, "flat"),
+        ("GadamX", "Padam-IA", config.padam_rate, "flat"),
+    ):
+        plan = runs.recipe(optimizer, rate, DECAY, config.epochs, schedule, first, every=1)
         out += [{**base, "name": name, **plan, "seed": seed} for seed in range(config.seeds)]
     return out
 
@@ -102,9 +78,9 @@ def run(cell: Cell, device: str) -> list[Row]:
     """Rows of epochs and of the end with test perplexity; of Adam also each average."""
     task, test = language_task(cell, device)
     steps = math.ceil(task.problem.num_samples / cell["batch"])
-    chosen = list(plans(cell["epochs"], steps).values()) if cell["name"] == "Gadam" else []
-    averages = Averages(chosen)
-    trained = train(cell, task, averages)
+    chosen = plans(cell["epochs"], steps) if cell["name"] == "Gadam" else {}
+    averages = runs.Averages(list(chosen.values()))
+    trained = runs.train(cell, task, averages)
     rows = [
         {**row, "perplexity": _exp(row["loss"]), "iterate perplexity": _exp(row["iterate loss"])}
         for row in trained.rows
@@ -112,23 +88,17 @@ def run(cell: Cell, device: str) -> list[Row]:
     end = {
         **rows[-1],
         **trained.end,
-        **size_of(task),
-        "test perplexity": perplexity(trained.solution, test),
+        **runs.size_of(task),
+        TEST: perplexity(trained.solution, test),
     }
     rows.append({**end, "before": rows[trained.end["begun"] - 1]["iterate perplexity"]})
-    for (start, every), plan in plans(cell["epochs"], steps).items() if chosen else ():
-        if averages.counts[plan]:
+    for (start, every), plan in chosen.items():
+        count = averages.counts[plan]
+        if count:
             model = averages.model(plan, task.model, ())
-            rows.append(
-                {
-                    "kind": "average",
-                    "start": start,
-                    "frequency": every,
-                    "averages": averages.counts[plan],
-                    "perplexity": perplexity(model, task.problem.on(task.held_out)),
-                    "test perplexity": perplexity(model, test),
-                }
-            )
+            held_out = perplexity(model, task.problem.on(task.held_out))
+            row = {"kind": "average", "start": start, "frequency": every, "averages": count}
+            rows.append({**row, "perplexity": held_out, TEST: perplexity(model, test)})
     return rows
 
 
@@ -141,23 +111,16 @@ def plans(epochs: int, steps: int) -> dict[tuple[float, int], AveragePlan]:
     }
 
 
-def language_task(cell: Cell, device: str) -> tuple[AveragedTask, Problem]:
+def language_task(cell: Cell, device: str) -> tuple[runs.AveragedTask, Problem]:
     """An LSTM on stretches of a text, with the validation part held out; and the test part."""
     parts, vocabulary = text_parts(cell)
-    model = lstm(
-        vocabulary,
-        cell["embedding"],
-        cell["hidden"],
-        cell["layers"],
-        cell["dropout"],
-        fused=True,
-        seed=cell["seed"],
-    ).to(device)
-    stretches = [
+    shape = cell["embedding"], cell["hidden"], cell["layers"], cell["dropout"]
+    model = lstm(vocabulary, *shape, fused=True, seed=cell["seed"]).to(device)
+    training, held_out, test = (
         tuple(part.to(device) for part in windows(tokens, cell["length"])) for tokens in parts
-    ]
-    problem = Problem(model, "cross_entropy", stretches[0])
-    return AveragedTask(model, problem, problem.on(stretches[1]).batches), problem.on(stretches[2])
+    )
+    problem = Problem(model, "cross_entropy", training)
+    return runs.AveragedTask(model, problem, problem.on(held_out).batches), problem.on(test)
 
 
 def text_parts(cell: Cell) -> tuple[list[Tensor], int]:
@@ -215,67 +178,46 @@ def _exp(loss: float) -> float:
     return math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.nan
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """The order of Table 7.5, and how little start and frequency matter."""
-    ends, epochs = rows.where(kind="end"), rows.where(kind="epoch")
+    seldom = FREQUENCIES[-1]
+    text = kit.claim_texts(f"""
+        tuned: Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%}
+          of the run) | §7.8.4, Table 7.6 | 58.61 to 58.77
+        same: averaging every step or every {seldom} makes little difference
+          | §7.8.6, Figure 7.13a | very insensitive
+        seldom: averaging every {seldom} steps is below averaging every step
+          | §7.8.6, Figure 7.13a | slightly better
+    """)
+    ends, epochs, made = (rows.where(kind=kind) for kind in ("end", "epoch", "average"))
     of = {name: ends.where(name=name) for name in OPTIMIZERS}
-    found = [
-        Claim(
-            f"{name}'s perplexity is below {other}'s",
-            "§7.8.3, Table 7.5",
-            _printed_pair(name, other),
-            gap(of[name], of[other], TEST),
-            "below",
-            unmet=unready(epochs, name, other),
-        )
-        for name, other in (
-            ("Gadam", "Adam"),
-            ("GadamX", "Padam"),
-            ("Gadam", "ASGD"),
-            ("Gadam", "GadamX"),
-        )
-    ]
-    return found + _average_claims(rows.where(kind="average"), of["Adam"], epochs)
-
-
-def _average_claims(made: Rows, adam: Rows, epochs: Rows) -> list[Claim]:
-    """Figures 7.11a and 7.13a and Table 7.6: averages of one run, by start and by frequency."""
-    found = [
-        Claim(
-            f"averages from {start:.0%} of the run are below Adam",
-            "§7.8.4, Figure 7.11a",
-            "for any reasonable T_avg",
-            gap(made.where(start=start, frequency=1), adam, TEST),
-            "below",
-            unmet=unlearnt(epochs, "Adam") or unsettled(epochs, "Gadam", start),
-        )
-        for start in STARTS
-        if start != START
-    ]
-    often, seldom = (
-        made.where(start=START, frequency=every) for every in (FREQUENCIES[0], FREQUENCIES[-1])
-    )
-    tuned = paired_difference(
-        tuned_start(made.where(frequency=1), TEST, lowest=True), often.paired(TEST)
-    )
+    found = Claims(direction="below")
+    for name, other in (
+        ("Gadam", "Adam"),
+        ("GadamX", "Padam"),
+        ("Gadam", "ASGD"),
+        ("Gadam", "GadamX"),
+    ):
+        sentence = f"{name}'s perplexity is below {other}'s"
+        printed = f"{PRINTED[name][1]:g} to {PRINTED[other][1]:g}"
+        reading, unmet = runs.gap(of[name], of[other], TEST), unready(epochs, name, other)
+        found.add(sentence, "§7.8.3, Table 7.5", printed, reading, unmet=unmet)
+    where, printed = "§7.8.4, Figure 7.11a", "for any reasonable T_avg"
+    for start in STARTS:
+        if start != START:
+            sentence = f"averages from {start:.0%} of the run are below Adam"
+            reading = runs.gap(made.where(start=start, frequency=1), of["Adam"], TEST)
+            unmet = unlearnt(epochs, "Adam") or unsettled(epochs, "Gadam", start)
+            found.add(sentence, where, printed, reading, unmet=unmet)
+    half = made.where(start=START)
+    best = runs.tuned_start(made.where(frequency=1), TEST, lowest=True)
+    tuned = kit.paired_difference(best, half.where(frequency=1).paired(TEST))
+    found.add(*text["tuned"], tuned, unmet=unlearnt(epochs, "Gadam"))
     unmet = unready(epochs, "Gadam")
-    said = Claims(found)
-    sentence = (
-        f"Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%}"
-        " of the run)"
-    )
-    source = "§7.8.4, Table 7.6"
-    published = "58.61 to 58.77"
-    said.add(sentence, source, published, tuned, "below", unmet=unlearnt(epochs, "Gadam"))
-    sentence = f"averaging every step or every {FREQUENCIES[-1]} makes little difference"
-    source = "§7.8.6, Figure 7.13a"
-    published = "very insensitive"
-    reading = gap(seldom, often, "perplexity")
-    said.add(sentence, source, published, reading, "within", 0.0, SMALL_CHANGE, unmet=unmet)
-    sentence = f"averaging every {FREQUENCIES[-1]} steps is below averaging every step"
-    reading = gap(seldom, often, "perplexity")
-    said.add(sentence, "§7.8.6, Figure 7.13a", "slightly better", reading, "below", unmet=unmet)
-    return said
+    reading = runs.gap(half.where(frequency=seldom), half.where(frequency=1), "perplexity")
+    found.add(*text["same"], reading, direction="within", margin=SMALL_CHANGE, unmet=unmet)
+    found.add(*text["seldom"], reading, unmet=unmet)
+    return found
 
 
 def unready(epochs: Rows, *names: str) -> str:
@@ -309,90 +251,64 @@ def _iterates(epochs: Rows, name: str, share: float) -> float:
     """The iterates' perplexity at a share of the run, over seeds."""
     part = epochs.where(name=name)
     epoch = max(1, round(share * max(part.values("epoch"), default=1)))
-    return over_seeds(part.where(epoch=epoch), "iterate perplexity").value
+    return kit.over_seeds(part.where(epoch=epoch), "iterate perplexity").value
 
 
-def _printed_pair(name: str, other: str) -> str:
-    return f"{PRINTED[name][1]:g} to {PRINTED[other][1]:g}"
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Perplexities of each optimiser beside the printed ones, and of Adam's averages."""
-    ends, made = rows.where(kind="end"), rows.where(kind="average")
-    lines = [
-        (
-            name,
-            *means(ends.where(name=name), "perplexity", "test perplexity", "iterate perplexity"),
-            *(f"{value:.2f}" for value in PRINTED[name]),
-        )
-        for name in OPTIMIZERS
-    ]
-    title = f"{ends[0]['data']}, LSTM of {ends[0]['parameters']:,} parameters"
-    header = split_header(
+    ends, made, lines = rows.where(kind="end"), rows.where(kind="average"), kit.TableLines()
+    for name, pair in PRINTED.items():
+        ours = kit.means(ends.where(name=name), "perplexity", TEST, "iterate perplexity")
+        lines.add(name, *ours, *(f"{value:.2f}" for value in pair))
+    header = kit.split_header(
         "optimiser | validation | test | validation, iterate | thesis, PTB words, validation | test"
     )
-    kept = dict.fromkeys((row["start"], row["frequency"]) for row in made)
-    averages = tuple(
-        (
-            f"{start:.0%}",
-            f"{every}",
-            *means(made.where(start=start, frequency=every), "perplexity", "test perplexity"),
-        )
-        for start, every in kept
-    )
-    out = []
-    out.append(Table(title, header, tuple(lines)))
-    heading = "Averages of Adam's iterates"
-    out.append(Table(heading, ("from", "steps between", "validation", "test"), averages))
-    return out
+    title = f"{ends[0]['data']}, LSTM of {ends[0]['parameters']:,} parameters"
+    yield Table(title, header, tuple(lines))
+    lines = kit.TableLines()
+    for start, every in dict.fromkeys((row["start"], row["frequency"]) for row in made):
+        part = made.where(start=start, frequency=every)
+        lines.add(f"{start:.0%}", f"{every}", *kit.means(part, "perplexity", TEST))
+    columns = ("from", "steps between", "validation", "test")
+    yield Table("Averages of Adam's iterates", columns, tuple(lines))
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Perplexity over epochs, by start and by frequency."""
     epochs, made = rows.where(kind="epoch"), rows.where(kind="average")
-    series = tuple(curve(name, epochs.where(name=name), "perplexity") for name in OPTIMIZERS)
-    starts = made.where(frequency=1)
-    readings = [
-        over_seeds(made.where(start=START, frequency=every), "perplexity") for every in FREQUENCIES
-    ]
-    out = []
-    title = "Validation perplexity"
-    source = "Figure 7.10"
+    series = tuple(kit.curve(name, epochs.where(name=name), "perplexity") for name in OPTIMIZERS)
+    title, axes = "Validation perplexity", ("epoch", "perplexity")
     caption = "Of the average from when there is one."
-    out.append(
-        Chart(title, "epoch", "perplexity", series, y_log=True, source=source, caption=caption)
+    yield Chart(title, *axes, series, y_log=True, source="Figure 7.10", caption=caption)
+    starts = made.where(frequency=1)
+    series = tuple(
+        kit.curve(words, starts, column, "start")
+        for words, column in (("validation", "perplexity"), ("test", TEST))
     )
     title = "Start of averaging"
-    curves = (
-        curve("validation", starts, "perplexity", "start"),
-        curve("test", starts, "test perplexity", "start"),
-    )
-    out.append(Chart(title, "share of the run", "perplexity", curves, source="Figure 7.11a"))
-    title = "Frequency of averaging"
-    across = "steps between averaged iterates"
-    axis = "validation perplexity"
-    values = [reading.value for reading in readings]
-    over = (Series("Gadam", FREQUENCIES, values, errors(readings)),)
-    out.append(Chart(title, across, axis, over, x_log=True, source="Figure 7.13a"))
-    return out
+    yield Chart(title, "share of the run", "perplexity", series, source="Figure 7.11a")
+    half = made.where(start=START)
+    readings = [kit.over_seeds(half.where(frequency=every), "perplexity") for every in FREQUENCIES]
+    series = (kit.reading_series("Gadam", FREQUENCIES, readings),)
+    axes = "steps between averaged iterates", "validation perplexity"
+    yield Chart("Frequency of averaging", *axes, series, x_log=True, source="Figure 7.13a")
 
 
-# data set, training and held-out samples, epochs, seeds
-CPU = ("tiny-shakespeare", 40_000, 10_000, 40, 5)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; the LSTM
+CPU = ("tiny-shakespeare", 40_000, 10_000, 40, 5, 32, 64, 2)
+PAPER = ("tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3)
+EXPERIMENT = kit.Experiment(
     "gadam-language",
     "Gadam on a language model",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§7.8.3–7.8.6, Tables 7.5 and 7.6, Figures 7.10, 7.11a and 7.13a",
     {
         "smoke": LanguageScale("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
-        "cpu": LanguageScale(*CPU, 32, 64, 2, length=32, batch=16, dropout=0.1, adam_rate=1e-2),
-        "paper": LanguageScale(
-            "tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3, batch=20, dropout=0.2
-        ),
+        "cpu": LanguageScale(*CPU, length=32, batch=16, dropout=0.1, adam_rate=1e-2),
+        "paper": LanguageScale(*PAPER, batch=20, dropout=0.2),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         Tiny Shakespeare by characters in place of Penn Treebank by words, which cannot be had here.
         Perplexities are therefore per character, and only their order can be compared.
         A smaller LSTM without weight dropout, whose state does not pass from stretch to stretch; 30
@@ -411,6 +327,6 @@ EXPERIMENT = Experiment(
         Averages count as begun too soon if the iterates' perplexity falls 1 % further: set after
           the results.
     """),
-    size="a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs.",
-    sizes=(Size("LSTM", "penn-treebank", epochs=200),),
+    "a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs.",
+    (kit.Size("LSTM", "penn-treebank", epochs=200),),
 )

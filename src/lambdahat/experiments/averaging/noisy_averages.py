@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, over_seeds, settings_of
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    mean_of,
-    paired_difference,
-    slope,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Table
 from lambdahat.randommatrix import NoisyQuadratic, matching_rate
-from lambdahat.results.charts import Chart
 
 KINDS = {"final": "last iterate", "average": "average", "ema": "moving average"}
 RATE, DECAY = 0.5, 0.9  # α and ρ of the simulation
@@ -43,7 +34,7 @@ class NoisyScale:
 def cells(config: NoisyScale) -> list[Cell]:
     """A cell for each quadratic."""
     return [
-        {**settings_of(config, "seeds", "steps"), "steps": list(config.steps), "seed": seed}
+        {**kit.settings_of(config, "seeds", "steps"), "steps": list(config.steps), "seed": seed}
         for seed in range(config.seeds)
     ]
 
@@ -61,11 +52,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 def _simulate(made: NoisyQuadratic, cell: Cell, steps: int) -> Row:
     """Variance and loss of each kind of point, simulated, and the exact distance of its mean."""
     points = made.simulate(steps, cell["replicas"], DECAY, cell["seed"])
-    laws = {
-        "final": made.final(steps),
-        "average": made.average(steps),
-        "ema": made.ema(steps, DECAY),
-    }
+    final, average, ema = made.final(steps), made.average(steps), made.ema(steps, DECAY)
+    laws = {"final": final, "average": average, "ema": ema}
     row: Row = {"kind": "simulated", "steps": steps, "size": cell["size"]}
     for name in KINDS:
         drawn = getattr(points, name)
@@ -81,139 +69,102 @@ def _exact(curvatures: np.ndarray, steps: int) -> Row:
     row: Row = {"kind": "exact", "steps": steps, "matching rate": matching_rate(curvatures, steps)}
     for words, rate in (("root", RATE / math.sqrt(steps)), ("fixed", RATE)):
         made = NoisyQuadratic(curvatures, rate, start=1.0)
-        row |= {
-            f"final loss, {words}": made.final(steps).loss,
-            f"average loss, {words}": made.average(steps).loss,
-        }
+        row[f"final loss, {words}"] = made.final(steps).loss
+        row[f"average loss, {words}"] = made.average(steps).loss
     return row
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """What each kind of averaging does to noise and to the mean; n counts quadratics."""
+    text = kit.claim_texts(f"""
+        matching: for the last iterate to have less loss than the average its rate must fall as 1/n
+          (exponent) | Theorem 19 | ∝ 1/n
+        root: at α ∝ 1/√n the average has less loss than the last iterate, n = {LONG[-1]:,}
+          | Theorem 19 | always
+        fixed: at a fixed rate too, n = {LONG[-1]:,} | Theorem 19 | always
+        factor: the variance of the moving average is (1−ρ)/(1+ρ) times that of the last iterate
+          | §7.5.2 | a factor (1−ρ)/(1+ρ)
+        ema: the variance of the moving average does not vanish (exponent of n) | §7.5.2 | 0
+        average: the variance of the average vanishes (exponent of n) | §7.5 | -1
+        noise: averaging reduces noise far more than a moving average (variance at the most steps)
+          | §7.5.2 | far more aggressive
+        mean: a moving average affects the convergence of the mean less than the average does
+          | §7.5.2 | less strongly
+        early: after {WINDOWS} steps, three windows of it, the moving average has less loss than the
+          average | §7.5.2 | justified initially
+    """)
     found, exact = rows.where(kind="simulated"), rows.where(kind="exact")
     last, early = found.where(steps=max(found.values("steps"))), found.where(steps=WINDOWS)
     late = found.where(steps=sorted(found.distinct("steps"))[-3:])
     end = exact.where(steps=max(exact.values("steps")))
     printed = math.log10((1 - DECAY) / (1 + DECAY))
     said = Claims()
-    sentence = (
-        "for the last iterate to have less loss than the average its rate must fall as 1/n"
-        " (exponent)"
-    )
-    reading = _exponent(rows, "matching rate")
-    said.add(sentence, "Theorem 19", "∝ 1/n", reading, "within", -1.0, 0.05)
-    sentence = f"at α ∝ 1/√n the average has less loss than the last iterate, n = {LONG[-1]:,}"
-    reading = _gap(end, "average loss, root", "final loss, root")
-    said.add(sentence, "Theorem 19", "always", reading, "below", unit=" decades")
-    sentence = f"at a fixed rate too, n = {LONG[-1]:,}"
-    reading = _gap(end, "average loss, fixed", "final loss, fixed")
-    said.add(sentence, "Theorem 19", "always", reading, "below", unit=" decades")
-    sentence = "the variance of the moving average is (1−ρ)/(1+ρ) times that of the last iterate"
-    published = "a factor (1−ρ)/(1+ρ)"
+    said.add(*text["matching"], _exponent(rows, "matching rate"), "within", -1.0, 0.05)
+    for rate in ("root", "fixed"):
+        reading = _gap(end, f"average loss, {rate}", f"final loss, {rate}")
+        said.add(*text[rate], reading, "below", unit=" decades")
     reading = _gap(last, "ema variance", "final variance")
-    said.add(sentence, "§7.5.2", published, reading, "within", printed, SAME, " decades")
-    sentence = "the variance of the moving average does not vanish (exponent of n)"
-    said.add(sentence, "§7.5.2", "0", _exponent(late, "ema variance"), "within", 0.0, SAME)
-    sentence = "the variance of the average vanishes (exponent of n)"
-    said.add(sentence, "§7.5", "-1", _exponent(late, "average variance"), "within", -1.0, SAME)
-    sentence = "averaging reduces noise far more than a moving average (variance at the most steps)"
+    said.add(*text["factor"], reading, "within", printed, SAME, " decades")
+    said.add(*text["ema"], _exponent(late, "ema variance"), "within", 0.0, SAME)
+    said.add(*text["average"], _exponent(late, "average variance"), "within", -1.0, SAME)
     reading = _gap(last, "average variance", "ema variance")
-    said.add(sentence, "§7.5.2", "far more aggressive", reading, "below", -1.0, unit=" decades")
-    sentence = "a moving average affects the convergence of the mean less than the average does"
-    reading = _gap(last, "ema bias", "average bias")
-    said.add(sentence, "§7.5.2", "less strongly", reading, "below", unit=" decades")
-    sentence = (
-        f"after {WINDOWS} steps, three windows of it, the moving average has less loss than the"
-        " average"
-    )
-    reading = _gap(early, "ema loss", "average loss")
-    said.add(sentence, "§7.5.2", "justified initially", reading, "below", unit=" decades")
-    said += (
-        Claim(
-            f"the printed variance of the {words} is that of simulated ones, within {SAME:g}"
-            " decades",
-            "§7.5",
-            "its formula",
-            _gap(last, f"{name} variance", f"{name} printed"),
-            "within",
-            0.0,
-            SAME,
-            " decades",
-        )
-        for name, words in KINDS.items()
-        if name != "ema"
-    )
+    said.add(*text["noise"], reading, "below", -1.0, unit=" decades")
+    said.add(*text["mean"], _gap(last, "ema bias", "average bias"), "below", unit=" decades")
+    said.add(*text["early"], _gap(early, "ema loss", "average loss"), "below", unit=" decades")
+    for name in ("final", "average"):
+        words = f"the printed variance of the {KINDS[name]} is that of simulated ones"
+        reading = _gap(last, f"{name} variance", f"{name} printed")
+        sentence = f"{words}, within {SAME:g} decades"
+        said.add(sentence, "§7.5", "its formula", reading, "within", 0.0, SAME, " decades")
     return said
 
 
 def _gap(rows: Rows, upper: str, lower: str) -> Reading:
     """log₁₀ of the ratio of two columns, quadratic by quadratic."""
-    return paired_difference(logs(rows, upper), logs(rows, lower))
+    return kit.paired_difference(kit.logs(rows, upper), kit.logs(rows, lower))
 
 
 def _exponent(rows: Rows, column: str) -> Reading:
     """The slope of log₁₀ of a column over log₁₀ of the steps, quadratic by quadratic."""
-    parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
-    return mean_of(
-        [
-            slope(*(np.log10(part.values(name)).tolist() for name in ("steps", column))).value
-            for part in parts
-        ]
-    )
+
+    def slope(part: Rows) -> float:
+        x, y = (np.log10(part.values(name)).tolist() for name in ("steps", column))
+        return kit.slope(x, y).value
+
+    return kit.by_seed(rows, slope)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Simulated variances beside the printed ones."""
     found = rows.where(kind="simulated")
-    lines = [
-        (
-            f"{steps:,}",
-            *(
-                str(over_seeds(found.where(steps=steps), f"{name} {what}"))
-                for name in KINDS
-                for what in ("variance", "printed", "bias")
-            ),
-        )
-        for steps in found.distinct("steps")
-    ]
-    header = (
-        "steps",
-        *(
-            f"{words}, {what}"
-            for words in KINDS.values()
-            for what in ("variance", "printed", "bias")
-        ),
-    )
+    columns = {
+        f"{name} {what}": f"{words}, {what}"
+        for name, words in KINDS.items()
+        for what in ("variance", "printed", "bias")
+    }
+    steps = found.distinct("steps")
+    lines = tuple((f"{each:,}", *kit.means(found.where(steps=each), *columns)) for each in steps)
     title = f"α = {RATE:g}, ρ = {DECAY:g}, {found[0]['size']} curvatures from 0.1 to 1"
-    return [Table(title, header, tuple(lines))]
+    yield Table(title, ("steps", *columns.values()), lines)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Loss and variance over the steps, and the rate of Theorem 19."""
     found = rows.where(kind="simulated")
-    shown = [
-        Chart(
-            title,
-            "steps",
-            label,
-            tuple(curve(words, found, f"{name} {what}", "steps") for name, words in KINDS.items()),
-            x_log=True,
-            y_log=True,
-            source="§7.5",
+    for title, what in (("Loss", "loss"), ("Noise", "variance")):
+        series = tuple(
+            kit.curve(words, found, f"{name} {what}", "steps") for name, words in KINDS.items()
         )
-        for title, label, what in (("Loss", "loss", "loss"), ("Noise", "variance", "variance"))
-    ]
-    rates = (curve("rate", rows, "matching rate", "steps"),)
-    out = [*shown]
-    heading = "The rate at which the last iterate matches the average"
-    out.append(Chart(heading, "steps", "rate", rates, x_log=True, y_log=True, source="Theorem 19"))
-    return out
+        yield Chart(title, "steps", what, series, x_log=True, y_log=True, source="§7.5")
+    rates = (kit.curve("rate", rows, "matching rate", "steps"),)
+    title = "The rate at which the last iterate matches the average"
+    yield Chart(title, "steps", "rate", rates, x_log=True, y_log=True, source="Theorem 19")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "noisy-averages",
     "Averages, moving averages and last iterates on a noisy quadratic",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§7.5 and 7.5.2, Theorem 19",
     {
         "smoke": NoisyScale(2, 50, 5, (10, 30, 100)),
@@ -221,7 +172,7 @@ EXPERIMENT = Experiment(
         "paper": NoisyScale(20, 500),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         Unit noise, rate 0.5, ρ = 0.9, a start at 10 along every direction: §7.5.2 gives no values.
         The rate of Theorem 19 solves Eq. 7.27 exactly; losses at n = 10,000 and 100,000 are those
           of the exact laws.
@@ -231,5 +182,5 @@ EXPERIMENT = Experiment(
           are exact.
         Far more is a factor of 10. A moving average starts from the first point.
     """),
-    size="no experiment: derivations for a noisy quadratic in one dimension, and a theorem.",
+    "no experiment: derivations for a noisy quadratic in one dimension, and a theorem.",
 )

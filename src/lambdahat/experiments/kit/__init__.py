@@ -12,6 +12,7 @@ from lambdahat.experiments.kit.cells import Cell as Cell
 from lambdahat.experiments.kit.cells import Row as Row
 from lambdahat.experiments.kit.cells import Rows as Rows
 from lambdahat.experiments.kit.cells import Scale as Scale
+from lambdahat.experiments.kit.cells import by_seed as by_seed
 from lambdahat.experiments.kit.cells import capitalize as capitalize
 from lambdahat.experiments.kit.cells import curve as curve
 from lambdahat.experiments.kit.cells import decades as decades

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from itertools import product
 from typing import Any
@@ -157,6 +157,11 @@ def gap_of_gaps(upper: tuple[Rows, Rows], lower: tuple[Rows, Rows], *names: str)
 def over_seeds(rows: Rows, name: str) -> Reading:
     """The mean of a column over the seeds."""
     return mean_of(list(rows.paired(name).values()))
+
+
+def by_seed(rows: Rows, statistic: Callable[[Rows], float]) -> Reading:
+    """The mean over seeds of a number that is computed from the rows of each."""
+    return mean_of([statistic(rows.where(seed=seed)) for seed in rows.distinct("seed")])
 
 
 def means(rows: Rows, *names: str) -> list[str]:
