@@ -425,7 +425,7 @@ class ClaimTexts:
         lines = (line.partition(": ") for line in sentences(text))
         self._texts = {key: re.split(r" \|(?= |$)", rest) for key, _, rest in lines}
 
-    def __call__(self, key: str, reading: Reading, **values: Any) -> Claim:
+    def __call__(self, key: str, reading: Reading, /, **values: Any) -> Claim:
         filled = [text.format(**values).strip() for text in self._texts[key]]
         sentence, source, published, test, unit, ours = filled + [""] * (6 - len(filled))
         direction, *numbers = test.replace(" of ", " ").split() or ["above"]

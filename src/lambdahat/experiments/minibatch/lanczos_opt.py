@@ -10,8 +10,9 @@ A row is one run at one look: ``seed``, ``method`` ("LanczosOPT" or "GD"), ``dam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -25,18 +26,9 @@ from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
+from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    mean_of,
-    paired_difference,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
 from lambdahat.models.perceptrons import softmax_regression
-from lambdahat.results.charts import Chart, Heat, Series
 
 
 class Softmax:
@@ -60,10 +52,8 @@ class Softmax:
 
     def pull_back(self, outputs: Tensor) -> Tensor:
         """Xᵀ·outputs/n for outputs (S, n, R, K): (S, R, P)."""
-        found: Tensor = (self.x.mT @ outputs.flatten(2)).unflatten(
-            2, outputs.shape[2:]
-        ) / self.x.shape[1]
-        return found.transpose(1, 2).flatten(2)
+        sums: Tensor = (self.x.mT @ outputs.flatten(2)).unflatten(2, outputs.shape[2:])
+        return (sums / self.x.shape[1]).transpose(1, 2).flatten(2)
 
     def gradient(self, vectors: Tensor) -> Tensor:
         """∇L = Xᵀ(p − y)/n."""
@@ -82,9 +72,8 @@ class Softmax:
     def evaluate(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and error rate, (S, R) each, in float64; NaN where the loss is not finite."""
         logits = self.logits(vectors)
-        loss = (logits.logsumexp(-1) - (logits * self.targets.unsqueeze(2)).sum(-1)).mean(
-            1, dtype=torch.float64
-        )
+        right = (logits * self.targets.unsqueeze(2)).sum(-1)
+        loss = (logits.logsumexp(-1) - right).mean(1, dtype=torch.float64)
         wrong = (logits.argmax(-1) != self.y.unsqueeze(-1)).double().mean(1)
         return tuple(torch.where(loss.isfinite(), values, math.nan) for values in (loss, wrong))  # type: ignore[return-value]
 
@@ -113,10 +102,9 @@ def krylov(product: Callable[[Tensor], Tensor], start: Tensor, pairs: int) -> St
         for _ in range(2):
             vector = vector - _combine(known, _overlaps(known, vector))
     off = torch.diag_embed(beta[..., 1:], 1)
+    matrix = torch.diag_embed(alpha) + off + off.mT
     # a cell that has diverged must not stop the others
-    values, turn = torch.linalg.eigh(
-        (torch.diag_embed(alpha) + off + off.mT).nan_to_num(0.0, 0.0, 0.0)
-    )
+    values, turn = torch.linalg.eigh(matrix.nan_to_num(0.0, 0.0, 0.0))
     return StackedKrylov(basis, values.abs().to(start.dtype), turn.to(start.dtype))
 
 
@@ -158,44 +146,47 @@ def _combine(rows: Tensor, weights: Tensor) -> Tensor:
 METHOD, DESCENT = "LanczosOPT", "GD"
 ERRORS = ("training error", "test error")
 FITTED = 0.01  # training error below which the training data are fitted
-SOURCE = "§6.4.1, Figures 6.2, 6.4"
-
 BySeed = dict[int, float]
 
+CLAIMS = kit.ClaimTexts("""
+    slope: generalisation suffers as δ falls: test error per tenfold δ
+      | §6.4.1, Figures 6.2, 6.4 | rises as δ falls | below | %
+    fitting: generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit
+      the training data | §6.4.1, Figures 6.2, 6.4 | rises as δ falls | below | % | ours
+    harms: δ = {damping:g}: η = {strong:g} harms the test error against η = {first:g}
+      | §6.4.1, Figures 6.2, 6.4 | harms at every δ | above | %
+    test: at δ = {low:g} η = {strong:g} costs more in test error than in training error
+      | §6.4.1, Figures 6.2, 6.4 | training hardly moves | above | %
+    more: η = {strong:g} costs more {kind} error at δ = {high:g} than at δ = {low:g}
+      | §6.4.1, Figures 6.2, 6.4 | suffers more | above | %
+""")
 
-def claims(rows: Rows) -> list[Claim]:
+
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """The effects of δ and η on the final errors, paired over seeds."""
     last = _last(rows).where(method=METHOD)
     dampings, etas = _grid(last)
-    low, high, first, strong = min(dampings), max(dampings), min(etas), max(etas)
-    found = Claims(unit=" %")
-    sentence = "generalisation suffers as δ falls: test error per tenfold δ"
-    found.add(sentence, SOURCE, "rises as δ falls", _slope(last, dampings), "below")
-    sentence = (
-        "generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit"
-        " the training data"
-    )
-    published = "rises as δ falls"
-    found.add(sentence, SOURCE, published, _slope(last, _fitting_dampings(last)), "below", own=True)
-    for damping in dampings:
-        gap = paired_difference(
-            _errors(last, "test", damping, strong), _errors(last, "test", damping, first)
-        )
-        sentence = f"δ = {damping:g}: η = {strong:g} harms the test error against η = {first:g}"
-        found.append(Claim(sentence, SOURCE, "harms at every δ", gap, unit=" %"))
-    costs = {
-        (kind, damping): _cost(last, kind, damping, first, strong)
-        for kind in ("training", "test")
-        for damping in (low, high)
+    ends: dict[str, Any] = {
+        "low": dampings[0],
+        "high": dampings[-1],
+        "first": etas[0],
+        "strong": etas[-1],
     }
-    sentence = f"at δ = {low:g} η = {strong:g} costs more in test error than in training error"
-    reading = paired_difference(costs["test", low], costs["training", low])
-    found.append(Claim(sentence, SOURCE, "training hardly moves", reading, unit=" %"))
+    claim = partial(CLAIMS, **ends)
+    yield claim("slope", _slope(last, dampings))
+    yield claim("fitting", _slope(last, _fitting_dampings(last)))
+    for damping in dampings:
+        errors = (_errors(last, "test", damping, eta) for eta in (etas[-1], etas[0]))
+        yield claim("harms", kit.paired_difference(*errors), damping=damping)
+    costs = {}
+    for kind, damping in product(("training", "test"), (dampings[0], dampings[-1])):
+        before, after = (_errors(last, kind, damping, eta) for eta in (etas[0], etas[-1]))
+        costs[kind, damping] = {seed: after[seed] - before[seed] for seed in before}
+    gap = kit.paired_difference(costs["test", ends["low"]], costs["training", ends["low"]])
+    yield claim("test", gap)
     for kind in ("training", "test"):
-        gap = paired_difference(costs[kind, high], costs[kind, low])
-        sentence = f"η = {strong:g} costs more {kind} error at δ = {high:g} than at δ = {low:g}"
-        found.append(Claim(sentence, SOURCE, "suffers more", gap, unit=" %"))
-    return found
+        sides = costs[kind, ends["high"]], costs[kind, ends["low"]]
+        yield claim("more", kit.paired_difference(*sides), kind=kind)
 
 
 def _last(rows: Rows) -> Rows:
@@ -212,21 +203,13 @@ def _errors(rows: Rows, kind: str, damping: float, eta: float) -> BySeed:
     return {seed: 100 * value for seed, value in found.items()}
 
 
-def _cost(rows: Rows, kind: str, damping: float, first: float, strong: float) -> BySeed:
-    """What the strongest η adds to an error, seed by seed."""
-    before, after = _errors(rows, kind, damping, first), _errors(rows, kind, damping, strong)
-    return {seed: after[seed] - before[seed] for seed in before}
-
-
-def _slope(rows: Rows, dampings: Sequence[float]) -> Reading:
+def _slope(rows: Rows, dampings: Sequence[float]) -> kit.Reading:
     """The slope of the test error in percent over log₁₀ δ at the least η."""
     if len(dampings) < 2:
-        return Reading(math.nan, math.nan, math.nan, 0)
+        return kit.Reading(math.nan, math.nan, math.nan, 0)
     errors = [_errors(rows, "test", damping, min(rows.distinct("eta"))) for damping in dampings]
-    logs = np.log10(dampings)
-    return mean_of(
-        [float(np.polyfit(logs, [each[seed] for each in errors], 1)[0]) for seed in errors[0]]
-    )
+    logs, by_seed = np.log10(dampings), ([each[seed] for each in errors] for seed in errors[0])
+    return kit.mean_of([float(np.polyfit(logs, values, 1)[0]) for values in by_seed])
 
 
 def _fitting_dampings(rows: Rows) -> list[float]:
@@ -236,39 +219,28 @@ def _fitting_dampings(rows: Rows) -> list[float]:
     falls with δ.
     """
     dampings, etas = _grid(rows)
-    return [
-        d
-        for d in dampings
-        if all(e < 100 * FITTED for e in _errors(rows, "training", d, etas[0]).values())
-    ]
+    errors = {d: _errors(rows, "training", d, etas[0]).values() for d in dampings}
+    return [d for d in dampings if all(error < 100 * FITTED for error in errors[d])]
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Both errors at the end over δ and η, in percent, mean ± standard error over seeds."""
     last = _last(rows)
     grid = last.where(method=METHOD)
     dampings, etas = _grid(grid)
-    out = []
+    after = f"after {last[0]['step']} steps, mean ± se over {len(last.distinct('seed'))} seeds"
     for measure in ERRORS:
         lines = [
-            (
-                f"{damping:g}",
-                *(_cell(grid.where(damping=damping, eta=eta), measure) for eta in etas),
-            )
-            for damping in dampings
+            (f"{d:g}", *(_cell(grid.where(damping=d, eta=eta), measure) for eta in etas))
+            for d in dampings
         ]
         lines.append((DESCENT, _cell(last.where(method=DESCENT), measure), *[""] * (len(etas) - 1)))
-        title = (
-            f"{measure} in % after {last[0]['step']} steps, mean ± se over"
-            f" {len(last.distinct('seed'))} seeds"
-        )
-        out.append(Table(title, ("δ", *(f"η = {eta:g}" for eta in etas)), tuple(lines)))
-    return out
+        yield kit.table(f"{measure} in % {after}", ("δ", *(f"η = {eta:g}" for eta in etas)), lines)
 
 
 def _cell(rows: Rows, measure: str) -> str:
     values = [100 * value for value in rows.values(measure)]
-    reading = mean_of(values)
+    reading = kit.mean_of(values)
     if reading.count == 0:
         return "diverged"
     text = f"{reading.value:.2f}" + (f" ± {reading.stderr:.2f}" if reading.count > 1 else "")
@@ -276,47 +248,36 @@ def _cell(rows: Rows, measure: str) -> str:
     return f"{text} ({lost} diverged)" if lost else text
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Both errors over δ and η (Figure 6.4), and the test error over steps by δ (Figure 6.2)."""
-    grid, out = rows.where(method=METHOD), []
+    grid = rows.where(method=METHOD)
     dampings, etas = _grid(grid)
-    last = _last(grid)
+    last, labels = _last(grid), [f"η = {eta:g}" for eta in etas]
+    caption = "Percent after the last step, mean over the seeds that did not diverge."
     for measure in ERRORS:
         values = [
-            [_mean(last.where(damping=d, eta=eta), measure).value for eta in etas] for d in dampings
+            [_mean(last.where(damping=d, eta=eta), measure)[0] for eta in etas] for d in dampings
         ]
-        heat = Heat(
-            [f"η = {eta:g}" for eta in etas],
-            [f"δ = {d:g}" for d in dampings],
-            [[value if math.isfinite(value) else None for value in line] for line in values],
-            "%",
-        )
+        heat = kit.Heat(labels, [f"δ = {d:g}" for d in dampings], values, "%")
         title = f"{measure.capitalize()} of LanczosOPT"
-        caption = "Percent after the last step, mean over the seeds that did not diverge."
-        out.append(Chart(title, "η", "δ", heat=heat, source="Figure 6.4", caption=caption))
-    curves = [(f"δ = {d:g}", grid.where(damping=d, eta=min(etas))) for d in dampings]
-    curves.append((DESCENT, rows.where(method=DESCENT)))
-    series = tuple(_curve(name, part) for name, part in curves)
-    title = f"Test error on the way, η = {min(etas):g}"
-    out.append(Chart(title, "step", "test error, %", series, source="Figure 6.2"))
-    return out
+        yield kit.Chart(title, "η", "δ", heat=heat, source="Figure 6.4", caption=caption)
+    curves = {f"δ = {d:g}": grid.where(damping=d, eta=etas[0]) for d in dampings}
+    series = []
+    for name, part in (curves | {DESCENT: rows.where(method=DESCENT)}).items():
+        steps = part.distinct("step")
+        points = [_mean(part.where(step=step), "test error") for step in steps]
+        heights, errors = ([point[side] for point in points] for side in (0, 1))
+        series.append(kit.Series(name, steps, heights, errors))
+    title = f"Test error on the way, η = {etas[0]:g}"
+    yield kit.Chart(title, "step", "test error, %", tuple(series), source="Figure 6.2")
 
 
-def _curve(name: str, rows: Rows) -> Series:
-    steps = rows.distinct("step")
-    readings = [_mean(rows.where(step=step), "test error") for step in steps]
-    return Series(
-        name, steps, [_finite(r.value) for r in readings], [_finite(r.stderr) for r in readings]
-    )
-
-
-def _mean(rows: Rows, measure: str) -> Reading:
-    found: Mapping[int, float] = rows.paired(measure)
-    return mean_of([100 * value for value in found.values()])
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _mean(rows: Rows, measure: str) -> tuple[float | None, float | None]:
+    """Mean in percent and its error over the seeds, None where not known."""
+    reading = kit.mean_of([100 * value for value in rows.paired(measure).values()])
+    both = (reading.value, reading.stderr)
+    value, error = (number if math.isfinite(number) else None for number in both)
+    return value, error
 
 
 RATE = 0.01
@@ -355,21 +316,16 @@ def rows_at(setting: LanczosSetting, seed: int, device: torch.device | str = "cp
 def rows_of(
     dampings: Sequence[float], steps: Sequence[int], measures: Mapping[str, Tensor]
 ) -> list[Row]:
-    """Measures (looks, S, R) of the runs of ``cells_of`` as rows."""
+    """Measures (looks, S, R) of the runs of ``cells_of`` as rows; the last is gradient descent."""
+    settings = cells_of(dampings)
+    methods = [METHOD] * (len(settings) - 1) + [DESCENT]
     return [
-        {"seed": seed, **where, "step": step}
+        {"seed": seed, "method": methods[run], "damping": damping, "eta": eta, "step": step}
         | {name: float(measures[name][look, seed, run]) for name in MEASURES}
-        for run, where in enumerate(_run_settings(dampings))
+        for run, (damping, eta) in enumerate(settings)
         for seed in range(measures[MEASURES[0]].shape[1])
         for look, step in enumerate(steps)
     ]
-
-
-def _run_settings(dampings: Sequence[float]) -> list[Row]:
-    """The settings of the runs; the last is gradient descent."""
-    methods = [METHOD] * (len(dampings) * len(ETAS)) + [DESCENT]
-    pairs = zip(methods, cells_of(dampings), strict=True)
-    return [{"method": method, "damping": damping, "eta": eta} for method, (damping, eta) in pairs]
 
 
 def cells_of(dampings: Sequence[float]) -> list[tuple[float, float]]:
@@ -385,12 +341,8 @@ def train_runs(
 ) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """The steps of the looks and the measures (looks, S, R); ``split`` replaces the data set."""
     split = split or load(setting.data)
-    require(
-        setting.samples <= len(split.train[0]),
-        "split",
-        f"have {setting.samples:,} training samples",
-        f"{len(split.train[0]):,}",
-    )
+    count, expected = len(split.train[0]), f"have {setting.samples:,} training samples"
+    require(setting.samples <= count, "split", expected, f"{count:,}")
     cells = cells_of(setting.dampings)
     train, test = _data(setting, split, seed, torch.device(device))
     damping, eta = torch.tensor(cells, device=device).T
@@ -399,21 +351,17 @@ def train_runs(
     steps, looks, space = [], [], None
     for step in range(setting.steps):
         if step % setting.every == 0:
-            space = _space(train, weights, setting, seed, step)
+            start = start_vectors(weights.shape, derived_seed(seed, "ritz"), step, weights)
+            space = krylov(train.product(weights), start, setting.pairs)
         assert space is not None
         weights = weights - RATE * newton_directions(train.gradient(weights), space, eta, damping)
         if (step + 1) % every == 0 or step + 1 == setting.steps:
+            (loss, error), (test_loss, test_error) = train.evaluate(weights), test.evaluate(weights)
             steps.append(step + 1)
-            looks.append(_measure(train, test, weights))
+            looks.append([each.cpu() for each in (error, test_error, loss, test_loss)])
         report("lanczos-opt", step + 1, setting.steps)
-    return tuple(steps), {name: torch.stack([look[name] for look in looks]) for name in MEASURES}
-
-
-def _space(
-    train: Softmax, weights: Tensor, setting: LanczosSetting, seed: int, step: int
-) -> StackedKrylov:
-    start = start_vectors(weights.shape, derived_seed(seed, "ritz"), step, weights)
-    return krylov(train.product(weights), start, setting.pairs)
+    columns = [torch.stack(values) for values in zip(*looks, strict=True)]
+    return tuple(steps), dict(zip(MEASURES, columns, strict=True))
 
 
 def _data(
@@ -421,18 +369,12 @@ def _data(
 ) -> tuple[Softmax, Softmax]:
     """Every seed has training samples of its own; all share the test samples."""
     (x, y), (x_test, y_test) = split
-    draws = [
-        torch.randperm(len(x), generator=generator(seed, "training images", index))[
-            : setting.samples
-        ]
-        for index in range(setting.seeds)
-    ]
+    streams = [generator(seed, "training images", index) for index in range(setting.seeds)]
+    draws = [torch.randperm(len(x), generator=rng)[: setting.samples] for rng in streams]
     chosen = torch.stack(draws)
-    flat, flat_test = x.flatten(1), x_test.flatten(1).expand(setting.seeds, -1, -1)
-    train = Softmax(flat[chosen].to(device), y[chosen].to(device), split.classes)
-    return train, Softmax(
-        flat_test.to(device), y_test.expand(setting.seeds, -1).to(device), split.classes
-    )
+    train = Softmax(x.flatten(1)[chosen].to(device), y[chosen].to(device), split.classes)
+    x, y = x_test.flatten(1).expand(setting.seeds, -1, -1), y_test.expand(setting.seeds, -1)
+    return train, Softmax(x.to(device), y.to(device), split.classes)
 
 
 def _initial(train: Softmax, setting: LanczosSetting, seed: int) -> Tensor:
@@ -445,12 +387,6 @@ def _initial(train: Softmax, setting: LanczosSetting, seed: int) -> Tensor:
     return torch.stack(found)
 
 
-def _measure(train: Softmax, test: Softmax, weights: Tensor) -> dict[str, Tensor]:
-    (loss, error), (test_loss, test_error) = train.evaluate(weights), test.evaluate(weights)
-    found = dict(zip(MEASURES, (error, test_error, loss, test_loss), strict=True))
-    return {name: values.cpu() for name, values in found.items()}
-
-
 @dataclass(frozen=True)
 class LanczosScale:
     """A scale of the experiment, and how many of its seeds a cell trains ``together``."""
@@ -461,32 +397,23 @@ class LanczosScale:
 
 def cells(config: LanczosScale) -> list[Cell]:
     """A cell for each group of seeds, each with all dampings, all η, and gradient descent."""
-    groups = config.setting.seeds // config.together
-    return [
-        asdict(replace(config.setting, seeds=config.together)) | {"group": group}
-        for group in range(groups)
-    ]
+    base = asdict(replace(config.setting, seeds=config.together))
+    return kit.grid(base, group=range(config.setting.seeds // config.together))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each run and look."""
-    first = cell["group"] * cell["seeds"]
-    return [
-        row | {"seed": first + row["seed"]}
-        for row in rows_at(setting_of(cell), cell["group"], device)
-    ]
-
-
-def setting_of(cell: Cell) -> LanczosSetting:
-    """The settings that a cell holds."""
     settings: dict[str, Any] = {field.name: cell[field.name] for field in fields(LanczosSetting)}
-    return LanczosSetting(**settings | {"dampings": tuple(cell["dampings"])})
+    setting = LanczosSetting(**settings | {"dampings": tuple(cell["dampings"])})
+    first = cell["group"] * cell["seeds"]
+    rows = rows_at(setting, cell["group"], device)
+    return [row | {"seed": first + row["seed"]} for row in rows]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "lanczos-opt",
     "Less damping and less movement in sharp directions harm the test error",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§6.4, Figures 6.2 and 6.4",
     {
         "smoke": LanczosScale(SCALES["smoke"]),
@@ -494,7 +421,7 @@ EXPERIMENT = Experiment(
         "paper": LanczosScale(SCALES["paper"], together=5),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         Full-batch steps at α = {RATE:g}, 500 at paper scale: the thesis does not say how many.
         1,000 training images of MNIST drawn anew for each seed; pixels in [0, 1].
         Weights and biases are uniform on ±1/√inputs at the start.
@@ -509,5 +436,5 @@ EXPERIMENT = Experiment(
         "logistic regression on 1,000 images of MNIST, 10,000 test images, α = 0.01, 50 Lanczos"
         " steps; steps of training and seeds are not in the text."
     ),
-    sizes=(Size(data="mnist", samples=1000),),
+    sizes=(kit.Size(data="mnist", samples=1000),),
 )
