@@ -2,12 +2,13 @@
 do not do the same.
 """
 
+import contextlib
+import json
 import os
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,8 @@ from lambdahat.problem.distributed import HEADER, Ranks, _unlike, pieces, readin
 from lambdahat.problem.distributed import fingerprint as told
 from tests.distributed.world import OPERATORS, PROBLEMS, classifier, data, measured
 
-HERE = Path(__file__).parent
 SIZES = (1, 2, 4)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-
-
-def launched(script, *arguments):
-    return subprocess.Popen(
-        [sys.executable, *script, *map(str, arguments)],
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -39,33 +30,36 @@ def folder():
 
 
 @pytest.fixture(scope="module")
-def failures(folder):
-    """Four processes of which one ends and one hangs; they wait most of the time, beside the
-    worlds.
+def exit_codes(folder):
+    """Of every rank of every world, and of three of the four ranks of which one ends and one
+    hangs.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = [launched([HERE / "failures.py"], folder, rank, port) for rank in range(4)]
-    yield started
-    for process in started:
-        process.kill()
-        process.communicate()
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("world.py"), folder],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors[-4000:]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    codes = json.loads((folder / "exit-codes.json").read_text(encoding="utf-8"))
+    for size in SIZES:
+        assert codes[str(size)] == [0] * size, errors[-4000:]
+    return codes
 
 
 @pytest.fixture(scope="module")
-def worlds(folder, failures):
+def worlds(folder, exit_codes):
     """What every rank of every world found: size → list over ranks."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    found = {}
-    for size in SIZES:
-        out = folder / str(size)
-        out.mkdir()
-        process = launched(torchrun, size, HERE / "world.py", out)
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-4000:]
-        found[size] = [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
-    return found
+    return {
+        size: [torch.load(folder / f"{size}-{rank}.pt", weights_only=False) for rank in range(size)]
+        for size in SIZES
+    }
 
 
 @pytest.fixture(scope="module")
@@ -309,34 +303,25 @@ def test_a_group_of_some_ranks_and_a_process_alone(worlds, size):
     assert worlds[size][0]["groups"]["callback"] == worlds[size][0]["groups"]["alone"]
 
 
-def test_a_rank_that_ends_or_hangs_is_an_error_on_the_others(worlds, failures, folder):
+def test_a_rank_that_ends_or_hangs_is_an_error_on_the_others(exit_codes, folder):
     """No rank gives a product that another had no part in, and the error says who does not
     answer.
     """
-    wait_for(folder / "ended-0.txt", folder / "hung-2.txt")
+    assert exit_codes["failing"][1] == 3  # the one that ends
     for name in ("ended-0", "hung-2"):
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
         assert "all 2 ranks must take part in a product" in text
         assert "rank 1 does not answer" in text
 
 
-def test_products_of_other_sizes_never_come_back(failures, folder):
+def test_products_of_other_sizes_never_come_back(exit_codes, folder):
     """Gloo ends the process where sizes differ, or the header shows it: no rank goes on with a
     wrong product.
     """
     for rank in (0, 2):
-        failures[rank].wait(timeout=120)
         told = folder / f"apart-{rank}.txt"
-        assert failures[rank].returncode != 0 or "must" in told.read_text(encoding="utf-8")
+        assert exit_codes["failing"][rank] != 0 or "must" in told.read_text(encoding="utf-8")
         assert not told.exists() or told.read_text(encoding="utf-8") != "no error"
-
-
-def wait_for(*paths, seconds=120):
-    for _ in range(10 * seconds):
-        if all(path.exists() and path.stat().st_size for path in paths):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{paths} were not written")
 
 
 @pytest.mark.parametrize("cut", [True, False])

@@ -1,12 +1,18 @@
-"""What every rank of a world measures; run by torchrun: ``world.py <folder>``, one file of results
-a rank.
+"""What every rank of a world measures, and ranks that end, hang or go another way.
 
-``measured(...)`` runs in one process too: that is the reference.
+Run by itself, ``world.py <folder>``: every rank is forked from one process that has imported all
+there is to import, and writes one file of results. ``measured(...)`` runs in one process too: that
+is the reference.
 """
 
 import copy
 import gc
+import json
+import os
+import signal
+import socket
 import sys
+import time
 import weakref
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import lambdahat as lh
 from lambdahat import fsdp
@@ -258,9 +266,6 @@ def counted(call):
 
 def wrapped():
     """Differences that a model makes when it is wrapped: by DDP, and by FSDP2."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     plain, x = norm_network(), data()[0]
     plain(x)
     reference = lh.Problem(plain, "cross_entropy", data(), ranks=None)
@@ -293,9 +298,6 @@ def constants():
     """Differences that sharding makes to a problem of which some parameters are held constant,
     in uneven pieces.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh, out = init_device_mesh("cpu", (dist.get_world_size(),)), {}
     for samples in (1, 21):  # of one sample, most ranks have none
         plain, model = mlp([4, 5, 3], seed=1).double(), mlp([4, 5, 3], seed=1).double()
@@ -322,9 +324,6 @@ def constants():
 
 def sharded():
     """Vectors spread as the parameters are, against the dense matrix of the same model."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     x, y = data()
     order = torch.cat(
         [torch.arange(11), 11 + torch.randperm(10, generator=generator(dist.get_rank(), "order"))]
@@ -536,7 +535,7 @@ def world(seconds=300):
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def rank_of_a_world(folder):
     with world() as (rank, size):
         found = {"measured": measured(), "sent": sent()}
         if size > 1:
@@ -552,4 +551,72 @@ if __name__ == "__main__":
         kept, group = classifier(samples=21), weakref.ref(dist.group.WORLD)
     gc.collect()
     found |= {"group ended": group() is None, "after the end": error_of(lambda: kept.ranks.group)}
-    torch.save(found, Path(sys.argv[1]) / f"{rank}.pt")
+    torch.save(found, folder / f"{size}-{rank}.pt")
+
+
+def failing_rank(folder):
+    """Ranks that end, hang or go another way, in three groups of one world of four.
+
+    Each rank that comes back writes what it was told to ``<group>-<rank>.txt``.
+    """
+    limit, longer = timedelta(seconds=20), timedelta(seconds=200)
+
+    def operator(group):
+        return lh.hessian(classifier(samples=21, ranks=group))
+
+    def told(name, text):
+        (folder / f"{name}-{rank}.txt").write_text(text, encoding="utf-8")
+
+    def multiply(op, columns):
+        block = torch.ones(op.dim, columns).double()
+        for _ in range(3):
+            op @ block
+
+    dist.init_process_group("gloo", timeout=longer)
+    rank = dist.get_rank()
+    ended, hung = (dist.new_group(pair, timeout=limit) for pair in ([0, 1], [2, 3]))
+    apart = dist.new_group([0, 2], timeout=longer)
+    dist.barrier()
+    op = operator(ended if rank < 2 else hung)
+    multiply(op, 1)
+    if rank == 1:
+        os._exit(3)
+    if rank == 3:
+        time.sleep(300)
+    told("ended" if rank == 0 else "hung", error_of(lambda: multiply(op, 1)))
+    op = operator(apart)
+    told("apart", error_of(lambda: multiply(op, 1 + rank)) or "no error")
+
+
+def forked(size, call, folder):
+    """The process ids of the ranks of a world, each of which makes the call and ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size))
+    started = []
+    for rank in range(size):
+        started.append(os.fork())
+        if not started[-1]:
+            os.environ["RANK"] = str(rank)
+            call(folder)
+            sys.exit()  # not os._exit: a group that outlives Python's end aborts the process
+    return started
+
+
+def exit_codes(processes):
+    return [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+
+
+def main(folder, sizes=(1, 2, 4)):
+    """Worlds one after another; beside them the ranks that fail, which wait most of the time."""
+    torch.set_num_threads(1)
+    *failing, hung = forked(4, failing_rank, folder)
+    codes = {str(size): exit_codes(forked(size, rank_of_a_world, folder)) for size in sizes}
+    codes["failing"] = exit_codes(failing)
+    os.kill(hung, signal.SIGKILL)
+    (folder / "exit-codes.json").write_text(json.dumps(codes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
