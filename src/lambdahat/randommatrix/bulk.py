@@ -18,7 +18,7 @@ from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from lambdahat._core.check import require, require_positive
 from lambdahat._core.storage import Result, Status
@@ -277,7 +277,7 @@ def _tail(x: Array, counts: Array, first: int) -> float:
     numbers = numbers[:last]
     out, inside = float(numbers[:first].sum()), float(numbers[first:].sum())
     ratio = (steps[:first].sum() / out) / (steps[first:].sum() / inside)
-    return float(stats.f.sf(ratio, 2 * out, 2 * inside))
+    return float(special.fdtrc(2 * out, 2 * inside, ratio))
 
 
 def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
@@ -72,7 +72,7 @@ class Estimate(Result):
 def student_quantile(level: float, dof: float) -> float:
     """Half-width of a two-sided ``level`` interval in standard errors."""
     tail = 0.5 + level / 2
-    return float(stats.norm.ppf(tail) if math.isinf(dof) else stats.t.ppf(tail, dof))
+    return float(special.ndtri(tail) if math.isinf(dof) else special.stdtrit(dof, tail))
 
 
 NORMAL_QUANTILE = student_quantile(0.95, math.inf)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import optimize, special
 from torch import Tensor
 
 from lambdahat._core.check import require, require_count, require_positive
@@ -439,7 +439,7 @@ def _betas(betas: Sequence[float] | None, count: int) -> Array:
 
 def _is_misfit(misfit: float, freedom: int) -> bool:
     """Whether χ² = misfit·freedom is improbably large for points on a line."""
-    return freedom > 0 and float(stats.chi2.sf(misfit * freedom, freedom)) < IMPROBABLE
+    return freedom > 0 and float(special.chdtrc(freedom, misfit * freedom)) < IMPROBABLE
 
 
 def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, Estimate, float]:
