@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lambdahat._core.check import require
 from lambdahat.problem.batches import Batch, Batches, take
@@ -61,14 +60,21 @@ class LiveBytes(TorchDispatchMode):
         self._outside: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor):
-                self._note(leaf, False)
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._note(leaf, True)
+        kwargs = kwargs or {}
+        self._note_all(args, False)
+        self._note_all(kwargs.values(), False)
+        out = func(*args, **kwargs)
+        self._note_all((out,), True)
         return out
+
+    def _note_all(self, values: Iterable[Any], made: bool) -> None:
+        # Not torch's tree_leaves, which takes longer than most operations: what an operation takes
+        # and gives are tensors, and lists and tuples of them.
+        for value in values:
+            if isinstance(value, Tensor):
+                self._note(value, made)
+            elif isinstance(value, (list, tuple)):
+                self._note_all(value, made)
 
     def _note(self, tensor: Tensor, made: bool) -> None:
         try:
