@@ -25,9 +25,11 @@ import torch
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-# Pages and examples that sample for long: `make docs-check` runs them.
+# Pages and examples that sample, train or sweep for long: `make docs-check` runs them.
 LONG = """learning-coefficient.md compare-checkpoints.md transformer-coefficient.md bayes.md
-not-a-minimum.md batch-and-step.md sampling.md learning_coefficient.py llc_along_training.py"""
+not-a-minimum.md batch-and-step.md sampling.md ground-truth.md mini-batch-spectra.md
+minibatch-results.md reproductions.md top-eigenvalue.md learning_coefficient.py
+llc_along_training.py"""
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>.*?) -->\n+)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
