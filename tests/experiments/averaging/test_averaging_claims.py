@@ -467,7 +467,7 @@ def test_both_experiments_on_starts_read_gadam_alike():
 
 
 def test_the_best_start_stands_beside_the_thesis():
-    table = averaging_starts.tables(
+    table = averaging_starts.EXPERIMENT.tables(
         Rows({**row, "parameters": 7, "data": "D"} for row in start_rows(1, "VGG-A"))
     )[0]
     gadam, gadam_x = table.rows

@@ -95,7 +95,9 @@ def test_a_stand_in_says_so_in_its_table(tmp_path):
     }
     for data, expected in ((smoke.data, True), ("imagenet32", False)):
         rows = Rows([{**end, "data": data, "run": name} for name in gadam_imagenet.RUNS])
-        assert ("in place of ImageNet" in gadam_imagenet.tables(rows)[0].title) is expected
+        assert (
+            "in place of ImageNet" in gadam_imagenet.EXPERIMENT.tables(rows)[0].title
+        ) is expected
 
 
 def test_the_configurations_of_the_thesis_are_whole():
@@ -125,15 +127,15 @@ def test_a_table_and_charts_for_each_network():
             for name in gadam_imagenet.TABLE
         ]
     )
-    tables = gadam_imagenet.tables(rows)
+    tables = gadam_imagenet.EXPERIMENT.tables(rows)
     assert [table.title.split(",")[0] for table in tables] == list(networks)
     assert [table.header[-1] for table in tables] == [
         "thesis, ImageNet 32 × 32, PRN-110",
         "thesis, ImageNet 32 × 32, WRN-28-10",
     ]
     assert [table.rows[0][-1] for table in tables] == ["54.27, 77.96", "61.33, 83.52"]
-    assert len(gadam_imagenet.charts(rows)) == 2 * len(
-        gadam_imagenet.charts(rows.where(network=networks[0]))
+    assert len(gadam_imagenet.EXPERIMENT.charts(rows)) == 2 * len(
+        gadam_imagenet.EXPERIMENT.charts(rows.where(network=networks[0]))
     )
 
 
