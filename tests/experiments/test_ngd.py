@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lambdahat._core.storage import Damaged
+from lambdahat.cli.demo import SCALE, seeded
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
@@ -553,9 +554,8 @@ def test_a_cell_is_a_function_of_its_settings():
 
 
 def test_the_demonstration_can_start_at_another_seed():
-    experiment = published.find("ngd-digits")
-    config = replace(experiment.scales["smoke"], first=7, seeds=2)
-    assert [cell["seed"] for cell in experiment.cells(config)] == [7, 8]
+    experiment = seeded(published.find("ngd-digits"), 7)
+    assert [cell["seed"] for cell in experiment.grid(SCALE)] == [7, 8, 9, 10]
 
 
 @pytest.mark.parametrize("net", [("ffnn", 1, 6), ("lenet5", 0, 0)])

@@ -55,8 +55,8 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
 
 def seeded(experiment: Experiment, seed: int) -> Experiment:
     """The experiment with other seeds at the demonstration's scale."""
-    config = replace(experiment.scales[SCALE], first=seed)
-    return replace(experiment, scales={**experiment.scales, SCALE: config})
+    cells = [{**cell, "seed": seed + cell["seed"]} for cell in experiment.scales[SCALE]]
+    return replace(experiment, scales={**experiment.scales, SCALE: cells})
 
 
 @contextmanager

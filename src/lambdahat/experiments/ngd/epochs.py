@@ -6,281 +6,173 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from lambdahat._core.progress import report
 from lambdahat.estimators._spectrum import spectrum
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, stems
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
-from lambdahat.experiments.ngd.ngd_claims import (
-    ASSUMED,
-    HEADINGS,
-    NAMES,
-    QUANTITIES,
-    SMALLER,
-    TITLES,
-    beside_plots,
-    by_group,
-    by_optimizer,
-    curves,
-    form_claims,
-    group_of,
-    log_ratio,
-    means,
-    minima_table,
-    points_table,
-    unmet,
-)
-from lambdahat.experiments.ngd.ngd_runs import (
-    SMALL,
-    TINY,
-    WHOLE,
-    Net,
-    NgdSetting,
-    NgdSubject,
-    RunPoint,
-    Way,
-    at_equal_loss,
-    measure,
-    run_cells,
-    subject_of,
-    train_both,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Size, Table
+from lambdahat.experiments.ngd import ngd_claims as ngd
+from lambdahat.experiments.ngd import ngd_runs as runs
 from lambdahat.operators.curvature import hessian
-from lambdahat.results.charts import Chart, short
 
 LEVEL = 0.1  # by which part a level quantity may still change in the last third of training
-
-
-@dataclass(frozen=True)
-class EpochsScale:
-    """One scale: data sets, networks, and how many points of a run to measure."""
-
-    setting: NgdSetting
-    data: tuple[str, ...]
-    nets: tuple[Net, ...]
-    points: int
-    seeds: int
-
-
-def cells(scale: EpochsScale) -> list[Cell]:
-    """Data set × network × seed."""
-    return run_cells(scale.setting, scale.data, scale.nets, scale.seeds, points=scale.points)
+COLUMNS = ("loss", "validation_loss", "llc_batch", "llc", "trace")
+CLAIMS = kit.ClaimTexts("""
+    end: {group}: {quantity} is higher for NGD at the end | {figure} | NGD higher
+    mean: {group}: {quantity} is higher for NGD as a mean over the epochs | {figure} | NGD higher
+    level: {group}: λ̂ of {name} at nβ = B/ln B is level in the last third, within {level:.0%}
+      (log-ratio) | §3.1 | plateau | within
+    falls: {group}: Tr H of {name} still falls in the last third (log-ratio) | §3.1 | continues to
+      decrease | below
+""")
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each optimiser and each of ``points`` equally spaced epochs."""
-    subject = subject_of(cell, device)
-    ways = train_both(subject)
-    return [row for way in ways for row in along(subject, way, cell["points"])]
-
-
-def along(subject: NgdSubject, way: Way, points: int, bayes: bool = False) -> list[Row]:
-    """Rows at the 1st, …, last of so many equal parts of a run; ``part`` counts them."""
-    rows = []
-    for part in range(1, points + 1):
-        point = way.at(part / points * way.end.epoch)
-        place = {"at": "on the way", "part": part, "diverged": way.diverged}
-        rows.append({"optimizer": way.optimizer, **place, **measure(subject, point, bayes)})
-        report(f"measuring {NAMES[way.optimizer]}", part, points)
-    return rows
+    subject = runs.subject_of(cell, device)
+    ways = runs.train_both(subject)
+    return [row for way in ways for row in runs.measure_along(subject, way, cell["points"])]
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """NGD above SGD at the end and over the epochs; λ̂ level at last while Tr H goes on falling."""
-    for group, part in by_group(rows).items():
-        yield from _higher(part, group)
-        yield from _late(part, group)
-
-
-def _higher(rows: Rows, group: str) -> Iterator[Claim]:
-    end = rows.where(part=max(rows.values("part")))
     sources = {"llc_batch": "Figure 2a", "llc": "Figure 2a, Eq. 19", "trace": "Figure 2b"}
-    for column, source in sources.items():
-        for part, words in ((end, "at the end"), (rows, "as a mean over the epochs")):
-            sgd, ngd = (half.paired(column) for half in by_optimizer(part).values())
-            sentence = f"{group}: {QUANTITIES[column]} is higher for NGD {words}"
-            reading, reason = paired_difference(ngd, sgd), unmet(by_optimizer(part), column)
-            yield Claim(sentence, source, "NGD higher", reading, unmet=reason)
-
-
-def _late(rows: Rows, group: str) -> Iterator[Claim]:
-    last = max(rows.values("part"))
-    end, before = rows.where(part=last), rows.where(part=last - max(last // 3, 1))
-    for name, part in by_optimizer(Rows([*before, *end])).items():
-        early, late = part.where(part=before.distinct("part")), part.where(part=last)
-        sentence = (
-            f"{group}: λ̂ of {name} at nβ = B/ln B is level in the last third, within {LEVEL:.0%}"
-            " (log-ratio)"
-        )
-        reading, reason = log_ratio(late, early, "llc_batch"), unmet({name: part}, "llc_batch")
-        bounds = "within", 0.0, math.log1p(LEVEL)
-        yield Claim(sentence, "§3.1", "plateau", reading, *bounds, unmet=reason)
-        sentence = f"{group}: Tr H of {name} still falls in the last third (log-ratio)"
-        reading, reason = log_ratio(late, early, "trace"), unmet({name: part})
-        yield Claim(sentence, "§3.1", "continues to decrease", reading, "below", unmet=reason)
+    for group, every in ngd.by_group(rows).items():
+        last = max(every.values("part"))
+        first = last - max(last // 3, 1)
+        for column, figure in sources.items():
+            for key, part in (("end", every.where(part=last)), ("mean", every)):
+                reading = ngd.gap_of(part, column, optimizer=("ngd", "sgd"))
+                reason = ngd.unmet(ngd.by_optimizer(part), column)
+                words = {"group": group, "quantity": ngd.QUANTITIES[column], "figure": figure}
+                yield CLAIMS(key, reading, **words, unmet=reason)
+        for name, part in ngd.by_optimizer(every.where(part=[first, last])).items():
+            early, late = part.where(part=first), part.where(part=last)
+            words, column = {"group": group, "name": name}, "llc_batch"
+            reading, reason = ngd.log_ratio(late, early, column), ngd.unmet({name: part}, column)
+            margin = math.log1p(LEVEL)
+            yield CLAIMS("level", reading, **words, level=LEVEL, margin=margin, unmet=reason)
+            reading, reason = ngd.log_ratio(late, early, "trace"), ngd.unmet({name: part})
+            yield CLAIMS("falls", reading, **words, unmet=reason)
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Losses, λ̂ and Tr H over epochs, and where no minimum was."""
-    columns = ("loss", "validation_loss", "llc_batch", "llc", "trace")
-    runs = by_group(rows, lambda row: f"{group_of(row)}, {NAMES[row['optimizer']]}")
+    parts = ngd.by_group(rows, lambda row: f"{ngd.group_of(row)}, {row['optimizer'].upper()}")
     lines = [
-        (run, *epoch_line(part.where(part=place), columns))
-        for run, part in runs.items()
-        for place in part.distinct("part")
+        (name, *ngd.epoch_line(here, COLUMNS))
+        for name, part in parts.items()
+        for _, here in part.groups("part")
     ]
-    header = ("run", "epoch", *(HEADINGS[column] for column in columns))
-    yield Table("Over epochs, mean ± standard error over seeds", header, tuple(lines))
-    yield minima_table(rows)
+    header = ("run", "epoch", *(ngd.HEADINGS[column] for column in COLUMNS))
+    yield kit.table("Over epochs, mean ± standard error over seeds", header, lines)
+    yield ngd.minima_table(rows)
 
 
-def epoch_line(rows: Rows, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """The epoch of a part of the runs, and the means of some columns there."""
-    return f"{mean_of(rows.values('epoch')).value:.4g}", *means(rows, columns)
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """λ̂ at both temperatures, Tr H and the training loss over epochs."""
-    names = {**QUANTITIES, "loss": "training loss"}
+    names = {**ngd.QUANTITIES, "loss": "training loss"}
     sources = {"llc_batch": "Figure 2a", "llc": "Figure 2a", "trace": "Figure 2b", "loss": ""}
-    return beside_plots(
-        [
-            over_epochs(f"{TITLES[column]}, {group}", part, column, names[column], source)
-            for group, part in by_group(rows).items()
-            for column, source in sources.items()
-        ]
-    )
+    for group, part in ngd.by_group(rows).items():
+        for column, source in sources.items():
+            title = f"{ngd.TITLES[column]}, {group}"
+            yield ngd.over_epochs(title, part, column, names[column], source)
 
 
-def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:
-    """A column of SGD and NGD over epochs."""
-    return Chart(title, "epoch", words, curves(rows, "epoch", column), source=source)
-
-
-_EPOCHS_NOTES = sentences("""
+_EPOCHS_NOTES = kit.sentences("""
     Which network Figure 2 shows, and for how many epochs, the text does not say.
     The comparison over all epochs, which the captions of Figure 2 make, was added after the cpu
       runs were seen.
     At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run to
       save time.
 """)
-EPOCHS = Experiment(
+EPOCHS = ngd.ngd_experiment(
     "ngd-epochs",
     "λ̂ and Tr H of SGD and NGD over epochs",
-    NGD,
     "§3.1, Figure 2",
     {
-        "smoke": EpochsScale(TINY, ("digits",), (("ffnn", 1, 8),), 2, 1),
-        "cpu": EpochsScale(SMALL, ("mnist",), (("ffnn", 1, 64),), 7, 5),
-        "paper": EpochsScale(WHOLE, ("mnist",), (("ffnn", 2, 256),), 6, 5),
+        "smoke": runs.run_cells(runs.TINY, ["digits"], [("ffnn", 1, 8)], 1, points=2),
+        "cpu": runs.run_cells(runs.SMALL, ["mnist"], [("ffnn", 1, 64)], 5, points=7),
+        "paper": runs.run_cells(runs.WHOLE, ["mnist"], [("ffnn", 2, 256)], 5, points=6),
     },
-    cells,
     run,
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, *_EPOCHS_NOTES),
+    (ngd.SMALLER, *_EPOCHS_NOTES),
     "rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not in"
     " the text.",
     (Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )
 
 
-@dataclass(frozen=True)
-class DigitsScale:
-    """One scale of the miniature: ``depth`` is that of the spectra, ``first`` the first seed."""
-
-    setting: NgdSetting
-    points: int
-    depth: int
-    seeds: int
-    first: int = 0
-
-
-def digits_cells(scale: DigitsScale) -> list[Cell]:
-    """Seeds."""
-    more = {"points": scale.points, "depth": scale.depth}
-    found = run_cells(scale.setting, ["digits"], [("ffnn", 1, 32)], scale.seeds, **more)
-    return [{**cell, "seed": scale.first + cell["seed"]} for cell in found]
-
-
 def digits_run(cell: Cell, device: str) -> list[Row]:
     """Rows of both optimisers over epochs, with the spectrum of the Hessian, and at equal
     training loss.
     """
-    subject = subject_of(cell, device)
-    ways = train_both(subject)
-    rows = []
-    for way, level in zip(ways, at_equal_loss(ways), strict=True):
-        found = along(subject, way, cell["points"])
-        rows += [
-            {**row, **_spectrum(subject, way.at(row["epoch"]), cell["depth"])} for row in found
-        ]
+    subject = runs.subject_of(cell, device)
+    ways = runs.train_both(subject)
+    rows: list[Row] = []
+    for way, level in zip(ways, runs.at_equal_loss(ways), strict=True):
+        measured = runs.measure_along(subject, way, cell["points"])
+        for row in measured:
+            operator = hessian(subject.problem.at(way.at(row["epoch"]).vector))
+            ritz = spectrum(operator, depth=cell["depth"], seed=subject.seed)
+            pairs = {"nodes": kit.short(ritz.nodes[0]), "weights": kit.short(ritz.weights[0])}
+            rows.append({**row, **pairs})
         rows[-1]["at"] = "end"
-        equal = found[-1] if level is way.end else measure(subject, level)
+        equal = measured[-1] if level is way.end else runs.measure(subject, level)
         rows.append({"optimizer": way.optimizer, **equal, "at": "equal loss"})
     return rows
 
 
-def _spectrum(subject: NgdSubject, point: RunPoint, depth: int) -> Row:
-    """Ritz values of the Hessian and their weights, from one random vector."""
-    found = spectrum(hessian(subject.problem.at(point.vector)), depth=depth, seed=subject.seed)
-    return {"nodes": short(found.nodes[0]), "weights": short(found.weights[0])}
-
-
 def digits_claims(rows: Rows) -> list[Claim]:
     """Every form of the paper's claim; all ours, for the paper has no run on these images."""
-    return [replace(claim, own=True) for claim in form_claims(rows)]
+    return [replace(claim, own=True) for claim in ngd.form_claims(rows)]
 
 
 def digits_tables(rows: Rows) -> Iterator[Table]:
     """What was measured at the end and at equal training loss, and where no minimum was."""
     places = rows.where(at=["end", "equal loss"])
-    yield points_table(places, "SGD and NGD on digits, mean ± standard error over seeds")
-    yield minima_table(places)
+    yield ngd.points_table(places, "SGD and NGD on digits, mean ± standard error over seeds")
+    yield ngd.minima_table(places)
 
 
 def digits_charts(rows: Rows) -> Iterator[Chart]:
     """Losses, λ̂, Tr H and WBIC over epochs; the spectra of the first seed."""
     way = rows.where(at=["on the way", "end"])
-    names = {"loss": "training loss", "validation_loss": "validation loss", **QUANTITIES}
+    names = {"loss": "training loss", "validation_loss": "validation loss", **ngd.QUANTITIES}
     for column, words in names.items():
-        yield over_epochs(f"{TITLES[column]} over epochs", way, column, words, "")
+        yield ngd.over_epochs(f"{ngd.TITLES[column]} over epochs", way, column, words, "")
     caption = "Ritz values and weights of Lanczos steps from one random vector, first seed."
-    for name, part in by_optimizer(way.where(seed=min(rows.values("seed")))).items():
-        series = tuple(stems(f"epoch {row['epoch']:.3g}", row) for row in part)
+    for name, part in ngd.by_optimizer(way.where(seed=min(rows.values("seed")))).items():
         title = f"Spectrum of the Hessian, {name}"
-        yield Chart(title, "eigenvalue", "weight", series, y_log=True, caption=caption)
+        yield kit.spectra(title, part, "epoch {epoch:.3g}", "", caption)
 
 
-_DIGITS = NgdSetting(
+_DIGITS = runs.NgdSetting(
     "digits", 1400, 350, 40, rate=0.1, batch=64, chains=2, draws=120, burn_in=100, sampled_batch=256
 )
-_FEW = replace(TINY, held_out=350, epochs=4, rate=0.1, batch=64, draws=8, burn_in=8)
+_FEW = replace(runs.TINY, held_out=350, epochs=4, rate=0.1, batch=64, draws=8, burn_in=8)
+_LONG = replace(_DIGITS, epochs=100, chains=4, draws=500, burn_in=500)
+_NET = ("ffnn", 1, 32)
 _MINIATURE = (
     "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a"
     " demonstration."
 )
-
-DIGITS = Experiment(
+DIGITS = ngd.ngd_experiment(
     "ngd-digits",
     "SGD against NGD on 8 × 8 digits: the NGD paper in miniature",
-    NGD,
     "Figures 1 and 2, in miniature",
     {
-        "smoke": DigitsScale(_FEW, 2, 10, 1),
-        "cpu": DigitsScale(_DIGITS, 3, 40, 4),
-        "paper": DigitsScale(
-            replace(_DIGITS, epochs=100, chains=4, draws=500, burn_in=500), 10, 100, 10
-        ),
+        "smoke": runs.run_cells(_FEW, ["digits"], [_NET], 1, points=2, depth=10),
+        "cpu": runs.run_cells(_DIGITS, ["digits"], [_NET], 4, points=3, depth=40),
+        "paper": runs.run_cells(_LONG, ["digits"], [_NET], 10, points=10, depth=100),
     },
-    digits_cells,
     digits_run,
     digits_claims,
     digits_tables,
     digits_charts,
-    (*ASSUMED, _MINIATURE),
-    size="nothing of this: a demonstration, whose claims are ours.",
+    [_MINIATURE],
+    "nothing of this: a demonstration, whose claims are ours.",
 )

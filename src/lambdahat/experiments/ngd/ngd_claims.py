@@ -5,33 +5,18 @@ charts of its experiments share.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 
-from lambdahat.experiments.kit.cells import Row, Rows
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Reading,
-    Table,
-    judge,
-    mean_of,
-    paired_difference,
-)
-from lambdahat.experiments.kit.experiment import sentences
-from lambdahat.experiments.ngd.ngd_runs import SIDE, TEMPERATURES, WORDS, network
-from lambdahat.results.charts import Chart, Series
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Chart, Claim, Reading, Row, Rows, Series, Table, mean_of
+from lambdahat.experiments.kit.claims import judge
+from lambdahat.experiments.kit.experiment import SETS
+from lambdahat.experiments.ngd.ngd_runs import SIDE, TEMPERATURES, WORDS, flag_of, network
 
-RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
-NAMES = {
-    "sgd": "SGD",
-    "ngd": "NGD",
-    "mnist": "MNIST",
-    "fashion-mnist": "Fashion-MNIST",
-    "digits": "digits",
-}
 QUANTITIES = {column: f"λ̂ at {words}" for column, words in WORDS.items()} | {
     "trace": "Tr H",
     "wbic": "WBIC",
@@ -59,7 +44,7 @@ CLASSES = 10  # of all data sets here
 CHANCE = math.log(CLASSES)  # the loss of guessing
 LEARNT = CHANCE / 2
 INTERPOLATED = CHANCE / 100
-ASSUMED = sentences(f"""
+ASSUMED = kit.sentences(f"""
     Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay: the
       paper does not say.
     The online natural gradient (Eqs. 6 and 7) with its default rank, period and forgetting,
@@ -109,15 +94,9 @@ def unmet(groups: Mapping[str, Rows], column: str = "") -> str:
     return "; ".join(reasons)
 
 
-def flag_of(column: str) -> str:
-    """The column that says NOT_A_MINIMUM of a λ̂."""
-    return column.replace("llc", "below_centre")
-
-
 @dataclass(frozen=True)
 class ClaimForm:
-    """One form of "NGD ends higher than SGD": of which column, compared where, and whether of
-    minima only.
+    """A form of "NGD ends higher than SGD": which column, compared where, whether of minima only.
 
     The paper compares at the end, whatever the losses, and all runs: other forms are ours.
     """
@@ -132,6 +111,10 @@ class ClaimForm:
     def own(self) -> bool:
         """Whether the paper does not make the claim in this form."""
         return self.source == HERE
+
+    def sentence(self, where: str) -> str:
+        """The claim about the runs of a group, "" for all."""
+        return f"{where}{': ' * bool(where)}NGD is above SGD {self.words}"
 
 
 _FIRST, _EQ_19 = "Figures 1 and 2a", "Eq. 19, Figures 1 and 2a"
@@ -161,26 +144,20 @@ def form_claims(rows: Rows, where: str = "") -> list[Claim]:
 
 def form_claim(rows: Rows, form: ClaimForm, where: str = "") -> Claim:
     """Whether NGD is above SGD in this form, over the pairs in the rows."""
-    part = rows.where(at=form.at)
+    part = every = rows.where(at=form.at)
     if form.minima:
-        spoilt = {tuple(row[key] for key in RUN) for row in part if row[flag_of(form.column)]}
-        part = Rows(row for row in part if tuple(row[key] for key in RUN) not in spoilt)
-    reading = mean_gap(part, form.column, {"optimizer": "ngd"}, {"optimizer": "sgd"})
+        spoilt = [row["seed"] for row in every if row[flag_of(form.column)]]
+        part = Rows(row for row in every if row["seed"] not in spoilt)
+    reading = gap_of(part, form.column, optimizer=("ngd", "sgd"))
     reason = unmet(by_optimizer(part), form.column)
     if form.minima and reading.count < 2:
-        reason = f"{reading.count} of {len(rows.where(at=form.at)) // 2} pairs are minima"
-    sentence, printed = _sentence(form, where), "not compared" if form.own else "NGD higher"
+        reason = f"{reading.count} of {len(every) // 2} pairs are minima"
+    sentence, printed = form.sentence(where), "not compared" if form.own else "NGD higher"
     return Claim(sentence, form.source, printed, reading, unmet=reason, own=form.own)
 
 
-def _sentence(form: ClaimForm, where: str) -> str:
-    return f"{where}: NGD is above SGD {form.words}" if where else f"NGD is above SGD {form.words}"
-
-
 def criterion_claims(rows: Rows, where: str) -> Iterator[Claim]:
-    """WBIC against BIC = n·L_n + (d/2)·ln n where training ended: "λ < d/2 in general" (under
-    Eq. 3).
-    """
+    """WBIC against BIC = n·L_n + (d/2)·ln n at the end: "λ < d/2 in general" (under Eq. 3)."""
     for name, part in by_optimizer(rows.where(at="end")).items():
         gaps = [row["wbic"] / bic(row) - 1 for row in part if row.get("wbic") is not None]
         if gaps:
@@ -196,46 +173,38 @@ def bic(row: Row) -> float:
 
 def dimension(row: Row) -> int:
     """The number of parameters d of the network of a row."""
-    hidden = [row["width"]] * row["layers"]
     with torch.device("meta"):
-        model = network(row["network"], hidden, INPUTS.get(row["data"], SIDE**2), CLASSES, 0)
+        model = network({**row, "seed": 0}, INPUTS.get(row["data"], SIDE**2), CLASSES)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def mean_gap(rows: Rows, column: str, upper: Row, lower: Row) -> Reading:
-    """The mean over runs of a column where ``upper`` holds less that where ``lower`` holds."""
-    return paired_difference(
-        by_run(rows.where(**upper), column), by_run(rows.where(**lower), column)
-    )
-
-
-def by_run(rows: Rows, column: str) -> dict[Any, float]:
-    """A number for each run; a run has one row here."""
-    return {
-        tuple(row[key] for key in RUN): float(row[column])
-        for row in rows
-        if row.get(column) is not None
-    }
+def gap_of(rows: Rows, column: str, **sides: tuple[str, str]) -> Reading:
+    """The mean difference, over seeds, of the rows with the first value of a setting and those with
+    the second: ``gap_of(rows, "llc", optimizer=("ngd", "sgd"))``.
+    """
+    ((name, values),) = sides.items()
+    upper, lower = (rows.where(**{name: value}) for value in values)
+    return kit.gap(upper, lower, column)
 
 
 def log_ratio(upper: Rows, lower: Rows, column: str) -> Reading:
-    """The mean over runs of ln(upper/lower); a run where either is not positive has none."""
+    """The mean over seeds of ln(upper/lower); a seed where either is not positive has none."""
     logs = [
-        {key: math.log(x) if x > 0 else math.nan for key, x in by_run(rows, column).items()}
+        {seed: math.log(x) if x > 0 else math.nan for seed, x in rows.paired(column).items()}
         for rows in (upper, lower)
     ]
-    return paired_difference(*logs)
+    return kit.paired_difference(*logs)
 
 
 def by_optimizer(rows: Rows) -> dict[str, Rows]:
     """The rows of SGD and of NGD."""
-    return {NAMES[name]: rows.where(optimizer=name) for name in ("sgd", "ngd")}
+    return {name.upper(): rows.where(optimizer=name) for name in ("sgd", "ngd")}
 
 
 def group_of(row: Row) -> str:
     """The network and its data in words."""
     name = "LeNet-5" if row["network"] == "lenet5" else f"FFNN {row['layers']} × {row['width']}"
-    return f"{name} on {NAMES[row['data']]}"
+    return f"{name} on {SETS[row['data']]}"
 
 
 def by_group(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Rows]:
@@ -246,22 +215,15 @@ def by_group(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Row
     return {key: Rows(part) for key, part in found.items()}
 
 
-def means(rows: Rows, columns: Sequence[str]) -> tuple[str, ...]:
-    """The mean ± standard error over seeds of some columns, for a line of a table."""
-    return tuple(str(mean_of(rows.values(column))) for column in columns)
-
-
 def survival(groups: Mapping[str, Rows], claims: Sequence[Claim]) -> Table:
-    """Which form of the claim survives, by the verdicts of ``claims``; a group need not have
-    every form.
-    """
+    """Which form of the claim survives, by the verdicts of ``claims``."""
     verdicts = {found.claim: f"{found.verdict}: {found.evidence}" for found in judge(claims)}
     lines = [
-        (form.words, *(verdicts.get(_sentence(form, group), "") for group in groups))
+        (form.words, *(verdicts.get(form.sentence(group), "") for group in groups))
         for form in FORMS
     ]
-    kept = tuple(line for line in lines if any(line[1:]))
-    return Table("NGD above SGD: which form of the claim survives", ("form", *groups), kept)
+    kept = [line for line in lines if any(line[1:])]
+    return kit.table("NGD above SGD: which form of the claim survives", ("form", *groups), kept)
 
 
 def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) -> Table:
@@ -270,47 +232,39 @@ def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) 
     lines = []
     for group, part in by_group(rows, name).items():
         for at in part.distinct("at"):
-            for optimizer in part.distinct("optimizer"):
-                here = part.where(at=at, optimizer=optimizer)
-                if len(here):
-                    lines.append((group, at, NAMES[optimizer], *means(here, columns)))
-    return Table(title, ("run", "where", "by", *(HEADINGS[name] for name in columns)), tuple(lines))
+            for optimizer, here in part.where(at=at).groups("optimizer"):
+                lines.append((group, at, optimizer.upper(), *kit.means(here, *columns)))
+    return kit.table(title, ("run", "where", "by", *(HEADINGS[name] for name in columns)), lines)
 
 
 def minima_table(rows: Rows) -> Table:
-    """How many points were NOT_A_MINIMUM, by optimiser, place and temperature: there λ̂ is not
-    one of a minimum.
-    """
+    """How many points were NOT_A_MINIMUM, by optimiser, place and temperature."""
     lines = []
-    for optimizer in rows.distinct("optimizer"):
+    for optimizer, runs in rows.groups("optimizer"):
         for at in rows.distinct("at"):
-            part = rows.where(optimizer=optimizer, at=at)
+            part = runs.where(at=at)
             if len(part):
                 counts = (sum(part.values(flag_of(column))) for column in TEMPERATURES)
-                told = (f"{count} of {len(part)}" for count in counts)
-                lines.append((NAMES[optimizer], at, *told))
+                lines.append(
+                    (optimizer.upper(), at, *(f"{count} of {len(part)}" for count in counts))
+                )
     title = "NOT_A_MINIMUM: points below which the chain found lower loss"
-    return Table(title, ("by", "where", *WORDS.values()), tuple(lines))
+    return kit.table(title, ("by", "where", *WORDS.values()), lines)
 
 
-def curve(name: str, part: Rows, x: str, column: str) -> Series:
-    """The mean over seeds and its standard error, over a column."""
-    places = sorted(part.distinct(x))
-    found = [mean_of(part.where(**{x: place}).values(column)) for place in places]
-    return Series(name, places, [mean.value for mean in found], [mean.stderr for mean in found])
+def epoch_line(rows: Rows, columns: Sequence[str]) -> tuple[str, ...]:
+    """The epoch of a part of the runs, and the means of some columns there."""
+    return f"{mean_of(rows.values('epoch')).value:.4g}", *kit.means(rows, *columns)
 
 
 def curves(rows: Rows, x: str, column: str) -> tuple[Series, ...]:
-    """Those of SGD and of NGD."""
-    return tuple(curve(name, part, x, column) for name, part in by_optimizer(rows).items())
+    """The means of SGD and of NGD over seeds, over a column."""
+    return tuple(kit.curve(name, part, column, x) for name, part in by_optimizer(rows).items())
 
 
-def beside_plots(charts: Sequence[Chart]) -> list[Chart]:
-    """Charts of figures of the paper say why no curve of its own is in them."""
-    return [
-        replace(chart, caption=f"{chart.caption} {PLOTTED}".strip()) if chart.source else chart
-        for chart in charts
-    ]
+def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:
+    """A column of SGD and NGD over epochs."""
+    return Chart(title, "epoch", words, curves(rows, "epoch", column), source=source)
 
 
 def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
@@ -318,9 +272,34 @@ def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
     groups = by_group(rows.where(at=at))
     series = []
     for optimizer in ("sgd", "ngd"):
-        found = [
-            mean_of(part.where(optimizer=optimizer).values(column)) for part in groups.values()
-        ]
-        heights, errors = [mean.value for mean in found], [mean.stderr for mean in found]
-        series.append(Series(NAMES[optimizer], list(groups), heights, errors, style="bars"))
+        parts = [part.where(optimizer=optimizer) for part in groups.values()]
+        means = [kit.over_seeds(part, column) for part in parts]
+        series.append(kit.reading_series(optimizer.upper(), list(groups), means, "bars"))
     return Chart(title, "network and data", QUANTITIES[column], tuple(series), source=source)
+
+
+def _beside_plots(charts: Callable[[Rows], Iterable[Chart]], rows: Rows) -> list[Chart]:
+    """Charts of figures of the paper say why no curve of its own is in them."""
+    return [
+        replace(chart, caption=f"{chart.caption} {PLOTTED}".strip()) if chart.source else chart
+        for chart in charts(rows)
+    ]
+
+
+def ngd_experiment(
+    name: str,
+    title: str,
+    part: str,
+    scales: Mapping[str, list[kit.Cell]],
+    run: Callable[[kit.Cell, str], list[Row]],
+    claims: Callable[[Rows], Iterable[Claim]],
+    tables: Callable[[Rows], Iterable[Table]],
+    charts: Callable[[Rows], Iterable[Chart]],
+    notes: Iterable[str],
+    size: str,
+    sizes: tuple[kit.Size, ...] = (),
+) -> kit.Experiment:
+    """An experiment of the paper, its cells given for each scale; ``notes`` follow ASSUMED."""
+    about, assumed = (name, title, kit.NGD, part), (*ASSUMED, *notes)
+    plots = partial(_beside_plots, charts)
+    return kit.Experiment(*about, scales, list, run, claims, tables, plots, assumed, size, sizes)

@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -32,8 +32,7 @@ from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomi
 from lambdahat.data.catalogue import data_digest, load
 from lambdahat.data.sources import note_data
 from lambdahat.estimators._trace import trace
-from lambdahat.experiments.kit.cells import Cell, Row
-from lambdahat.experiments.kit.training import train
+from lambdahat.experiments.kit import Cell, Row
 from lambdahat.models.convolutional import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
@@ -42,6 +41,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Status
 from lambdahat.singular._llc import default_localization, llc
 from lambdahat.singular.bayes import bayes_criteria
+from lambdahat.training import fit
 from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, StackedStep
 from lambdahat.training.feeding import epoch_order
 
@@ -50,17 +50,14 @@ TEMPERATURES = {"llc": "n/log n", "llc_batch": "batch"}
 WORDS = {"llc": "nβ = n/ln n", "llc_batch": "nβ = B/ln B"}
 RULE = "_rule"  # ends the columns of λ̂ at the γ of the library's rule
 Pair = tuple[Tensor, Tensor]
-Net = tuple[
-    str, int, int
-]  # "ffnn" with so many hidden layers of so many nodes, or ("lenet5", 0, 0)
+Net = tuple[str, int, int]  # "ffnn" with hidden layers and their width, or ("lenet5", 0, 0)
 SIDE = 28  # pixels of LeNet-5's images
 POINTS = 100  # of a run that are kept, about
 
 
 @dataclass(frozen=True)
 class NgdSetting:
-    """What all runs of a cell share: the data, how long and how fast to train, and how to sample
-    λ̂.
+    """What all runs of a cell share: the data, how to train, and how to sample λ̂.
 
     α and ε are Eq. 7's. Each chain of λ̂ takes ``burn_in`` + ``draws`` steps of SGLD on batches of
     ``sampled_batch``: a chain that finds lower loss than the centre goes on falling, so that its
@@ -94,9 +91,7 @@ OPTIONAL = ("tol", "max_gradients", "rule")  # settings that a cell lacks where 
 
 @dataclass(frozen=True)
 class RunPoint:
-    """A place on the way of a run: after ``epoch`` epochs, with L_n over all training data and the
-    parameters (P,).
-    """
+    """The parameters (P,) after ``epoch`` epochs and L_n over all training data."""
 
     epoch: float
     loss: float
@@ -105,9 +100,7 @@ class RunPoint:
 
 @dataclass(frozen=True)
 class Way:
-    """A run: its points, the last one its end, and the update norm of each epoch, ‖∇L‖ or ‖F_s⁻¹∇L‖
-    (§3.3).
-    """
+    """The points of a run, and the update norm of each epoch, ‖∇L‖ or ‖F_s⁻¹∇L‖ (§3.3)."""
 
     optimizer: str
     points: tuple[RunPoint, ...]
@@ -124,22 +117,23 @@ class Way:
         return min(self.points, key=lambda point: abs(point.epoch - epoch))
 
 
+@dataclass
 class Snapshots:
-    """A tracker that keeps the parameters and the loss over all training data every ``every`` steps
-    while finite.
+    """A tracker that keeps the parameters and the loss every ``every`` steps while it is finite;
+    an epoch has ``steps``.
     """
 
-    unit, name = "step", "snapshots"
-
-    def __init__(self, every: int, steps: int) -> None:
-        self.every, self._steps = every, steps
-        self.points: list[RunPoint] = []
+    every: int
+    steps: int
+    points: list[RunPoint] = field(default_factory=list)
+    unit: str = "step"
+    name: str = "snapshots"
 
     def measure(
         self, problem: Problem, optimizer: Any = None, epoch: int = 0, step: int = 0
     ) -> dict[str, float | str]:
         """Keep where the run is; it gives the row nothing."""
-        point = RunPoint(step / self._steps, float(problem.loss()), problem.vector.detach().clone())
+        point = RunPoint(step / self.steps, float(problem.loss()), problem.vector.detach().clone())
         if math.isfinite(point.loss):
             self.points.append(point)
         return {}
@@ -147,25 +141,19 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class NgdSubject:
-    """A cell's data on a device, its training problem, and the model inside it."""
+    """A cell's setting and seed, its training problem with the model, and the held-out data."""
 
     setting: NgdSetting
     seed: int
     problem: Problem
     held_out: Problem
 
-    @property
-    def model(self) -> nn.Module:
-        """The network that training moves."""
-        model = self.problem.model
-        assert model is not None
-        return model
-
     def place(self, vector: Tensor) -> None:
         """Put the model at parameters (P,)."""
+        assert self.problem.model is not None
         with torch.no_grad():
             for name, tensor in self.problem.space.unflatten(vector).items():
-                self.model.get_parameter(name).copy_(tensor)
+                self.problem.model.get_parameter(name).copy_(tensor)
 
 
 TINY = NgdSetting("digits", 200, 100, 12, 0.05, batch=50, chains=2, draws=10, burn_in=10)
@@ -192,74 +180,65 @@ def run_cells(
 
 def setting_of(cell: Cell) -> NgdSetting:
     """The setting in a cell's fields."""
-    return NgdSetting(
-        **{name: cell[name] for name in NgdSetting.__dataclass_fields__ if name in cell}
-    )
+    names = NgdSetting.__dataclass_fields__
+    return NgdSetting(**{name: cell[name] for name in names if name in cell})
 
 
 def subject_of(cell: Cell, device: str) -> NgdSubject:
     """The network of a cell at its start, with images that the cell's seed drew."""
     setting, seed = setting_of(cell), cell["seed"]
-    training, held_out, classes = images(setting, cell["network"], seed)
-    hidden = [cell["width"]] * cell["layers"]
-    model = network(cell["network"], hidden, math.prod(training[0].shape[1:]), classes, seed).to(
-        device
-    )
-    near, far = (tuple(part.to(device) for part in pair) for pair in (training, held_out))
+    *parts, classes = images(setting, cell["network"], seed)
+    model = network(cell, math.prod(parts[0][0].shape[1:]), classes).to(device)
+    near, far = ((x.to(device), y.to(device)) for x, y in parts)
     problem = Problem(model, "cross_entropy", near, batch_size=10_000)
     return NgdSubject(setting, seed, problem, problem.on(far))
 
 
 def images(setting: NgdSetting, network: str, seed: int) -> tuple[Pair, Pair, int]:
-    """So many training and held-out images of mean 0 and deviation 1, and the classes; 28 × 28 for
-    LeNet-5.
+    """Training and held-out images of zero mean and unit standard deviation, drawn by the seed, and
+    the number of classes; 28 × 28 for LeNet-5.
     """
     near, far, classes = _whole(setting.data, network)
-    rows, others = _drawn(setting, seed, len(near[1]), len(far[1]))
+    rows = draw_rows(seed, "training", len(near[1]), setting.training)
+    others = draw_rows(seed, "held out", len(far[1]), setting.held_out)
     return (near[0][rows], near[1][rows]), (far[0][others], far[1][others]), classes
 
 
-def _drawn(setting: NgdSetting, seed: int, training: int, held_out: int) -> tuple[Tensor, Tensor]:
-    """Which images a seed trains on and holds out, in its order."""
-    parts = (("training", training, setting.training), ("held out", held_out, setting.held_out))
-    first, second = (
-        torch.randperm(total, generator=generator(seed, name))[:count]
-        for name, total, count in parts
-    )
-    return first, second
+def draw_rows(seed: int, part: str, total: int, count: int) -> Tensor:
+    """Which images of a part of the data a seed takes, in its order."""
+    return torch.randperm(total, generator=generator(seed, part))[:count]
 
 
 def _whole(data: str, network: str) -> tuple[Pair, Pair, int]:
     """All training and held-out images of a data set as a network takes them, and the classes."""
     found = data_digest(data)  # data that have changed are read again
     note_data(data, lambda: found)
-    return _prepared(data, network, found)
+    return _prepare(data, network, found)
 
 
 @lru_cache(maxsize=4)
-def _prepared(data: str, network: str, _contents: str | None) -> tuple[Pair, Pair, int]:
+def _prepare(data: str, network: str, _contents: str | None) -> tuple[Pair, Pair, int]:
     options: dict[str, Any] = {} if data == "digits" else {"normalization": "standard"}
     split = load(data, **options)
     mean, deviation = split.train[0].mean(), split.train[0].std()
     pairs = []
     for x, y in split:
         scaled = (x - mean) / deviation if data == "digits" else x
-        pairs.append((_squares(scaled) if network == "lenet5" else scaled.flatten(1), y))
+        if network == "lenet5":
+            side = math.isqrt(x[0].numel())
+            square = scaled.view(len(x), 1, side, side)
+            inputs = square if side == SIDE else interpolate(square, size=(SIDE, SIDE))
+        else:
+            inputs = scaled.flatten(1)
+        pairs.append((inputs, y))
     return pairs[0], pairs[1], split.classes
 
 
-def _squares(x: Tensor) -> Tensor:
-    """Images (n, 1, 28, 28), enlarged where they are smaller."""
-    side = math.isqrt(x[0].numel())
-    square = x.view(len(x), 1, side, side)
-    return square if side == SIDE else interpolate(square, size=(SIDE, SIDE))
-
-
-def network(name: str, hidden: Sequence[int], inputs: int, classes: int, seed: int) -> nn.Module:
-    """ "ffnn" with these hidden widths, or "lenet5" (§2.1)."""
-    if require_choice(name, "network", ("ffnn", "lenet5")) == "lenet5":
-        return lenet5(classes=classes, seed=seed)
-    return mlp([inputs, *hidden, classes], seed=seed)
+def network(cell: Cell, inputs: int, classes: int) -> nn.Module:
+    """The network of a cell at its start: "ffnn" or "lenet5" (§2.1)."""
+    if require_choice(cell["network"], "network", ("ffnn", "lenet5")) == "lenet5":
+        return lenet5(classes=classes, seed=cell["seed"])
+    return mlp([inputs, *[cell["width"]] * cell["layers"], classes], seed=cell["seed"])
 
 
 def train_run(
@@ -275,28 +254,26 @@ def train_run(
     see the same batches. A run that ``train_together`` has left in the folder of ``kept_in`` is
     taken from there.
     """
-    setting = subject.setting
-    chosen = _chosen(setting, changes)
+    setting, problem = replace(subject.setting, **changes), subject.problem
     if start is not None:
         subject.place(start)
     if _folder is not None:
-        about = _about(setting, subject.seed, optimizer, subject.problem.vector, stage, changes)
-        return _kept(_folder, about, chosen["epochs"])
-    parameters = list(subject.model.parameters())
+        about = _about(setting, subject.seed, optimizer, problem.vector, stage)
+        return _read_run(_folder, about, setting.epochs)
+    assert problem.model is not None
+    parameters = list(problem.model.parameters())
     if require_choice(optimizer, "optimizer", ("sgd", "ngd")) == "sgd":
-        rule: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=chosen["rate"])
+        rule: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=setting.rate)
     else:
-        rule = NGD(parameters, lr=chosen["rate"], alpha=chosen["alpha"], epsilon=chosen["epsilon"])
-    steps = math.ceil(subject.problem.num_samples / setting.batch)
-    total = steps * chosen["epochs"]
-    every = next(
-        k for k in range(max(total // POINTS, 1), total + 1) if total % k == 0
-    )  # the end is a point
+        rule = NGD(parameters, lr=setting.rate, alpha=setting.alpha, epsilon=setting.epsilon)
+    steps = math.ceil(problem.num_samples / setting.batch)
+    total = steps * setting.epochs
+    # a divisor, so that the end is a point
+    every = next(k for k in range(max(total // POINTS, 1), total + 1) if total % k == 0)
     kept = Snapshots(every, steps)
-    kept.measure(subject.problem)
+    kept.measure(problem)
     seed = derived_seed(subject.seed, "order", stage)
-    told = {"epochs": chosen["epochs"], "batch": setting.batch, "seed": seed}
-    run = train(subject.problem, told, rule, trackers=[kept])
+    run = fit(problem, rule, setting.epochs, batch_size=setting.batch, trackers=[kept], seed=seed)
     norms = tuple(float(row["update_norm"]) for row in run.epochs)
     return Way(optimizer, tuple(kept.points), norms, run.ended == "diverged")
 
@@ -313,21 +290,30 @@ def at_equal_loss(ways: Sequence[Way]) -> list[RunPoint]:
     return [min(way.points, key=lambda point: abs(math.log(point.loss / goal))) for way in ways]
 
 
-def _chosen(setting: NgdSetting, changes: Row) -> Row:
-    return {
-        name: changes.get(name, getattr(setting, name))
-        for name in ("rate", "alpha", "epsilon", "epochs")
-    }
+def measure_along(subject: NgdSubject, way: Way, points: int, bayes: bool = False) -> list[Row]:
+    """Rows at the 1st, …, last of ``points`` equal parts of a run; ``part`` counts them."""
+    rows = []
+    for part in range(1, points + 1):
+        point = way.at(part / points * way.end.epoch)
+        place = {"at": "on the way", "part": part, "diverged": way.diverged}
+        rows.append({"optimizer": way.optimizer, **place, **measure(subject, point, bayes)})
+        report(f"measuring {way.optimizer.upper()}", part, points)
+    return rows
 
 
 def compare_ends(subject: NgdSubject, ways: Sequence[Way], labels: Sequence[Row]) -> list[Row]:
     """Two rows of each run: where it ended (``at`` "end"), and at the highest loss at which any
     ended ("equal loss").
 
-    A point is measured once: the run that ended highest has the same numbers in both rows.
+    A point is measured once: the run that ended highest has the same numbers in both rows. With
+    ``rule`` all points have the γ of the library's rule at the end of the first run and
+    nβ = n/ln n, for λ̂ at different γ cannot be compared.
     """
-    rows = []
-    gamma = rule_at(subject, ways[0].end)
+    rows, gamma = [], None
+    if subject.setting.rule:
+        problem = subject.problem.at(ways[0].end.vector.to(subject.problem.device))
+        count = problem.num_samples
+        gamma = default_localization(problem, count / math.log(count))[0]
     for way, label, equal in zip(ways, labels, at_equal_loss(ways), strict=True):
         about = {**label, "optimizer": way.optimizer, "diverged": way.diverged}
         end = measure(subject, way.end, gamma=gamma)
@@ -335,18 +321,6 @@ def compare_ends(subject: NgdSubject, ways: Sequence[Way], labels: Sequence[Row]
         rows += [{**about, "at": "end", **end}, {**about, "at": "equal loss", **other}]
         report("measuring", len(rows) // 2, len(ways))
     return rows
-
-
-def rule_at(subject: NgdSubject, point: RunPoint) -> float | None:
-    """γ of the library's rule at a point and nβ = n/ln n, for all points of a comparison; None
-    where it is not asked.
-
-    λ̂ at different γ cannot be compared.
-    """
-    if not subject.setting.rule:
-        return None
-    problem = subject.problem.at(point.vector.to(subject.problem.device))
-    return default_localization(problem, problem.num_samples / math.log(problem.num_samples))[0]
 
 
 def measure(
@@ -372,47 +346,48 @@ def measure(
         "trace": float(whole),
         "trace_stderr": float(whole.stderr),
     }
+    sampling = _sampling(problem, subject.setting)
     for column, nbeta in TEMPERATURES.items():
-        row |= _coefficient(problem, subject, column, nbeta)
+        row |= _coefficient(problem, subject, column, sampling | {"nbeta": nbeta})
         if gamma is not None:
-            again = _coefficient(problem, subject, column, nbeta, gamma)
-            row |= {f"{name}{RULE}": value for name, value in again.items()} | {"gamma_rule": gamma}
-    return row | (_bayes(problem, held_out, subject) if bayes else {})
+            again = sampling | {"nbeta": nbeta, "localization": gamma}
+            row |= _coefficient(problem, subject, column, again, RULE) | {"gamma_rule": gamma}
+    if bayes:
+        found = bayes_criteria(problem, held_out, seed=subject.seed, **sampling)
+        error, status = found.g_n_draws_error, found.status.name
+        row |= {"g_n": float(found.g_n), "g_n_stderr": error, "g_n_status": status}
+    return row
 
 
 def _coefficient(
-    problem: Problem, subject: NgdSubject, column: str, nbeta: str, gamma: float | None = None
+    problem: Problem, subject: NgdSubject, column: str, sampling: Row, suffix: str = ""
 ) -> Row:
-    settings = _sampling(problem, subject) | ({} if gamma is None else {"localization": gamma})
-    if subject.setting.tol is not None and nbeta == "n/log n":
+    """The columns of λ̂ at one temperature, and WBIC where it is n/ln n."""
+    if subject.setting.tol is not None and sampling["nbeta"] == "n/log n":
         # the temperature does not depend on it, and the noise of batches does
-        settings["batch_size"] = None
-    found = llc(problem, seed=subject.seed, nbeta=nbeta, **settings)
-    flag = column.replace("llc", "below_centre")
+        sampling = sampling | {"batch_size": None}
+    found = llc(problem, seed=subject.seed, **sampling)
     row: Row = {
         column: float(found),
         f"{column}_stderr": float(found.stderr),
         f"{column}_status": found.status.name,
-        flag: found.status is Status.NOT_A_MINIMUM,
+        flag_of(column): found.status is Status.NOT_A_MINIMUM,
     }
     if found.wbic is not None:
         row |= {"wbic": float(found.wbic), "wbic_stderr": float(found.wbic.stderr)}
-    return row
+    return {f"{name}{suffix}": value for name, value in row.items()}
 
 
-def _bayes(problem: Problem, held_out: Problem, subject: NgdSubject) -> Row:
-    found = bayes_criteria(problem, held_out, seed=subject.seed, **_sampling(problem, subject))
-    values = float(found.g_n), found.g_n_draws_error, found.status.name
-    return dict(zip(("g_n", "g_n_stderr", "g_n_status"), values, strict=True))
+def flag_of(column: str) -> str:
+    """The column that says NOT_A_MINIMUM of a λ̂."""
+    return column.replace("llc", "below_centre")
 
 
-def _sampling(problem: Problem, subject: NgdSubject) -> dict[str, Any]:
-    """SGLD of fixed length and γ, of which at most the step is found; or, with a tolerance, what
-    ``llc`` chooses.
+def _sampling(problem: Problem, setting: NgdSetting) -> Row:
+    """SGLD of fixed length and γ, tuned in its step at most; with a tolerance, as ``llc`` chooses.
 
     The mode is named: timing modes would change the bits.
     """
-    setting = subject.setting
     batch = min(setting.sampled_batch, problem.num_samples)
     shared = {"batch_size": batch, "chains": setting.chains, "localization": setting.localization}
     if setting.tol is not None:
@@ -445,6 +420,11 @@ class StackedRun:
     stage: str = ""
     changes: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def setting(self) -> NgdSetting:
+        """The setting of the cell with the changes."""
+        return replace(setting_of(self.cell), **dict(self.changes))  # type: ignore[arg-type]
+
 
 def train_together(
     members: Sequence[StackedRun],
@@ -461,45 +441,46 @@ def train_together(
     epochs, the last of which ends them; ``reached`` is then told of it. About 45 points of the
     first 100 epochs are kept, those of the first epochs closer together.
     """
-    cell, settings = members[0].cell, [setting_of(member.cell) for member in members]
-    setting = settings[0]
+    cell, settings = members[0].cell, [member.setting for member in members]
+    setting, starts = settings[0], [member.cell["seed"] for member in members]
     near, _, classes = _whole(setting.data, cell["network"])
     x, y = (part.to(device) for part in near)
     models = [_start(member, near, classes).to(device) for member in members]
     problem = Problem(models[0], "cross_entropy", (x[:2], y[:2]))
     model = StackedModel(models, problem, one_by_one=cell["network"] == "lenet5")
-    chosen = [
-        _chosen(one, dict(member.changes)) for one, member in zip(settings, members, strict=True)
-    ]
-    values = {**DEFAULTS[optimizer], "lr": tuple(one["rate"] for one in chosen)}
+    values = {**DEFAULTS[optimizer], "lr": tuple(one.rate for one in settings)}
     if optimizer == "ngd":
-        values |= {name: tuple(one[name] for one in chosen) for name in ("alpha", "epsilon")}
-    stepped = _Normed(
-        model, StackedDescent(model.parameters, optimizer, values), (x, y), values["lr"]
-    )
-    rows = torch.stack([_drawn(setting, member.cell["seed"], len(y), 0)[0] for member in members])
+        values |= {
+            name: tuple(getattr(one, name) for one in settings) for name in ("alpha", "epsilon")
+        }
+    descent = StackedDescent(model.parameters, optimizer, values)
+    stepped = _StepWithNorms(model, descent, (x, y), values["lr"])
+    rows = torch.stack([draw_rows(seed, "training", len(y), setting.training) for seed in starts])
     abouts = [
-        _about(one, member.cell["seed"], optimizer, vector, member.stage, dict(member.changes))
-        for one, member, vector in zip(settings, members, _vectors(model), strict=True)
+        _about(one, seed, optimizer, vector, member.stage)
+        for one, seed, member, vector in zip(
+            settings, starts, members, _vectors(model), strict=True
+        )
     ]
-    seeds = [derived_seed(member.cell["seed"], "order", member.stage) for member in members]
+    seeds = [
+        derived_seed(seed, "order", member.stage)
+        for seed, member in zip(starts, members, strict=True)
+    ]
     places: list[float] = [0.0]
     losses, vectors, norms = [_losses(model, x, y, rows)], [_vectors(model)], []
     for epoch in range(max(milestones)):
         report(f"training {len(members)} by {optimizer}", epoch, max(milestones))
-        orders = torch.stack(
-            [row[epoch_order(seed, epoch, len(row))] for row, seed in zip(rows, seeds, strict=True)]
-        )
+        pairs = zip(rows, seeds, strict=True)
+        orders = torch.stack([row[epoch_order(seed, epoch, len(row))] for row, seed in pairs])
         stepped.norms.zero_()
         done, steps = 0, math.ceil(orders.shape[1] / setting.batch)
-        for part in _parts(epoch):
+        for part in PARTS.get(epoch, (1.0,)):
             last = round(part * steps)
             if last > done:
-                stepped.epoch(
-                    orders[:, done * setting.batch : last * setting.batch].to(device), setting.batch
-                )
+                batches = orders[:, done * setting.batch : last * setting.batch]
+                stepped.epoch(batches.to(device), setting.batch)
                 done = last
-            if part < 1 or _wanted(epoch + 1) or epoch + 1 in milestones:
+            if part < 1 or _is_kept(epoch + 1) or epoch + 1 in milestones:
                 places.append(epoch + done / steps)
                 losses.append(_losses(model, x, y, rows))
                 vectors.append(_vectors(model))
@@ -516,17 +497,15 @@ def train_together(
 
 def upto(member: StackedRun, optimizer: str, folder: Path) -> int:
     """How many epochs of a member's run are in a folder."""
-    near, _, classes = _whole(member.cell["data"], member.cell["network"])
+    cell = member.cell
+    near, _, classes = _whole(cell["data"], cell["network"])
     start = nn.utils.parameters_to_vector(_start(member, near, classes).parameters())
-    setting = setting_of(member.cell)
-    path = _file(
-        folder,
-        _about(setting, member.cell["seed"], optimizer, start, member.stage, dict(member.changes)),
-    )
+    about = _about(member.setting, cell["seed"], optimizer, start, member.stage)
+    path = _file(folder, about)
     if not path.is_file():
         return 0
     try:
-        record = _read(path, setting.data)
+        record = _read(path, cell["data"])
     except ValueError as error:  # damaged, or of other data
         warnings.warn(f"{error}; it is trained again", RuntimeWarning, stacklevel=2)
         return 0
@@ -535,15 +514,13 @@ def upto(member: StackedRun, optimizer: str, folder: Path) -> int:
 
 def _start(member: StackedRun, near: Pair, classes: int) -> nn.Module:
     """The network of a member where it starts."""
-    cell = member.cell
-    hidden = [cell["width"]] * cell["layers"]
-    model = network(cell["network"], hidden, math.prod(near[0].shape[1:]), classes, cell["seed"])
+    model = network(member.cell, math.prod(near[0].shape[1:]), classes)
     if member.start is not None:
         nn.utils.vector_to_parameters(member.start.cpu(), model.parameters())
     return model
 
 
-class _Normed(StackedStep):
+class _StepWithNorms(StackedStep):
     """Steps that also sum the norm of each member's update over its rate."""
 
     def __init__(
@@ -561,12 +538,11 @@ class _Normed(StackedStep):
         self.norms += torch.as_tensor(squares).sqrt() / self._rates
 
 
-def _parts(epoch: int) -> tuple[float, ...]:
-    """The parts of an epoch after which a point is kept."""
-    return {0: (0.25, 0.5, 0.75, 1.0), 1: (0.5, 1.0), 2: (0.5, 1.0)}.get(epoch, (1.0,))
+# the parts of the first epochs after which a point is kept
+PARTS = {0: (0.25, 0.5, 0.75, 1.0), 1: (0.5, 1.0), 2: (0.5, 1.0)}
 
 
-def _wanted(epoch: int) -> bool:
+def _is_kept(epoch: int) -> bool:
     """Whether the point after so many epochs is kept."""
     return epoch <= 20 or (epoch <= 40 and epoch % 2 == 0) or epoch % 5 == 0
 
@@ -583,9 +559,7 @@ def _losses(model: StackedModel, x: Tensor, y: Tensor, rows: Tensor) -> list[flo
 
 def _vectors(model: StackedModel) -> Tensor:
     """The members' parameters, (S, P), on the CPU."""
-    return torch.cat(
-        [tensor.detach().flatten(1) for tensor in model.parameters.values()], dim=1
-    ).cpu()
+    return torch.cat([tensor.detach().flatten(1) for tensor in model.parameters.values()], 1).cpu()
 
 
 def _way(
@@ -604,21 +578,21 @@ def _way(
     return Way(optimizer, kept, steps, len(kept) < len(points))
 
 
-def _about(
-    setting: NgdSetting, seed: int, optimizer: str, start: Tensor, stage: str, changes: Row
-) -> Row:
+def _about(setting: NgdSetting, seed: int, optimizer: str, start: Tensor, stage: str) -> Row:
     """What decides a run but for its length, its start by a digest of the parameters (P,)."""
-    chosen = _chosen(setting, changes)
-    names = ("rate",) if optimizer == "sgd" else ("rate", "alpha", "epsilon")
-    origin = hashlib.blake2b(start.detach().cpu().numpy().tobytes(), digest_size=16).hexdigest()
-    about = {name: getattr(setting, name) for name in ("data", "training", "batch")}
-    about |= {"seed": seed, "optimizer": optimizer, "start": origin, "stage": stage}
-    return about | {name: chosen[name] for name in names}
+    names = ["data", "training", "batch", "rate"]
+    names += [] if optimizer == "sgd" else ["alpha", "epsilon"]
+    about = {name: getattr(setting, name) for name in names}
+    origin = _short_digest(start.detach().cpu().numpy().tobytes())
+    return about | {"seed": seed, "optimizer": optimizer, "start": origin, "stage": stage}
 
 
 def _file(folder: Path, about: Row) -> Path:
-    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
-    return folder / f"{digest.hexdigest()}.pt"
+    return folder / f"{_short_digest(json.dumps(about, sort_keys=True).encode())}.pt"
+
+
+def _short_digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
@@ -640,29 +614,21 @@ def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
 
 
 def _read(path: Path, data: str) -> Row:
-    """What ``_keep`` wrote, of data that are still the same; early files have no digests, and are
-    read without.
+    """What ``_keep`` wrote; Damaged if the file has changed since, ValueError if the data have.
 
-    Raises:
-        Damaged: If the file is not as it was written.
-        ValueError: If the data set has changed since.
+    Early files have no digests, and are read without.
     """
     try:
         record: Row = torch.load(path, mmap=True, weights_only=True)
-        told = record.pop("digest", None)
-        whole = told is None or told == _digest(record)
+        written = record.pop("digest", None)
+        whole = written in (None, _digest(record))
     except Exception as error:  # torch raises many kinds
         raise Damaged(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
     if not whole:
         raise Damaged(f"{path} is damaged: its contents do not match their digest; train it again")
     used, now = record.get("data"), data_digest(data)
-    require(
-        None in (used, now) or used == now,
-        str(path),
-        f"be a run on {data} as it is now, {now}",
-        f"one on {used}",
-        "put the data back, or train it again",
-    )
+    same, cure = None in (used, now) or used == now, "put the data back, or train it again"
+    require(same, str(path), f"be a run on {data} as it is now, {now}", f"one on {used}", cure)
     return record
 
 
@@ -672,7 +638,7 @@ def _digest(record: Row) -> str:
     return digest(f"{vectors} {json.dumps(rest, sort_keys=True)}".encode())[:32]
 
 
-def _kept(folder: Path, about: Row, epochs: int) -> Way:
+def _read_run(folder: Path, about: Row, epochs: int) -> Way:
     """The first ``epochs`` epochs of a run in a folder."""
     path = _file(folder, about)
     if not path.is_file():

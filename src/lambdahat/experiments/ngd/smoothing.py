@@ -6,149 +6,108 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
-from lambdahat.experiments.ngd.ngd_claims import (
-    ASSUMED,
-    HERE,
-    QUANTITIES,
-    RUN,
-    SMALLER,
-    TITLES,
-    beside_plots,
-    by_group,
-    by_run,
-    curve,
-    minima_table,
-    points_table,
-    unmet,
-)
-from lambdahat.experiments.ngd.ngd_runs import (
-    SMALL,
-    TINY,
-    WHOLE,
-    Net,
-    NgdSetting,
-    compare_ends,
-    run_cells,
-    subject_of,
-    train_run,
-)
-from lambdahat.results.charts import Chart
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Reading, Row, Rows, Size, Table
+from lambdahat.experiments.ngd import ngd_claims as ngd
+from lambdahat.experiments.ngd import ngd_runs as runs
 
 SWEEPS = {"alpha": ("α", "Figure 3a"), "epsilon": ("ε", "Figure 3b")}
 NEAR = 0.1  # part of λ̂ by which NGD with most smoothing may differ from SGD
-
-
-@dataclass(frozen=True)
-class SmoothingScale:
-    """One scale: the values of α (at the setting's ε) and of ε (at the setting's α)."""
-
-    setting: NgdSetting
-    net: Net
-    alphas: tuple[float, ...]
-    epsilons: tuple[float, ...]
-    seeds: int
-
-
-def cells(scale: SmoothingScale) -> list[Cell]:
-    """Sweep × seed; the runs of a cell share their SGD and are compared at one loss."""
-    base = run_cells(scale.setting, [scale.setting.data], [scale.net], scale.seeds)
-    values = {"alpha": scale.alphas, "epsilon": scale.epsilons}
-    return [
-        {**cell, "sweep": name, "values": list(values[name])} for name in SWEEPS for cell in base
-    ]
+CLAIMS = kit.ClaimTexts("""
+    end: {quantity} falls as {letter} grows, per decade | {figure} | falls | below
+    most: {quantity} at the largest {letter} is SGD's, within {margin:.0%} | §3.2 | approaches λ_SGD
+      | within
+    equal loss: {quantity} falls as {letter} grows, per decade, at equal training loss | here | not
+      compared | below | | ours
+""")
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Rows of SGD and of NGD at every value, at the end and at equal training loss."""
-    subject = subject_of(cell, device)
+    subject, values = runs.subject_of(cell, device), cell["values"]
     start = subject.problem.vector.clone()
-    ways = [train_run(subject, "sgd", start)]
-    ways += [train_run(subject, "ngd", start, **{cell["sweep"]: value}) for value in cell["values"]]
-    return compare_ends(subject, ways, [{}, *({"value": value} for value in cell["values"])])
+    ways = [runs.train_run(subject, "sgd", start)]
+    ways += [runs.train_run(subject, "ngd", start, **{cell["sweep"]: value}) for value in values]
+    return runs.compare_ends(subject, ways, [{}, *({"value": value} for value in values)])
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """λ̂ falls as α or ε grows, and ends at that of SGD; also at equal training loss."""
-    for sweep, (letter, source) in SWEEPS.items():
-        end, equal = (rows.where(sweep=sweep, at=at) for at in ("end", "equal loss"))
+    for sweep, (letter, figure) in SWEEPS.items():
         for column in ("llc_batch", "llc"):
-            words = f"{QUANTITIES[column]} falls as {letter} grows, per decade"
-            reason = unmet(by_group(end.where(optimizer="ngd"), _named), column)
-            yield Claim(words, source, "falls", falls(end, column), "below", unmet=reason)
-            most = f"{QUANTITIES[column]} at the largest {letter} is SGD's, within {NEAR:.0%}"
-            reading, reason = approach(end, column), unmet(by_group(_ends(end), _named), column)
-            bounds = "within", 0.0, NEAR
-            yield Claim(most, "§3.2", "approaches λ_SGD", reading, *bounds, unmet=reason)
-            words = f"{words}, at equal training loss"
-            reading = falls(equal, column)
-            reason = unmet(by_group(equal.where(optimizer="ngd"), _named), column)
-            yield Claim(words, HERE, "not compared", reading, "below", unmet=reason, own=True)
-
-
-def _ends(rows: Rows) -> Rows:
-    """SGD, and NGD at the largest value."""
-    most = max(rows.values("value"), default=math.nan)
-    return Rows([*rows.where(optimizer="sgd"), *rows.where(value=most)])
+            words = {"quantity": ngd.QUANTITIES[column], "letter": letter, "figure": figure}
+            for at in ("end", "equal loss"):
+                part = rows.where(sweep=sweep, at=at)
+                natural = part.where(optimizer="ngd")
+                reason = ngd.unmet(ngd.by_group(natural, _value_text), column)
+                yield CLAIMS(at, falls(natural, column), **words, unmet=reason)
+                if at == "end":
+                    most = max(part.values("value"), default=math.nan)
+                    ends = Rows([*part.where(optimizer="sgd"), *part.where(value=most)])
+                    reason = ngd.unmet(ngd.by_group(ends, _value_text), column)
+                    reading = approach(ends, column)
+                    yield CLAIMS("most", reading, **words, margin=NEAR, unmet=reason)
 
 
 def falls(rows: Rows, column: str) -> Reading:
     """The mean over runs of the slope of a column over log₁₀ of the value swept."""
-    runs = by_group(rows.where(optimizer="ngd"), lambda row: str([row[key] for key in RUN]))
     slopes = [
-        slope([math.log10(value) for value in part.values("value")], part.values(column)).value
-        for part in runs.values()
+        kit.slope([math.log10(value) for value in part.values("value")], part.values(column)).value
+        for _, part in rows.groups("seed")
     ]
-    return mean_of(slopes)
+    return kit.mean_of(slopes)
 
 
 def approach(rows: Rows, column: str) -> Reading:
-    """The mean over runs of (NGD at the largest value − SGD)/|SGD|."""
-    upper, lower = (by_run(_ends(rows).where(optimizer=name), column) for name in ("ngd", "sgd"))
-    return mean_of([(upper[key] - lower[key]) / abs(lower[key]) for key in upper])
+    """The mean over runs of (NGD − SGD)/|SGD|."""
+    upper, lower = (rows.where(optimizer=name).paired(column) for name in ("ngd", "sgd"))
+    return kit.mean_of([(upper[seed] - lower[seed]) / abs(lower[seed]) for seed in upper])
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """What was measured for every α and ε, and where no minimum was."""
     for sweep, (letter, _) in SWEEPS.items():
         title = f"λ̂ against {letter}, mean ± standard error over seeds"
-        yield points_table(rows.where(sweep=sweep), title, _named)
-    yield minima_table(rows)
+        yield ngd.points_table(rows.where(sweep=sweep), title, _value_text)
+    yield ngd.minima_table(rows)
 
 
-def _named(row: Row) -> str:
+def _value_text(row: Row) -> str:
     return f"{SWEEPS[row['sweep']][0]} = {row['value']:g}" if "value" in row else "no Fisher matrix"
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """λ̂ and Tr H over α and over ε, with SGD's as a mark."""
-    columns = ("llc_batch", "llc", "trace")
-    return beside_plots(
-        [_chart(rows.where(sweep=sweep), sweep, column) for sweep in SWEEPS for column in columns]
-    )
+    for sweep, (letter, figure) in SWEEPS.items():
+        for column in ("llc_batch", "llc", "trace"):
+            ends, equal = (rows.where(sweep=sweep, at=at) for at in ("end", "equal loss"))
+            series = tuple(
+                kit.curve(f"NGD at {words}", part.where(optimizer="ngd"), column, "value")
+                for part, words in ((ends, "the end"), (equal, "equal loss"))
+            )
+            level = kit.over_seeds(ends.where(optimizer="sgd"), column).value
+            title, axes = f"{ngd.TITLES[column]} against {letter}", (letter, ngd.QUANTITIES[column])
+            source, lines = "" if column == "trace" else figure, (("SGD at the end", level),)
+            yield Chart(title, *axes, series, x_log=True, source=source, lines=lines)
 
 
-def _chart(rows: Rows, sweep: str, column: str) -> Chart:
-    letter, source = SWEEPS[sweep]
-    series = tuple(
-        curve(f"NGD at {words}", rows.where(optimizer="ngd", at=at), "value", column)
-        for at, words in (("end", "the end"), ("equal loss", "equal loss"))
-    )
-    lines = (
-        ("SGD at the end", mean_of(rows.where(optimizer="sgd", at="end").values(column)).value),
-    )
-    title, source = f"{TITLES[column]} against {letter}", source if column != "trace" else ""
-    words = QUANTITIES[column]
-    return Chart(title, letter, words, series, x_log=True, source=source, lines=lines)
+def _cells(
+    setting: runs.NgdSetting,
+    net: runs.Net,
+    alphas: tuple[float, ...],
+    epsilons: tuple[float, ...],
+    seeds: int,
+) -> list[Cell]:
+    """Sweep × seed; the runs of a cell share their SGD and are compared at one loss."""
+    base = runs.run_cells(setting, [setting.data], [net], seeds)
+    values = zip(SWEEPS, (alphas, epsilons), strict=True)
+    return [{**cell, "sweep": name, "values": [*each]} for name, each in values for cell in base]
 
 
 _ALPHAS, _EPSILONS = (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-3, 0.1, 10.0)
 
-_SMOOTHING_NOTES = sentences("""
+_SMOOTHING_NOTES = kit.sentences("""
     The values of α and ε in Figure 3 are not in the text; ε is swept at α = 0.1.
     One hidden layer of 256 at paper scale: with two, NGD at α = 0.01 ends NOT_A_MINIMUM at
       nβ = n/ln n in three of five seeds of ngd-widths. γ = 100 alone.
@@ -159,22 +118,20 @@ _SMOOTHING_NOTES = sentences("""
     At cpu scale λ̂ at nβ = n/ln n falling with ε is decided only since two claims are left out
       as not testable.
 """)
-SMOOTHING = Experiment(
+SMOOTHING = ngd.ngd_experiment(
     "ngd-smoothing",
     "Less smoothing of the Fisher matrix raises λ̂",
-    NGD,
     "§3.2, Figure 3",
     {
-        "smoke": SmoothingScale(TINY, ("ffnn", 1, 8), (0.01, 1.0, 100.0), (1e-10, 1.0, 100.0), 1),
-        "cpu": SmoothingScale(SMALL, ("ffnn", 1, 64), _ALPHAS, _EPSILONS, 4),
-        "paper": SmoothingScale(WHOLE, ("ffnn", 1, 256), _ALPHAS[1:], (1e-10, 1e-4, 1e-2, 1.0), 5),
+        "smoke": _cells(runs.TINY, ("ffnn", 1, 8), (0.01, 1.0, 100.0), (1e-10, 1.0, 100.0), 1),
+        "cpu": _cells(runs.SMALL, ("ffnn", 1, 64), _ALPHAS, _EPSILONS, 4),
+        "paper": _cells(runs.WHOLE, ("ffnn", 1, 256), _ALPHAS[1:], (1e-10, 1e-4, 1e-2, 1.0), 5),
     },
-    cells,
     run,
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, *_SMOOTHING_NOTES),
+    (ngd.SMALLER, *_SMOOTHING_NOTES),
     "λ̂ against α and against ε; their values, the network, epochs and seeds are not in the text.",
     (Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )

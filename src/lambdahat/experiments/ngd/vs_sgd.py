@@ -10,80 +10,25 @@ loss.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Table
-from lambdahat.experiments.kit.experiment import NGD, Experiment, Size, sentences
-from lambdahat.experiments.ngd.ngd_claims import (
-    ASSUMED,
-    QUANTITIES,
-    SMALLER,
-    TITLES,
-    bars,
-    beside_plots,
-    by_group,
-    criterion_claims,
-    curves,
-    form_claims,
-    minima_table,
-    points_table,
-    survival,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Size, Table
+from lambdahat.experiments.ngd import ngd_claims as ngd
 from lambdahat.experiments.ngd.ngd_runs import (
     SMALL,
     TINY,
     WHOLE,
-    Net,
     NgdSetting,
     compare_ends,
     run_cells,
     subject_of,
     train_both,
 )
-from lambdahat.results.charts import Chart
 
 COLUMNS = ("llc_batch", "llc", "trace")
 PLACES = {"end": "at the end", "equal loss": "at equal training loss"}
 HIDDEN = {1: "one hidden layer", 2: "two hidden layers"}
-ALPHA = 0.01  # under Figure 1
-
-
-@dataclass(frozen=True)
-class VsSgdScale:
-    """One scale: a setting for the perceptrons, one for LeNet-5, whose gradients cost more, and
-    the grid.
-    """
-
-    ffnn: NgdSetting
-    lenet5: NgdSetting
-    data: tuple[str, ...]
-    net: Net
-    seeds: int
-    lenet5_seeds: int
-
-
-@dataclass(frozen=True)
-class WidthsScale:
-    """One scale: every width with one and with two hidden layers."""
-
-    setting: NgdSetting
-    widths: tuple[int, ...]
-    seeds: int
-
-
-def cells(scale: VsSgdScale) -> list[Cell]:
-    """Data set × network × seed."""
-    return [
-        *run_cells(scale.ffnn, scale.data, [scale.net], scale.seeds),
-        *run_cells(scale.lenet5, scale.data, [("lenet5", 0, 0)], scale.lenet5_seeds),
-    ]
-
-
-def width_cells(scale: WidthsScale) -> list[Cell]:
-    """Layers × width × seed."""
-    nets = [("ffnn", layers, width) for layers in HIDDEN for width in scale.widths]
-    return run_cells(scale.setting, [scale.setting.data], nets, scale.seeds)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -94,64 +39,69 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """Every form of the claim for every network and data set, and WBIC against BIC."""
-    for group, part in by_group(rows).items():
-        yield from form_claims(part, group)
-        yield from criterion_claims(part, group)
+    for group, part in ngd.by_group(rows).items():
+        yield from ngd.form_claims(part, group)
+        yield from ngd.criterion_claims(part, group)
 
 
 def width_claims(rows: Rows) -> Iterator[Claim]:
     """Every form of the claim at every depth and width: the sign differs between widths."""
     for layers, words in HIDDEN.items():
-        for width in rows.where(layers=layers).distinct("width"):
-            part = rows.where(layers=layers, width=width)
-            yield from form_claims(part, f"{words} of {width}")
+        for width, part in rows.where(layers=layers).groups("width"):
+            yield from ngd.form_claims(part, f"{words} of {width}")
 
 
 def tables(rows: Rows) -> Iterator[Table]:
     """Which form survives, what was measured, and where no minimum was."""
-    yield survival(by_group(rows), list(claims(rows)))
-    yield points_table(rows, "SGD and NGD, mean ± standard error over seeds")
-    yield minima_table(rows)
+    yield ngd.survival(ngd.by_group(rows), list(claims(rows)))
+    yield ngd.points_table(rows, "SGD and NGD, mean ± standard error over seeds")
+    yield ngd.minima_table(rows)
 
 
 def width_tables(rows: Rows) -> Iterator[Table]:
     """What was measured at every size, and where no minimum was."""
-    yield points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds")
-    yield minima_table(rows)
+    yield ngd.points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds")
+    yield ngd.minima_table(rows)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """λ̂ at both temperatures and Tr H, at the end and at equal training loss."""
-    sources = {"end": "Figures 1 and 2", "equal loss": ""}
-    return beside_plots(
-        [
-            bars(f"{TITLES[column]}, {words}", rows, column, at, sources[at])
-            for at, words in PLACES.items()
-            for column in COLUMNS
-        ]
-    )
+    for at, words in PLACES.items():
+        for column in COLUMNS:
+            source = "Figures 1 and 2" if at == "end" else ""
+            yield ngd.bars(f"{ngd.TITLES[column]}, {words}", rows, column, at, source)
 
 
-def width_charts(rows: Rows) -> list[Chart]:
+def width_charts(rows: Rows) -> Iterator[Chart]:
     """λ̂ over width for each depth, at both temperatures and at equal loss; then Tr H."""
-    out = []
     for panel, (layers, words) in zip("ab", HIDDEN.items(), strict=True):
         for column in COLUMNS:
             for at, place in PLACES.items():
-                series = curves(rows.where(layers=layers, at=at), "width", column)
-                title = f"{TITLES[column]}, {words}, {place}"
+                series = ngd.curves(rows.where(layers=layers, at=at), "width", column)
+                title = f"{ngd.TITLES[column]}, {words}, {place}"
                 source = f"Figure 1{panel}" if at == "end" and column != "trace" else ""
-                axes = "hidden nodes per layer", QUANTITIES[column]
-                out.append(Chart(title, *axes, series, x_log=True, source=source))
-    return beside_plots(out)
+                axes = "hidden nodes per layer", ngd.QUANTITIES[column]
+                yield Chart(title, *axes, series, x_log=True, source=source)
+
+
+def _both_kinds(
+    ffnn: NgdSetting, lenet5: NgdSetting, data: list[str], layers: int, width: int, *seeds: int
+) -> list[Cell]:
+    """Data set × network × seed; LeNet-5, whose gradients cost more, has a setting of its own."""
+    return [
+        *run_cells(ffnn, data, [("ffnn", layers, width)], seeds[0]),
+        *run_cells(lenet5, data, [("lenet5", 0, 0)], seeds[1]),
+    ]
 
 
 _TINY_LENET = replace(TINY, training=64, held_out=50, epochs=4, batch=32, draws=8, burn_in=0)
+_TINY_LENET = replace(_TINY_LENET, sampled_batch=8, step_size=1e-4)
 _SMALL_LENET = replace(SMALL, training=1024, epochs=80, draws=80, burn_in=80, sampled_batch=128)
+_WITH_RULE, _WHOLE_LENET = replace(WHOLE, rule=True), replace(WHOLE, max_gradients=4000)
 _SIZES = (Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01"))
-_BOTH = ("mnist", "fashion-mnist")
+_BOTH = ["mnist", "fashion-mnist"]
 
-_VS_SGD_NOTES = sentences("""
+_VS_SGD_NOTES = kit.sentences("""
     LeNet-5 at cpu scale: 1,024 images, and B = 128 where the perceptrons have B = 512.
     LeNet-5 at paper scale: at most 4,000 gradients for a λ̂, where 10,000 had been planned, and
       γ = 100 alone, not that of the rule: cut before the run to save time.
@@ -159,63 +109,52 @@ _VS_SGD_NOTES = sentences("""
     At cpu scale Tr H at equal loss (FFNN, Fashion-MNIST) is decided only since others are not
       testable.
 """)
-VS_SGD = Experiment(
+VS_SGD = ngd.ngd_experiment(
     "ngd-vs-sgd",
     "NGD ends at less degenerate solutions than SGD",
-    NGD,
     "Figures 1 and 2",
     {
-        "smoke": VsSgdScale(
-            TINY,
-            replace(_TINY_LENET, sampled_batch=8, step_size=1e-4),
-            ("digits",),
-            ("ffnn", 1, 8),
-            1,
-            1,
-        ),
-        "cpu": VsSgdScale(SMALL, _SMALL_LENET, _BOTH, ("ffnn", 2, 64), 5, 4),
-        "paper": VsSgdScale(
-            replace(WHOLE, rule=True),
-            replace(WHOLE, max_gradients=4000),
-            _BOTH,
-            ("ffnn", 2, 256),
-            10,
-            5,
-        ),
+        "smoke": _both_kinds(TINY, _TINY_LENET, ["digits"], 1, 8, 1, 1),
+        "cpu": _both_kinds(SMALL, _SMALL_LENET, _BOTH, 2, 64, 5, 4),
+        "paper": _both_kinds(_WITH_RULE, _WHOLE_LENET, _BOTH, 2, 256, 10, 5),
     },
-    cells,
     run,
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, *_VS_SGD_NOTES),
+    (ngd.SMALLER, *_VS_SGD_NOTES),
     "fully connected networks and LeNet-5 on MNIST and Fashion-MNIST, SGD and NGD, rate 0.01,"
     " batches of 128, α = 0.01 or 0.1; sizes, epochs and seeds are not in the text.",
     _SIZES,
 )
 
-_WIDTHS_NOTES = sentences("""
+
+def _widths(setting: NgdSetting, widths: tuple[int, ...], seeds: int) -> list[Cell]:
+    """Layers × width × seed, at the α under Figure 1."""
+    nets = [("ffnn", layers, width) for layers in HIDDEN for width in widths]
+    return run_cells(replace(setting, alpha=0.01), [setting.data], nets, seeds)
+
+
+_WIDTHS_NOTES = kit.sentences("""
     Widths and epochs: the text has neither.
     The one number of the paper, "highest t-value of 1.9^-31" under Figure 1, is read as a
       p-value of 1.9·10⁻³¹, the largest over the sizes. A few seeds cannot come near it: it is
       not judged.
 """)
-WIDTHS = Experiment(
+WIDTHS = ngd.ngd_experiment(
     "ngd-widths",
     "λ̂ of SGD and NGD over widths",
-    NGD,
     "Figure 1",
     {
-        "smoke": WidthsScale(replace(TINY, alpha=ALPHA), (6,), 1),
-        "cpu": WidthsScale(replace(SMALL, alpha=ALPHA), (16, 64, 128), 4),
-        "paper": WidthsScale(replace(WHOLE, alpha=ALPHA), (16, 64, 256), 5),
+        "smoke": _widths(TINY, (6,), 1),
+        "cpu": _widths(SMALL, (16, 64, 128), 4),
+        "paper": _widths(WHOLE, (16, 64, 256), 5),
     },
-    width_cells,
     run,
     width_claims,
     width_tables,
     width_charts,
-    (*ASSUMED, SMALLER, *_WIDTHS_NOTES),
+    (ngd.SMALLER, *_WIDTHS_NOTES),
     "one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of 128;"
     " widths, epochs and seeds are not in the text.",
     _SIZES,

@@ -5,16 +5,16 @@ speaks of, and the tables and charts of such runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from lambdahat.experiments.kit.cells import Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Chart, Claim, Reading, Row, Rows, Series, Table, mean_of
+from lambdahat.experiments.kit.experiment import SETS
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     ACCURACY,
@@ -34,12 +34,11 @@ from lambdahat.experiments.regularization.learning_rules import (
     score_of,
 )
 from lambdahat.experiments.regularization.rule_runs import early
-from lambdahat.results.charts import Chart, Series
 
 LEARNT = 0.8  # of the printed training accuracy
 # training error of predicting 0 for 12 targets ±1; Metric's, the mean
 CHANCE = {"xord": 12.0, "synthetic": 27.57}
-IMAGES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+IMAGES = ("mnist", "cifar10")
 RULE = (
     "A claim about norms, vectors, eigenvalues, speed or generalisation is not testable where half"
     f" or more of the seeds of a rule it compares have not learnt: training accuracy below {LEARNT}"
@@ -49,42 +48,34 @@ RULE = (
 
 
 def unmet(task: str, activation: str, rows: Rows, quantity: str, rules: Sequence[str]) -> str:
-    """Why a claim about a quantity of these rules cannot be read off the rows of an activation;
-    empty where it can.
-    """
-    stands = task in IMAGES and "digits" in rows.distinct("data")
-    reasons = [
-        f"8 × 8 digits in place of {IMAGES[task]}" if stands else "",
-        "" if quantity in (ACCURACY, TRAIN) else rules_that_failed(task, activation, rows, rules),
-        _rates(rows.where(rule=rules)) if quantity in EARLY and activation == "relu" else "",
-    ]
-    return "; ".join(reason for reason in reasons if reason)
+    """Why a claim about a quantity of these rules cannot be tested on these rows; or ""."""
+    reasons = []
+    if task in IMAGES and "digits" in rows.distinct("data"):
+        reasons.append(f"8 × 8 digits in place of {SETS[task]}")
+    if quantity not in (ACCURACY, TRAIN):
+        reasons.append(rules_that_failed(task, activation, rows, rules))
+    if quantity in EARLY and activation == "relu":
+        reasons.append(_unequal_rates(rows.where(rule=rules)))
+    return "; ".join(filter(None, reasons))
 
 
 def rules_that_failed(task: str, activation: str, rows: Rows, rules: Sequence[str]) -> str:
-    """The rules that have not learnt (RULE), with what they reached and, in brackets, what the
-    thesis has.
-    """
+    """The rules that have not learnt (RULE), with what they reached [and what the thesis has]."""
     name, found = quantities_of(task)[0], []
     for rule in dict.fromkeys(rules):
-        values, printed = (
-            rows.where(rule=rule).values(name),
-            PUBLISHED[task, activation][rule][name],
-        )
-        failed = sum(not _learnt(task, value, printed) for value in values)
-        if values and 2 * failed >= len(values):
+        values = rows.where(rule=rule).values(name)
+        printed = PUBLISHED[task, activation][rule][name]
+        if task in CHANCE:
+            half = CHANCE[task] / 2
+            learnt = [printed > half or value <= half for value in values]
+        else:
+            learnt = [value >= LEARNT * printed for value in values]
+        if values and 2 * sum(learnt) <= len(values):
             found.append(f"{rule} {mean_of(values).value:.3g} [{printed:g}]")
     return f"not learnt, by {name}: {', '.join(found)}" if found else ""
 
 
-def _learnt(task: str, value: float, printed: float) -> bool:
-    if task not in CHANCE:
-        return value >= LEARNT * printed
-    half = CHANCE[task] / 2
-    return printed > half or value <= half
-
-
-def _rates(rows: Rows) -> str:
+def _unequal_rates(rows: Rows) -> str:
     """Speeds of two regimes are compared at learning rates of which only one was raised
     (``RulesScale.steep``).
     """
@@ -93,10 +84,8 @@ def _rates(rows: Rows) -> str:
     if len(regimes) < 2 or all(gain == steep for gain, steep in gains):
         return ""
     gain, steep = gains.pop()
-    return (
-        f"the learning rate is {gain:g} times the printed one in the small regime, {steep:g} times"
-        " in the large"
-    )
+    small = f"the learning rate is {gain:g} times the printed one in the small regime"
+    return f"{small}, {steep:g} times in the large"
 
 
 LARGEST, RATIO, VECTORS = "λ₁", "λ₁/λ₂", "vectors"
@@ -114,8 +103,8 @@ READ = (
 
 @dataclass(frozen=True)
 class Every(Claim):
-    """A claim of several pairs of rules at once; ``reading`` is that of the pair that speaks least
-    for it.
+    """A claim of several pairs of rules at once; ``reading`` is that of the pair that supports it
+    least.
 
     It holds if every one of ``readings``, which are less what each must exceed, is above 0 (an
     intersection–union test: the largest p-value), and fails if one, at a level divided by their
@@ -130,26 +119,63 @@ class Every(Claim):
         if self.unmet or all(math.isnan(support) for support, _ in pairs):
             return math.nan, math.nan
         # a pair with too few seeds left speaks neither way
-        known = [
-            (1.0, 1.0) if math.isnan(support) else (support, against) for support, against in pairs
-        ]
-        return max(support for support, _ in known), min(
-            1.0, len(known) * min(against for _, against in known)
+        known = [(1.0, 1.0) if math.isnan(pair[0]) else pair for pair in pairs]
+        support, against = zip(*known, strict=True)
+        return max(support), min(1.0, len(known) * min(against))
+
+
+@dataclass(frozen=True)
+class RuleStatement:
+    """What the thesis says of a quantity of some rules, in words and where."""
+
+    text: str
+    source: str
+    activations: tuple[str, ...]
+    quantity: str
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The rules that the claim is about."""
+        raise NotImplementedError
+
+    def every(
+        self,
+        place: tuple[str, str, Rows],
+        readings: Sequence[Reading],
+        bounds: Sequence[float],
+        describe: Callable[[int], tuple[str, str]],
+    ) -> Every:
+        """The claim that all readings exceed their bounds, of a task's activation in its rows.
+
+        ``describe`` gives the published figure and the unit of the weakest, by its number.
+        """
+        pairs = zip(readings, bounds, strict=True)
+        tested = tuple(replace(reading, value=reading.value - bound) for reading, bound in pairs)
+        # least surely above 0; one without an error, for want of seeds, least of all
+        p_values = [reading.p_above(0.0) for reading in tested]
+        order = [math.inf if math.isnan(value) else value for value in p_values]
+        weakest = order.index(max(order))
+        known, unit = describe(weakest)
+        task, activation, rows = place
+        return Every(
+            f"{activation}, {self.quantity}: {self.text}",
+            self.source,
+            known,
+            readings[weakest],
+            unit=unit,
+            readings=tested,
+            unmet=unmet(task, activation, rows, self.quantity, self.compared),
         )
 
 
 @dataclass(frozen=True)
-class Below:
+class Below(RuleStatement):
     """On average over seeds, every rule of ``lower`` has less of ``quantity`` than every rule of
     ``upper``.
 
     Where the thesis prints both, the difference must exceed LEAST of the published one.
     """
 
-    text: str
-    source: str
-    activations: tuple[str, ...]
-    quantity: str
     lower: tuple[str, ...]
     upper: tuple[str, ...]
 
@@ -160,46 +186,40 @@ class Below:
 
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """The paired differences upper − lower of all pairs, and the weakest of them."""
-        rules = self.compared
-        values = {rule: by_seed(rows.where(rule=rule), self.quantity) for rule in rules}
-        means = {rule: mean_of(list(found.values())).value for rule, found in values.items()}
+        printed, quantity = PUBLISHED[task, activation], self.quantity
+        values = {rule: by_seed(rows.where(rule=rule), quantity) for rule in self.compared}
         pairs = list(product(self.lower, self.upper))
-        readings = [paired_difference(values[high], values[low]) for low, high in pairs]
-        least = [_least(task, activation, self.quantity, pair, means[pair[1]]) for pair in pairs]
-        tested = tuple(
-            _less(reading, bound) for reading, bound in zip(readings, least, strict=True)
-        )
-        weakest = _weakest(tested)
-        low, high = pairs[weakest]
-        # as in the difference; a rule may have run on fewer seeds
-        shared = values[low].keys() & values[high].keys()
-        below, above = (
-            mean_of([values[rule][seed] for seed in sorted(shared)]).value for rule in (low, high)
-        )
-        known = "by eye" if self.quantity in EARLY else ""
-        if least[weakest]:
-            printed = PUBLISHED[task, activation]
-            known = f"{printed[low][self.quantity]:g} below {printed[high][self.quantity]:g}"
-            known += f"; least here {least[weakest]:.2g}"
-        return Every(
-            f"{activation}, {self.quantity}: {self.text}",
-            self.source,
-            known,
-            readings[weakest],
-            unit=f", {high} {above:.4g} less {low} {below:.4g}",
-            readings=tested,
-            unmet=unmet(task, activation, rows, self.quantity, rules),
-        )
+        readings = [kit.paired_difference(values[high], values[low]) for low, high in pairs]
+        # 0 where the thesis prints no such numbers. A norm goes with the size of the network: of a
+        # norm it is the published share of ours, the larger
+        bounds = []
+        for low, high in pairs:
+            below, above = printed[low].get(quantity), printed[high].get(quantity)
+            least = 0.0 if below is None or above is None else LEAST * (above - below)
+            if quantity == NORM and above is not None:
+                least *= mean_of([*values[high].values()]).value / above
+            bounds.append(least)
+
+        def describe(weakest: int) -> tuple[str, str]:
+            low, high = pairs[weakest]
+            # as in the difference; a rule may have run on fewer seeds
+            shared = sorted(values[low].keys() & values[high].keys())
+            below, above = (
+                mean_of([values[rule][seed] for seed in shared]).value for rule in (low, high)
+            )
+            known = "by eye" if quantity in EARLY else ""
+            if bounds[weakest]:
+                known = f"{printed[low][quantity]:g} below {printed[high][quantity]:g}"
+                known += f"; least here {bounds[weakest]:.2g}"
+            return known, f", {high} {above:.4g} less {low} {below:.4g}"
+
+        return self.every((task, activation, rows), readings, bounds, describe)
 
 
 @dataclass(frozen=True)
-class Reaches:
+class Reaches(RuleStatement):
     """The mean of ``quantity`` over seeds is above ``least`` for every rule named."""
 
-    text: str
-    source: str
-    activations: tuple[str, ...]
-    quantity: str
     rules: tuple[str, ...]
     least: float
 
@@ -210,30 +230,21 @@ class Reaches:
 
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """The means of all rules, and the lowest in its errors."""
-        readings = [
-            mean_of(list(by_seed(rows.where(rule=rule), self.quantity).values()))
-            for rule in self.rules
-        ]
-        tested = tuple(_less(reading, self.least) for reading in readings)
-        weakest = _weakest(tested)
-        rule = self.rules[weakest]
-        printed = PUBLISHED[task, activation][rule].get(self.quantity)
-        return Every(
-            f"{activation}, {self.quantity}: {self.text}",
-            self.source,
-            "" if printed is None else f"{printed:g}",
-            readings[weakest],
-            unit=f", {rule}",
-            readings=tested,
-            unmet=unmet(task, activation, rows, self.quantity, self.rules),
-        )
+        parts = [rows.where(rule=rule) for rule in self.rules]
+        readings = [mean_of([*by_seed(part, self.quantity).values()]) for part in parts]
+
+        def describe(weakest: int) -> tuple[str, str]:
+            rule = self.rules[weakest]
+            printed = PUBLISHED[task, activation][rule].get(self.quantity)
+            return "" if printed is None else f"{printed:g}", f", {rule}"
+
+        bounds = [self.least] * len(readings)
+        return self.every((task, activation, rows), readings, bounds, describe)
 
 
 @dataclass(frozen=True)
 class Falls:
-    """Over the eight rules, a larger norm goes with worse generalisation: the mean over seeds of
-    rank correlations.
-    """
+    """The rank correlation of norm and generalisation over the eight rules is negative."""
 
     source: str = "Figure 5.39"
     activations: tuple[str, ...] = ("tanh", "relu")
@@ -247,25 +258,19 @@ class Falls:
         """Spearman's correlation of norm and test score at each seed."""
         score, sign = score_of(task)
         found = []
-        for seed in rows.distinct("seed"):
-            part = rows.where(seed=seed, rule=RULES)
-            pairs = [
-                (row[NORM], sign * row[score])
-                for row in part
-                if math.isfinite(row[NORM] * row[score])
+        for _, part in rows.where(rule=RULES).groups("seed"):
+            pairs = [(row[NORM], sign * row[score]) for row in part]
+            columns = [
+                *zip(*(pair for pair in pairs if math.isfinite(math.prod(pair))), strict=True)
             ]
-            if len(pairs) > 3 and all(len(set(column)) > 1 for column in zip(*pairs, strict=True)):
-                found.append(float(spearmanr(*zip(*pairs, strict=True)).statistic))
+            if columns and len(columns[0]) > 3 and all(len(set(column)) > 1 for column in columns):
+                found.append(float(spearmanr(*columns).statistic))
         printed = PUBLISHED[task, activation].values()
-        theirs = spearmanr(
-            [row[NORM] for row in printed], [sign * row[score] for row in printed]
-        ).statistic
-        sentence = (
-            f"{activation}: rules that end at a smaller norm generalise better (rank correlation)"
-        )
-        said = f"{theirs:+.2f}, from the tables"
-        reason = unmet(task, activation, rows, score, RULES)
-        return Claim(sentence, self.source, said, mean_of(found), "below", unmet=reason)
+        norms, scores = [row[NORM] for row in printed], [sign * row[score] for row in printed]
+        known = f"{spearmanr(norms, scores).statistic:+.2f}, from the tables"
+        sentence = "rules that end at a smaller norm generalise better (rank correlation)"
+        claim = f"{activation}: {sentence}", self.source, known, mean_of(found), "below"
+        return Claim(*claim, unmet=unmet(task, activation, rows, score, RULES))
 
 
 def by_seed(rows: Rows, quantity: str) -> dict[int, float]:
@@ -273,43 +278,12 @@ def by_seed(rows: Rows, quantity: str) -> dict[int, float]:
     stored curves.
     """
     if quantity in EARLY:
-        names = quantity, f"{EARLY[quantity]} curve"
-        return {
-            row["seed"]: early(row, quantity) for row in rows if any(name in row for name in names)
-        }
+        names = {quantity, f"{EARLY[quantity]} curve"}
+        return {row["seed"]: early(row, quantity) for row in rows if names & row.keys()}
     if quantity not in (LARGEST, RATIO):
         return rows.paired(quantity)
-    tops = {row["seed"]: row["eigenvalues"] for row in rows if row["eigenvalues"]}
-    return {
-        seed: values[0] / (values[1] if quantity == RATIO else 1.0) for seed, values in tops.items()
-    }
-
-
-def _least(task: str, activation: str, quantity: str, pair: tuple[str, str], ours: float) -> float:
-    """What the difference of two rules must exceed; 0 where the thesis prints no such numbers.
-
-    A norm goes with the size of the network: of a norm it is the published share of ``ours``, the
-    larger.
-    """
-    low, high = (PUBLISHED[task, activation][rule].get(quantity) for rule in pair)
-    if low is None or high is None:
-        return 0.0
-    return LEAST * (high - low) * (ours / high if quantity == NORM else 1.0)
-
-
-def _less(reading: Reading, bound: float) -> Reading:
-    return replace(reading, value=reading.value - bound)
-
-
-def _weakest(readings: Sequence[Reading]) -> int:
-    """The reading that is least surely above 0; one without an error, for want of seeds, least
-    of all.
-    """
-    values = [reading.p_above(0.0) for reading in readings]
-    return max(
-        range(len(values)),
-        key=lambda index: math.inf if math.isnan(values[index]) else values[index],
-    )
+    tops = [(row["seed"], *row["eigenvalues"][:2]) for row in rows if row["eigenvalues"]]
+    return {seed: first / (rest[0] if quantity == RATIO else 1.0) for seed, first, *rest in tops}
 
 
 DECAYED, UNDECAYED = ("L2", "L2 Stopped", *SELECTIVE), ("SGD Large", "Metric Large")
@@ -468,7 +442,7 @@ def _statement(line: str) -> Statement:
 
 
 CLAIMS: dict[str, tuple[Statement, ...]] = {
-    task: tuple(_statement(line.strip()) for line in sentences(text) if line.strip())
+    task: tuple(_statement(line.strip()) for line in kit.sentences(text) if line.strip())
     for task, text in STATEMENTS.items()
 }
 
@@ -479,72 +453,49 @@ def claims_of(task: str, rows: Rows) -> list[Claim]:
     Where Metric was run with |H| too, which §4.3 speaks of, a claim that has a part in it is judged
     so; with H, as a claim of ours.
     """
-    return [
-        claim
-        for statement in CLAIMS[task]
-        for activation in statement.activations
-        for claim in _in_both_readings(
-            statement, task, activation, rows.where(activation=activation)
-        )
-    ]
+    claims = []
+    for statement in CLAIMS[task]:
+        of_metric = any(rule.startswith("Metric") for rule in statement.compared)
+        for activation in statement.activations:
+            part = rows.where(activation=activation)
+            plain = Rows(row for row in part if row["rule"] not in ABSOLUTE)
+            claim = statement.claim(task, activation, plain)
+            if not of_metric or len(plain) == len(part):
+                claims.append(claim)
+                continue
+            kept = [row for row in part if row["rule"] not in map(printed_as, ABSOLUTE)]
+            absolute = Rows({**row, "rule": printed_as(row["rule"])} for row in kept)
+            judged = statement.claim(task, activation, absolute)
+            claims.append(replace(judged, sentence=f"{judged.sentence} (Metric with |H|)"))
+            claims.append(replace(claim, sentence=f"{claim.sentence} (Metric with H)", own=True))
+    return claims
 
 
-def _in_both_readings(statement: Statement, task: str, activation: str, rows: Rows) -> list[Claim]:
-    plain = Rows(row for row in rows if row["rule"] not in ABSOLUTE)
-    claim = statement.claim(task, activation, plain)
-    if len(plain) == len(rows) or not any(rule.startswith("Metric") for rule in statement.compared):
-        return [claim]
-    replaced = {printed_as(rule) for rule in ABSOLUTE}
-    absolute = Rows(
-        {**row, "rule": printed_as(row["rule"])} for row in rows if row["rule"] not in replaced
-    )
-    judged = statement.claim(task, activation, absolute)
-    return [
-        replace(judged, sentence=f"{judged.sentence} (Metric with |H|)"),
-        replace(claim, sentence=f"{claim.sentence} (Metric with H)", own=True),
-    ]
-
-
-DATA = {
-    "xor": "XOR",
-    "xord": "XORD",
-    "mnist": "MNIST",
-    "synthetic": "synthetic regression",
-    "cifar10": "CIFAR-10",
-    "digits": "8 × 8 digits",
-}
+DATA = SETS | {"synthetic": "synthetic regression", "digits": "8 × 8 digits"}
 
 
 def tables_of(task: str, rows: Rows) -> Iterator[Table]:
     """Mean ± standard deviation over the seeds, the published mean in brackets, by activation;
     then Kendall's τ.
     """
-    for activation in rows.distinct("activation"):
-        part = rows.where(activation=activation)
-        names = [
-            name
-            for name in (*quantities_of(task), "training accuracy", "test accuracy", "vectors")
-            if part.values(name)
-        ]
-        names = list(dict.fromkeys(names))
-        lines = tuple(
-            (
-                rule,
-                *(_cell(task, activation, rule, part.where(rule=rule), name) for name in names),
-                _top(part, rule),
-            )
-            for rule in part.distinct("rule")
-        )
+    for activation, part in rows.groups("activation"):
+        every = (*quantities_of(task), "training accuracy", "test accuracy", "vectors")
+        names = [name for name in dict.fromkeys(every) if part.values(name)]
+        lines = []
+        for rule, runs in part.groups("rule"):
+            tops = [values[0] for values in runs.values("eigenvalues") if values]
+            largest = f"{np.mean(tops):.3g}" if tops else "–"
+            printed = PUBLISHED[task, activation].get(printed_as(rule), {})
+            lines.append((rule, *(_cell(runs, name, printed.get(name)) for name in names), largest))
+        used = part[0].get("data", task)
+        data = DATA[task] if used == task else f"{DATA[used]} in place of {DATA[task]}"
         seeds = len(part.distinct("seed"))
-        title = f"{_data(task, part)}, {activation}: mean ± sd over {seeds} seeds [thesis]"
-        yield Table(title, ("rule", *names, "λ₁"), lines)
-    ranks = agreement(task, rows)
-    cells = tuple(
-        (f"{activation}, {name}", f"{tau:+.2f}") for (activation, name), tau in ranks.items()
-    )
-    yield Table(
-        "Order of the rules' means against the thesis's", ("quantity", "Kendall's τ"), cells
-    )
+        title = f"{data}, {activation}: mean ± sd over {seeds} seeds [thesis]"
+        yield kit.table(title, ("rule", *names, "λ₁"), lines)
+    ranks = agreement(task, rows).items()
+    lines = [(f"{activation}, {name}", f"{tau:+.2f}") for (activation, name), tau in ranks]
+    title = "Order of the rules' means against the thesis's"
+    yield kit.table(title, "quantity | Kendall's τ", lines)
 
 
 def agreement(task: str, rows: Rows) -> dict[tuple[str, str], float]:
@@ -552,141 +503,103 @@ def agreement(task: str, rows: Rows) -> dict[tuple[str, str], float]:
     same order.
     """
     out = {}
-    for activation in rows.distinct("activation"):
-        printed = PUBLISHED[task, activation]
+    for activation, part in rows.groups("activation"):
         for name in quantities_of(task):
-            ours = {
-                rule: mean_and_deviation(rows.where(activation=activation, rule=rule), name)[0]
-                for rule in printed
-            }
-            kept = [rule for rule in printed if math.isfinite(ours[rule])]
-            pairs = [(ours[rule], printed[rule][name]) for rule in kept]
-            tau = kendalltau(*zip(*pairs, strict=True)).statistic if len(kept) > 1 else math.nan
+            pairs = [
+                (mean_and_deviation(part.where(rule=rule), name)[0], printed[name])
+                for rule, printed in PUBLISHED[task, activation].items()
+            ]
+            kept = [pair for pair in pairs if math.isfinite(pair[0])]
+            tau = kendalltau(*zip(*kept, strict=True)).statistic if len(kept) > 1 else math.nan
             out[activation, name] = float(tau)
     return out
 
 
 def mean_and_deviation(rows: Rows, name: str) -> tuple[float, float]:
     """Over the seeds that did not diverge; NaN where there are too few."""
-    found = np.array([value for value in rows.values(name) if math.isfinite(value)])
-    return (
-        float(found.mean()) if len(found) else math.nan,
-        float(found.std(ddof=1)) if len(found) > 1 else math.nan,
-    )
+    return _mean_and_deviation(rows.values(name))
 
 
-def _data(task: str, rows: Rows) -> str:
-    """The data set; another one where the thesis's was not at hand."""
-    used = rows[0].get("data", task)
-    return DATA[task] if used == task else f"{DATA[used]} in place of {DATA[task]}"
+def _mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
+    kept = np.array([value for value in values if math.isfinite(value)])
+    deviation = float(kept.std(ddof=1)) if len(kept) > 1 else math.nan
+    return float(kept.mean()) if len(kept) else math.nan, deviation
 
 
-def _cell(task: str, activation: str, rule: str, rows: Rows, name: str) -> str:
+def _cell(rows: Rows, name: str, published: float | None) -> str:
     mean, deviation = mean_and_deviation(rows, name)
     text = f"{mean:.3g}" + ("" if math.isnan(deviation) else f" ± {deviation:.2g}")
     lost = sum(not math.isfinite(value) for value in rows.values(name))
     text += f" ({lost} diverged)" if lost else ""
-    published = PUBLISHED[task, activation].get(printed_as(rule), {}).get(name)
     return text if published is None else f"{text} [{published:g}]"
 
 
-def _top(rows: Rows, rule: str) -> str:
-    tops = [values[0] for values in rows.where(rule=rule).values("eigenvalues") if values]
-    return f"{np.mean(tops):.3g}" if tops else "–"
-
-
 BAND = "Mean over the seeds whose curves are stored; the band is 2 standard deviations."
-FIGURES = {
-    "xor": {"tanh": "Figures 5.3–5.5", "relu": "Figures 5.6–5.8"},
-    "xord": {"tanh": "Figures 5.9–5.12", "relu": "Figures 5.13–5.16"},
-    "mnist": {"tanh": "Figures 5.17–5.19", "relu": "Figures 5.20–5.22"},
-    "synthetic": {"tanh": "Figures 5.23–5.25", "relu": "Figures 5.26–5.28"},
-    "cifar10": {"tanh": "Figures 5.29–5.31", "relu": "Figures 5.32–5.34"},
+FIGURES = {  # with tanh, and with ReLU
+    "xor": ("Figures 5.3–5.5", "Figures 5.6–5.8"),
+    "xord": ("Figures 5.9–5.12", "Figures 5.13–5.16"),
+    "mnist": ("Figures 5.17–5.19", "Figures 5.20–5.22"),
+    "synthetic": ("Figures 5.23–5.25", "Figures 5.26–5.28"),
+    "cifar10": ("Figures 5.29–5.31", "Figures 5.32–5.34"),
 }
-VECTOR_FIGURES = {  # of which the thesis has a panel for each rule
-    "xor": {"tanh": "Figure 5.5", "relu": "Figure 5.8"},
-    "xord": {"tanh": "Figure 5.12", "relu": "Figure 5.16"},
-}
-EIGENVALUE_FIGURES = {
-    "xor": "Figure 5.35",
-    "mnist": "Figure 5.36",
-    "synthetic": "Figure 5.37",
-    "cifar10": "Figure 5.38",
-}
+# of which the thesis has a panel for each rule
+VECTOR_FIGURES = {"xor": ("Figure 5.5", "Figure 5.8"), "xord": ("Figure 5.12", "Figure 5.16")}
+EIGENVALUE_FIGURES = {"xor": 35, "mnist": 36, "synthetic": 37, "cifar10": 38}
 
 
 def charts_of(task: str, rows: Rows) -> Iterator[Chart]:
     """For each activation the curves, norms and eigenvalues; where weights are pairs, they too;
     then Figure 5.39.
     """
-    for activation in rows.distinct("activation"):
-        part, source = rows.where(activation=activation), FIGURES[task][activation]
-        yield from [
-            _curves(part.where(rule=RULES), name, activation, source)
-            for name in quantities_of(task)
-        ]
+    for activation, part in rows.groups("activation"):
+        panel, ours = activation == "relu", part.where(rule=RULES)
+        for name in quantities_of(task):
+            yield _curves(ours, name, activation, FIGURES[task][panel])
         if DROPOUT in part.distinct("rule"):  # which the thesis has not, so that it stands apart
             beside = part.where(rule=["SGD Large", DROPOUT])
-            yield from [
-                _curves(beside, name, f"{activation}, with dropout", "")
-                for name in quantities_of(task)
-            ]
+            for name in quantities_of(task):
+                yield _curves(beside, name, f"{activation}, with dropout", "")
         yield _bars(task, part, activation)
-        yield _eigenvalues(part.where(rule=RULES), activation, EIGENVALUE_FIGURES.get(task, ""))
-        yield from [
-            _vectors(row, activation, VECTOR_FIGURES[task][activation])
-            for row in part
-            if row.get("weights")
-        ]
-    yield from [_norms(task, rows)] if task != "xor" else []
+        number = EIGENVALUE_FIGURES.get(task)
+        yield _eigenvalues(ours, activation, f"Figure 5.{number}" if number else "")
+        for row in part:
+            if row.get("weights"):
+                yield _vectors(row, activation, VECTOR_FIGURES[task][panel])
+    if task != "xor":
+        yield _norms(task, rows)
 
 
 def _curves(rows: Rows, name: str, activation: str, source: str) -> Chart:
     series = []
-    for rule in rows.distinct("rule"):
-        part = Rows(row for row in rows.where(rule=rule) if f"{name} curve" in row)
-        table = np.array(part.values(f"{name} curve"), float)
-        means, deviations = _over_seeds(table)
-        series.append(Series(rule, part[0]["recorded"], means, [2 * value for value in deviations]))
+    for rule, part in rows.groups("rule"):
+        stored = [row for row in part if f"{name} curve" in row]
+        table = [row[f"{name} curve"] for row in stored]
+        series.append(_over_seeds(rule, stored[0]["recorded"], table, "line"))
     log = "error" in name
     title = f"{name.capitalize()}, {activation}"
     return Chart(title, "epoch", name, tuple(series), y_log=log, source=source, caption=BAND)
 
 
-def _over_seeds(table: np.ndarray) -> tuple[list[float | None], list[float]]:
-    """Means and deviations over the seeds (S, …) that had not diverged; None where none is left."""
-    means: list[float | None] = []
-    deviations = []
-    for column in table.T:
-        kept = column[np.isfinite(column)]
-        means.append(float(kept.mean()) if len(kept) else None)
-        deviations.append(float(kept.std(ddof=1)) if len(kept) > 1 else 0.0)
-    return means, deviations
+def _over_seeds(
+    label: str, x: Sequence[float | str], table: Sequence[Sequence[float]], style: str
+) -> Series:
+    """Means ± 2 standard deviations over the seeds (S, …) that had not diverged."""
+    found = [_mean_and_deviation(column) for column in np.array(table, float).T]
+    errors = [0.0 if math.isnan(deviation) else 2 * deviation for _, deviation in found]
+    return Series(label, x, _known([mean for mean, _ in found]), errors, style)
 
 
 def _bars(task: str, rows: Rows, activation: str) -> Chart:
     rules = rows.distinct("rule")
     found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
-    printed = PUBLISHED[task, activation]
-    ours = Series(
-        "ours",
-        rules,
-        _known([mean for mean, _ in found]),
-        _known([2 * sd for _, sd in found]),
-        "bars",
-    )
-    theirs = Series(
-        "thesis",
-        rules,
-        [printed.get(rule, {}).get("norm") for rule in rules],
-        style="bars",
-        published=True,
-    )
-    title = f"Norm at the end, {activation}"
+    means, errors = _known([mean for mean, _ in found]), _known([2 * sd for _, sd in found])
+    printed = [PUBLISHED[task, activation].get(rule, {}).get("norm") for rule in rules]
+    theirs = Series("thesis", rules, printed, style="bars", published=True)
+    series = Series("ours", rules, means, errors, "bars"), theirs
+    axes, source = ("rule", "‖θ‖₂"), "Tables 5.1, 5.2"
     caption = "Error bars are 2 standard deviations over the seeds."
-    return Chart(
-        title, "rule", "‖θ‖₂", (ours, theirs), y_log=True, source="Tables 5.1, 5.2", caption=caption
-    )
+    title = f"Norm at the end, {activation}"
+    return Chart(title, *axes, series, y_log=True, source=source, caption=caption)
 
 
 def _known(values: Sequence[float]) -> list[float | None]:
@@ -695,37 +608,26 @@ def _known(values: Sequence[float]) -> list[float | None]:
 
 def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:
     series = []
-    for rule in rows.distinct("rule"):
-        tops = [values for values in rows.where(rule=rule).values("eigenvalues") if values]
+    for rule, part in rows.groups("rule"):
+        tops = [values for values in part.values("eigenvalues") if values]
         if tops:
-            means, deviations = _over_seeds(np.array(tops, float))
-            places = [str(place + 1) for place in range(len(means))]
-            series.append(Series(rule, places, means, [2 * value for value in deviations], "bars"))
+            places = [str(place + 1) for place in range(len(tops[0]))]
+            series.append(_over_seeds(rule, places, tops, "bars"))
     title = f"Largest eigenvalues of the Hessian, {activation}"
     caption = "Of the loss alone, at the end; bars of 2 standard deviations."
     return Chart(title, "place", "eigenvalue", tuple(series), source=source, caption=caption)
 
 
 def _vectors(row: Row, activation: str, source: str) -> Chart:
-    """The first-layer weights of one rule as strokes from the origin, as a panel of the thesis
-    has them.
-    """
-    x = [part for first, _ in row["weights"] for part in (0.0, first, first)]
-    y: list[float | None] = []
-    for _, second in row["weights"]:
-        y += [0.0, second, None]  # None ends the stroke
-    caption = (
-        f"Every vector of seed 0. Of {len(row['weights'])}, {row['vectors']:.1f} count:"
-        " (Σ‖w‖²)²/Σ‖w‖⁴."
-    )
-    return Chart(
-        f"First-layer weights, {activation}, {row['rule']}",
-        "weight of the first input",
-        "weight of the second",
-        (Series(row["rule"], x, y),),
-        source=source if row["rule"] in RULES else "",
-        caption=caption,
-    )
+    """The first-layer weights of one rule as strokes from the origin, as a panel of the thesis."""
+    rule, weights = row["rule"], row["weights"]
+    x = [part for first, _ in weights for part in (0.0, first, first)]
+    y = [part for _, second in weights for part in (0.0, second, None)]  # None ends the stroke
+    count = f"Of {len(weights)}, {row['vectors']:.1f} count"
+    caption = f"Every vector of seed 0. {count}: (Σ‖w‖²)²/Σ‖w‖⁴."
+    title = f"First-layer weights, {activation}, {rule}"
+    axes, series = ("weight of the first input", "weight of the second"), (Series(rule, x, y),)
+    return Chart(title, *axes, series, source=source if rule in RULES else "", caption=caption)
 
 
 def _norms(task: str, rows: Rows) -> Chart:
@@ -734,27 +636,18 @@ def _norms(task: str, rows: Rows) -> Chart:
     """
     score, sign = score_of(task)
     series = []
-    for activation in rows.distinct("activation"):
-        part = rows.where(activation=activation)
-        ours = [
-            tuple(mean_and_deviation(part.where(rule=rule), name)[0] for name in ("norm", score))
-            for rule in RULES
-        ]
-        series.append(_relative(activation, ours, sign, False))
+    for activation, part in rows.groups("activation"):
         printed = PUBLISHED[task, activation]
-        theirs = [(printed[rule]["norm"], printed[rule][score]) for rule in RULES]
-        series.append(_relative(f"{activation}, thesis", theirs, sign, True))
-    title = "Norm against generalisation"
-    curves = tuple(series)
+        theirs = [[printed[rule][name] for name in (NORM, score)] for rule in RULES]
+        runs = [part.where(rule=rule) for rule in RULES]
+        ours = [[mean_and_deviation(run, name)[0] for name in (NORM, score)] for run in runs]
+        for label, pairs in ((activation, ours), (f"{activation}, thesis", theirs)):
+            kept = np.array([pair for pair in pairs if all(map(math.isfinite, pair))], float)
+            shares = kept.reshape(-1, 2) / kept.max(0) if len(kept) else kept.reshape(-1, 2)
+            scores = shares[:, 1] if sign > 0 else 1 - shares[:, 1]
+            points = shares[:, 0].tolist(), scores.tolist()
+            series.append(Series(label, *points, style="points", published=pairs is theirs))
+    axes, source = ("relative norm", "relative test performance"), "Figure 5.39"
     caption = "A point for each of the eight rules."
-    words = "relative test performance"
-    return Chart(title, "relative norm", words, curves, source="Figure 5.39", caption=caption)
-
-
-def _relative(name: str, points: Sequence[tuple[float, ...]], sign: int, published: bool) -> Series:
-    kept = np.array([point for point in points if all(map(math.isfinite, point))], float).reshape(
-        -1, 2
-    )
-    shares = kept / kept.max(0) if len(kept) else kept
-    scores = shares[:, 1] if sign > 0 else 1 - shares[:, 1]
-    return Series(name, shares[:, 0].tolist(), scores.tolist(), style="points", published=published)
+    title = "Norm against generalisation"
+    return Chart(title, *axes, tuple(series), source=source, caption=caption)
