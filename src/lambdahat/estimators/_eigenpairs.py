@@ -232,7 +232,7 @@ def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[
     before, matrix = operator.matvecs, operator.dense()
     require_finite(matrix)
     exponent = math.frexp(float(matrix.abs().max()))[1]
-    matrix = torch.ldexp(matrix.double(), torch.tensor(-exponent))
+    matrix = torch.ldexp(matrix.double(), torch.tensor(-exponent, device=matrix.device))
     asymmetry = float(torch.linalg.matrix_norm(matrix - matrix.T) / 2)
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     values = values.cpu()
