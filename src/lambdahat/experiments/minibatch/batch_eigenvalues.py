@@ -594,6 +594,8 @@ ASSUMPTIONS = sentences("""
     At paper scale VGG-16 alone, trained on 45,000 images of CIFAR-100 for 34 of 300 epochs; SGD
       with momentum 0.9, no weight decay, no augmentation; on a GPU convolutions train in TF32.
     There the full data are 4,000 of the training images, from which the batches are drawn.
+    The cells of the Hessian and the GGN train the network anew; on a GPU the two runs differ by
+      rounding.
     Each network is trained once: a claim is about this network, and n counts its batches, not
       networks.
     Batches are drawn without replacement from the full data, ten of each size unless the scale says
