@@ -135,7 +135,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
             values = {"name": name, "data": data, "other": NAMES[model], "theirs": theirs}
             yield CLAIMS("nearer", readings[NAMES[model]], **values, **settings)
         for other, reading in readings.items() if other_graph else ():
-            yield CLAIMS("ours", reading, data=data, other=other)
+            yield CLAIMS("ours", reading, data=data, other=other, barrier=MISSING)
 
 
 def tables(rows: Rows) -> Iterator[Table]:

@@ -58,7 +58,7 @@ UNAVAILABLE = ("imagenet32", "imagenet", "penn-treebank")  # sets that cannot be
 # share of the paper's samples times epochs from which a smaller run counts as a reduced one
 ENOUGH = 0.1
 PRINTED_RATES = "as printed"
-CLAIM_FIELDS = {field.name for field in fields(Claim)}
+CLAIM_FIELDS = {field.name for field in fields(Claim)[4:]}  # those of the test, not of the text
 DIFFERENCES = ("network", "data", "rate", "length")  # between what we train and what the paper does
 
 
@@ -414,7 +414,7 @@ class ClaimTexts:
     Each is "key: sentence | source | published | test | unit | ours", on lines as ``sentences``
     reads them; what is empty at the end may be left out. The test is "above", "below 1.5" or
     "within 0.2 of 1", and by default "above". Names in braces stand for values that the call gives;
-    those it gives by the name of a field of ``Claim`` set that field.
+    those it gives by the name of a later field of ``Claim`` set that field.
 
     >>> texts = ClaimTexts("grows: {network}: σ² grows | Figure 5.5 | grows | above 1 | times")
     >>> texts("grows", Reading(2.0, 0.1), network="MLP", own=True).sentence

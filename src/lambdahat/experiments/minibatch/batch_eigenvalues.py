@@ -16,59 +16,95 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Reading,
-    Table,
-    TableLines,
-    mean_of,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
+from lambdahat.experiments.minibatch import batch_points
 from lambdahat.experiments.minibatch.batch_points import (
-    CLAIMED_SIZE,
-    SCALES,
     BatchSubject,
     PointEffort,
     SizeBatches,
     TrainingPoint,
     groups_of,
-    load_split,
-    measure_point,
-    rows_of,
-    training_stops,
 )
-from lambdahat.results.charts import Chart, Series
 
 CLOSE = math.log(1.1)  # of a mean that counts as predicted, and by which a fit is to be better
-MARGIN = 0.2  # of a slope that counts as the one claimed
 SURE = 2.0  # standard errors by which a batch shows more
 # of normal batches, within one deviation of what is one deviation off
 AT_ONE = float(norm.cdf(2) - norm.cdf(0))
 LEARNT = 0.9  # of the loss of guessing
-UNKNOWN = Reading(math.nan, math.nan, math.nan, 0)
+UNKNOWN = kit.Reading(math.nan, math.nan, math.nan, 0)
 THEOREMS = {"additive": "Theorem 14", "multiplicative": "Theorem 16"}
 OURS = "directional"  # the model that is not the thesis's
 
 Points = Sequence[TrainingPoint]
 
+CLAIMS = kit.ClaimTexts("""
+    larger: {last.name}: at epoch {last[epoch]} the largest eigenvalue of this network's batches of
+      {size} exceeds the full data's | §5.5, Figures 5.2, 5.4 | larger | above 1 | times
+    within: {last.name}: the {model} model's λ'₁ is within one standard deviation of this network's
+      batches, over epochs and B | {source} | within 1 sd | above | of them
+    mean: {last.name}: at epoch {last[epoch]} the {model} model's λ'₁ is the mean of this network's
+      batches within 10 %, on average over their sizes
+      | {source} | equal | within | = ln(predicted/measured)
+    better: {last.name}: the {model} model fits λ'₁ of this network's batches better than the
+      {other}, by 10 % or more, over epochs and B
+      | {source} | better | above | in |ln(predicted/measured)|
+    slope: {last.name}: at epoch {last[epoch]} λ'₁ − λ₁ of this network's batches falls as b^(−1)
+      | Theorem 14 | slope −1 | within 0.2 of -1 | over the means of batch sizes
+    grows: {last.name}: σ² grows from epoch {first[epoch]} to {last[epoch]} of this one run
+      | §5.6, Figure 5.5 | grows | above | = ln of the ratio
+    wider: {last.name}: the bulk of this network's batches of {size} is wider than the full data's,
+      over epochs | §5.5, Figures 5.2, 5.4 | wider | above | = ln of the ratio
+    overlap: {last.name}: the {model} model's overlap (φ̂₁ᵀφ₁)² is within one standard deviation of
+      this network's batches, over epochs and B | {source} | within 1 sd | above | of them
+""")
+ORDER = ("larger", "within", "mean", "better", "slope", "grows", "wider", "overlap")
 
-def claims(rows: Rows) -> list[Claim]:
+
+def claims(rows: Rows) -> list[kit.Claim]:
     """Every claim, network by network, at the last epoch unless it compares epochs."""
-    makers: tuple[Callable[[Points], Iterable[Claim]], ...] = (
-        _larger,
-        _within,
-        _mean,
-        _better,
-        _slope,
-        _variance_grows,
-        _broadens,
-        _overlap,
-    )
-    groups = groups_of(rows)
-    return [claim for make in makers for group in groups for claim in make(group)]
+    found = [pair for group in groups_of(rows) for pair in _claims(group)]
+    return [claim for _, claim in sorted(found, key=lambda pair: ORDER.index(pair[0]))]
+
+
+def _claims(points: Points) -> Iterator[tuple[str, kit.Claim]]:
+    """The claims of one network and operator, each with its key; those of our model are ours."""
+    first, last, unmet = points[0], points[-1], unlearnt(points)
+    models = last.models
+
+    def claim(key: str, reading: kit.Reading, source: str = "", **values: Any) -> Any:
+        own = values.setdefault("own", values.get("model") == OURS)
+        values["source"] = "this work" if own else source
+        return key, CLAIMS(key, reading, first=first, last=last, unmet=unmet, **values)
+
+    batches = near_claimed(last)
+    ratios = batches.values("largest") / last["full largest"]
+    yield claim("larger", kit.mean_of(ratios.tolist()), size=batches.size)
+    for model in models:
+        near, far = (_share_within_one(points, model, what) for what in ("largest", "overlaps"))
+        yield claim("within", near, "§5.6, Figure 5.6", model=model, bound=AT_ONE)
+        theorem, mean = THEOREMS.get(model, ""), _mean_ratio(last, model)
+        yield claim("mean", mean, theorem, model=model, margin=CLOSE)
+        own = {"own": model != "additive", "bound": AT_ONE}
+        yield claim("overlap", far, "Theorem 17, Eq. 6.2", model=model, **own)
+    for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
+        if {better, than} <= set(models):
+            gap = kit.paired_difference(_misses(points, than), _misses(points, better))
+            names = {"model": better, "other": than}
+            yield claim("better", gap, "§5.6, Figure 5.6", bound=CLOSE, **names)
+    yield claim("slope", excess_slope(last))
+    if len(points) > 1 and first["variance"] > 0:
+        ratio = math.log(last["variance"] / first["variance"])
+        errors = [each["variance error"] / each["variance"] for each in (first, last)]
+        yield claim("grows", kit.Reading(ratio, math.hypot(*errors)))
+    wide = [point for point in points if point["width"] > 0]
+    widths = [[_log(width / point["width"]) for width in point["batch widths"]] for point in wide]
+    means = [float(np.mean(batch)) for batch in zip(*widths, strict=True)]
+    yield claim("wider", kit.mean_of(means), size=first["width size"])
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else math.nan
 
 
 def has_learnt(point: TrainingPoint) -> bool:
@@ -80,11 +116,8 @@ def has_learnt(point: TrainingPoint) -> bool:
 def unlearnt(points: Points) -> str:
     """Why a network counts as untrained: its last loss is near guessing; "" if below it."""
     last = points[-1]
-    return (
-        ""
-        if has_learnt(last)
-        else f"its loss at epoch {last['epoch']} is {last['loss']:.3g}, near guessing"
-    )
+    near = f"its loss at epoch {last['epoch']} is {last['loss']:.3g}, near guessing"
+    return "" if has_learnt(last) else near
 
 
 def share_within(
@@ -95,22 +128,19 @@ def share_within(
     ``ruler`` says whose: "predicted", the spread that the model predicts, or "measured", that
     between the batches.
     """
-    return float(
-        np.concatenate([_inside(each, model, end, times, ruler) for each in batches]).mean()
-    )
+    found = [_inside(each, model, end, times, ruler) for each in batches]
+    return float(np.concatenate(found).mean())
 
 
 def _inside(
     batches: SizeBatches, model: str, what: str, times: float, ruler: str
 ) -> NDArray[np.bool_]:
     width = batches.spread(model, what) if ruler == "predicted" else batches.deviation(what)
-    found: NDArray[np.bool_] = (
-        np.abs(batches.values(what) - batches.prediction(model, what).value) <= times * width
-    )
-    return found
+    miss = np.abs(batches.values(what) - batches.prediction(model, what).value)
+    return np.asarray(miss <= times * width)
 
 
-def excess_slope(point: TrainingPoint) -> Reading:
+def excess_slope(point: TrainingPoint) -> kit.Reading:
     """Slope of log(λ'₁ − λ₁) on log b, weighted by the errors of the means; sizes without a clear
     excess are left out.
 
@@ -128,67 +158,25 @@ def excess_slope(point: TrainingPoint) -> Reading:
     coefficients, covariance = np.polyfit(x, y, 1, w=weight, cov="unscaled")
     misfit = float((((np.polyval(coefficients, x) - y) * weight) ** 2).sum()) / (len(seen) - 2)
     error = math.sqrt(covariance[0, 0] * max(misfit, 1.0))
-    return Reading(float(coefficients[0]), error, len(seen) - 2, len(seen))
+    return kit.Reading(float(coefficients[0]), error, len(seen) - 2, len(seen))
 
 
 def near_claimed(point: TrainingPoint) -> SizeBatches:
     """The batch size nearest the thesis's."""
-    return min(point.batches, key=lambda batches: abs(math.log(batches.size / CLAIMED_SIZE)))
-
-
-def _at(point: TrainingPoint, text: str) -> str:
-    return f"{point.name}: at epoch {point['epoch']} {text}"
-
-
-def _larger(points: Points) -> Iterator[Claim]:
-    """Figures 5.2 and 5.4: extremal eigenvalues are significantly increased."""
-    point, batches = points[-1], near_claimed(points[-1])
-    ratio = mean_of((batches.values("largest") / point["full largest"]).tolist())
-    text = (
-        f"the largest eigenvalue of this network's batches of {batches.size} exceeds the full"
-        " data's"
+    return min(
+        point.batches, key=lambda batches: abs(math.log(batches.size / batch_points.CLAIMED_SIZE))
     )
-    sentence = _at(point, text)
-    source = "§5.5, Figures 5.2, 5.4"
-    yield Claim(sentence, source, "larger", ratio, bound=1.0, unit=" times", unmet=unlearnt(points))
 
 
-def _within(points: Points) -> Iterator[Claim]:
-    """§5.6: both noise processes give results within one standard deviation."""
-    for model in points[-1].models:
-        yield _near(points, model, "largest", "λ'₁", "§5.6, Figure 5.6", model == OURS)
+def _share_within_one(points: Points, model: str, what: str) -> kit.Reading:
+    """Share of batches within one deviation of a prediction: over AT_ONE if it is within one of
+    the mean.
+    """
 
+    def inside(batches: SizeBatches) -> NDArray[np.float64]:
+        return _inside(batches, model, what, 1, "measured").astype(float)
 
-def _overlap(points: Points) -> Iterator[Claim]:
-    """Theorem 17: |φ̂₁ᵀφ₁|² = 1 − Pσ²/(bλ₁²)."""
-    for model in points[-1].models:
-        yield _near(
-            points,
-            model,
-            "overlaps",
-            "overlap (φ̂₁ᵀφ₁)²",
-            "Theorem 17, Eq. 6.2",
-            model != "additive",
-        )
-
-
-def _near(points: Points, model: str, what: str, words: str, source: str, own: bool) -> Claim:
-    """Batches within one deviation of a prediction: over AT_ONE if it is within one of the mean."""
-    reading = mean_of(
-        _by_batch(
-            points, lambda each: _inside(each, model, what, 1, "measured").astype(float), what
-        )
-    )
-    text = (
-        f"the {model} model's {words} is within one standard deviation of this network's batches,"
-        " over epochs and B"
-    )
-    sentence = f"{points[0].name}: {text}"
-    place = "this work" if own else source
-    unmet = unlearnt(points)
-    return Claim(
-        sentence, place, "within 1 sd", reading, bound=AT_ONE, unit=" of them", unmet=unmet, own=own
-    )
+    return kit.mean_of(_by_batch(points, inside, what))
 
 
 def _by_batch(
@@ -203,29 +191,7 @@ def _by_batch(
     return [float(number) for number in found.mean(0)] if every else []
 
 
-def _mean(points: Points) -> Iterator[Claim]:
-    """Theorems 14 and 16 for the mean over batches: ln(predicted/measured), mean over sizes."""
-    point = points[-1]
-    for model in point.models:
-        text = (
-            f"the {model} model's λ'₁ is the mean of this network's batches within 10 %, on average"
-            " over their sizes"
-        )
-        yield Claim(
-            _at(point, text),
-            THEOREMS.get(model, "this work"),
-            "equal",
-            _mean_ratio(point, model),
-            "within",
-            0.0,
-            CLOSE,
-            " = ln(predicted/measured)",
-            unlearnt(points),
-            model == OURS,
-        )
-
-
-def _mean_ratio(point: TrainingPoint, model: str) -> Reading:
+def _mean_ratio(point: TrainingPoint, model: str) -> kit.Reading:
     """The mean of ln(predicted/measured) over sizes.
 
     The batches of different sizes are different draws, while the error of the prediction is one and
@@ -241,239 +207,136 @@ def _mean_ratio(point: TrainingPoint, model: str) -> Reading:
     weights = sum(square**2 / mean.dof for square, (_, mean) in zip(squares, known, strict=True))
     total = sum(squares) + common**2
     dof = total**2 / weights if weights else math.inf
-    return Reading(
-        sum(logs) / len(logs), math.sqrt(total), dof, min(mean.count for _, mean in known)
-    )
-
-
-def _better(points: Points) -> Iterator[Claim]:
-    """§5.6: multiplicative noise fits better, by |ln(predicted/measured)| of single batches."""
-    for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
-        if {better, than} <= set(points[0].models):
-            gap = paired_difference(_misses(points, than), _misses(points, better))
-            text = (
-                f"the {better} model fits λ'₁ of this network's batches better than the {than}, by"
-                " 10 % or more"
-            )
-            own = better == OURS
-            sentence = f"{points[0].name}: {text}, over epochs and B"
-            source = "this work" if own else "§5.6, Figure 5.6"
-            unit = " in |ln(predicted/measured)|"
-            unmet = unlearnt(points)
-            yield Claim(
-                sentence, source, "better", gap, bound=CLOSE, unit=unit, unmet=unmet, own=own
-            )
+    count = min(mean.count for _, mean in known)
+    return kit.Reading(sum(logs) / len(logs), math.sqrt(total), dof, count)
 
 
 def _misses(points: Points, model: str) -> dict[int, float]:
     """|ln(predicted/measured)| of λ'₁ for each batch, its mean over epochs and sizes."""
 
     def missed(batches: SizeBatches) -> NDArray[np.float64]:
+        predicted = batches.prediction(model, "largest").value
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.abs(
-                np.log(batches.prediction(model, "largest").value / batches.values("largest"))
-            )
+            return np.abs(np.log(predicted / batches.values("largest")))
 
     return dict(enumerate(_by_batch(points, missed, "largest")))
 
 
-def _slope(points: Points) -> Iterator[Claim]:
-    """Theorem 14: what a batch adds to an outlier falls as 1/b."""
-    text = "λ'₁ − λ₁ of this network's batches falls as b^(−1)"
-    sentence = _at(points[-1], text)
-    reading = excess_slope(points[-1])
-    unit = " over the means of batch sizes"
-    unmet = unlearnt(points)
-    yield Claim(sentence, "Theorem 14", "slope −1", reading, "within", -1.0, MARGIN, unit, unmet)
+SHARES = "model | 1 sd predicted | 2 sd | 1 sd measured | 2 sd  | predicted/measured"
 
 
-def _variance_grows(points: Points) -> Iterator[Claim]:
-    """Figure 5.5: the variance of curvature grows through training."""
-    first, last = points[0], points[-1]
-    if len(points) > 1 and first["variance"] > 0:
-        ratio = last["variance"] / first["variance"]
-        relative = [each["variance error"] / each["variance"] for each in (first, last)]
-        reading = Reading(math.log(ratio), math.hypot(*relative))
-        text = f"σ² grows from epoch {first['epoch']} to {last['epoch']} of this one run"
-        sentence = f"{first.name}: {text}"
-        source = "§5.6, Figure 5.5"
-        unit = " = ln of the ratio"
-        yield Claim(sentence, source, "grows", reading, unit=unit, unmet=unlearnt(points))
-
-
-def _broadens(points: Points) -> Iterator[Claim]:
-    """Figures 5.2, 5.4: a batch's bulk is wider than the full data's, mean over epochs."""
-    found = [
-        [
-            math.log(width / point["width"]) if width > 0 else math.nan
-            for width in point["batch widths"]
-        ]
-        for point in points
-        if point["width"] > 0
-    ]
-    ratios = [float(np.mean(batch)) for batch in zip(*found, strict=True)]
-    size = points[0]["width size"]
-    text = (
-        f"{points[0].name}: the bulk of this network's batches of {size} is wider than the full"
-        " data's, over epochs"
-    )
-    source = "§5.5, Figures 5.2, 5.4"
-    reading = mean_of(ratios)
-    yield Claim(text, source, "wider", reading, unit=" = ln of the ratio", unmet=unlearnt(points))
-
-
-Groups = Sequence[Sequence[TrainingPoint]]
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Shares within one and two deviations, λ'₁ and overlaps by batch size, variances, bulks."""
     groups = groups_of(rows)
-    return [*_shares(groups), *_by_size(groups), _through_training(groups), _bulks(groups)]
-
-
-def _shares(groups: Groups) -> Iterator[Table]:
-    header = split_header(
-        "network, operator | model | 1 sd predicted | 2 sd | 1 sd measured | 2 sd  | "
-        "predicted/measured"
-    )
     for end, what in (("largest", "λ'₁"), ("smallest", "λ'_P")):
+        # λ'_P is 0 for every batch of a definite operator
+        shown = [g for g in groups if end == "largest" or any(point["indefinite"] for point in g)]
         lines = []
-        for group in groups:
-            if end == "smallest" and not any(point["indefinite"] for point in group):
-                continue  # 0 for every batch
+        for group in shown:
             every = [batches for point in group for batches in point.batches]
-            lines += [
-                (group[0].name, model, *_share(every, model, end)) for model in group[0].models
-            ]
+            models = group[0].models
+            lines += [(group[0].name, *share_cells(every, model, end)) for model in models]
         if lines:
-            title = (
-                f"Share of batches whose {what} lies within one and two standard deviations of the"
-                " prediction"
-            )
-            yield Table(title, header, tuple(lines))
+            title = f"Share of batches whose {what} lies within one and two standard deviations of"
+            yield kit.table(f"{title} the prediction", f"network, operator | {SHARES}", lines)
+    yield from _by_size(groups)
+    columns = {"loss": ".3g", "variance": "", "anisotropy": ".3g", "full largest": ".3g"}
+    columns |= {"full smallest": ".2g", "parameters": ",", "population": ","}
+    lines = []
+    for point in (point for group in groups for point in group):
+        texts = {name: format(point[name], form) for name, form in columns.items()}
+        texts["variance"] = _text(point["variance"], point["variance error"])
+        lines.append((point.name, point["epoch"], *texts.values()))
+    title = "Per-element variance and extreme eigenvalues of the full data through training"
+    yield kit.table(
+        title, "network, operator | epoch | loss | σ² | τ²/(Pσ²) | λ₁ | λ_P | P | N", lines
+    )
+    yield _bulks(groups)
 
 
-def _share(every: Sequence[SizeBatches], model: str, end: str) -> tuple[str, ...]:
-    rulers = [(ruler, times) for ruler in ("predicted", "measured") for times in (1, 2)]
-    shares = [f"{share_within(every, model, end, times, ruler):.0%}" for ruler, times in rulers]
+def share_cells(every: Sequence[SizeBatches], model: str, end: str) -> tuple[str, ...]:
+    """The model and the shares of batches within one and two deviations, as in ``SHARES``."""
+    rulers = [(times, ruler) for ruler in ("predicted", "measured") for times in (1, 2)]
+    shares = [f"{share_within(every, model, end, *ruler):.0%}" for ruler in rulers]
     ratios = [each.prediction(model, end).value / each.mean(end).value for each in every]
     # a model that is never below 0 has no λ'_P to compare
-    return (*shares, f"{min(ratios):.2f} … {max(ratios):.2f}" if max(ratios) > 0 else "none")
+    span = f"{min(ratios):.2f} … {max(ratios):.2f}" if max(ratios) > 0 else "none"
+    return (model, *shares, span)
 
 
-def _by_size(groups: Groups) -> Iterator[Table]:
+def _by_size(groups: Sequence[Points]) -> Iterator[kit.Table]:
     """λ'₁ and overlap over batch sizes at the last epoch, a table for each network."""
     for network in dict.fromkeys(group[0]["network"] for group in groups):
         last = [group[-1] for group in groups if group[0]["network"] == network]
-        models = last[0].models
-        header = (
-            *split_header("epoch, operator | B | λ₁ | λ'₁ of batches"),
-            *models,
-            "overlap of batches",
-            *(f"{model} " for model in models),
-        )
-        lines = tuple(
-            _size_line(point, batches, models) for point in last for batches in point.batches
-        )
-        yield Table(
-            f"{network}: mean ± sd over batches, prediction ± spread of one batch", header, lines
-        )
+        models, lines = last[0].models, []
+        for point in last:
+            lines += [_size_line(point, batches, models) for batches in point.batches]
+        header = ("epoch, operator", "B", "λ₁", "λ'₁ of batches", *models, "overlap of batches")
+        title = f"{network}: mean ± sd over batches, prediction ± spread of one batch"
+        yield kit.table(title, (*header, *(f"{model} " for model in models)), lines)
 
 
 def _size_line(point: TrainingPoint, batches: SizeBatches, models: list[str]) -> tuple[str, ...]:
+    pairs = [(batches.mean("largest").value, batches.deviation("largest"))]
+    pairs += [
+        (batches.prediction(m, "largest").value, batches.spread(m, "largest")) for m in models
+    ]
     return (
         f"{point['epoch']}, {point['operator']}",
         f"{batches.size:,}",
         f"{point['full largest']:.3g}",
-        f"{batches.mean('largest').value:.3g} ± {batches.deviation('largest'):.2g}",
-        *(
-            f"{batches.prediction(m, 'largest').value:.3g} ± {batches.spread(m, 'largest'):.2g}"
-            for m in models
-        ),
+        *(f"{value:.3g} ± {spread:.2g}" for value, spread in pairs),
         f"{batches.mean('overlaps').value:.2f} ± {batches.deviation('overlaps'):.2f}",
         *(f"{batches.prediction(m, 'overlaps').value:.2f}" for m in models),
     )
 
 
-def _through_training(groups: Groups) -> Table:
-    header = ("network, operator", "epoch", "loss", "σ²", "τ²/(Pσ²)", "λ₁", "λ_P", "P", "N")
-    lines = tuple(
-        (
-            p.name,
-            str(p["epoch"]),
-            f"{p['loss']:.3g}",
-            _text(p["variance"], p["variance error"]),
-            f"{p['anisotropy']:.3g}",
-            f"{p['full largest']:.3g}",
-            f"{p['full smallest']:.2g}",
-            f"{p['parameters']:,}",
-            f"{p['population']:,}",
-        )
-        for group in groups
-        for p in group
-    )
-    title = "Per-element variance and extreme eigenvalues of the full data through training"
-    return Table(title, header, lines)
-
-
-def _bulks(groups: Groups) -> Table:
+def _bulks(groups: Sequence[Points]) -> kit.Table:
     """Bulk and outliers of the full data, bulks of batches, last epoch (Figures 5.2, 5.4, 6.1)."""
-    lines = TableLines()
+    lines = []
     for point in (group[-1] for group in groups):
-        edges = " … ".join(
-            _text(*edge) for edge in zip(point["bulk"], point["bulk errors"], strict=True)
-        )
+        edges = zip(point["bulk"], point["bulk errors"], strict=True)
+        bulk = " … ".join(_text(*edge) for edge in edges)
         apart = ", ".join(f"{value:.3g}" for value in point["outliers"]) or "none surely"
-        width = mean_of(point["batch widths"])
-        lines.add(
-            point.name,
-            str(point["epoch"]),
-            f"{point['width']:.3g}",
-            _text(width.value, width.stderr),
-            edges,
-            apart,
-        )
-    header = split_header(
-        f"network, operator | epoch | width | width, B = {groups[0][-1]['width size']} | "
-        "fitted bulk | outliers"
-    )
-    title = (
-        "Width of the bulk (Ritz weights of 5/P or more), of a batch's bulk; bulk fitted to the"
-        " full data, outliers"
-    )
-    return Table(title, header, tuple(lines))
+        width = kit.mean_of(point["batch widths"])
+        widths = f"{point['width']:.3g}", _text(width.value, width.stderr)
+        lines.append((point.name, point["epoch"], *widths, bulk, apart))
+    widths_of = f"width | width, B = {groups[0][-1]['width size']}"
+    title = "Width of the bulk (Ritz weights of 5/P or more), of a batch's bulk; bulk fitted to the"
+    header = f"network, operator | epoch | {widths_of} | fitted bulk | outliers"
+    return kit.table(f"{title} full data, outliers", header, lines)
 
 
 def _text(value: float, error: float) -> str:
     return f"{value:.3g} ± {error:.1g}" if error > 0 else f"{value:.3g}"
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """λ'₁, overlaps and two spectra by network and operator; σ² through training for all."""
     groups = groups_of(rows)
-    out = [chart for group in groups for chart in _point_charts(group[-1])]
-    variances = tuple(
-        Series(
-            group[0].name,
-            [p["epoch"] for p in group],
-            [p["variance"] for p in group],
-            [p["variance error"] for p in group],
-        )
-        for group in groups
-    )
+    for point in (group[-1] for group in groups):
+        yield from _point_charts(point)
+    variances = []
+    for group in groups:
+        names = ("epoch", "variance", "variance error")
+        epochs, values, errors = ([point[name] for point in group] for name in names)
+        variances.append(kit.Series(group[0].name, epochs, values, errors))
     title = "Variance of an element of the curvature"
-    out.append(Chart(title, "epoch", "σ²", variances, y_log=True, source="Figure 5.5"))
-    return out
+    yield kit.Chart(title, "epoch", "σ²", tuple(variances), y_log=True, source="Figure 5.5")
 
 
-def _point_charts(point: TrainingPoint) -> list[Chart]:
+def _point_charts(point: TrainingPoint) -> Iterator[kit.Chart]:
     where = f"{point.name}, epoch {point['epoch']}"
-    ends = (
-        ("largest", "λ'₁", "Figure 5.6", (("full data", float(point["full largest"])),)),
-        ("overlaps", "(φ̂₁ᵀφ₁)²", "Theorem 17", ()),
+    full = (("full data", float(point["full largest"])),)
+    caption = (
+        "Batches: mean and standard deviation between them; models: spread or error of the"
+        " prediction."
     )
-    out = [
-        Chart(
+    for what, label, source, lines in (
+        ("largest", "λ'₁", "Figure 5.6", full),
+        ("overlaps", "(φ̂₁ᵀφ₁)²", "Theorem 17", ()),
+    ):
+        yield kit.Chart(
             f"{where}: {label} of a batch",
             "batch size B",
             label,
@@ -482,49 +345,29 @@ def _point_charts(point: TrainingPoint) -> list[Chart]:
             y_log=what == "largest",
             source=source,
             lines=lines,
-            caption=(
-                "Batches: mean and standard deviation between them; models: spread or error of the"
-                " prediction."
-            ),
+            caption=caption,
         )
-        for what, label, source, lines in ends
-    ]
+    name = f"batch of {point['width size']}"
     spectra = (
-        Series(
-            f"batch of {point['width size']}",
-            point["batch nodes"],
-            point["batch weights"],
-            style="stems",
-        ),
-        Series("full data", point["nodes"], point["weights"], style="stems"),
+        kit.Series(name, point["batch nodes"], point["batch weights"], style="stems"),
+        kit.Series("full data", point["nodes"], point["weights"], style="stems"),
     )
-    axis = "share of eigenvalues"
-    place = "Figures 5.2, 5.4, 6.1"
-    out.append(Chart(f"{where}: spectrum", "eigenvalue", axis, spectra, y_log=True, source=place))
-    return out
+    labels, source = ("eigenvalue", "share of eigenvalues"), "Figures 5.2, 5.4, 6.1"
+    yield kit.Chart(f"{where}: spectrum", *labels, spectra, y_log=True, source=source)
 
 
-def _over_sizes(point: TrainingPoint, what: str) -> tuple[Series, ...]:
-    sizes = [batches.size for batches in point.batches]
-    heights = [each.mean(what).value for each in point.batches]
-    seen = Series(
-        "batches", sizes, heights, [each.deviation(what) for each in point.batches], "points"
-    )
-    told = [
-        Series(
-            model,
-            sizes,
-            [each.prediction(model, what).value for each in point.batches],
-            [
-                each.spread(model, what)
-                if what == "largest"
-                else each.prediction(model, what).stderr
-                for each in point.batches
-            ],
-        )
-        for model in point.models
-    ]
-    return (seen, *told)
+def _over_sizes(point: TrainingPoint, what: str) -> tuple[kit.Series, ...]:
+    batches = point.batches
+    sizes, heights = [each.size for each in batches], [each.mean(what).value for each in batches]
+    between = [each.deviation(what) for each in batches]
+    series = [kit.Series("batches", sizes, heights, between, "points")]
+    for model in point.models:
+        told = [each.prediction(model, what) for each in batches]
+        errors = [reading.stderr for reading in told]
+        if what == "largest":
+            errors = [each.spread(model, what) for each in batches]
+        series.append(kit.Series(model, sizes, [reading.value for reading in told], errors))
+    return tuple(series)
 
 
 @dataclass(frozen=True)
@@ -537,18 +380,11 @@ class EigenScale:
 
 def cells(config: EigenScale) -> list[Cell]:
     """A cell per network, epoch and operator; training again costs little beside measuring."""
-    return [
-        {
-            "network": subject.network,
-            "epoch": epoch,
-            "operator": operator,
-            "root": config.root,
-            **settings_of(subject),
-        }
-        for subject in config.subjects
-        for epoch in subject.epochs
-        for operator in subject.operators
-    ]
+    found = []
+    for subject in config.subjects:
+        base = {"network": subject.network, "root": config.root, **settings_of(subject)}
+        found += kit.grid(base, epoch=subject.epochs, operator=subject.operators)
+    return found
 
 
 def settings_of(subject: BatchSubject) -> dict[str, Any]:
@@ -567,30 +403,26 @@ def subject_of(cell: Cell) -> BatchSubject:
 
 def subject_through(cell: Cell, operators: tuple[str, ...]) -> BatchSubject:
     """The subject of a cell with these operators."""
-    effort = PointEffort(
-        **{field.name: cell[field.name] for field in fields(PointEffort)}
-        | {"samples": cell["noise_samples"]}
-    )
+    own = {field.name: cell[field.name] for field in fields(PointEffort)}
+    effort = PointEffort(**own | {"samples": cell["noise_samples"]})
     names = {field.name for field in fields(BatchSubject)} - {"effort", "operators"}
-    settings = {name: cell[name] for name in names if name in cell} | {
-        name: tuple(cell[name]) for name in ("epochs", "batch_sizes")
-    }
+    settings = {name: cell[name] for name in names if name in cell}
+    settings |= {name: tuple(cell[name]) for name in ("epochs", "batch_sizes")}
     return BatchSubject(**settings, effort=effort, operators=operators)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for the full data, and one for every batch, with the models' predictions."""
-    subject = subject_of(cell)
-    upto = replace(
-        subject, epochs=tuple(epoch for epoch in subject.epochs if epoch <= cell["epoch"])
-    )
-    *_, (epoch, problem) = training_stops(upto, load_split(subject.data), cell["root"], device)
-    return rows_of(
-        [point.with_predictions() for point in measure_point(subject, epoch, problem, cell["root"])]
-    )
+    subject, root = subject_of(cell), cell["root"]
+    before = tuple(epoch for epoch in subject.epochs if epoch <= cell["epoch"])
+    split = batch_points.load_split(subject.data)
+    stops = batch_points.training_stops(replace(subject, epochs=before), split, root, device)
+    *_, (epoch, problem) = stops
+    points = batch_points.measure_point(subject, epoch, problem, root)
+    return batch_points.rows_of([point.with_predictions() for point in points])
 
 
-ASSUMPTIONS = sentences("""
+ASSUMPTIONS = kit.sentences("""
     At paper scale VGG-16 alone, trained on 45,000 images of CIFAR-100 for 34 of 300 epochs; SGD
       with momentum 0.9, no weight decay, no augmentation; on a GPU convolutions train in TF32.
     There the full data are 4,000 of the training images, from which the batches are drawn.
@@ -622,17 +454,17 @@ ASSUMPTIONS = sentences("""
     Figure 5.6 has training by KFAC too, which eigenvalues-through-training has; here is SGD's half.
 """)
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "batch-eigenvalues",
     "What a mini-batch shows of the full data's curvature, predicted and measured",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§5.5 and 5.6, Theorem 17, Figures 5.2, 5.4, 5.5 and 5.6 (SGD)",
-    {scale: EigenScale(subjects) for scale, subjects in SCALES.items()},
+    {scale: EigenScale(subjects) for scale, subjects in batch_points.SCALES.items()},
     *(cells, run, claims, tables, charts),
     ASSUMPTIONS,
     size=(
         "VGG-16 on CIFAR-100, 45,000 training images, 300 epochs, batches of 128, 10 batches;"
         " Figure 5.2 at epoch 200, Figure 5.4 at epoch 25."
     ),
-    sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
+    sizes=(kit.Size("VGG-16", "cifar100", 45_000, 300),),
 )

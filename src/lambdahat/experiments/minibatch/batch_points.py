@@ -61,38 +61,21 @@ class BatchCell(Result):
         """B."""
         return self.measured.batch_size
 
-    @property
-    def effective(self) -> float:
-        """b = B/(1 − B/N)."""
-        return effective_batch(self.batch_size, self.measured.population)
-
     def values(self, what: str) -> Array:
         """The "largest" or "smallest" eigenvalue, or "overlaps" |φ̂₁ᵀφ₁|², of every batch, (n,)."""
         found: Array = getattr(self.measured, what)[:, 0]
         return found
 
-    def mean(self, what: str) -> Estimate:
-        """Its mean over the batches, with the standard error."""
-        return self.measured.mean(what)
-
-    def deviation(self, what: str) -> float:
-        """Its standard deviation between batches."""
-        return self.measured.spread(what)
-
     def prediction(self, model: str, what: str) -> Estimate:
         """What a model predicts; the error is that of its measured ingredients."""
         told = self.predictions[model]
-        return {"largest": told.largest, "smallest": told.smallest, "overlaps": told.overlaps[0]}[
-            what
-        ]
+        return told.overlaps[0] if what == "overlaps" else getattr(told, what)
 
     def spread(self, model: str, end: str) -> float:
         """The standard deviation of one batch about the prediction, including the prediction's."""
-        told = self.predictions[model]
-        error = float(self.prediction(model, end).stderr)
-        return math.hypot(
-            told.spread if end == "largest" else told.smallest_spread, _finite_or_zero(error)
-        )
+        told, error = self.predictions[model], float(self.prediction(model, end).stderr)
+        spread = told.spread if end == "largest" else told.smallest_spread
+        return math.hypot(spread, error if math.isfinite(error) else 0.0)
 
 
 @dataclass(frozen=True)
@@ -120,7 +103,6 @@ class CurvaturePoint(Result):
 
     @property
     def parameters(self) -> int:
-        """P."""
         return self.spectrum.dim
 
     @property
@@ -149,17 +131,6 @@ class CurvaturePoint(Result):
         """The bulk of the full data's spectrum, and its outliers."""
         return fit_bulk(self.spectrum)
 
-    @property
-    def width(self) -> float:
-        """How wide the continuous region of the full data's spectrum is."""
-        low, high = continuous_region(self.spectrum)
-        return high - low
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models with predictions."""
-        return tuple(self.cells[0].predictions)
-
     def with_predictions(self) -> CurvaturePoint:
         """The same with every model's predictions and without the bulky per-sample figures."""
         sources: dict[str, tuple[Spectrum | Eigenpairs, Estimate | DirectionalVariance]] = {
@@ -169,25 +140,14 @@ class CurvaturePoint(Result):
         }
         cells = []
         for cell in self.cells:
-            told = {
-                model: _leading(predict(shown, noise, cell.batch_size, self.samples, model))
-                for model, (shown, noise) in sources.items()
-            }
+            told = {}
+            for model, (shown, noise) in sources.items():
+                found = predict(shown, noise, cell.batch_size, self.samples, model)
+                # the first of its outliers is all that is compared here
+                told[model] = replace(found, outliers=found.outliers[:1])
             cells.append(BatchCell(cell.measured, told))
-        return replace(
-            self,
-            cells=tuple(cells),
-            along=replace(self.along, elements=self.along.elements[:0].clone()),
-        )
-
-
-def _leading(told: BatchPrediction) -> BatchPrediction:
-    """A prediction with the first of its outliers only, which is all that is compared here."""
-    return replace(told, outliers=told.outliers[:1])
-
-
-def _finite_or_zero(error: float) -> float:
-    return error if math.isfinite(error) else 0.0
+        along = replace(self.along, elements=self.along.elements[:0].clone())
+        return replace(self, cells=tuple(cells), along=along)
 
 
 MOMENTUM = 0.9
@@ -253,39 +213,25 @@ def training_stops(
     make: Callable[[nn.Module, float], Optimizer] = sgd,
 ) -> Iterator[tuple[int, Problem]]:
     """The network's problem after each of ``subject.epochs``, trained on batches of 128."""
-    start, data = derived_seed(seed, subject.network), _full_data(subject, split, seed, device)
-    model = make_model(
-        subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options
-    ).to(device)
-    problem = Problem(model, "cross_entropy", data, batch_size=subject.chunk)
-    measured = slice(subject.measured)
-    full = Problem(
-        model, "cross_entropy", tuple(part[measured] for part in data), batch_size=subject.chunk
-    )
-    optimizer = make(model, subject.rate)
-    done = 0
-    for epoch in subject.epochs:
-        if epoch > done:
-            with fast_convolutions():
-                fit(
-                    problem,
-                    optimizer,
-                    epoch - done,
-                    batch_size=TRAINING_BATCH,
-                    seed=derived_seed(seed, "training", epoch),
-                )
-        done = epoch
-        yield epoch, full.at(full.vector)
-
-
-def _full_data(
-    subject: BatchSubject, split: Split, seed: int, device: Device
-) -> tuple[Tensor, Tensor]:
     x, y = split.train
     if subject.samples is not None and subject.samples < len(x):
-        chosen = torch.randperm(len(x), generator=generator(seed, "full data"))[: subject.samples]
-        x, y = x[chosen], y[chosen]
-    return cut(x, subject.model).to(device), y.to(device)
+        order = torch.randperm(len(x), generator=generator(seed, "full data"))
+        x, y = x[order[: subject.samples]], y[order[: subject.samples]]
+    x, y = cut(x, subject.model).to(device), y.to(device)
+    shape, start = tuple(x.shape[1:]), derived_seed(seed, subject.network)
+    model = make_model(subject.model, shape, split.classes, start, **subject.options).to(device)
+    problem, full = (
+        Problem(model, "cross_entropy", (x[:count], y[:count]), batch_size=subject.chunk)
+        for count in (None, subject.measured)
+    )
+    optimizer, done = make(model, subject.rate), 0
+    for epoch in subject.epochs:
+        if epoch > done:
+            stream = derived_seed(seed, "training", epoch)
+            with fast_convolutions():
+                fit(problem, optimizer, epoch - done, batch_size=TRAINING_BATCH, seed=stream)
+        done = epoch
+        yield epoch, full.at(full.vector)
 
 
 def cut(x: Tensor, model: str) -> Tensor:
@@ -354,28 +300,14 @@ def measure_point(
             spectrum(operator(each), effort.depth, seed=stream) for each in (problem, *batches)
         )
         along = directional_variance(problem, pairs, name, effort.probes, samples, stream)
+        shared = (effort.batches, effort.steps, pairs.vectors[:, 0], stream)
         cells = tuple(
-            BatchCell(
-                batch_extremes(
-                    problem, name, size, effort.batches, effort.steps, pairs.vectors[:, 0], stream
-                )
-            )
-            for size in subject.batch_sizes
+            BatchCell(batch_extremes(problem, name, size, *shared)) for size in subject.batch_sizes
         )
-        yield CurvaturePoint(
-            subject.network,
-            epoch,
-            name,
-            problem.num_samples,
-            problem.loss(),
-            element,
-            along,
-            _without_vectors(pairs),
-            cells,
-            size,
-            whole,
-            tuple(parts),
-        )
+        # vectors take gigabytes for a large network and are not needed
+        values = replace(pairs, vectors=pairs.vectors[:, :0].cpu())
+        where = (subject.network, epoch, name, problem.num_samples, problem.loss(), element)
+        yield CurvaturePoint(*where, along, values, cells, size, whole, tuple(parts))
 
 
 def batch_extremes(
@@ -388,25 +320,16 @@ def batch_extremes(
     eigenvalue before the start has grown towards the first, and a fixed number costs what was
     planned.
     """
-    found = []
+    found, count = [], problem.num_samples
     for i in range(batches):
-        chosen = torch.randperm(problem.num_samples, generator=generator(seed, "batch", size, i))[
-            :size
-        ]
-        part = problem.subset(chosen, min(size, max(problem.batches.sizes)))
+        order = torch.randperm(count, generator=generator(seed, "batch", size, i))
+        part = problem.subset(order[:size], min(size, max(problem.batches.sizes)))
         found.append(_extremes(OPERATORS[operator](part), steps, vector, seed))
         report(f"{operator}, batches of {size}", i + 1, batches)
     columns = np.array(found).T[:, :, None]
-    return BatchEigenvalues(
-        size,
-        problem.num_samples,
-        problem.num_parameters,
-        operator,
-        columns[0],
-        columns[1],
-        columns[2],
-        batches * steps,
-    )
+    largest, smallest, overlaps = columns
+    where = (size, count, problem.num_parameters, operator)
+    return BatchEigenvalues(*where, largest, smallest, overlaps, batches * steps)
 
 
 def _extremes(
@@ -429,30 +352,11 @@ def _pairs(
     Both ends are searched to the same number of pairs: a lone smallest one would end the search too
     early.
     """
-    found = eigenpairs(
-        operator, effort.pairs, "both" if indefinite else "largest", effort.tol, seed=seed
-    )
+    which, tol = "both" if indefinite else "largest", effort.tol
+    found = eigenpairs(operator, effort.pairs, which, tol, seed=seed)
     kept = [*range(effort.pairs), len(found) - 1] if indefinite else list(range(effort.pairs))
-    return Eigenpairs(
-        found.values[kept],
-        found.vectors[:, kept],
-        found.residuals[kept],
-        found.converged[kept],
-        found.cost,
-        found.status,
-    )
-
-
-def _without_vectors(pairs: Eigenpairs) -> Eigenpairs:
-    """The pairs without vectors, which take gigabytes for a large network and are not needed."""
-    return Eigenpairs(
-        pairs.values,
-        pairs.vectors[:, :0].cpu(),
-        pairs.residuals,
-        pairs.converged,
-        pairs.cost,
-        pairs.status,
-    )
+    columns = {name: getattr(found, name)[kept] for name in ("values", "residuals", "converged")}
+    return replace(found, vectors=found.vectors[:, kept], **columns)
 
 
 SEEN = (*ENDS, "overlaps")
@@ -482,12 +386,13 @@ def point_row(point: CurvaturePoint) -> Row:
 def _bulk_row(point: CurvaturePoint) -> Row:
     """The row of a point with its bulk, and the spectra behind it."""
     edges = (point.bulk.lower, point.bulk.upper)
+    whole, *batches = (continuous_region(each) for each in (point.spectrum, *point.batch_spectra))
     return {
         **point_row(point),
         "indefinite": point.indefinite,
-        "width": point.width,
+        "width": whole[1] - whole[0],
         "width size": point.batch_size,
-        "batch widths": [high - low for low, high in map(continuous_region, point.batch_spectra)],
+        "batch widths": [high - low for low, high in batches],
         "bulk": [float(edge) for edge in edges],
         "bulk errors": [float(edge.stderr) for edge in edges],
         "outliers": [float(value) for value in point.bulk.outliers],
@@ -512,29 +417,17 @@ def _ritz(spectrum: Spectrum, name: str) -> Row:
 def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
     """What each batch shows, and with the first of each size what each model predicts."""
     for cell in point.cells:
-        told = _prediction_columns(cell)
+        predictions: Row = {}  # with the error, and the spread of one batch about it
+        for model in cell.predictions:
+            for what in SEEN:
+                told = cell.prediction(model, what)
+                predictions[f"{model} {what}"] = float(told)
+                predictions[f"{model} {what} error"] = float(told.stderr)
+            predictions |= {f"{model} {end} spread": cell.spread(model, end) for end in ENDS}
         for batch in range(len(cell.measured)):
-            seen = {what: float(cell.values(what)[batch]) for what in SEEN}
-            more = told if batch == 0 else {}
-            yield {
-                **where(point),
-                "part": "batch",
-                "batch_size": cell.batch_size,
-                "batch": batch,
-                **seen,
-                **more,
-            }
-
-
-def _prediction_columns(cell: BatchCell) -> Row:
-    """Each model's prediction, its error, and the spread of one batch about it."""
-    found: Row = {}
-    for model in cell.predictions:
-        for what in SEEN:
-            told = cell.prediction(model, what)
-            found |= {f"{model} {what}": float(told), f"{model} {what} error": float(told.stderr)}
-        found |= {f"{model} {end} spread": cell.spread(model, end) for end in ENDS}
-    return found
+            row = {**where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch}
+            row |= {what: float(cell.values(what)[batch]) for what in SEEN}
+            yield row | (predictions if batch == 0 else {})
 
 
 @dataclass(frozen=True)
@@ -601,11 +494,8 @@ def points_of(rows: Rows) -> list[TrainingPoint]:
     found = []
     for row in rows.where(part="point"):
         sizes = sorted(batches[_key(row)].items())
-        found.append(
-            TrainingPoint(
-                row, tuple(SizeBatches(size, row["population"], Rows(part)) for size, part in sizes)
-            )
-        )
+        parts = (SizeBatches(size, row["population"], Rows(part)) for size, part in sizes)
+        found.append(TrainingPoint(row, tuple(parts)))
     return sorted(found, key=lambda point: int(point["epoch"]))
 
 

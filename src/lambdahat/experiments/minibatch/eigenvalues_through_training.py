@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
+from lambdahat.experiments import kit
 from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Table, TableLines, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences
-from lambdahat.experiments.minibatch.batch_eigenvalues import (
-    CLOSE,
-    OURS,
-    has_learnt,
-    near_claimed,
-    settings_of,
-    share_within,
-    subject_through,
-)
+from lambdahat.experiments.minibatch import batch_eigenvalues, batch_points
+from lambdahat.experiments.minibatch.batch_eigenvalues import CLOSE, OURS, has_learnt, near_claimed
 from lambdahat.experiments.minibatch.batch_points import (
-    MOMENTUM,
     ONE,
     SEEN,
     BatchSubject,
@@ -38,33 +30,28 @@ from lambdahat.experiments.minibatch.batch_points import (
     PointEffort,
     SizeBatches,
     TrainingPoint,
-    batch_rows,
-    load_split,
-    measure_point,
-    point_row,
-    points_of,
     sgd,
-    training_stops,
 )
 from lambdahat.optim.kfac import KFAC
-from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "KFAC")
 
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
-    """A row per point and one per batch size there, which keeps a store of many runs small."""
-    return [_short(row) for point in points for row in (point_row(point), *_sizes(point))]
+    """A row per point and one per batch size there, which keeps a store of many runs small.
 
-
-def _short(row: Row) -> Row:
-    """Six digits of each number, far beyond the spread of batches."""
-    return json.loads(json.dumps(row), parse_float=lambda text: float(f"{float(text):.6g}"))  # type: ignore[no-any-return]
+    Each number has six digits, far beyond the spread of batches.
+    """
+    rows = [row for point in points for row in (batch_points.point_row(point), *_sizes(point))]
+    short: list[Row] = json.loads(
+        json.dumps(rows), parse_float=lambda text: float(f"{float(text):.6g}")
+    )
+    return short
 
 
 def _sizes(point: CurvaturePoint) -> Iterator[Row]:
     """What batches of a size show, batch by batch in lists, and what each model predicts."""
-    for _, group in groupby(batch_rows(point), key=lambda row: row["batch_size"]):
+    for _, group in groupby(batch_points.batch_rows(point), key=lambda row: row["batch_size"]):
         rows = list(group)
         seen = {what: [row[what] for row in rows] for what in SEEN}
         yield {name: value for name, value in rows[0].items() if name != "batch"} | seen
@@ -106,12 +93,10 @@ class Courses:
 
     @property
     def epochs(self) -> list[int]:
-        """Where they were measured."""
         return [point["epoch"] for point in self.first]
 
     @property
     def models(self) -> list[str]:
-        """The models with predictions."""
         return self.first[0].models
 
     def by_seed(self, value: Callable[[list[TrainingPoint]], float]) -> dict[int, float]:
@@ -120,9 +105,8 @@ class Courses:
 
     def at(self, epoch: int) -> list[TrainingPoint]:
         """The points of all seeds at one epoch."""
-        return [
-            point for points in self.seeds.values() for point in points if point["epoch"] == epoch
-        ]
+        every = (point for points in self.seeds.values() for point in points)
+        return [point for point in every if point["epoch"] == epoch]
 
 
 def courses_of(rows: Rows) -> list[Courses]:
@@ -135,7 +119,9 @@ def courses_of(rows: Rows) -> list[Courses]:
     found: dict[tuple[str, str, str], dict[int, list[TrainingPoint]]] = {}
     for optimizer in OPTIMIZERS:
         for seed in rows.distinct("seed"):
-            for point in points_of(_single(rows.where(optimizer=optimizer, seed=seed))):
+            for point in batch_points.points_of(
+                _single(rows.where(optimizer=optimizer, seed=seed))
+            ):
                 place = (point["network"], point["operator"])
                 if point["epoch"] == 0:
                     starts[(*place, seed)] = point
@@ -165,321 +151,196 @@ def miss(batches: SizeBatches, model: str) -> float:
     return math.log(told / seen) if told > 0 and seen > 0 else math.nan
 
 
-LOG = " = ln of the ratio, over seeds"
+CLAIMS = kit.ClaimTexts("""
+    grows: {runs.name}, {runs.optimizer}: σ² grows from epoch {start} to {end}
+      | §5.6, Figures 5.5, 5.6 | grows | above | = ln of the ratio, over seeds
+    larger: {runs.name}, {runs.optimizer}: at epoch {end} the mean λ₁ of batches of {size} exceeds
+      the full data's | §5.5, Figures 5.2, 5.4, 5.6 | larger | above | = ln of the ratio, over seeds
+    diverges: {runs.name}, {runs.optimizer}: the mean λ₁ of batches of {size} moves away from the
+      full data's from epoch {start} to {end} | §5.6, Figure 5.6 | diverges | above
+      | = λ'₁ − λ₁ at the end less that at the start, over seeds
+    within: {runs.name}, {runs.optimizer}: the {model} model's λ'₁ is within one standard deviation
+      of the mean of batches, over epochs | {source} | within 1 sd | below 1
+      | standard deviations away, over seeds
+    better: {runs.name}, {runs.optimizer}: the {model} model fits the mean λ'₁ of batches better
+      than the {other}, by 10 % or more, over epochs | {source} | better | above
+      | in |ln(predicted/measured)|, over seeds
+    KFAC: {runs.name}: at epoch {end} KFAC's {what} is larger than SGD's
+      | this work | larger | above | = ln of the ratio, over seeds | ours
+""")
+ORDER = ("grows", "larger", "diverges", "within", "better", "KFAC")
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> list[kit.Claim]:
     """Every claim, network by network, of each optimiser; and KFAC's courses against SGD's."""
     every = courses_of(rows)
-    own = [
-        claim
-        for make in (_grows, _larger, _diverges, _within, _better)
-        for each in every
-        for claim in make(each)
-    ]
-    return [*own, *_kfac_claims(every)]
+    found = [pair for courses in every for pair in _claims(courses, every)]
+    return [claim for _, claim in sorted(found, key=lambda pair: ORDER.index(pair[0]))]
+
+
+def _claims(courses: Courses, every: Sequence[Courses]) -> Iterator[tuple[str, kit.Claim]]:
+    """The claims of one network, operator and optimiser, each with its key; those of our model,
+    and what is said of KFAC against SGD, are ours: the thesis draws both without comment.
+    """
+    epochs, size = courses.epochs, near_claimed(courses.first[-1]).size
+    shared = {"runs": courses, "start": epochs[0], "end": epochs[-1], "size": size}
+
+    def claim(key: str, reading: kit.Reading, **values: Any) -> tuple[str, kit.Claim]:
+        if "model" in values:
+            values["own"] = values["model"] == OURS
+            values["source"] = "this work" if values["own"] else "§5.6, Figure 5.6"
+        return key, CLAIMS(key, reading, **{"unmet": unlearnt(courses), **shared, **values})
+
+    def over_seeds(value: Callable[[list[TrainingPoint]], float]) -> kit.Reading:
+        return kit.mean_of(list(courses.by_seed(value).values()))
+
+    yield claim("grows", over_seeds(lambda points: _log(points, "variance", ratio=True)))
+    yield claim("larger", over_seeds(lambda points: _excess_ratio(points[-1])))
+    yield claim("diverges", over_seeds(lambda points: excess(points[-1]) - excess(points[0])))
+    misses = {}
+    for model in courses.models:
+        far = over_seeds(partial(_over_epochs, model=model, measure=distance))
+        yield claim("within", far, model=model)
+        misses[model] = courses.by_seed(partial(_over_epochs, model=model, measure=miss))
+    for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
+        gap = kit.paired_difference(misses[than], misses[better])
+        yield claim("better", gap, model=better, other=than, bound=CLOSE)
+    same = [each for each in every if (each.name, each.optimizer) == (courses.name, "SGD")]
+    for other in same if courses.optimizer == "KFAC" else ():
+        unmet = unlearnt(other) or unlearnt(courses)
+        for what, column in (("λ₁ of the full data", "full largest"), ("σ²", "variance")):
+            sides = (each.by_seed(partial(_log, column=column)) for each in (courses, other))
+            yield claim("KFAC", kit.paired_difference(*sides), what=what, unmet=unmet)
 
 
 def unlearnt(courses: Courses) -> str:
     """How many seeds end near the loss of guessing, as a reason not to judge; "" if none."""
     ends = [points[-1] for points in courses.seeds.values()]
     missed = sum(not has_learnt(point) for point in ends)
-    return (
-        f"by {courses.optimizer} {missed} of {len(ends)} seeds end near guessing" if missed else ""
-    )
+    near = f"by {courses.optimizer} {missed} of {len(ends)} seeds end near guessing"
+    return near if missed else ""
 
 
-def _text(courses: Courses, text: str) -> str:
-    return f"{courses.name}, {courses.optimizer}: {text}"
-
-
-def _span(courses: Courses) -> str:
-    return f"from epoch {courses.epochs[0]} to {courses.epochs[-1]}"
-
-
-def _grows(courses: Courses) -> Iterator[Claim]:
-    """Figures 5.5 and 5.6: the variance of curvature grows through training."""
-    ratios = courses.by_seed(lambda points: _log(points[-1], points[0], "variance"))
-    sentence = _text(courses, f"σ² grows {_span(courses)}")
-    source = "§5.6, Figures 5.5, 5.6"
-    reading = mean_of(list(ratios.values()))
-    yield Claim(sentence, source, "grows", reading, unit=LOG, unmet=unlearnt(courses))
-
-
-def _log(upper: TrainingPoint, lower: TrainingPoint, name: str) -> float:
-    return math.log(upper[name] / lower[name]) if upper[name] > 0 and lower[name] > 0 else math.nan
-
-
-def _larger(courses: Courses) -> Iterator[Claim]:
-    """Figures 5.2, 5.4 and 5.6: batches have larger extremal eigenvalues."""
-    size = near_claimed(courses.first[-1]).size
-    ratios = courses.by_seed(lambda points: _excess_ratio(points[-1]))
-    text = f"at epoch {courses.epochs[-1]} the mean λ₁ of batches of {size} exceeds the full data's"
-    source = "§5.5, Figures 5.2, 5.4, 5.6"
-    reading = mean_of(list(ratios.values()))
-    yield Claim(_text(courses, text), source, "larger", reading, unit=LOG, unmet=unlearnt(courses))
+def _log(points: Sequence[TrainingPoint], column: str, ratio: bool = False) -> float:
+    """ln of a column at the last point, or of its ratio to that at the first."""
+    last, first = float(points[-1][column]), float(points[0][column]) if ratio else 1.0
+    return math.log(last / first) if last > 0 and first > 0 else math.nan
 
 
 def _excess_ratio(point: TrainingPoint) -> float:
     return math.log(near_claimed(point).mean("largest").value / point["full largest"])
 
 
-def _diverges(courses: Courses) -> Iterator[Claim]:
-    """§5.6: the batches' extremal eigenvalues diverge from the full data's during training."""
-    moved = courses.by_seed(lambda points: excess(points[-1]) - excess(points[0]))
-    text = (
-        f"the mean λ₁ of batches of {near_claimed(courses.first[-1]).size} moves away from the full"
-        " data's"
-    )
-    sentence = _text(courses, f"{text} {_span(courses)}")
-    source = "§5.6, Figure 5.6"
-    reading = mean_of(list(moved.values()))
-    unit = " = λ'₁ − λ₁ at the end less that at the start, over seeds"
-    yield Claim(sentence, source, "diverges", reading, unit=unit, unmet=unlearnt(courses))
-
-
-def _within(courses: Courses) -> Iterator[Claim]:
-    """§5.6: both noise processes give results within one standard deviation."""
-    for model in courses.models:
-        far = courses.by_seed(partial(_over_epochs, model=model, measure=distance))
-        text = (
-            f"the {model} model's λ'₁ is within one standard deviation of the mean of batches, over"
-            " epochs"
-        )
-        ours = model == OURS
-        yield Claim(
-            _text(courses, text),
-            "this work" if ours else "§5.6, Figure 5.6",
-            "within 1 sd",
-            mean_of(list(far.values())),
-            "below",
-            1.0,
-            unit=" standard deviations away, over seeds",
-            unmet=unlearnt(courses),
-            own=ours,
-        )
-
-
-def _better(courses: Courses) -> Iterator[Claim]:
-    """§5.6: the multiplicative noise process gives a better fit."""
-    misses = {
-        model: courses.by_seed(partial(_over_epochs, model=model, measure=miss))
-        for model in courses.models
-    }
-    for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
-        text = (
-            f"the {better} model fits the mean λ'₁ of batches better than the {than}, by 10 % or"
-            " more, over epochs"
-        )
-        ours = better == OURS
-        yield Claim(
-            _text(courses, text),
-            "this work" if ours else "§5.6, Figure 5.6",
-            "better",
-            paired_difference(misses[than], misses[better]),
-            bound=CLOSE,
-            unit=" in |ln(predicted/measured)|, over seeds",
-            unmet=unlearnt(courses),
-            own=ours,
-        )
-
-
 def _over_epochs(
     points: Sequence[TrainingPoint], model: str, measure: Callable[[SizeBatches, str], float]
 ) -> float:
     """How far a model is from the batches of the thesis's size, mean over epochs."""
-    return mean_of([abs(measure(near_claimed(point), model)) for point in points]).value
+    return kit.mean_of([abs(measure(near_claimed(point), model)) for point in points]).value
 
 
-def _kfac_claims(every: Sequence[Courses]) -> Iterator[Claim]:
-    """KFAC's curvature against SGD's at the last epoch; the thesis draws both without comment."""
-    by_place = {(courses.name, courses.optimizer): courses for courses in every}
-    for (name, optimizer), ours in by_place.items():
-        other = by_place.get((name, "SGD"))
-        if optimizer != "KFAC" or other is None:
-            continue
-        for what, column in (("λ₁ of the full data", "full largest"), ("σ²", "variance")):
-            upper, lower = (each.by_seed(partial(_last, column=column)) for each in (ours, other))
-            text = f"{name}: at epoch {ours.epochs[-1]} KFAC's {what} is larger than SGD's"
-            reading = paired_difference(upper, lower)
-            unmet = unlearnt(other) or unlearnt(ours)
-            yield Claim(text, "this work", "larger", reading, unit=LOG, unmet=unmet, own=True)
+START = "network, operator | optimiser"
 
 
-def _last(points: Sequence[TrainingPoint], column: str) -> float:
-    value = float(points[-1][column])
-    return math.log(value) if value > 0 else math.nan
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """The full data, batches and predictions through training; shares within deviations."""
     every = courses_of(rows)
-    return [_full(every), *_batches(every), _shares(every)]
-
-
-def _full(every: Sequence[Courses]) -> Table:
-    header = (
-        "network, operator",
-        "optimiser",
-        "epoch",
-        "loss",
-        "σ²",
-        "error of one",
-        "τ²/(Pσ²)",
-        "λ₁",
-        "λ_P",
-    )
+    stops = [(courses, epoch, courses.at(epoch)) for courses in every for epoch in courses.epochs]
+    columns = ("loss", "variance", "anisotropy", "full largest", "full smallest")
     lines = []
-    for courses, epoch, points in _stops(every):
-        shown = [_mean(points, column) for column in ("loss", "variance")]
+    for courses, epoch, points in stops:
+        loss, spread, *rest = (_mean(point[column] for point in points) for column in columns)
         error = float(np.mean([point["variance error"] / point["variance"] for point in points]))
-        rest = [_mean(points, column) for column in ("anisotropy", "full largest", "full smallest")]
-        lines.append((courses.name, courses.optimizer, str(epoch), *shown, f"{error:.0%}", *rest))
+        start = (courses.name, courses.optimizer, epoch)
+        lines.append((*start, loss, spread, f"{error:.0%}", *rest))
     seeds = max((len(courses.seeds) for courses in every), default=0)
     title = f"The full data through training: mean ± standard deviation over {seeds} seeds"
-    return Table(title, header, tuple(lines))
-
-
-def _batches(every: Sequence[Courses]) -> Iterator[Table]:
-    """For each batch size λ'₁ and λ'_P of batches beside λ₁ and the predictions, over epochs."""
+    header = f"{START} | epoch | loss | σ² | error of one | τ²/(Pσ²) | λ₁ | λ_P"
+    yield kit.table(title, header, lines)
     for size in sorted({batches.size for courses in every for batches in courses.first[0].batches}):
-        models = every[0].models
-        header = (
-            "network, operator",
-            "optimiser",
-            "epoch",
-            "λ₁",
-            "λ'₁ of batches",
-            "sd between them",
-            *models,
-            "λ'_P of batches",
-        )
-        lines = TableLines()
-        for courses, epoch, points in _stops(every):
-            found = [
-                batches for point in points for batches in point.batches if batches.size == size
-            ]
+        models, lines = every[0].models, []
+        for courses, epoch, points in stops:
+            found = _of_size(points, size)
             if found:
-                lines.add(
-                    courses.name,
-                    courses.optimizer,
-                    str(epoch),
-                    _mean(points, "full largest"),
-                    _mean_text([each.mean("largest").value for each in found]),
-                    f"{np.mean([each.deviation('largest') for each in found]):.2g}",
-                    *(
-                        _mean_text([each.prediction(model, "largest").value for each in found])
-                        for model in models
-                    ),
-                    _mean_text([each.mean("smallest").value for each in found]),
+                spread = f"{np.mean([each.deviation('largest') for each in found]):.2g}"
+                told = [[each.prediction(m, "largest").value for each in found] for m in models]
+                largest, smallest = (
+                    _mean(each.mean(end).value for each in found) for end in ("largest", "smallest")
                 )
-        title = (
-            f"Batches of {size} through training: mean of them and prediction, ± standard deviation"
-            " over seeds"
-        )
-        yield Table(title, header, tuple(lines))
-
-
-def _shares(every: Sequence[Courses]) -> Table:
-    header = (
-        "network, operator",
-        "optimiser",
-        "B",
-        "model",
-        "1 sd predicted",
-        "2 sd",
-        "1 sd measured",
-        "2 sd ",
-        "predicted/measured",
-    )
+                full = _mean(point["full largest"] for point in points)
+                start = (courses.name, courses.optimizer, epoch)
+                lines.append((*start, full, largest, spread, *map(_mean, told), smallest))
+        title = f"Batches of {size} through training: mean of them and prediction, ± standard"
+        names = f"λ₁ | λ'₁ of batches | sd between them | {' | '.join(models)} | λ'_P of batches"
+        yield kit.table(f"{title} deviation over seeds", f"{START} | epoch | {names}", lines)
     lines = []
     for courses in every:
         points = [point for seed in courses.seeds.values() for point in seed]
         for size in [batches.size for batches in points[0].batches]:
-            found = [
-                batches for point in points for batches in point.batches if batches.size == size
-            ]
-            lines += [
-                (courses.name, courses.optimizer, str(size), model, *_share(found, model))
-                for model in courses.models
-            ]
-    title = (
-        "Share of batches whose λ'₁ lies within one and two standard deviations of the prediction,"
-        " all seeds and epochs"
-    )
-    return Table(title, header, tuple(lines))
+            found, start = _of_size(points, size), (courses.name, courses.optimizer, size)
+            shares = (
+                batch_eigenvalues.share_cells(found, model, "largest") for model in courses.models
+            )
+            lines += [(*start, *share) for share in shares]
+    title = "Share of batches whose λ'₁ lies within one and two standard deviations of the"
+    header = f"{START} | B | {batch_eigenvalues.SHARES}"
+    yield kit.table(f"{title} prediction, all seeds and epochs", header, lines)
 
 
-def _share(found: Sequence[SizeBatches], model: str) -> tuple[str, ...]:
-    rulers = [(ruler, times) for ruler in ("predicted", "measured") for times in (1, 2)]
-    shares = [
-        f"{share_within(found, model, 'largest', times, ruler):.0%}" for ruler, times in rulers
-    ]
-    ratios = [math.exp(miss(each, model)) for each in found]
-    return (*shares, f"{min(ratios):.2f} … {max(ratios):.2f}")
+def _of_size(points: Sequence[TrainingPoint], size: int) -> list[SizeBatches]:
+    return [batches for point in points for batches in point.batches if batches.size == size]
 
 
-def _stops(every: Sequence[Courses]) -> Iterator[tuple[Courses, int, list[TrainingPoint]]]:
-    for courses in every:
-        for epoch in courses.epochs:
-            yield courses, epoch, courses.at(epoch)
-
-
-def _mean(points: Sequence[TrainingPoint], column: str) -> str:
-    return _mean_text([float(point[column]) for point in points])
-
-
-def _mean_text(values: Sequence[float]) -> str:
-    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+def _mean(values: Iterable[float]) -> str:
+    found = [float(value) for value in values]
+    mean, spread = float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else 0.0
     return f"{mean:.3g} ± {spread:.1g}" if spread > 0 else f"{mean:.3g}"
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """λ₁ of full data, batches and predictions through each training, and σ of both."""
     every = courses_of(rows)
-    out = [_largest(courses) for courses in every]
+    yield from map(_largest, every)
+    caption = "Mean and standard error over seeds."
     for name in dict.fromkeys(courses.name for courses in every):
-        both = tuple(
-            _series(
-                courses, courses.optimizer, lambda point: math.sqrt(max(point["variance"], 0.0))
-            )
-            for courses in every
-            if courses.name == name
-        )
-        title = f"{name}: standard deviation of an element of the curvature"
-        source = "Figures 5.5, 5.6"
-        caption = "Mean and standard error over seeds."
-        out.append(Chart(title, "epoch", "σ", both, y_log=True, source=source, caption=caption))
-    return out
+        mine = [courses for courses in every if courses.name == name]
+        both = tuple(_series(courses, courses.optimizer, _deviation) for courses in mine)
+        labels = (f"{name}: standard deviation of an element of the curvature", "epoch", "σ", both)
+        yield kit.Chart(*labels, y_log=True, source="Figures 5.5, 5.6", caption=caption)
 
 
-def _largest(courses: Courses) -> Chart:
-    size = near_claimed(courses.first[0]).size
+def _deviation(point: TrainingPoint) -> float:
+    return math.sqrt(max(point["variance"], 0.0))
+
+
+def _largest(courses: Courses) -> kit.Chart:
+    def shown(name: str, value: Callable[[SizeBatches], float]) -> kit.Series:
+        return _series(courses, name, lambda point: value(near_claimed(point)))
+
     full = _series(courses, "full data", lambda point: float(point["full largest"]))
-    seen = _series(
-        courses, f"batches of {size}", lambda point: near_claimed(point).mean("largest").value
-    )
-    between = _series(courses, "", lambda point: near_claimed(point).deviation("largest")).y
-    told = [_prediction_series(courses, model) for model in courses.models]
+    size = near_claimed(courses.first[0]).size
+    seen = shown(f"batches of {size}", lambda batches: batches.mean("largest").value)
+    between = shown("", lambda batches: batches.deviation("largest")).y
+    series = [full, replace(seen, error=between)]
+    for model in courses.models:
+
+        def predicted(batches: SizeBatches, model: str = model) -> float:
+            return batches.prediction(model, "largest").value
+
+        series.append(shown(model, predicted))
+    title = f"{courses.name}: λ₁ through training by {courses.optimizer}"
     caption = (
         "Means over seeds with their standard error; of batches the standard deviation between"
         " them."
     )
-    title = f"{courses.name}: λ₁ through training by {courses.optimizer}"
-    series = (full, replace(seen, error=between), *told)
-    return Chart(title, "epoch", "λ₁", series, y_log=True, source="Figure 5.6", caption=caption)
+    labels = (title, "epoch", "λ₁", tuple(series))
+    return kit.Chart(*labels, y_log=True, source="Figure 5.6", caption=caption)
 
 
-def _prediction_series(courses: Courses, model: str) -> Series:
-    return _series(
-        courses, model, lambda point: near_claimed(point).prediction(model, "largest").value
-    )
-
-
-def _series(courses: Courses, name: str, value: Callable[[TrainingPoint], float]) -> Series:
-    readings = [mean_of([value(point) for point in courses.at(epoch)]) for epoch in courses.epochs]
+def _series(courses: Courses, name: str, value: Callable[[TrainingPoint], float]) -> kit.Series:
+    every = [[value(point) for point in courses.at(epoch)] for epoch in courses.epochs]
+    readings = [kit.mean_of(values) for values in every]
     errors = [reading.stderr if math.isfinite(reading.stderr) else 0.0 for reading in readings]
-    return Series(name, courses.epochs, [reading.value for reading in readings], errors)
+    return kit.Series(name, courses.epochs, [reading.value for reading in readings], errors)
 
 
 @dataclass(frozen=True)
@@ -495,45 +356,36 @@ class CourseScale:
 
 def cells(config: CourseScale) -> list[Cell]:
     """Network × optimiser × seed; KFAC's do not measure the start again."""
-    return [
-        cell
-        for subject in config.subjects
-        for seed in range(config.seeds)
-        for cell in _pair(config, subject, seed)
-    ]
-
-
-def _pair(config: CourseScale, subject: BatchSubject, seed: int) -> tuple[Cell, Cell]:
-    later = tuple(epoch for epoch in subject.epochs if epoch > 0)
-    kfac = replace(subject, rate=config.kfac_rate, epochs=later)
-    shared = {"operators": subject.operators, "seed": seed}
-    own: Cell = {"damping": config.damping}
+    own: Cell = {"optimizer": "KFAC", "damping": config.damping}
     if config.inverse_every != 10:  # as in stored cells
         own["inverse_every"] = config.inverse_every
-    return (
-        {"optimizer": "SGD", **settings_of(subject), **shared},
-        {"optimizer": "KFAC", **settings_of(kfac), **shared, **own},
-    )
+    found = []
+    for subject in config.subjects:
+        later = tuple(epoch for epoch in subject.epochs if epoch > 0)
+        kfac = replace(subject, rate=config.kfac_rate, epochs=later)
+        plain, other = (batch_eigenvalues.settings_of(each) for each in (subject, kfac))
+        for seed in range(config.seeds):
+            shared = {"operators": subject.operators, "seed": seed}
+            found += [{"optimizer": "SGD", **plain, **shared}, {**other, **shared, **own}]
+    return found
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """At each stop and operator a row for the full data and one per batch size."""
-    subject = subject_through(cell, tuple(cell["operators"]))
-    make = sgd
+    subject = batch_eigenvalues.subject_through(cell, tuple(cell["operators"]))
+    make, seed, rows = sgd, cell["seed"], []
     if cell["optimizer"] == "KFAC":
         make = partial(kfac, damping=cell["damping"], inverse_every=cell.get("inverse_every", 10))
-    rows: list[Row] = []
-    for epoch, problem in training_stops(
-        subject, load_split(subject.data), cell["seed"], device, make
-    ):
-        points = measure_point(subject, epoch, problem, cell["seed"], spectra=0)
+    split = batch_points.load_split(subject.data)
+    for epoch, problem in batch_points.training_stops(subject, split, seed, device, make):
+        points = batch_points.measure_point(subject, epoch, problem, seed, spectra=0)
         rows += rows_of([point.with_predictions() for point in points])
     return rows
 
 
 def kfac(model: nn.Module, rate: float, damping: float, inverse_every: int = 10) -> Optimizer:
     """KFAC of the empirical Fisher with momentum 0.9, no decay."""
-    return KFAC(model, rate, damping, inverse_every=inverse_every, momentum=MOMENTUM)
+    return KFAC(model, rate, damping, inverse_every=inverse_every, momentum=batch_points.MOMENTUM)
 
 
 SIZES = (128, 512)
@@ -591,7 +443,7 @@ SCALES = {
     ),
 }
 
-ASSUMPTIONS = sentences("""
+ASSUMPTIONS = kit.sentences("""
     At paper scale VGG-16 alone, by its Hessian, trained on 45,000 images of CIFAR-100 for 34 of 300
       epochs, without augmentation; on a GPU convolutions train in TF32.
     There the full data are 2,000 of the training images, and KFAC's inverses are computed every 100
@@ -624,10 +476,10 @@ ASSUMPTIONS = sentences("""
       nothing.
 """)
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "eigenvalues-through-training",
     "Variance and largest eigenvalue of full data and batches through training by SGD and KFAC",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§5.6, Figures 5.5 and 5.6",
     SCALES,
     *(cells, run, claims, tables, charts),
@@ -636,5 +488,5 @@ EXPERIMENT = Experiment(
         "VGG-16 on CIFAR-100, 45,000 images, 300 epochs by SGD and KFAC, 10 batches of 128; seeds"
         " are not said."
     ),
-    sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
+    sizes=(kit.Size("VGG-16", "cifar100", 45_000, 300),),
 )
