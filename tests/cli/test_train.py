@@ -16,7 +16,7 @@ from lambdahat.cli.app import app
 from lambdahat.cli.train import extra_options, literal, named_options
 from lambdahat.data import digits_split
 from lambdahat.data.catalogue import load
-from lambdahat.models.model_registry import make_model
+from lambdahat.models import make_model
 from lambdahat.operators import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Result

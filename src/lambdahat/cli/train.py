@@ -19,7 +19,7 @@ from lambdahat.cli.measurements import bars
 from lambdahat.cli.printing import print_json, print_table
 from lambdahat.data import augment
 from lambdahat.data.splits import Split
-from lambdahat.models.model_registry import MODELS
+from lambdahat.models import MODELS
 from lambdahat.optim import IterateAverage, Lookahead, layers_of, make_schedule
 from lambdahat.optim.registry import REGULARIZERS, make_optimizer, make_regularizer
 from lambdahat.problem import Problem

@@ -2,7 +2,7 @@
 
 from lambdahat.models.convolutional import all_cnn, lenet5, vgg16
 from lambdahat.models.language import gpt, lstm
-from lambdahat.models.model_registry import MODELS, make_model
+from lambdahat.models.model_registry import MODELS, make_model, register_model
 from lambdahat.models.perceptrons import (
     deep_linear,
     draw_weights,
@@ -24,6 +24,7 @@ __all__ = [
     "make_model",
     "mlp",
     "preresnet",
+    "register_model",
     "resnet50",
     "resnet101",
     "resnext29",

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from lambdahat.models.initial import he, initialize
+from lambdahat.models.model_registry import register_model
 from lambdahat.models.perceptrons import dropouts
 
 
+@register_model("all_cnn", "images", "All-CNN-C, nine convolutions", {100: 1_387_108})
 def all_cnn(
     channels: int = 3, classes: int = 10, dropout: float = 0.0, seed: int = 0
 ) -> nn.Sequential:
@@ -21,33 +23,23 @@ def all_cnn(
     >>> tuple(all_cnn()(torch.zeros(2, 3, 32, 32)).shape)
     (2, 10)
     """
+    # (outputs, kernel, stride, padding) by Tables 1 and 2 of Springenberg et al.
+    plan = [(96, 3, 1, 1), (96, 3, 1, 1), (96, 3, 2, 1), (192, 3, 1, 1), (192, 3, 1, 1)]
+    plan += [(192, 3, 2, 1), (192, 3, 1, 0), (192, 1, 1, 0), (classes, 1, 1, 0)]
     drop = dropouts(dropout)
     with torch.device("meta"):
         layers: list[nn.Module] = []
-        for inputs, outputs, size, stride, padding in _plan(channels, classes):
+        inputs = channels
+        for outputs, size, stride, padding in plan:
             layers += [nn.Conv2d(inputs, outputs, size, stride, padding), nn.ReLU()]
-            if stride == 2:
-                layers += [make() for make in drop]
+            layers += [make() for make in drop if stride == 2]
+            inputs = outputs
         model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     initialize(model, seed, "all_cnn", he)
     return model
 
 
-def _plan(channels: int, classes: int) -> list[tuple[int, int, int, int, int]]:
-    """(inputs, outputs, kernel, stride, padding) by Tables 1 and 2 of Springenberg et al."""
-    return [
-        (channels, 96, 3, 1, 1),
-        (96, 96, 3, 1, 1),
-        (96, 96, 3, 2, 1),
-        (96, 192, 3, 1, 1),
-        (192, 192, 3, 1, 1),
-        (192, 192, 3, 2, 1),
-        (192, 192, 3, 1, 0),
-        (192, 192, 1, 1, 0),
-        (192, classes, 1, 1, 0),
-    ]
-
-
+@register_model("lenet5", "images", "LeNet-5", {10: 61_706}, side=28)
 def lenet5(channels: int = 1, classes: int = 10, seed: int = 0) -> nn.Sequential:
     """LeNet-5 with ReLU and max pooling, for images of 28 × 28 (LeCun et al., 1998; the first layer
     pads by 2).
@@ -60,17 +52,9 @@ def lenet5(channels: int = 1, classes: int = 10, seed: int = 0) -> nn.Sequential
     # the layers' own initialisation would draw from the global generator
     with torch.device("meta"):
         model = nn.Sequential(
-            nn.Conv2d(channels, 6, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(400, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
+            *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+            *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
             nn.Linear(84, classes),
         )
     initialize(model, seed, "lenet5")
@@ -80,6 +64,10 @@ def lenet5(channels: int = 1, classes: int = 10, seed: int = 0) -> nn.Sequential
 WIDTHS = (64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)
 
 
+@register_model(
+    "vgg16bn", "images", "VGG-16 with batch norm", {100: 15_299_748}, side=32, batch_norm=True
+)
+@register_model("vgg16", "images", "VGG-16", {100: 15_291_300}, side=32, batch_norm=False)
 def vgg16(
     channels: int = 3,
     classes: int = 10,

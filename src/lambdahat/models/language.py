@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lambdahat._core.check import require, require_count
 from lambdahat.models.initial import initialize
+from lambdahat.models.model_registry import register_model
 from lambdahat.models.perceptrons import require_share
 
 State = list[tuple[Tensor, Tensor]]
@@ -102,6 +103,13 @@ def unrolled(
     return torch.stack(out, dim=1), (h, c)
 
 
+@register_model(
+    "lstm",
+    "tokens",
+    "three-layer LSTM language model",
+    {10_000: 24_221_600},
+    small={"embedding": 3, "hidden": 5},
+)
 def lstm(
     vocabulary: int = 10_000,
     embedding: int = 400,
@@ -222,6 +230,9 @@ class GPT(nn.Module):
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
 
+@register_model(
+    "gpt", "tokens", "small GPT", small={"context": 6, "width": 8, "heads": 2, "blocks": 2}
+)
 def gpt(
     vocabulary: int = 65,
     context: int = 64,

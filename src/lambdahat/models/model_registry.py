@@ -1,82 +1,78 @@
-"""Every network by name, made to fit the data."""
+"""Networks by name, made to fit the data."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from lambdahat._core.check import require, require_choice, require_count
-from lambdahat.models.convolutional import all_cnn, lenet5, vgg16
-from lambdahat.models.language import gpt, lstm
-from lambdahat.models.perceptrons import deep_linear, mlp, softmax_regression
-from lambdahat.models.residual import preresnet, resnet50, resnet101, resnext29, wide_resnet
+
+Build = TypeVar("Build", bound=Callable[..., nn.Module])
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A network: how to build it, what a sample of its data is ("vectors", "images" or "tokens"),
-    and its options.
-
-    ``side`` is the height and width of its images where it takes no others.
-    """
+    """A registered network; see ``register_model``."""
 
     build: Callable[..., nn.Module]
     takes: str
     description: str
     side: int | None = None
+    parameters: Mapping[int, int] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> tuple[str, ...]:
         """What may be chosen beyond what the data decide."""
         decided = {"inputs", "channels", "classes", "vocabulary", "seed"}
         fixed = self.build.keywords if isinstance(self.build, partial) else {}
-        return tuple(
-            name
-            for name in inspect.signature(self.build).parameters
-            if name not in decided | set(fixed)
-        )
+        names = inspect.signature(self.build).parameters
+        return tuple(name for name in names if name not in decided | set(fixed))
 
 
-def _perceptron(
-    inputs: int,
-    classes: int,
-    widths: Sequence[int] = (128,),
-    activation: str = "relu",
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> nn.Sequential:
-    return mlp([inputs, *widths, classes], activation, seed, dropout)
+MODELS: dict[str, Entry] = {}
 
 
-def _deep_linear(
-    inputs: int, classes: int, widths: Sequence[int] = (32, 32), seed: int = 0
-) -> nn.Sequential:
-    return deep_linear([inputs, *widths, classes], seed=seed)
+def register_model(
+    name: str,
+    takes: str,
+    description: str,
+    parameters: Mapping[int, int] | None = None,
+    *,
+    side: int | None = None,
+    small: Mapping[str, Any] | None = None,
+    **fixed: Any,
+) -> Callable[[Build], Build]:
+    """Register a function that builds a network, for ``make_model`` and the command line.
 
+    The contract tests run over everything that is registered.
 
-MODELS: dict[str, Entry] = {
-    "softmax": Entry(softmax_regression, "vectors", "softmax regression"),
-    "mlp": Entry(_perceptron, "vectors", "multilayer perceptron"),
-    "deep_linear": Entry(_deep_linear, "vectors", "deep linear network"),
-    "lenet5": Entry(lenet5, "images", "LeNet-5", 28),
-    "all_cnn": Entry(all_cnn, "images", "All-CNN-C, nine convolutions"),
-    "vgg16": Entry(partial(vgg16, batch_norm=False), "images", "VGG-16", 32),
-    "vgg16bn": Entry(partial(vgg16, batch_norm=True), "images", "VGG-16 with batch norm", 32),
-    "preresnet110": Entry(partial(preresnet, depth=110), "images", "pre-activation ResNet-110"),
-    "preresnet164": Entry(partial(preresnet, depth=164), "images", "pre-activation ResNet-164"),
-    "wide_resnet": Entry(wide_resnet, "images", "WideResNet, 28×10 unless told"),
-    "resnext29": Entry(resnext29, "images", "ResNeXt-29, 8 × 64d unless told"),
-    "resnet50": Entry(resnet50, "images", "ResNet-50"),
-    "resnet101": Entry(resnet101, "images", "ResNet-101"),
-    "lstm": Entry(lstm, "tokens", "three-layer LSTM language model"),
-    "gpt": Entry(gpt, "tokens", "small GPT"),
-}
+    Args:
+        name: The name to ask for.
+        takes: What one sample is: "vectors" (the function takes ``inputs``, ``classes`` and
+            ``seed``), "images" (``channels``, ``classes``, ``seed``) or "tokens" (``vocabulary``,
+            ``seed``).
+        description: A few words for lists.
+        parameters: Published numbers of parameters, by the number of classes.
+        side: The height and width of its images, where it takes no others.
+        small: Options that make it small enough for a test.
+        fixed: Arguments of the function that this name decides.
+    """
+    require(name not in MODELS, "name", "not be taken", repr(name))
+    require_choice(takes, "takes", ("vectors", "images", "tokens"))
+
+    def add(build: Build) -> Build:
+        made = partial(build, **fixed) if fixed else build
+        MODELS[name] = Entry(made, takes, description, side, parameters or {}, small or {})
+        return build
+
+    return add
 
 
 def make_model(
@@ -103,9 +99,7 @@ def make_model(
         require_count(size, "shape")
     if entry.takes == "images":
         sides = "height, width" if entry.side is None else f"{entry.side}, {entry.side}"
-        fits = len(shape) == 3 and (
-            entry.side is None or tuple(shape[1:]) == (entry.side, entry.side)
-        )
+        fits = len(shape) == 3 and (entry.side is None or tuple(shape[1:]) == (entry.side,) * 2)
         require(fits, "shape", f"be (channels, {sides}) for {name!r}", repr(tuple(shape)))
         return entry.build(channels=shape[0], classes=classes, seed=seed, **options)
     model = entry.build(inputs=math.prod(shape), classes=classes, seed=seed, **options)

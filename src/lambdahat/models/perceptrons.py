@@ -11,6 +11,7 @@ from torch import nn
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat.models.initial import initialize
+from lambdahat.models.model_registry import register_model
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -46,6 +47,7 @@ def mlp(
     return model
 
 
+@register_model("softmax", "vectors", "softmax regression", {10: 7_850})
 def softmax_regression(inputs: int = 784, classes: int = 10, seed: int = 0) -> nn.Sequential:
     """One linear layer: 7,850 parameters for the images of MNIST.
 
@@ -69,6 +71,27 @@ def deep_linear(sizes: Sequence[int], bias: bool = False, seed: int = 0) -> nn.S
         )
     initialize(model, seed, "deep_linear")
     return model
+
+
+@register_model(
+    "mlp", "vectors", "multilayer perceptron", small={"widths": (5,), "activation": "tanh"}
+)
+def _perceptron(
+    inputs: int,
+    classes: int,
+    widths: Sequence[int] = (128,),
+    activation: str = "relu",
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> nn.Sequential:
+    return mlp([inputs, *widths, classes], activation, seed, dropout)
+
+
+@register_model("deep_linear", "vectors", "deep linear network", small={"widths": (3,)})
+def _deep_linear(
+    inputs: int, classes: int, widths: Sequence[int] = (32, 32), seed: int = 0
+) -> nn.Sequential:
+    return deep_linear([inputs, *widths, classes], seed=seed)
 
 
 def dropouts(rate: float) -> list[Callable[[], nn.Module]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lambdahat._core.check import require, require_choice, require_count
 from lambdahat.models.initial import he, initialize
+from lambdahat.models.model_registry import register_model
 from lambdahat.models.perceptrons import dropouts
 
 
@@ -18,14 +19,10 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int = 1) -> None:
         super().__init__()
         self.branch = nn.Sequential(
-            nn.Conv2d(inputs, inner, 1, bias=False),
-            nn.BatchNorm2d(inner),
-            nn.ReLU(),
+            *(nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()),
             nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False),
-            nn.BatchNorm2d(inner),
-            nn.ReLU(),
-            nn.Conv2d(inner, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
+            *(nn.BatchNorm2d(inner), nn.ReLU()),
+            *(nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
@@ -39,6 +36,7 @@ class Bottleneck(nn.Module):
         return out
 
 
+@register_model("resnet50", "images", "ResNet-50", {1000: 25_557_032})
 def resnet50(
     channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0
 ) -> nn.Sequential:
@@ -50,6 +48,7 @@ def resnet50(
     return _resnet((3, 4, 6, 3), channels, classes, stem, seed, "resnet50")
 
 
+@register_model("resnet101", "images", "ResNet-101", {1000: 44_549_160})
 def resnet101(
     channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0
 ) -> nn.Sequential:
@@ -57,6 +56,12 @@ def resnet101(
     return _resnet((3, 4, 23, 3), channels, classes, stem, seed, "resnet101")
 
 
+@register_model(
+    "resnext29",
+    "images",
+    "ResNeXt-29, 8 × 64d by default",
+    small={"cardinality": 2, "base_width": 4},
+)
 def resnext29(
     channels: int = 3, classes: int = 10, cardinality: int = 8, base_width: int = 64, seed: int = 0
 ) -> nn.Sequential:
@@ -122,15 +127,9 @@ class PreactivationBottleneck(nn.Module):
         super().__init__()
         outputs = EXPANSION * width
         self.branch = nn.Sequential(
-            nn.BatchNorm2d(inputs),
-            nn.ReLU(),
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, outputs, 1, bias=False),
+            *(nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, width, 1, bias=False)),
+            *(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, stride, 1, bias=False)),
+            *(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, outputs, 1, bias=False)),
         )
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -140,6 +139,8 @@ class PreactivationBottleneck(nn.Module):
         return out
 
 
+@register_model("preresnet164", "images", "pre-activation ResNet-164", {100: 1_726_388}, depth=164)
+@register_model("preresnet110", "images", "pre-activation ResNet-110", depth=110)
 def preresnet(
     depth: int = 164, channels: int = 3, classes: int = 10, seed: int = 0
 ) -> nn.Sequential:
@@ -161,14 +162,8 @@ def preresnet(
             for block in range(blocks):
                 layers.append(PreactivationBottleneck(inputs, width, stride if block == 0 else 1))
                 inputs = EXPANSION * width
-        head = [
-            nn.BatchNorm2d(inputs),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(inputs, classes),
-        ]
-        model = nn.Sequential(*layers, *head)
+        norm = (nn.BatchNorm2d(inputs), nn.ReLU())
+        model = nn.Sequential(*layers, *norm, *_head(inputs, classes))
     initialize(model, seed, f"preresnet{depth}", he)
     return model
 
@@ -179,12 +174,9 @@ class WideBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.branch = nn.Sequential(
-            nn.BatchNorm2d(inputs),
-            nn.ReLU(),
-            nn.Conv2d(inputs, outputs, 3, 1, 1, bias=bias),
+            *(nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, outputs, 3, 1, 1, bias=bias)),
             *(make() for make in dropouts(dropout)),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
+            *(nn.BatchNorm2d(outputs), nn.ReLU()),
             nn.Conv2d(outputs, outputs, 3, stride, 1, bias=bias),
         )
         same = stride == 1 and inputs == outputs
@@ -195,6 +187,13 @@ class WideBlock(nn.Module):
         return out
 
 
+@register_model(
+    "wide_resnet",
+    "images",
+    "WideResNet, 28×10 by default",
+    {100: 36_546_980},
+    small={"depth": 10, "width": 1},
+)
 def wide_resnet(
     depth: int = 28,
     width: int = 10,
@@ -224,13 +223,7 @@ def wide_resnet(
                     WideBlock(inputs, outputs, stride if block == 0 else 1, bias, dropout)
                 )
                 inputs = outputs
-        head = [
-            nn.BatchNorm2d(inputs),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(inputs, classes),
-        ]
-        model = nn.Sequential(*layers, *head)
+        norm = (nn.BatchNorm2d(inputs), nn.ReLU())
+        model = nn.Sequential(*layers, *norm, *_head(inputs, classes))
     initialize(model, seed, f"wide_resnet{depth}x{width}", he)
     return model

@@ -39,7 +39,7 @@ from lambdahat._core.storage import (
 )
 from lambdahat.data.catalogue import load
 from lambdahat.data.splits import Split
-from lambdahat.models.model_registry import make_model
+from lambdahat.models import make_model
 from lambdahat.problem import Problem
 from lambdahat.problem.network import named_tensors
 

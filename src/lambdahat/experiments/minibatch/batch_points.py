@@ -28,7 +28,7 @@ from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Reading, mean_of
 from lambdahat.experiments.kit.training import PHOTOGRAPHS
 from lambdahat.krylov import lanczos, random_vector
-from lambdahat.models.model_registry import make_model
+from lambdahat.models import make_model
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem

@@ -31,7 +31,7 @@ from lambdahat.estimators import eigenpairs, variance
 from lambdahat.experiments.kit.cells import Row, Rows
 from lambdahat.experiments.kit.claims import Reading, Table, mean_of, table
 from lambdahat.experiments.minibatch.batch_points import cut, load_split
-from lambdahat.models.model_registry import make_model
+from lambdahat.models import make_model
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import (
