@@ -111,18 +111,6 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
         load("mnist", tmp_path / "nowhere")
 
 
-def test_every_entry_is_complete():
-    for name, entry in CATALOGUE.items():
-        if entry.bundled:
-            continue
-        assert entry.sources or entry.manual, name
-        assert entry.folders[0] == name
-        for file in entry.forms[0] if entry.sources else ():
-            assert file.digest.startswith(("sha256:", "md5:")), file
-            kind, _, digest = file.digest.partition(":")
-            assert len(digest) == {"sha256": 64, "md5": 32}[kind]
-
-
 def test_the_cache_is_where_the_platform_keeps_data(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lambdahat._core.rng import generator
-from lambdahat.data import CATALOGUE, Split, augment, digits_split, load
+from lambdahat.data import Split, augment, digits_split, load
 from lambdahat.data.splits import image_split
 
 
@@ -71,15 +71,6 @@ def test_digits_by_name_are_the_digits():
     ours, theirs = load("digits", seed=3, held_out=0.5), digits_split(3, 0.5)
     assert torch.equal(ours.train[0], theirs.train[0])
     assert torch.equal(ours.test[1], theirs.test[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("digits", (64,)), ("xord", (10,)), ("synthetic-regression", (256,))]
-)
-def test_what_comes_with_the_package_has_the_counts_it_says(name, shape):
-    split = load(name)
-    assert (len(split.train[0]), len(split.test[0])) == CATALOGUE[name].counts
-    assert split.shape == shape
 
 
 def numbered(count=64, side=6):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lambdahat.data import Text, load, load_text, streams
-from lambdahat.data.texts import windows
+from lambdahat.data.splits import windows
 
 TRAIN = " the cat sat \n the cat <unk> \n the dog sat \n"
 

@@ -8,10 +8,10 @@ from lambdahat.data.built_in import (
     xor,
     xord,
 )
-from lambdahat.data.catalogue import CATALOGUE, check, fetch, load, load_text
+from lambdahat.data.catalogue import CATALOGUE, check, fetch, load, load_text, register_dataset
 from lambdahat.data.image_files import ImageFolder
-from lambdahat.data.splits import Split, augment
-from lambdahat.data.texts import Text, streams
+from lambdahat.data.splits import Split, Text, augment
+from lambdahat.data.texts import streams
 
 __all__ = [
     "CATALOGUE",
@@ -25,6 +25,7 @@ __all__ = [
     "fetch",
     "load",
     "load_text",
+    "register_dataset",
     "streams",
     "synthetic_regression",
     "teacher_student",

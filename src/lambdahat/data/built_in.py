@@ -9,11 +9,114 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import require, require_count
+from lambdahat._core.check import require_count, require_number
 from lambdahat._core.rng import generator
+from lambdahat.data.catalogue import register_dataset
 from lambdahat.data.splits import Split
 
 
+def digits() -> tuple[Tensor, Tensor]:
+    """1,797 images of 8 × 8 pixels as x (1797, 64) float32 in [0, 1], and their labels y (1797,)
+    int64.
+
+    Source: UCI, Optical Recognition of Handwritten Digits, through scikit-learn (see ``README.md``
+    beside this file).
+
+    >>> x, y = digits()
+    >>> tuple(x.shape), float(x.max()), y[:5].tolist()
+    ((1797, 64), 1.0, [0, 1, 2, 3, 4])
+    """
+    with (
+        files("lambdahat.data").joinpath("digits.npz").open("rb") as stream,
+        np.load(stream) as stored,
+    ):
+        images, labels = stored["images"], stored["labels"]
+    return torch.from_numpy(images.astype(np.float32) / 16.0), torch.from_numpy(
+        labels.astype(np.int64)
+    )
+
+
+@register_dataset(
+    "digits",
+    "handwritten digits, 8 × 8, with the package",
+    (1438, 359),
+    {"seed": 0, "held_out": 0.2},
+)
+def digits_split(seed: int = 0, held_out: float = 0.2) -> Split:
+    """``digits()`` split at random by ``seed`` into (training, held-out) pairs; ``held_out`` is the
+    fraction held out.
+    """
+    require_number(held_out, "held_out", "(0, 1)")
+    x, y = digits()
+    order = torch.randperm(len(x), generator=generator(seed, "digits_split"))
+    rest, train = order.split([round(held_out * len(x)), len(x) - round(held_out * len(x))])
+    return Split((x[train], y[train]), (x[rest], y[rest]), 10)
+
+
+def xor() -> tuple[Tensor, Tensor]:
+    """The four points x (4, 2) of ±1 and their labels y (4,) int64, 1 where the two inputs differ.
+
+    >>> x, y = xor()
+    >>> x.tolist(), y.tolist()
+    ([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]], [0, 1, 1, 0])
+    """
+    x = _points(2)
+    return x, (x[:, 0] != x[:, 1]).long()
+
+
+@register_dataset(
+    "xord",
+    "detection of an XOR among pairs of ±1, made on the spot",
+    (12, 10),
+    {"pairs": 5, "train": 12, "test": 10, "seed": 0},
+)
+def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Split:
+    """XOR detection (§4.2.1 of the regularization thesis): does any of the ``pairs`` of inputs hold
+    an XOR?
+
+    Inputs are ±1, of shape (n, 2·pairs). Half of each part is labelled 1 and holds an XOR in
+    exactly one pair; half is labelled 0 and holds none. No point is drawn twice, so that no test
+    sample has been trained on.
+
+    >>> (x, y), _ = xord()
+    >>> tuple(x.shape), int(y.sum())
+    ((12, 10), 6)
+    """
+    require_count(pairs, "pairs", most=10)
+    for name, count in (("train", train), ("test", test)):
+        if require_count(count, name) % 2 != 0:
+            raise ValueError(f"{name} must be even: half of it is labelled 1, got {count!r}")
+    points = _points(2 * pairs)
+    differing = (points.view(-1, pairs, 2).prod(-1) < 0).sum(1)
+    half, all_halves = train // 2, (train + test) // 2
+    if all_halves > 2**pairs:
+        raise ValueError(
+            f"train + test must be at most {2 ** (pairs + 1)} for {pairs} pairs, got"
+            f" {train + test!r}; raise pairs"
+        )
+    rng = generator(seed, "xord")
+    chosen = [
+        pool[torch.randperm(len(pool), generator=rng)[:all_halves]]
+        for pool in (points[differing == 0], points[differing == 1])  # no XOR, and one
+    ]
+    parts = [
+        torch.cat([drawn[part] for drawn in chosen]) for part in (slice(half), slice(half, None))
+    ]
+    labels = [torch.arange(2).repeat_interleave(len(part) // 2) for part in parts]
+    return Split((parts[0], labels[0]), (parts[1], labels[1]), classes=2)
+
+
+def _points(inputs: int) -> Tensor:
+    """All 2^inputs points of ±1."""
+    return torch.tensor(list(product((-1.0, 1.0), repeat=inputs)))
+
+
+@register_dataset(
+    "synthetic-regression",
+    "a sine and a line of 256 inputs with noise, made on the spot",
+    (1600, 400),
+    {"samples": 2000, "inputs": 256, "noise": 1.0, "held_out": 0.2, "seed": 0},
+)
 def synthetic_regression(
     samples: int = 2000,
     inputs: int = 256,
@@ -33,7 +136,7 @@ def synthetic_regression(
     """
     require_count(samples, "samples", least=2)
     require_count(inputs, "inputs")
-    require(0 < held_out < 1, "held_out", "lie in (0, 1)", repr(held_out))
+    require_number(held_out, "held_out", "(0, 1)")
     rng = generator(seed, "synthetic_regression")
     x = b * torch.rand(samples, inputs, generator=rng, dtype=torch.float64)
     wave, slope = (c * torch.rand(inputs, 1, generator=rng, dtype=torch.float64) for _ in range(2))
@@ -62,7 +165,7 @@ def teacher_student(
     """
     for name, count in (("inputs", inputs), ("train", train), ("test", test)):
         require_count(count, name)
-    require(noise >= 0, "noise", "be at least 0", repr(noise))
+    require_number(noise, "noise", "[0, inf)")
     rng = generator(seed, "teacher_student")
     x = torch.randn(train + test, inputs, generator=rng)
     like = next(teacher.parameters(), x)
@@ -76,92 +179,3 @@ def teacher_student(
 def _parted(x: Tensor, y: Tensor, test: int) -> Split:
     """The last ``test`` samples apart; ``classes`` counts the outputs."""
     return Split((x[:-test], y[:-test]), (x[-test:], y[-test:]), classes=y.shape[1])
-
-
-def xor() -> tuple[Tensor, Tensor]:
-    """The four points x (4, 2) of ±1 and their labels y (4,) int64, 1 where the two inputs differ.
-
-    >>> x, y = xor()
-    >>> x.tolist(), y.tolist()
-    ([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]], [0, 1, 1, 0])
-    """
-    x = _points(2)
-    return x, (x[:, 0] != x[:, 1]).long()
-
-
-def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Split:
-    """XOR detection (§4.2.1 of the regularization thesis): does any of the ``pairs`` of inputs hold
-    an XOR?
-
-    Inputs are ±1, of shape (n, 2·pairs). Half of each part is labelled 1 and holds an XOR in
-    exactly one pair; half is labelled 0 and holds none. No point is drawn twice, so that no test
-    sample has been trained on.
-
-    >>> (x, y), _ = xord()
-    >>> tuple(x.shape), int(y.sum())
-    ((12, 10), 6)
-    """
-    require_count(pairs, "pairs", most=10)
-    for name, count in (("train", train), ("test", test)):
-        if require_count(count, name) % 2 != 0:
-            raise ValueError(f"{name} must be even: half of it is labelled 1, got {count!r}")
-    points = _points(2 * pairs)
-    differing = (points.view(-1, pairs, 2).prod(-1) < 0).sum(1)
-    half, all_halves = train // 2, (train + test) // 2
-    if all_halves > 2**pairs:
-        raise ValueError(
-            f"train + test must be at most {2 ** (pairs + 1)} for {pairs} pairs, got"
-            f" {train + test!r}; raise pairs"
-        )
-    rng = generator(seed, "xord")
-    chosen = [
-        pool[torch.randperm(len(pool), generator=rng)[:all_halves]]
-        for pool in _pools(points, differing)
-    ]
-    parts = [
-        torch.cat([drawn[part] for drawn in chosen]) for part in (slice(half), slice(half, None))
-    ]
-    labels = [torch.arange(2).repeat_interleave(len(part) // 2) for part in parts]
-    return Split((parts[0], labels[0]), (parts[1], labels[1]), classes=2)
-
-
-def _pools(points: Tensor, differing: Tensor) -> tuple[Tensor, Tensor]:
-    """The points with no XOR, and those with one."""
-    return points[differing == 0], points[differing == 1]
-
-
-def _points(inputs: int) -> Tensor:
-    """All 2^inputs points of ±1."""
-    return torch.tensor(list(product((-1.0, 1.0), repeat=inputs)))
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    """1,797 images of 8 × 8 pixels as x (1797, 64) float32 in [0, 1], and their labels y (1797,)
-    int64.
-
-    Source: UCI, Optical Recognition of Handwritten Digits, through scikit-learn (see ``README.md``
-    beside this file).
-
-    >>> x, y = digits()
-    >>> tuple(x.shape), float(x.max()), y[:5].tolist()
-    ((1797, 64), 1.0, [0, 1, 2, 3, 4])
-    """
-    with (
-        files("lambdahat.data").joinpath("digits.npz").open("rb") as stream,
-        np.load(stream) as stored,
-    ):
-        images, labels = stored["images"], stored["labels"]
-    return torch.from_numpy(images.astype(np.float32) / 16.0), torch.from_numpy(
-        labels.astype(np.int64)
-    )
-
-
-def digits_split(seed: int = 0, held_out: float = 0.2) -> Split:
-    """``digits()`` split at random by ``seed`` into (training, held-out) pairs; ``held_out`` is the
-    fraction held out.
-    """
-    require(0 < held_out < 1, "held_out", "lie in (0, 1)", repr(held_out))
-    x, y = digits()
-    order = torch.randperm(len(x), generator=generator(seed, "digits_split"))
-    rest, train = order.split([round(held_out * len(x)), len(x) - round(held_out * len(x))])
-    return Split((x[train], y[train]), (x[rest], y[rest]), 10)

