@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambdahat.data.unpickling import unpickle
+from lambdahat.data.image_files import unpickle
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "faults.py"
 spec = importlib.util.spec_from_file_location("faults", SCRIPT)

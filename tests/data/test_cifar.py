@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lambdahat.data import load
-from lambdahat.data.unpickling import unpickle
+from lambdahat.data.image_files import unpickle
 from tests.data.standard_files import colours, dump
 
 

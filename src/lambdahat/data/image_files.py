@@ -18,10 +18,10 @@ from torch.utils.data import Dataset
 from lambdahat._core.check import describe, require, require_choice, require_count
 from lambdahat._core.progress import report
 from lambdahat._core.storage import read_arrays
+from lambdahat._core.unpickling import read_pickle
 from lambdahat.data.catalogue import register_dataset
 from lambdahat.data.sources import CURE, Archive, Debian, File, Mirror, Npm, contents
 from lambdahat.data.splits import Split, image_split, scaled
-from lambdahat.data.unpickling import unpickle
 
 UNIT = {"normalization": "unit"}
 NAMES = (
@@ -234,6 +234,19 @@ def read_batch(path: Path, classes: int) -> Part:
     key = "fine_labels" if classes == 100 else "labels"
     data, labels = _entries(batch, path, "data", key)
     return checked(data, labels, path, classes)
+
+
+def unpickle(path: Path) -> dict[str, Any]:
+    """The dictionary in a pickled batch, with text keys. Bytes of Python 2 stay bytes."""
+    data = contents(path)
+    require(bool(data), str(path), "be a pickled dictionary of arrays", "an empty file", CURE)
+    try:
+        return read_pickle(data)
+    except (ValueError, OverflowError, Warning) as error:  # Python warns of odd escapes in text
+        got = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{path} must be a pickled dictionary of arrays, got {got}; {CURE}"
+        ) from None
 
 
 def _entries(batch: Mapping[str, Any], path: Path, *keys: str) -> Any:

@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 import pickletools
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._core.check import describe, require
-from lambdahat.data.sources import CURE, contents
+from lambdahat._core.check import describe
 
 # ImageNet's largest batch takes fewer than 400,000; each may hold a few hundred bytes
 MOST_OPERATIONS = 4_000_000
@@ -272,16 +270,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple) and all(isinstance(item, SCALARS) for item in value):
         return list(value)
     raise Refused(f"a {type(value).__name__} of other things than numbers and texts")
-
-
-def unpickle(path: Path) -> dict[str, Any]:
-    """The dictionary in a pickled batch, with text keys. Bytes of Python 2 stay bytes."""
-    data = contents(path)
-    require(bool(data), str(path), "be a pickled dictionary of arrays", "an empty file", CURE)
-    try:
-        return read_pickle(data)
-    except (ValueError, OverflowError, Warning) as error:  # Python warns of odd escapes in text
-        got = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{path} must be a pickled dictionary of arrays, got {got}; {CURE}"
-        ) from None
