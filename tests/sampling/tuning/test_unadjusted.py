@@ -244,7 +244,7 @@ def test_the_step_is_set_against_noise_where_chains_have_cooled():
     few per cent too much.
     """
     case = next(case for case in suite() if case.name == "data-linear-4-3-4-r1-noisy")
-    found = llc(case.make(), batch_size=512, seed=0, max_gradients=16_000)
+    found = llc(case.make(), batch_size=512, seed=0, max_gradients=8000)
     truth = float(case.truth(found.nbeta, found.localization))
     assert found.raw < 1.3 * truth
     assert abs(found.value - truth) < 3 * found.stderr
@@ -258,7 +258,7 @@ def test_batches_without_noise_take_the_largest_stable_step(kernel):
     torch.nn.init.ones_(model.weight)
     problem = Problem(model, "mse", (x, y))
     found = llc(
-        problem, kernel=kernel, batch_size=10, localization=1.0, nbeta=400.0, max_gradients=8000
+        problem, kernel=kernel, batch_size=10, localization=1.0, nbeta=400.0, max_gradients=4000
     )
     truth = exact.quadratic([0.5] * 4, found.nbeta, found.localization)
     assert found.chains.noise["trace"] == pytest.approx(0.0, abs=1e-12)
@@ -306,7 +306,7 @@ def test_heat_of_small_batches_is_taken_off(kernel):
 
 def test_a_thermostat_absorbs_the_noise_of_small_batches():
     problem = regression(samples=20_000, width=20)
-    found = llc(problem, kernel="sgnht", batch_size=128, seed=1, max_gradients=40_000)
+    found = llc(problem, kernel="sgnht", batch_size=128, seed=1, max_gradients=16_000)
     truth = exact.quadratic(eigenvalues(problem), found.nbeta, found.localization)
     assert abs(found.value - truth) < 3 * found.stderr < 0.4 * truth
 
