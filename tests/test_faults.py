@@ -30,6 +30,7 @@ SLOW = (
     "workers and threads",
     "memory budgets",
     "dead ranks",
+    "killed sweeps",  # test_kills_lose_nothing in experiments/test_sweeps.py kills more of them
 )  # many processes, or many results
 
 
@@ -78,13 +79,15 @@ def test_a_process_that_dies_is_counted_as_lost(tmp_path, monkeypatch):
 
 
 DRIVER = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from lambdahat.experiments.kit.sweeps import ending_descendants
 with ending_descendants():
     inner = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True)"
-    inner += "; time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", inner], start_new_session=True)
-    time.sleep(2)
+    inner += "; print('started', flush=True); time.sleep(600)"
+    started = subprocess.Popen(
+        [sys.executable, "-c", inner], start_new_session=True, stdout=subprocess.PIPE
+    )
+    started.stdout.readline()
     print("ready", flush=True)
     time.sleep(float(sys.argv[1]))
 """
@@ -94,7 +97,7 @@ with ending_descendants():
 @pytest.mark.parametrize("killed", [True, False])
 def test_descendants_end_with_a_driver_that_is_killed(killed):
     """As ray's agents do: in sessions of their own, started by a process that is started for us."""
-    command = [sys.executable, "-c", DRIVER, "600" if killed else "4"]
+    command = [sys.executable, "-c", DRIVER, "600" if killed else "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
         driver.stdout.readline()
         family = set(faults.descendants(driver.pid))

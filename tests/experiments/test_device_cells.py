@@ -2,7 +2,6 @@
 
 import importlib.util
 import sqlite3
-import subprocess
 import sys
 
 import pytest
@@ -67,7 +66,12 @@ def test_cells_of_one_training_come_together_in_the_order_of_the_first(script):
     assert [work.name for work in flat] == ["averaging-schedules", "averaging-starts"]
 
 
-def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(script, tmp_path):
+def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(
+    script, tmp_path, monkeypatch, capsys
+):
+    # its processes import the script by its name
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
     def run(*specs, guess):
         options = [
             "--out",
@@ -77,8 +81,9 @@ def test_a_run_stores_each_cell_once_and_begins_none_that_is_too_long(script, tm
             "--cpu=1",
             f"--guess={guess}",
         ]
-        command = [sys.executable, script.__file__, "run", *specs, *options]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        monkeypatch.setattr(sys, "argv", [script.__file__, "run", *specs, *options])
+        script.main()
+        return capsys.readouterr().out
 
     one, other = "deep-linear-toy/smoke@cpu", "vector-fields/smoke@cpu"
     store, cells = Store(tmp_path, "deep-linear-toy", "smoke"), script.works(one, {})
