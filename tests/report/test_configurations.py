@@ -47,6 +47,10 @@ LINES = {
         "net: ffnn 2 64 · nets: a 1 / b 2 · depth: 3",
     ),
     "what is long is left out": (Config(3, words="x" * 100), "depth: 3"),
+    "a list of cells": (
+        [{"rate": rate, "seed": seed, "data": "digits"} for rate in (0.1, 0.2) for seed in (0, 1)],
+        "data: digits · seeds: 2 · rate: 0.1 / 0.2",
+    ),
     "no configuration": (None, ""),
 }
 

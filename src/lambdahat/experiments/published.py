@@ -74,8 +74,6 @@ CPU_SCALE = (
     "rules-mnist",
     "rules-cifar10",
     "graph-clusters",
-    "batch-eigenvalues",
-    "eigenvalues-through-training",
     "stable-rates",
     "batch-norm-rates",
     "damping",

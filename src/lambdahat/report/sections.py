@@ -62,7 +62,9 @@ LONG = 80  # letters of one part
 
 
 def in_full(config: Any) -> dict[str, str]:
-    """Every field of a configuration; of one that is no dataclass, none."""
+    """Every field of a configuration, or the number of its cells."""
+    if isinstance(config, list):
+        return {"config: cells": str(len(config))}
     if not dataclasses.is_dataclass(config):
         return {}
     return {f"config: {f.name}": str(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -88,7 +90,15 @@ def in_short(config: Any) -> str:
 
 
 def _scalars(config: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a configuration and of those inside it; outer fields hide inner ones."""
+    """The fields of a configuration and of those inside it; outer fields hide inner ones.
+
+    Of a list of cells the settings are told, and how many seeds there are.
+    """
+    if isinstance(config, list):
+        seeds = {cell.get("seed") for cell in config} - {None}
+        found = ((name, value) for cell in config for name, value in cell.items() if name != "seed")
+        yield from (pair for pair in found if pair[1] and _is_scalar(pair[1]))
+        yield from [("seeds", len(seeds))] * bool(seeds)
     if not dataclasses.is_dataclass(config):
         return
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
