@@ -167,13 +167,8 @@ def _sampled(
 
 def _require_finite(diagonal: Tensor) -> None:
     finite = bool(torch.isfinite(diagonal).all())
-    require(
-        finite,
-        "the operator",
-        "give finite products",
-        "NaN or infinity",
-        "look for a NaN loss or parameter",
-    )
+    expected = "give finite products"
+    require(finite, "the operator", expected, "NaN or infinity", "look for a NaN loss or parameter")
 
 
 def _wanted(count: int, error: float, allowed: float) -> float:

@@ -95,12 +95,9 @@ def eigenpairs(
     require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
     if operator.device.type == "cpu" and operator.budget() is not None:
         basis = "device"  # the host's memory is no other
-    elsewhere = (
-        operator.free_memory(torch.device("cpu")) * MEMORY_SHARE
-        if basis == "host" and max_memory is None
-        else max_memory
-    )
-    capacity = basis_capacity(operator, count, elsewhere)
+    if basis == "host" and max_memory is None:
+        max_memory = operator.free_memory(torch.device("cpu")) * MEMORY_SHARE
+    capacity = basis_capacity(operator, count, max_memory)
     unit = Normalised(operator)
     found = thick_restart_lanczos(
         unit,
@@ -140,13 +137,11 @@ def power_iteration(
     if operator.budget() is not None:
         vector = operator.dim * working_dtype(operator).itemsize
         room, column = operator.room(1.0) - HELD * k * vector, vector + operator.column_bytes()
-        require(
-            room >= column,
-            "memory",
-            f"hold {HELD * k} vectors, {HELD * k * vector:,} bytes, for {k} pairs and a product",
-            f"{operator.budget():,}, of which {operator.room(1.0):,.0f} are left for them",
-            "raise it, or ask for fewer pairs",
+        expected = (
+            f"hold {HELD * k} vectors, {HELD * k * vector:,} bytes, for {k} pairs and a product"
         )
+        got = f"{operator.budget():,}, of which {operator.room(1.0):,.0f} are left for them"
+        require(room >= column, "memory", expected, got, "raise it, or ask for fewer pairs")
         columns = int(room // column)
     unit = Normalised(operator)
     found = simultaneous_power_iteration(
@@ -263,22 +258,17 @@ def basis_capacity(operator: LinearOperator, count: int, max_memory: float | Non
     ``max_memory``.
     """
     row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
-    allowed = (
-        operator.room(MEMORY_SHARE)
-        if max_memory is None
-        else require_positive(max_memory, "max_memory")
-    )
+    if max_memory is None:
+        allowed = operator.room(MEMORY_SHARE)
+    else:
+        allowed = require_positive(max_memory, "max_memory")
     if max_memory is None and operator.budget() is not None:
         row = basis_bytes(1, operator.dim, working_dtype(operator), "device")
         allowed -= (count + WORKING) * row
     least, most = min(count + 3, operator.dim), min(max(4 * count, 200), operator.dim)
     rows = int(min(allowed // row, most + 1))
     name = "max_memory" if max_memory is not None or operator.budget() is None else "memory"
-    require(
-        rows > least,
-        name,
-        f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",
-        f"{allowed:,.0f} bytes for them",
-        "raise it, or ask for fewer pairs",
-    )
+    expected = f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs"
+    got = f"{allowed:,.0f} bytes for them"
+    require(rows > least, name, expected, got, "raise it, or ask for fewer pairs")
     return rows - 1

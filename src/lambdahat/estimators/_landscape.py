@@ -45,15 +45,13 @@ def landscape(
     """
     require_problem(problem)
     vectors, names = _directions(problem, directions, seed)
-    require(
-        labels is None or len(labels) == len(names), "labels", f"have {len(names)} entries", labels
-    )
+    fine = labels is None or len(labels) == len(names)
+    require(fine, "labels", f"have {len(names)} entries", labels)
     offsets = _offsets(distance, require_count(points, "points", least=2))
     other = held_out if held_out is None or isinstance(held_out, Problem) else problem.on(held_out)
     if other is not None:
-        require(
-            other.space == problem.space, "held_out", "have the problem's parameters", repr(other)
-        )
+        fine = other.space == problem.space
+        require(fine, "held_out", "have the problem's parameters", repr(other))
     loss = np.empty((points,) * len(vectors))
     test = None if other is None else np.empty_like(loss)
     for done, index in enumerate(product(range(points), repeat=len(vectors)), start=1):
@@ -85,13 +83,9 @@ def random_direction(
     if not filters:
         return drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
     own = problem.space.unflatten(problem.vector.double().cpu())
-    require(
-        any(tensor.ndim > 1 for tensor in own.values()),
-        "the problem",
-        "have a weight of two dimensions or more",
-        "only vectors",
-        'use the direction "random"',
-    )
+    fine = any(tensor.ndim > 1 for tensor in own.values())
+    expected = "have a weight of two dimensions or more"
+    require(fine, "the problem", expected, "only vectors", 'use the direction "random"')
     for key, noise in problem.space.unflatten(drawn).items():
         if noise.ndim < 2:
             noise.zero_()
@@ -123,12 +117,8 @@ def _directions(problem: Problem, asked: Any, seed: int) -> tuple[list[Tensor], 
     items: list[Direction] = (
         [asked] if isinstance(asked, str | Tensor | Eigenpairs) else list(asked)
     )
-    require(
-        len(items) in (1, 2),
-        "directions",
-        "be one (a line) or two (a plane)",
-        f"{len(items)} directions",
-    )
+    fine = len(items) in (1, 2)
+    require(fine, "directions", "be one (a line) or two (a plane)", f"{len(items)} directions")
     pairs = [_direction(problem, item, i, seed) for i, item in enumerate(items)]
     labels = [label for _, label in pairs]
     if len(set(labels)) < len(labels):  # two of one kind
@@ -145,9 +135,8 @@ def _direction(problem: Problem, asked: Any, i: int, seed: int) -> tuple[Tensor,
     if isinstance(asked, Eigenpairs):
         asked, label = asked.vectors[:, 0], f"the eigenvector of λ = {float(asked.values[0]):.4g}"
     fits = isinstance(asked, Tensor) and asked.shape == (problem.num_parameters,)
-    require(
-        fits, "directions", f"have shape ({problem.num_parameters},), one for each parameter", asked
-    )
+    expected = f"have shape ({problem.num_parameters},), one for each parameter"
+    require(fits, "directions", expected, asked)
     vector = asked.detach().to(problem.device, problem.dtype)
     moves = bool(torch.isfinite(vector).all()) and bool(vector.any())
     require(moves, "directions", "be finite and not zero", "a vector that is not")
@@ -181,11 +170,10 @@ def _loss_on(here: Problem, other: Problem) -> float:
             weight * here.batch_loss(parameters, batch).double().reshape(())
             for weight, batch in other.share
         ]
-        total = (
-            torch.stack(parts).sum()
-            if parts
-            else torch.zeros((), dtype=torch.float64, device=other.device)
-        )
+        if parts:
+            total = torch.stack(parts).sum()
+        else:
+            total = torch.zeros((), dtype=torch.float64, device=other.device)
     return float(other.ranks.sum(total, "a loss on other data", here.vector))
 
 

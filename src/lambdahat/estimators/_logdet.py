@@ -104,13 +104,8 @@ def exact_logdet(operator: LinearOperator, scale: float = 1.0) -> Estimate:
 
 def require_positive_eigenvalue(least: float, kind: str, after: str = "") -> None:
     """Raise where an eigenvalue is known not to be positive."""
-    require(
-        least > 0,
-        "the operator of logdet",
-        "be positive definite",
-        f"the {kind} {least:.3g}{after}",
-        CURE,
-    )
+    expected = "be positive definite"
+    require(least > 0, "the operator of logdet", expected, f"the {kind} {least:.3g}{after}", CURE)
 
 
 def _of_pivots(pivots: Array, error: float = 0.0, cost: int = 0, noise: float = 0.0) -> Estimate:
@@ -167,19 +162,14 @@ def _envelope(matrix: scipy.sparse.csc_array) -> int:
 def _require_room(need: int, operator: LinearOperator) -> None:
     sparse = isinstance(operator, Matrix) and operator.matrix.layout != torch.strided
     bound = operator.budget() is not None and not sparse
-    free = (
-        operator.room(1.0)
-        if bound
-        else free_memory(torch.device("cpu") if sparse else operator.device)
-    )
+    if bound:
+        free = operator.room(1.0)
+    else:
+        free = free_memory(torch.device("cpu") if sparse else operator.device)
     where = "what is left of the problem's memory" if bound else "the free memory"
-    require(
-        need <= free,
-        "method",
-        f"fit into {where}, {free:,.0f} bytes",
-        f"'exact', which {'may need' if sparse else 'needs'} {need:,}",
-        'call logdet(operator, "slq")',
-    )
+    expected = f"fit into {where}, {free:,.0f} bytes"
+    got = f"'exact', which {'may need' if sparse else 'needs'} {need:,}"
+    require(need <= free, "method", expected, got, 'call logdet(operator, "slq")')
 
 
 METHODS = ("slq", "maxent", "chebyshev", "exact")
@@ -253,11 +243,8 @@ def logdet(
     require_choice(method, "method", METHODS)
     operator = require_symmetric(operator, "logdet")
     depth = None if depth is None else require_count(depth, "depth")
-    probes = (
-        None
-        if probes is None
-        else require_count(probes, "probes", 2 if method in ("maxent", "chebyshev") else 1)
-    )
+    if probes is not None:
+        probes = require_count(probes, "probes", 2 if method in ("maxent", "chebyshev") else 1)
     require_precondition(precondition, rank, operator.dim)
     bounds = None if bounds is None else require_interval(bounds, "bounds", least=0.0)
     limit = _require_tolerance(tol, max_matvecs, depth, probes)
@@ -321,22 +308,13 @@ def _require_tolerance(
 ) -> int:
     """The most products, where ``tol`` is given, and that nothing else says how many."""
     if tol is None:
-        require(
-            max_matvecs is None,
-            "max_matvecs",
-            "come with tol",
-            repr(max_matvecs),
-            "depth · probes is the cost",
-        )
+        cure = "depth · probes is the cost"
+        require(max_matvecs is None, "max_matvecs", "come with tol", repr(max_matvecs), cure)
         return 0
     require_positive(tol, "tol")
     alone = depth is None and probes is None
-    require(
-        alone,
-        "tol",
-        "come without depth and probes, which it sets",
-        f"depth={depth!r} and probes={probes!r}",
-    )
+    expected = "come without depth and probes, which it sets"
+    require(alone, "tol", expected, f"depth={depth!r} and probes={probes!r}")
     return (
         LARGEST_DEFAULT
         if max_matvecs is None
@@ -396,13 +374,8 @@ class _Task:
         assert self.bounds is not None
         given = self.bounds[0] * self.scale, self.bounds[1] * self.scale
         got = f"{given} and a Ritz value of{kind} {value * self.scale:.6g}"
-        require(
-            fine,
-            "bounds",
-            "hold the whole spectrum of A",
-            got,
-            "pass wider bounds, or leave them out",
-        )
+        expected = "hold the whole spectrum of A"
+        require(fine, "bounds", expected, got, "pass wider bounds, or leave them out")
 
 
 def _check_bounds(task: _Task) -> int:
@@ -517,16 +490,12 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
         pilot = _pilot(
             task, min(cap, inner.dim, max(1, limit - inner.matvecs + before)), enough, probe
         )
-        probe, depth, apart = (
-            probe + 1,
-            min([*lengths, len(pilot.alpha)]),
-            outliers(task.inner, pilot),
-        )
+        probe = probe + 1
+        depth = min([*lengths, len(pilot.alpha)])
+        apart = outliers(task.inner, pilot)
         if apart is not None and task.deflate and deflations:
-            task, deflations = (
-                dataclasses.replace(task, ready=deflate(task.ready, pilot, apart)),
-                deflations - 1,
-            )
+            task = dataclasses.replace(task, ready=deflate(task.ready, pilot, apart))
+            deflations = deflations - 1
             continue
         task = dataclasses.replace(task, apart=apart, positive=bounded_away(pilot))
         runs = [_without_basis(pilot.leading(depth))]
@@ -540,10 +509,8 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
             noise, bias = float(reading.found.stderr), quantile * reading.bias()
             if bias > 0.9 * allowed:
                 break
-            room, quotient = (
-                math.sqrt(allowed**2 - bias**2),
-                student_quantile(LEVEL, reading.found.dof),
-            )
+            room = math.sqrt(allowed**2 - bias**2)
+            quotient = student_quantile(LEVEL, reading.found.dof)
             missing = max(
                 1, math.ceil(1.1 * len(runs) * (quotient * noise / room) ** 2) - len(runs)
             )
@@ -575,10 +542,8 @@ def _moments_to(
         reading = method(dataclasses.replace(task, depth=min(depth, task.inner.dim), probes=probes))
         found = reading.estimate()
         spent += found.cost - task.ready.cost
-        width, allowed = (
-            float(found.stderr) * student_quantile(LEVEL, found.dof),
-            reading.allowed(tol),
-        )
+        width = float(found.stderr) * student_quantile(LEVEL, found.dof)
+        allowed = reading.allowed(tol)
         if width <= allowed:
             return dataclasses.replace(reading.estimate(reached=True), cost=task.ready.cost + spent)
         noise, bias = (
@@ -600,10 +565,8 @@ def _pilot(
 ) -> Lanczos:
     """The run of the first probe, with its basis."""
     require_count(steps, "depth", 1, task.inner.dim, "at this size op.dense() is exact")
-    start, place = (
-        random_vector(task.inner, task.seed, "sphere", probe),
-        place_for(task.inner, steps, "auto"),
-    )
+    start = random_vector(task.inner, task.seed, "sphere", probe)
+    place = place_for(task.inner, steps, "auto")
     return lanczos(task.inner, start, steps, "logdet", (0, task.count * steps), place, enough)
 
 
@@ -714,11 +677,10 @@ def _chebyshev(task: _Task) -> _Reading:
     value = float(series @ found.values)
     rest = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
     bound = rest if ends.guess == ends.interval[0] else math.inf
-    unsure = (
-        bound
-        if bound <= stderr
-        else min(bound, _limit(fit(found), len(found), ends).distance(value))
-    )
+    if bound <= stderr:
+        unsure = bound
+    else:
+        unsure = min(bound, _limit(fit(found), len(found), ends).distance(value))
     parts = inner.dim * (value + change), inner.dim * stderr, found.cost + ends.cost, ends.status
     return _Reading(
         task, Estimate(*parts, dof=float(task.count - 1)), ends.size, unsure + ends.missed
@@ -740,11 +702,10 @@ def _moved(series: Array, first: tuple[float, float], second: tuple[float, float
 
 def _limit(density: MaxentDensity, count: int, ends: _Ends) -> GaussLimit:
     """Where the Gauss rules go that all measures with the moments of ``density`` share."""
-    low = (
-        ends.interval[0]
-        if ends.sure
-        else BREAKDOWN * float(np.finfo(np.float64).eps) * ends.interval[1]
-    )
+    if ends.sure:
+        low = ends.interval[0]
+    else:
+        low = BREAKDOWN * float(np.finfo(np.float64).eps) * ends.interval[1]
     return limit_of([rule_of(density, count // 2)], low, ends.sure)
 
 
@@ -762,11 +723,10 @@ def _known_moments_correction(
     used, orders = np.arange(1, len(exact) + 1), np.arange(1, len(found))
     products = (means[used[:, None] + orders] + means[np.abs(used[:, None] - orders)]) / 2
     joint = products - np.outer(means[used], means[orders])
-    weights = (
-        np.linalg.lstsq(joint[:, : len(exact)], joint @ slopes, rcond=None)[0]
-        if exact
-        else np.zeros(0)
-    )
+    if exact:
+        weights = np.linalg.lstsq(joint[:, : len(exact)], joint @ slopes, rcond=None)[0]
+    else:
+        weights = np.zeros(0)
     left, covariance = slopes.copy(), found.covariance[1:, 1:]
     left[: len(exact)] -= weights
     before, after = (max(0.0, float(part @ covariance @ part)) for part in (slopes, left))

@@ -39,33 +39,20 @@ def rank_bound(problem: Problem) -> RankBound:
     """
     require_problem(problem)
     model = problem.model
-    require(
-        model is not None,
-        "the problem",
-        "have a model",
-        "one made by from_function",
-        "its neurons are counted",
-    )
+    got = "one made by from_function"
+    require(model is not None, "the problem", "have a model", got, "its neurons are counted")
     assert model is not None
     layers = [
         layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))
     ]
     strange = sorted({type(layer).__name__ for layer in layers if not isinstance(layer, nn.Linear)})
-    require(
-        not strange,
-        "the model",
-        "have parameters in Linear layers only, a feed-forward network",
-        f"parameters in {', '.join(strange)}",
-        "the bound is stated for no other",
-    )
+    expected = "have parameters in Linear layers only, a feed-forward network"
+    got = f"parameters in {', '.join(strange)}"
+    require(not strange, "the model", expected, got, "the bound is stated for no other")
     chain = [layer for layer in layers if isinstance(layer, nn.Linear)]
     linked = all(first.out_features == second.in_features for first, second in pairwise(chain))
-    require(
-        linked,
-        "the model",
-        "be a chain of Linear layers, each fed by the one before",
-        " then ".join(f"{layer.in_features} → {layer.out_features}" for layer in chain),
-    )
+    got = " then ".join(f"{layer.in_features} → {layer.out_features}" for layer in chain)
+    require(linked, "the model", "be a chain of Linear layers, each fed by the one before", got)
     inputs, outputs = chain[0].in_features, chain[-1].out_features
     neurons = sum(layer.out_features for layer in chain)
     return RankBound(

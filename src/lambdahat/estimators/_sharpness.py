@@ -299,9 +299,8 @@ def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
     fits = isinstance(pairs, Eigenpairs) and pairs.vectors.shape[0] == len(gradient)
     require(fits, "pairs", f"be Eigenpairs with vectors of length {len(gradient)}", pairs)
     size = float(gradient.norm())
-    require(
-        size > 0, "the gradient", "not be zero", "a point where it is", "it has no direction there"
-    )
+    fine = size > 0
+    require(fine, "the gradient", "not be zero", "a point where it is", "it has no direction there")
     cosines = (pairs.vectors.to(gradient).T @ gradient / size).cpu()
     values, residuals = pairs.values.cpu().double(), pairs.residuals.cpu().double()
     turns = _turns(values, residuals)

@@ -308,12 +308,11 @@ def moments_within(
             refuse(None)
         for end in seen:
             refuse(middle + half * end)
+        fine = attempt < WIDENINGS
+        expected = "be one symmetric matrix at every product"
+        got = f"products whose spectrum outgrows {bounds}"
         require(
-            attempt < WIDENINGS,
-            "the operator of moments",
-            "be one symmetric matrix at every product",
-            f"products whose spectrum outgrows {bounds}",
-            "fix its batches and its random numbers",
+            fine, "the operator of moments", expected, got, "fix its batches and its random numbers"
         )
         # a Ritz value lies inside of its eigenvalue: go half as far again, and by a margin that
         # doubles
@@ -330,13 +329,8 @@ def moments_within(
         fits = (sizes == 0) | (
             np.abs(powers + np.log2(np.where(sizes > 0, sizes, 1.0))) <= MOST_EXPONENT
         )
-        require(
-            bool(fits.all()),
-            "the moments",
-            "fit into float64",
-            f"that of order {np.argmin(fits)} beyond it",
-            cure,
-        )
+        got = f"that of order {np.argmin(fits)} beyond it"
+        require(bool(fits.all()), "the moments", "fit into float64", got, cure)
         readings = np.ldexp(readings, powers)
     if basis == "legendre":
         readings = readings @ legendre_in_chebyshev(count).T
@@ -448,19 +442,14 @@ def place_for(operator: LinearOperator, steps: int, basis: str) -> str:
     room = _beside_work(operator, free)
     place = chosen_place(steps + 1, operator.dim, dtype, operator.device, room, basis)
     needed = basis_bytes(steps + 1, operator.dim, dtype, place)
-    where = (
-        "the free memory"
-        if budget is None
-        else f"what the problem's memory={budget:,} leaves for vectors"
-    )
+    if budget is None:
+        where = "the free memory"
+    else:
+        where = f"what the problem's memory={budget:,} leaves for vectors"
     others = ["raise memory"] * (budget is not None) + ["leave basis to 'auto'"] * (basis != "auto")
-    require(
-        needed <= max(room, 0.0),
-        "depth",
-        f"fit into {where}, {free:,.0f} bytes",
-        f"{steps}, which needs {needed + free - room:,.0f} with basis={place!r}",
-        " or ".join(["lower depth", *others]),
-    )
+    expected = f"fit into {where}, {free:,.0f} bytes"
+    got = f"{steps}, which needs {needed + free - room:,.0f} with basis={place!r}"
+    require(needed <= max(room, 0.0), "depth", expected, got, " or ".join(["lower depth", *others]))
     return place
 
 
@@ -478,11 +467,9 @@ def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None 
     nodes, weights, residuals = (np.zeros((len(rules), width)) for _ in range(3))
     for row, (theta, mass, residual) in enumerate(rules):
         m = len(theta)
-        nodes[row, :m], weights[row, :m], residuals[row, :m] = (
-            theta.numpy(),
-            mass.numpy(),
-            residual.numpy(),
-        )
+        nodes[row, :m] = theta.numpy()
+        weights[row, :m] = mass.numpy()
+        residuals[row, :m] = residual.numpy()
         nodes[row, m:], residuals[row, m:] = nodes[row, m - 1], residuals[row, m - 1]
     weights /= weights.sum(axis=1, keepdims=True)
     cost = sum(run.products for run in runs)
@@ -527,10 +514,8 @@ def _with_rounding(spectrum: Spectrum, model: Rounding | None) -> Spectrum:
     if model is None:
         return spectrum
     noise = np.maximum(model.random.error, model.relative * np.abs(spectrum.nodes))
-    residuals, resolution = (
-        np.hypot(spectrum.residuals, noise),
-        max(spectrum.resolution, model.random.error),
-    )
+    residuals = np.hypot(spectrum.residuals, noise)
+    resolution = max(spectrum.resolution, model.random.error)
     found = dataclasses.replace(spectrum, residuals=residuals, resolution=resolution)
     found = dataclasses.replace(
         found, rounding=model.trace / model.dim, relative_rounding=model.relative
@@ -554,13 +539,8 @@ def _trace_of(
             for end in (nodes.min(), nodes.max())
         )
         where = f"be element-wise and finite on [{low:.3g}, {high:.3g}]"
-        require(
-            fine,
-            "function",
-            where,
-            "other values",
-            "shift the operator, or pass a function defined there",
-        )
+        cure = "shift the operator, or pass a function defined there"
+        require(fine, "function", where, "other values", cure)
         return readings
 
     shorter = max(1, 3 * max(len(run.alpha) for run in runs) // 4)
@@ -584,20 +564,12 @@ def _number_of_probes(
     moments' own size.
     """
     if tol is not None:
-        require(
-            probes is None,
-            "tol",
-            "come without probes, whose number it sets",
-            f"{tol!r} and {probes!r} probes",
-        )
+        expected = "come without probes, whose number it sets"
+        require(probes is None, "tol", expected, f"{tol!r} and {probes!r} probes")
         fine = operator.psd or not powers
-        require(
-            fine,
-            "tol",
-            "come with bounds that map A to [-1, 1]",
-            "power moments of an A that may be indefinite",
-            "pass bounds, or declare A positive semi-definite",
-        )
+        expected = "come with bounds that map A to [-1, 1]"
+        got = "power moments of an A that may be indefinite"
+        require(fine, "tol", expected, got, "pass bounds, or declare A positive semi-definite")
         probes = probes_for(
             tol, operator.dim, probe, _condition(operator, powers) if powers else None
         )
@@ -630,13 +602,9 @@ def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Ite
     held = 4.0 * probes * 8 / working_dtype(operator).itemsize if probe == "orthogonal" else 0.0
     if held:
         fits = not crowded(operator, 1, work, held)
-        require(
-            fits,
-            "probes",
-            f"fit into the problem's memory={operator.budget()}",
-            f"{probes} orthogonal ones, made together",
-            "take fewer, or probe='sphere'",
-        )
+        expected = f"fit into the problem's memory={operator.budget()}"
+        got = f"{probes} orthogonal ones, made together"
+        require(fits, "probes", expected, got, "take fewer, or probe='sphere'")
     sizes = block_sizes(probes, operator, work, held)
     if probe == "rademacher":
         stream = Probes(operator, probe, seed, "moments")

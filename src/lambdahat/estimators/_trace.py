@@ -62,11 +62,9 @@ class ExchangeableTrace:
         )
         rank = self.basis.shape[1]
         upper = torch.zeros(rank + count, rank + count, dtype=torch.float64)
-        upper[:rank, :rank], upper[:rank, rank:], upper[rank:, rank:] = (
-            self.upper,
-            above.cpu(),
-            corner.cpu(),
-        )
+        upper[:rank, :rank] = self.upper
+        upper[:rank, rank:] = above.cpu()
+        upper[rank:, rank:] = corner.cpu()
         self.upper = upper
         self.omega = torch.cat([self.omega, omega], dim=1)
         self.basis = torch.cat([self.basis, fresh], dim=1)
@@ -169,10 +167,8 @@ def trace(
     probes = Probes(
         operator, probe or ("sphere" if method == "xtrace" else "rademacher"), seed, "trace"
     )
-    found, rounding = (
-        _estimate(operator, tol, method, max_matvecs, probes, seed),
-        rounding_of(operator),
-    )
+    found = _estimate(operator, tol, method, max_matvecs, probes, seed)
+    rounding = rounding_of(operator)
     if rounding is None:
         return found
     return with_rounding(found, rounding.trace, tol * max(abs(float(found.value)), rounding.size))
@@ -225,18 +221,11 @@ def trace_per_layer(
     operator = as_operator(operator)
     require_positive(tol, "tol")
     space = operator.space
-    require(
-        space is not None,
-        "operator",
-        "have named parameters",
-        repr(operator),
-        "call trace for the whole",
-    )
+    fine = space is not None
+    require(fine, "operator", "have named parameters", repr(operator), "call trace for the whole")
     assert space is not None
-    found, rounding = (
-        _estimate_layers(operator, space, tol, max_matvecs, seed),
-        rounding_of(operator),
-    )
+    found = _estimate_layers(operator, space, tol, max_matvecs, seed)
+    rounding = rounding_of(operator)
     if rounding is None:
         return found
     rows, sizes = rounding.row_norms()
@@ -309,13 +298,9 @@ def _exact(operator: LinearOperator) -> Estimate:
     if found is None:
         reason = operator.why_no_trace()
         got = f"{operator!r}: {reason}" if reason else repr(operator)
-        require(
-            False,
-            "method",
-            "not be 'exact' where the structure does not give the trace in closed form",
-            got,
-            "call trace(operator, method='auto') to estimate it",
-        )
+        expected = "not be 'exact' where the structure does not give the trace in closed form"
+        cure = "call trace(operator, method='auto') to estimate it"
+        require(False, "method", expected, got, cure)
     assert found is not None
     return found
 
@@ -325,13 +310,8 @@ def _if_known(operator: LinearOperator) -> Estimate | None:
     if trace is None:
         return None
     finite = math.isfinite(trace)
-    require(
-        finite,
-        "the operator",
-        "have a finite trace",
-        repr(trace),
-        "look for a NaN loss or parameter",
-    )
+    expected = "have a finite trace"
+    require(finite, "the operator", expected, repr(trace), "look for a NaN loss or parameter")
     return Estimate(trace)
 
 
@@ -449,14 +429,11 @@ def _xtrace(task: _Task) -> Mean:
     require_count(meter.limit, "max_matvecs", least=4, cure="method='hutchinson' does with 2")
     first = min(MINIMUM, meter.limit // 2)
     fits = not crowded(task.operator, first, SKETCHED)
-    require(
-        fits,
-        "method",
+    expected = (
         f"be 'auto' or 'hutchinson' where the problem's memory={task.operator.budget()} holds no "
-        f"sketch of {first} vectors",
-        "'xtrace'",
-        "raise memory",
+        f"sketch of {first} vectors"
     )
+    require(fits, "method", expected, "'xtrace'", "raise memory")
     state = ExchangeableTrace(task.operator, task.probes)
     state.extend(first)
     before: tuple[int, float] | None = None

@@ -142,13 +142,9 @@ def samples_at_once(problem: Problem) -> int:
     if memory is None:
         return int(max(1, min(CHUNK_SAMPLES, MEMORY_SHARE * free_memory(theta.device) // need)))
     room = (1 - PASS) * memory - MEANS * 8 * theta.numel()
-    require(
-        need <= room,
-        "memory",
-        f"hold {need:,} bytes for the derivatives of one sample beside the means of all",
-        f"{memory:,}, of which {max(room, 0.0):,.0f} are left",
-        "raise it, or choose fewer parameters",
-    )
+    expected = f"hold {need:,} bytes for the derivatives of one sample beside the means of all"
+    got = f"{memory:,}, of which {max(room, 0.0):,.0f} are left"
+    require(need <= room, "memory", expected, got, "raise it, or choose fewer parameters")
     return int(min(CHUNK_SAMPLES, room // need))
 
 
@@ -226,13 +222,8 @@ class PerSample:
 def require_own_losses(problem: Problem) -> None:
     """The loss must be the mean of its samples' own losses, each with the same weight."""
     coupled = problem.norm == "train"
-    require(
-        not coupled,
-        "the problem",
-        'have norm="eval" or "frozen"',
-        'norm="train"',
-        "batch statistics couple the samples of a batch, so that none has a loss of its own",
-    )
+    cure = "batch statistics couple the samples of a batch, so that none has a loss of its own"
+    require(not coupled, "the problem", 'have norm="eval" or "frozen"', 'norm="train"', cure)
     loss = problem.loss_function
     if isinstance(loss, CrossEntropy):
         ends = [
@@ -240,13 +231,9 @@ def require_own_losses(problem: Problem) -> None:
             for batch in problem.batches
         ]
         low, high = torch.stack(ends).aminmax()
-        require(
-            bool(low == high),
-            "targets",
-            "have as many that count (not −100), of one weight, in every sample",
-            f"{float(low):g} to {float(high):g}",
-            "samples must have one weight in the mean loss; pass such data, or count='sequences'",
-        )
+        expected = "have as many that count (not −100), of one weight, in every sample"
+        cure = "samples must have one weight in the mean loss; pass such data, or count='sequences'"
+        require(bool(low == high), "targets", expected, f"{float(low):g} to {float(high):g}", cure)
     few = take(
         problem.batches.first(),
         torch.arange(min(problem.batches.sizes[0], 8), device=problem.device),
@@ -260,13 +247,10 @@ def require_own_losses(problem: Problem) -> None:
         )
     error = float((together - alone.mean()).abs())
     rounding = _rounding(problem) * (1 + float(alone.abs().max()))
-    require(
-        error <= rounding,
-        "the loss of a batch",
-        "be the mean of its samples' own losses",
-        f"{float(together):.6g}, and {float(alone.mean()):.6g} from single samples",
-        "a loss that compares samples has no variance over them",
-    )
+    fine = error <= rounding
+    got = f"{float(together):.6g}, and {float(alone.mean()):.6g} from single samples"
+    cure = "a loss that compares samples has no variance over them"
+    require(fine, "the loss of a batch", "be the mean of its samples' own losses", got, cure)
 
 
 def _rounding(problem: Problem) -> float:
@@ -300,13 +284,8 @@ def _unit(problem: Problem, i: int) -> Tensor:
 def _estimate(readings: list[Tensor], exact: bool) -> Estimate:
     values = torch.stack(readings).cpu()
     finite = bool(torch.isfinite(values).all())
-    require(
-        finite,
-        "derivatives of every sample",
-        "be finite",
-        "NaN or infinity",
-        "look for samples of infinite loss",
-    )
+    cure = "look for samples of infinite loss"
+    require(finite, "derivatives of every sample", "be finite", "NaN or infinity", cure)
     if exact:
         return Estimate(float(values.mean()))
     stderr = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan

@@ -73,11 +73,10 @@ def preconditioned(
     diagonal = operator.known_diagonal()
     if diagonal is None or not bool((diagonal > 0).all()):
         return Preconditioned(operator, operator)
-    factor = (
-        _cholesky(operator, rank, sure=False)
-        if _has_columns(operator)
-        else Preconditioned(operator, operator)
-    )
+    if _has_columns(operator):
+        factor = _cholesky(operator, rank, sure=False)
+    else:
+        factor = Preconditioned(operator, operator)
     if not factor.name and float(diagonal.max()) > UNEVEN * float(diagonal.min()):
         return replace(_jacobi(operator), cost=factor.cost)
     return factor
@@ -110,18 +109,13 @@ def _has_columns(operator: LinearOperator) -> bool:
 def _diagonal(operator: LinearOperator, kind: str, scale: float) -> Tensor:
     """The diagonal, which must be known and, for a positive definite matrix, positive."""
     diagonal = operator.known_diagonal()
-    require(
-        diagonal is not None, "precondition", "be 'none' where no diagonal is known", f"{kind!r}"
-    )
+    fine = diagonal is not None
+    require(fine, "precondition", "be 'none' where no diagonal is known", f"{kind!r}")
     assert diagonal is not None
     least = float(diagonal.min())
-    require(
-        least > 0,
-        "the operator of logdet",
-        "be positive definite",
-        f"the diagonal entry {scale * least:.3g}",
-        "add a shift: operator + delta * identity(operator)",
-    )
+    got = f"the diagonal entry {scale * least:.3g}"
+    cure = "add a shift: operator + delta * identity(operator)"
+    require(least > 0, "the operator of logdet", "be positive definite", got, cure)
     return diagonal
 
 
@@ -146,10 +140,8 @@ def _jacobi(operator: LinearOperator, scale_of_errors: float = 1.0) -> Precondit
     diagonal = _diagonal(operator, "jacobi", scale_of_errors)
     scale = diagonal.rsqrt()
     scaled = operator.rescaled(scale) if isinstance(operator, Matrix) else Rescaled(operator, scale)
-    logdet, ends = (
-        float(diagonal.double().log().sum()),
-        (float(diagonal.min()), float(diagonal.max())),
-    )
+    logdet = float(diagonal.double().log().sum())
+    ends = (float(diagonal.min()), float(diagonal.max()))
     return Preconditioned(operator, scaled, logdet, 0, "Jacobi scaling", *ends)
 
 

@@ -34,14 +34,12 @@ def block_columns(operator: LinearOperator, each: float = COLUMN, held: float = 
     if budget is None:
         return most
     left, column = _left_and_column(operator, each, held)
-    require(
-        left >= column,
-        "memory",
+    expected = (
         f"hold {column:,.0f} bytes for one column of {operator.dim:,} numbers at a time, "
-        "beside graphs and what is kept",
-        f"{budget:,}, of which {max(left, 0.0):,.0f} are left",
-        "raise it, or choose fewer parameters",
+        "beside graphs and what is kept"
     )
+    got = f"{budget:,}, of which {max(left, 0.0):,.0f} are left"
+    require(left >= column, "memory", expected, got, "raise it, or choose fewer parameters")
     return int(min(most, left // column))
 
 

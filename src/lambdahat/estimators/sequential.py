@@ -100,13 +100,8 @@ class Goal:
         spread.
         """
         finite = bool(torch.isfinite(samples[:, : self.offset.numel()]).all())
-        require(
-            finite,
-            "the operator",
-            "give finite products",
-            "NaN or infinity",
-            "look for a NaN loss or parameter",
-        )
+        cure = "look for a NaN loss or parameter"
+        require(finite, "the operator", "give finite products", "NaN or infinity", cure)
         count, columns = len(samples), self.offset.numel()
         value = self.offset + samples[:, :columns].mean(dim=0)
         inflation *= self.inflation
@@ -301,11 +296,9 @@ def deflated_mean(
     block whether or not it promises to pay.
     """
     target, price = pilot.target, pilot.price
-    sketch, images, samples = (
-        Sketch.empty(target),
-        pilot.image,
-        _columns(quantity.sample(pilot.block, pilot.image)),
-    )
+    sketch = Sketch.empty(target)
+    images = pilot.image
+    samples = _columns(quantity.sample(pilot.block, pilot.image))
     whole = float(samples[:, 0].mean())
     allowed = goal.tol * max(abs(float(goal.offset) + whole), float(goal.floor))
     per_unit = 2 * (NORMAL_QUANTILE / allowed) ** 2 if allowed > 0 else 0.0
@@ -315,10 +308,8 @@ def deflated_mean(
         if not always and crowded(target, width, SKETCHED, 2.0 * sketch.basis.shape[1]):
             break
         wider = sketch.extended(target, images)
-        gained, cost = (
-            per_unit * quantity.removed(wider, whole) - saved,
-            2.0 * width if saved else float(width),
-        )
+        gained = per_unit * quantity.removed(wider, whole) - saved
+        cost = 2.0 * width if saved else float(width)
         if gained <= width and not always:
             break
         sketch, saved, always = wider, saved + gained, False

@@ -140,9 +140,8 @@ class Clusters(Estimate):
     @property
     def rounded(self) -> int:
         """The nearest whole number."""
-        require(
-            math.isfinite(float(self.value)), "the count", "be known", "none", self.status.value
-        )
+        fine = math.isfinite(float(self.value))
+        require(fine, "the count", "be known", "none", self.status.value)
         return round(float(self.value))
 
     @property
@@ -211,9 +210,8 @@ def clusters(
     require_graph(graph)
     require_count(moments, "moments", least=8)
     real = isinstance(cut, numbers.Real) and not isinstance(cut, bool)
-    require(
-        cut is None or real, "cut", "be a number in (0, 2), or None", describe(cut), error=TypeError
-    )
+    fine = cut is None or real
+    require(fine, "cut", "be a number in (0, 2), or None", describe(cut), error=TypeError)
     require(cut is None or 0 < cut < 2, "cut", "lie in (0, 2), where the spectrum does", repr(cut))
     count = int(graph.components.max()) + 1
     if count == len(graph):  # all eigenvalues are 0: there is no density to look for a gap in
@@ -227,11 +225,10 @@ def clusters(
     small = probes is None and len(graph) <= EXACT_NODES
     partition = components(graph) if small else walk_partition(graph, seed)
     values = eigenvalues(graph) if small else None
-    found = (
-        graph_moments(graph, moments, probes, seed, partition)
-        if values is None
-        else exact_moments(values, moments)
-    )
+    if values is None:
+        found = graph_moments(graph, moments, probes, seed, partition)
+    else:
+        found = exact_moments(values, moments)
     density = fit(found, tol=TOLERANCE)
     spectrum = GraphSpectrum(density, found, len(graph), graph.num_edges, graph.name)
     square = (float(found.values[2]) + 1) / 2  # tr (I − L)²/n, of T₂(x) = 2x² − 1
@@ -388,11 +385,10 @@ def weigh(
     """
     others = [gap for gap in gaps if abs(gap.count - components) >= 0.5]
     widest = max(others, key=lambda gap: gap.width, default=None)
-    hidden = (
-        0.0
-        if widest is None
-        else resolution * math.sin(math.acos(1 - (widest.low + widest.high) / 2))
-    )
+    if widest is None:
+        hidden = 0.0
+    else:
+        hidden = resolution * math.sin(math.acos(1 - (widest.low + widest.high) / 2))
     believed = max(least, hidden)
     wide = []
     for gap in gaps:

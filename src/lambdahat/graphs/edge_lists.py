@@ -178,21 +178,15 @@ def _layout(path: Path, weighted: bool) -> _Layout:
     header = _is_header(cells[0], cells[-1])
     first = cells[1] if header else cells[0]
     wide = len(first)
-    require(
-        wide >= 2,
-        "a row of the file",
-        "hold two nodes and perhaps a weight",
-        describe(head[-1]),
-        "a missing column, or another separator than spaces, tabs, commas, semicolons?",
-    )
+    expected = "hold two nodes and perhaps a weight"
+    cure = "a missing column, or another separator than spaces, tabs, commas, semicolons?"
+    require(wide >= 2, "a row of the file", expected, describe(head[-1]), cure)
     known = wide == 2 or (wide == 3 and (data or _number(first[2]))) or not weighted
-    require(
-        known,
-        "a row of the file",
-        "hold two nodes and perhaps a weight",
-        describe(head[-1]),
-        "write weights with a decimal point, or pass weighted=False to take the first two columns",
+    expected = "hold two nodes and perhaps a weight"
+    cure = (
+        "write weights with a decimal point, or pass weighted=False to take the first two columns"
     )
+    require(known, "a row of the file", expected, describe(head[-1]), cure)
     return _Layout(separator, header, _numbers(first[:2]), weighted and wide == 3, wide, data)
 
 
@@ -388,36 +382,20 @@ def market_header(path: Path) -> MarketHeader:
         banner, rows = stream.readline(LONG_LINE).lower().split(), _rows(stream)
         sizes = next(rows, "").split()
     begins = banner[:2] == ["%%matrixmarket", "matrix"] and len(banner) == 5
-    require(
-        begins,
-        path.name,
-        "begin with %%MatrixMarket matrix and three words",
-        describe(" ".join(banner)),
-    )
+    expected = "begin with %%MatrixMarket matrix and three words"
+    require(begins, path.name, expected, describe(" ".join(banner)))
     layout, field, symmetry = banner[2:]
     known = (
         layout in ("coordinate", "array") and field in MARKET_FIELDS and symmetry in MARKET_SIGNS
     )
-    require(
-        "complex" not in banner and "hermitian" not in banner,
-        "the matrix",
-        "be real",
-        "a complex one",
-    )
+    fine = "complex" not in banner and "hermitian" not in banner
+    require(fine, "the matrix", "be real", "a complex one")
     dense = layout == "array"
-    require(
-        known and not (dense and field == "pattern"),
-        path.name,
-        "be a Matrix Market file of a known kind",
-        describe(" ".join(banner)),
-    )
+    fine = known and not (dense and field == "pattern")
+    require(fine, path.name, "be a Matrix Market file of a known kind", describe(" ".join(banner)))
     whole = len(sizes) == 3 - dense and all(re.fullmatch("[0-9]{1,18}", size) for size in sizes)
-    require(
-        whole,
-        path.name,
-        f"say its {'two' if dense else 'three'} sizes in whole numbers",
-        describe(" ".join(sizes)),
-    )
+    expected = f"say its {'two' if dense else 'three'} sizes in whole numbers"
+    require(whole, path.name, expected, describe(" ".join(sizes)))
     (height, width, *given), sign = [int(size) for size in sizes], MARKET_SIGNS[symmetry]
     if dense:
         given = [height * width if sign == 0 else height * (height + sign) // 2]
@@ -462,12 +440,8 @@ def _market_rows(path: Path, header: MarketHeader, kind: list[tuple[str, Any]]) 
             done += len(chunk)
             report("entries read", done)
             yield chunk
-    require(
-        done == header.entries,
-        path.name,
-        f"hold {header.entries:,} entries, as its header says",
-        f"{done:,}",
-    )
+    fine = done == header.entries
+    require(fine, path.name, f"hold {header.entries:,} entries, as its header says", f"{done:,}")
 
 
 def _both_sides(u: Any, v: Any, w: Any, sign: int) -> Iterator[Chunk]:
@@ -488,17 +462,11 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
         items = _gml_items(iter(GML_TOKEN.findall(re.sub(r"(?m)^[^\S\n]*#.*$", "", stream.read()))))
     graphs = [value for key, value in items if key == "graph" and isinstance(value, list)]
     require(len(graphs) == 1, "the file", "hold one GML graph", f"{path.name} with {len(graphs)}")
-    nodes, edges = (
-        _records(graphs[0], "node", ("id",)),
-        _records(graphs[0], "edge", ("source", "target")),
-    )
+    nodes = _records(graphs[0], "node", ("id",))
+    edges = _records(graphs[0], "edge", ("source", "target"))
     place = {node["id"]: i for i, node in enumerate(nodes)}
-    require(
-        len(place) == len(nodes),
-        "every GML node",
-        "have an id of its own",
-        f"{len(nodes)} with {len(place)} ids",
-    )
+    fine = len(place) == len(nodes)
+    require(fine, "every GML node", "have an id of its own", f"{len(nodes)} with {len(place)} ids")
     ends = [[place.get(edge[key], -1) for edge in edges] for key in ("source", "target")]
     known = all(i >= 0 for side in ends for i in side)
     require(known, "every GML edge", "join nodes of the file", "one that names another")
@@ -516,12 +484,8 @@ def _records(
     require(not plain, f"every GML {key}", "stand in brackets", f"{key} {''.join(plain[:1])}")
     records = [dict(value) for value in found]
     whole = all(field in record for record in records for field in fields)
-    require(
-        whole,
-        f"every GML {key}",
-        f"have {'an ' if len(fields) == 1 else ''}{' and '.join(fields)}",
-        "one without",
-    )
+    expected = f"have {'an ' if len(fields) == 1 else ''}{' and '.join(fields)}"
+    require(whole, f"every GML {key}", expected, "one without")
     return records
 
 
@@ -545,12 +509,8 @@ def _gml_items(tokens: Iterator[str]) -> list[tuple[str, Any]]:
         if key == "]":
             break
         value = next(tokens, None)
-        require(
-            value is not None and value != "]",
-            "GML",
-            "hold a value for every key",
-            f"none for {key!r}",
-        )
+        fine = value is not None and value != "]"
+        require(fine, "GML", "hold a value for every key", f"none for {key!r}")
         assert value is not None
         items.append((key, _gml_items(tokens) if value == "[" else value.strip('"')))
     return items

@@ -42,12 +42,8 @@ class Model:
         require_count(self.size, "size", least=4)
         if self.kind == "watts_strogatz":
             require_count(self.neighbours, "neighbours", 2, self.size - 1)
-            require(
-                self.neighbours % 2 == 0,
-                "neighbours",
-                "be even, as many on either side",
-                str(self.neighbours),
-            )
+            fine = self.neighbours % 2 == 0
+            require(fine, "neighbours", "be even, as many on either side", str(self.neighbours))
 
     @property
     def whole(self) -> bool:
@@ -172,16 +168,14 @@ def _require(graph: Graph, moments: int, draws: int) -> None:
 def _model(graph: Graph, kind: str, size: int | None, neighbours: int | None) -> Model:
     nodes = min(len(graph), MODEL_SIZE) if size is None else require_count(size, "size", 4)
     if kind != "watts_strogatz":
-        require(
-            neighbours is None, "neighbours", "be None but for watts_strogatz", describe(neighbours)
-        )
+        fine = neighbours is None
+        require(fine, "neighbours", "be None but for watts_strogatz", describe(neighbours))
         return Model(kind, nodes)
     degree = 2 * graph.num_edges / len(graph)
-    near = (
-        min(max(2, 2 * round(degree / 2)), nodes - 1 - (nodes - 1) % 2)
-        if neighbours is None
-        else neighbours
-    )
+    if neighbours is None:
+        near = min(max(2, 2 * round(degree / 2)), nodes - 1 - (nodes - 1) % 2)
+    else:
+        near = neighbours
     return Model(kind, nodes, near)
 
 
@@ -219,11 +213,10 @@ def _fit(
     best = (_search_whole if model.whole else _search)(divergence, low, high)
     error, typical = family.spread(best, low, high)
     around = np.array([r for r in (best - 1, best, best + 1) if low <= r <= high])
-    value = (
-        _interpolated(around, np.array([divergence(float(r)) for r in around]))
-        if model.whole
-        else best
-    )
+    if model.whole:
+        value = _interpolated(around, np.array([divergence(float(r)) for r in around]))
+    else:
+        value = best
     return ModelFit(
         value,
         error,
@@ -242,13 +235,11 @@ class _Family:
     """The densities of a model's graphs by parameter."""
 
     def __init__(self, model: Model, count: int, draws: int, seed: int, penalty: float) -> None:
-        self.model, self.count, self.draws, self.seed, self.penalty = (
-            model,
-            count,
-            draws,
-            seed,
-            penalty,
-        )
+        self.model = model
+        self.count = count
+        self.draws = draws
+        self.seed = seed
+        self.penalty = penalty
         self.drawn = 0
         self.known: dict[float, MaxentDensity] = {}
 
@@ -298,11 +289,10 @@ class _Family:
         it. The mean of the draws that all are compared with has a share of 1/draws of the variance.
         """
         fresh = [self.fitted(row) for row in self.readings(parameter, "bootstrap", BOOTSTRAP)]
-        width = (
-            1.0
-            if self.model.whole
-            else max(0.3 * min(parameter - low, high - parameter), LEAST * (high - low))
-        )
+        if self.model.whole:
+            width = 1.0
+        else:
+            width = max(0.3 * min(parameter - low, high - parameter), LEAST * (high - low))
         while True:
             step = width if self.model.whole else width / AROUND
             grid = np.unique(np.clip(parameter + step * np.arange(-AROUND, AROUND + 1), low, high))

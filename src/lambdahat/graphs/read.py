@@ -145,13 +145,8 @@ def graph(
     if len(array) == 2 and whole and (wide > 3 or (wide == 3 and isinstance(source, torch.Tensor))):
         return _edges_of(array[0], array[1], None, rules, name or "graph")  # PyG's edge_index
     if array.shape[0] == array.shape[1] or array.shape[1] not in (2, 3):
-        require(
-            array.dtype.kind in "iufcb",
-            "an adjacency matrix",
-            "hold numbers",
-            str(array.dtype),
-            error=TypeError,
-        )
+        fine = array.dtype.kind in "iufcb"
+        require(fine, "an adjacency matrix", "hold numbers", str(array.dtype), error=TypeError)
         return _matrix(array, rules, name or "graph")
     if array.dtype.kind not in "iufb":
         return _edges([tuple(row) for row in array.tolist()], rules, name or "graph")
@@ -177,9 +172,8 @@ def _again(source: Graph, rules: Rules, name: str) -> Graph:
 
 
 def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Graph:
-    require(
-        path.is_file(), "source", "name a file", f"{path} (no such file)", "", FileNotFoundError
-    )
+    fine = path.is_file()
+    require(fine, "source", "name a file", f"{path} (no such file)", "", FileNotFoundError)
     plain = path.with_suffix("") if path.suffix in PACKED else path
     if format is not None:
         require_choice(format, "format", FORMATS)
@@ -226,14 +220,12 @@ def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
 
 def _kind(path: Path, suffix: str) -> str:
     """The format of a file by its suffix, else by its first bytes."""
-    require(
-        suffix not in UNREAD,
-        "source",
-        f"be a file in one of the formats {', '.join(FORMATS)}",
-        f"{path.name} ({UNREAD.get(suffix)})",
+    expected = f"be a file in one of the formats {', '.join(FORMATS)}"
+    cure = (
         "read it with its own library, and pass a networkx graph, a matrix "
-        'or edges; or pass format="edges" if it is a list of edges',
+        'or edges; or pass format="edges" if it is a list of edges'
     )
+    require(suffix not in UNREAD, "source", expected, f"{path.name} ({UNREAD.get(suffix)})", cure)
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
     with open_bytes(path) as stream:
@@ -271,13 +263,9 @@ def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
         with open_text(path) as text:
             declared = re.search(r"(?im)^[^\S\n]*\*vertices\s+(\d+)", text.read())
         count = int(declared.group(1)) if declared else len(made)
-        require(
-            count == len(made),
-            "every Pajek vertex",
-            "have a label of its own",
-            f"{count} vertices with {len(made)} labels",
-            "number the labels that occur twice",
-        )
+        got = f"{count} vertices with {len(made)} labels"
+        cure = "number the labels that occur twice"
+        require(count == len(made), "every Pajek vertex", "have a label of its own", got, cure)
     return _networkx(made, rules, name)
 
 
@@ -337,20 +325,12 @@ def _pyg(source: Any, rules: Rules, name: str) -> Graph:
             weights.detach().cpu() if isinstance(weights, torch.Tensor) else weights,
             dtype=np.float64,
         )
-        require(
-            weights.shape == pairs.shape[1:],
-            "source.edge_weight",
-            f"have shape ({pairs.shape[1]},)",
-            describe(weights),
-        )
+        fine = weights.shape == pairs.shape[1:]
+        require(fine, "source.edge_weight", f"have shape ({pairs.shape[1]},)", describe(weights))
     count = int(getattr(source, "num_nodes", 0) or 0)
     count = max(count, int(pairs.max(initial=-1)) + 1)
-    require(
-        int(pairs.min(initial=0)) >= 0,
-        "the nodes",
-        "have numbers of at least 0",
-        str(pairs.min(initial=0)),
-    )
+    fine = int(pairs.min(initial=0)) >= 0
+    require(fine, "the nodes", "have numbers of at least 0", str(pairs.min(initial=0)))
     matrix, _ = adjacency_of(
         [(pairs[0].astype(np.int64), pairs[1].astype(np.int64), weights)], rules, count
     )
@@ -378,19 +358,12 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
     """A Matrix Market file; its own header says whether it is symmetric."""
     header = market_header(path)
     size = unpacked_size(path.stat().st_size) if path.suffix in PACKED else path.stat().st_size
-    require(
-        ENTRY_BYTES * header.entries <= size,
-        path.name,
-        "hold as many entries as its header says",
-        f"{header.entries:,} in {size:,} bytes",
-    )
-    require(
-        header.rows == header.columns,
-        "an adjacency matrix",
-        "be square",
-        f"shape {header.rows, header.columns}",
-        "for edges pass tuples, or an array (m, 2)",
-    )
+    fine = ENTRY_BYTES * header.entries <= size
+    expected = "hold as many entries as its header says"
+    require(fine, path.name, expected, f"{header.entries:,} in {size:,} bytes")
+    fine = header.rows == header.columns
+    cure = "for edges pass tuples, or an array (m, 2)"
+    require(fine, "an adjacency matrix", "be square", f"shape {header.rows, header.columns}", cure)
     if not header.dense:
         _require_nodes(header.rows, path)
     matrix, _ = adjacency_of(market_entries(path, header), rules, header.rows)
@@ -400,25 +373,16 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
 def _require_nodes(count: int, path: Path) -> None:
     """Refuse a sparse matrix with so many rows that isolated nodes would fill the memory."""
     most = unpacked_size(path.stat().st_size) // NODE_BYTES
-    require(
-        count <= most,
-        path.name,
-        f"have at most {most:,} nodes, for its size",
-        f"{count:,}",
-        "take out the isolated nodes",
-    )
+    expected = f"have at most {most:,} nodes, for its size"
+    require(count <= most, path.name, expected, f"{count:,}", "take out the isolated nodes")
 
 
 def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:
     """An adjacency matrix, dense or sparse: its entries are the edges, each in its direction."""
     shape = tuple(matrix.shape)
-    require(
-        len(shape) == 2 and shape[0] == shape[1],
-        "an adjacency matrix",
-        "be square",
-        f"shape {shape}",
-        "for edges pass tuples, or an array (m, 2)",
-    )
+    fine = len(shape) == 2 and shape[0] == shape[1]
+    cure = "for edges pass tuples, or an array (m, 2)"
+    require(fine, "an adjacency matrix", "be square", f"shape {shape}", cure)
     require(not np.iscomplexobj(matrix), "an adjacency matrix", "be real", str(matrix.dtype))
     entries = scipy.sparse.coo_array(matrix)
     chunk: Chunk = entries.row, entries.col, entries.data.astype(np.float64)
@@ -435,22 +399,13 @@ def _rows(source: Any, rules: Rules, name: str) -> Graph:
     listed = not any(isinstance(row, tuple) for row in rows)
     if wide in (2, 3):
         clear = not listed or wide != len(rows)
-        require(
-            clear,
-            "source",
-            "say whether it holds edges or a matrix",
-            f"{wide} lists of {wide}",
-            "pass tuples for edges, np.array(source) for a matrix",
-        )
+        expected = "say whether it holds edges or a matrix"
+        cure = "pass tuples for edges, np.array(source) for a matrix"
+        require(clear, "source", expected, f"{wide} lists of {wide}", cure)
         return _edges([tuple(row) for row in rows], rules, name)
-    require(
-        listed,
-        "an edge",
-        "be a tuple (from, to) or (from, to, weight)",
-        describe(rows[0]),
-        "for a matrix pass np.array(source)",
-        TypeError,
-    )
+    expected = "be a tuple (from, to) or (from, to, weight)"
+    got = describe(rows[0])
+    require(listed, "an edge", expected, got, "for a matrix pass np.array(source)", TypeError)
     return graph(
         np.array(rows),
         weighted=rules.weighted,
@@ -466,13 +421,8 @@ def _edges(rows: list[tuple[Any, ...]], rules: Rules, name: str) -> Graph:
     weights = None if len(rows[0]) == 2 else [require_number(row[2], "the weights") for row in rows]
     nodes = [node for row in rows for node in row[:2]]
     texts = [isinstance(node, str) for node in nodes]
-    require(
-        all(texts) or not any(texts),
-        "the nodes",
-        "be all whole numbers, or all names",
-        "both",
-        error=TypeError,
-    )
+    fine = all(texts) or not any(texts)
+    require(fine, "the nodes", "be all whole numbers, or all names", "both", error=TypeError)
     if not any(texts):
         numbers = np.array([require_number(node, "the nodes") for node in nodes])
         return _edges_of(numbers[::2], numbers[1::2], weights, rules, name)
@@ -488,21 +438,11 @@ def _edges_of(first: Any, second: Any, weights: Any, rules: Rules, name: str) ->
     nodes = np.stack([first, second])
     if nodes.dtype.kind == "f":
         whole = bool((nodes == np.floor(nodes)).all() and np.isfinite(nodes).all())
-        require(
-            whole,
-            "the nodes of pairs",
-            "be whole numbers",
-            "fractions or NaN",
-            "give weights as a third column",
-        )
+        cure = "give weights as a third column"
+        require(whole, "the nodes of pairs", "be whole numbers", "fractions or NaN", cure)
     low = int(nodes.min(initial=0))
-    require(
-        low >= 0,
-        "the nodes",
-        "have numbers of at least 0",
-        str(low),
-        "name them by text if these are names",
-    )
+    expected = "have numbers of at least 0"
+    require(low >= 0, "the nodes", expected, str(low), "name them by text if these are names")
     heavy = None if weights is None else np.asarray(weights, dtype=np.float64)
     matrix, names = adjacency_of([(*nodes.astype(np.int64, copy=False), heavy)], rules)
     return Graph(matrix, names, name)

@@ -55,12 +55,8 @@ class Similarity(Result):
     def apart(self, group: Sequence[str]) -> bool:
         """Whether every graph of ``group`` is nearer to the group than to any other graph."""
         unknown = [name for name in group if name not in self.names]
-        require(
-            not unknown and len(group) > 1,
-            "group",
-            f"hold at least two of {', '.join(self.names)}",
-            repr(group),
-        )
+        fine = not unknown and len(group) > 1
+        require(fine, "group", f"hold at least two of {', '.join(self.names)}", repr(group))
         inside = np.array([name in group for name in self.names])
         within = np.where(inside[:, None] & inside, self.divergences, 0.0).max(axis=1)
         outside = np.where(inside, np.inf, self.divergences).min(axis=1)

@@ -145,10 +145,8 @@ class _Frame:
         self.entries = torch.as_tensor(np.sqrt(degrees / volumes[partition.labels])).to(dtype)[
             :, None
         ]
-        self.labels, self.count = (
-            torch.as_tensor(partition.labels.astype(np.int64)),
-            partition.count,
-        )
+        self.labels = torch.as_tensor(partition.labels.astype(np.int64))
+        self.count = partition.count
 
     def coarse(self, columns: int, rng: torch.Generator) -> Tensor:
         """Qs for random signs s, (n, columns)."""
@@ -285,14 +283,8 @@ def graph_moments(
 
 def require_graph(graph: object) -> None:
     """Refuse what is no ``Graph``."""
-    require(
-        isinstance(graph, Graph),
-        "graph",
-        "be a lambdahat graph",
-        graph,
-        "make one with lh.graphs.graph(source)",
-        TypeError,
-    )
+    cure = "make one with lh.graphs.graph(source)"
+    require(isinstance(graph, Graph), "graph", "be a lambdahat graph", graph, cure, TypeError)
 
 
 STEPS = 40
@@ -369,13 +361,8 @@ def edge_perturbation(graph: Graph, first: int, second: int) -> EdgePerturbation
     apart = first != second and graph.adjacency[first, second] == 0
     require(apart, "second", "be another node, without an edge to first yet", str(second))
     alone = degrees[first] == 0 or degrees[second] == 0
-    require(
-        not alone,
-        "first and second",
-        "have an edge each",
-        "an isolated node",
-        "its eigenvalue 0 can become up to 2",
-    )
+    cure = "its eigenvalue 0 can become up to 2"
+    require(not alone, "first and second", "have an edge each", "an isolated node", cure)
     terms = [_share(graph, node) / (2 * degrees[node] ** 1.5) for node in (first, second)]
     middle = 2 / np.sqrt(degrees[first] * degrees[second])
     return EdgePerturbation(_norm_of_change(graph, first, second), float(abs(sum(terms) - middle)))

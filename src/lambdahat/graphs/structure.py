@@ -62,12 +62,8 @@ def adjacency_of(
     """
     kept, weighted = _collect(chunks, rules)
     names, count = _numbered(kept) if num_nodes is None else (None, num_nodes)
-    require(
-        count > 1,
-        "the graph",
-        "have at least two nodes",
-        "an empty one" if count == 0 else "a single node",
-    )
+    expected = "have at least two nodes"
+    require(count > 1, "the graph", expected, "an empty one" if count == 0 else "a single node")
     alike = rules.duplicates == rules.directed and rules.directed in ("max", "sum")
     if alike or not directed:  # the order of merging does not matter: both directions at once
         heavy = weighted or rules.duplicates == "sum"
@@ -118,21 +114,11 @@ def require_weights(weights: NDArray[Any] | None) -> None:
     if weights is None or not len(weights):
         return
     bad = weights[~np.isfinite(weights)]
-    require(
-        not len(bad),
-        "the weights",
-        "be finite",
-        f"{bad[:1]}".strip("[]"),
-        "pass weighted=False to leave them out",
-    )
+    got = f"{bad[:1]}".strip("[]")
+    require(not len(bad), "the weights", "be finite", got, "pass weighted=False to leave them out")
     least = weights.min()
-    require(
-        bool(least >= 0),
-        "the weights",
-        "be at least 0",
-        f"{least:g}",
-        "take absolute values first, or pass weighted=False",
-    )
+    cure = "take absolute values first, or pass weighted=False"
+    require(bool(least >= 0), "the weights", "be at least 0", f"{least:g}", cure)
 
 
 def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
@@ -292,13 +278,9 @@ def _reduced(
 
 
 def _require_single(duplicates: str, single: bool) -> None:
-    require(
-        duplicates != "refuse" or single,
-        "duplicates",
-        "not occur",
-        "an edge that is listed again",
-        'pass duplicates="max", "sum" or "mean"',
-    )
+    fine = duplicates != "refuse" or single
+    got = "an edge that is listed again"
+    require(fine, "duplicates", "not occur", got, 'pass duplicates="max", "sum" or "mean"')
 
 
 def both_ways(matrix: Any, directed: str) -> Any:
@@ -307,13 +289,8 @@ def both_ways(matrix: Any, directed: str) -> Any:
     if directed == "refuse":
         apart = abs(matrix - other)
         same = apart.nnz == 0 or float(apart.max()) <= 1e-12 * float(matrix.max())
-        require(
-            same,
-            "the edges",
-            "be the same in both directions",
-            "directed ones",
-            'pass directed="max", "sum", "mean" or "mutual"',
-        )
+        cure = 'pass directed="max", "sum", "mean" or "mutual"'
+        require(same, "the edges", "be the same in both directions", "directed ones", cure)
         return matrix
     if directed in ("sum", "mean"):
         diagonal = scipy.sparse.diags_array(matrix.diagonal(), format="csr")
@@ -360,27 +337,16 @@ class Graph:
     def __post_init__(self) -> None:
         matrix = self.adjacency
         fits = scipy.sparse.issparse(matrix) and matrix.format == "csr" and matrix.dtype.kind == "f"
-        require(
-            fits,
-            "adjacency",
-            "be a csr_array of floats",
-            matrix,
-            "Graph.of(matrix) makes it one",
-            TypeError,
-        )
+        expected = "be a csr_array of floats"
+        require(fits, "adjacency", expected, matrix, "Graph.of(matrix) makes it one", TypeError)
         n = matrix.shape[0]
         require(n == matrix.shape[1], "adjacency", "be square", f"shape {tuple(matrix.shape)}")
         require(n > 0, "the graph", "have at least two nodes", "an empty one")
         require(n > 1, "the graph", "have at least two nodes", "a single node")
         require(self.names is None or len(self.names) == n, "names", f"have length {n}", self.names)
         require_weights(matrix.data)
-        require(
-            _symmetric(matrix),
-            "adjacency",
-            "be symmetric",
-            "a matrix that is not",
-            'graphs.graph(matrix, directed="max") makes it so',
-        )
+        cure = 'graphs.graph(matrix, directed="max") makes it so'
+        require(_symmetric(matrix), "adjacency", "be symmetric", "a matrix that is not", cure)
 
     def __len__(self) -> int:
         return int(self.adjacency.shape[0])
@@ -420,11 +386,9 @@ class Graph:
         degrees = self.degrees
         scale = 1.0 / np.sqrt(np.where(degrees > 0, degrees, 1.0))
         scale = scale.astype(dtype)
-        data, indices, indptr = (
-            self.adjacency.data.astype(dtype),
-            self.adjacency.indices,
-            self.adjacency.indptr,
-        )
+        data = self.adjacency.data.astype(dtype)
+        indices = self.adjacency.indices
+        indptr = self.adjacency.indptr
         # not at once: that would take the memory of the graph once more
         for first in range(0, len(self), ROWS):
             rows = indptr[first : first + ROWS + 1]

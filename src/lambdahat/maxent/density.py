@@ -108,9 +108,8 @@ class Density(Result):
     def quantile(self, levels: ArrayLike) -> Array:
         """Where the share of the mass below reaches each of ``levels``."""
         wanted = np.asarray(levels, np.float64)
-        require(
-            bool(((0 <= wanted) & (wanted <= 1)).all()), "levels", "lie in [0, 1]", repr(levels)
-        )
+        fine = bool(((0 <= wanted) & (wanted <= 1)).all())
+        require(fine, "levels", "lie in [0, 1]", repr(levels))
         places, shares = self._distribution()
         rising = np.concatenate([[True], np.diff(shares) > 0])
         return np.asarray(np.interp(wanted, shares[rising], places[rising]), np.float64)

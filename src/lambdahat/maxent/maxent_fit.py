@@ -64,14 +64,13 @@ def require_feasible(moments: Array, stderr: Array, hint: str = "") -> None:
         slack += ROUNDING * float(np.abs(predictor).sum())
         off = abs(float(moments[order]) - centre)
         low, high = max(centre - room, -1.0), min(centre + room, 1.0)
-        require(
-            off <= room + slack,
-            "moments",
-            "be those of a positive measure on the bounds",
+        fine = off <= room + slack
+        got = (
             f"{moments[order]:.6g} as Chebyshev moment {order}, where those below it allow"
-            f" [{low:.6g}, {high:.6g}]",
-            "pass bounds that hold the spectrum, and probes all divided by their own zᵀz" + hint,
+            f" [{low:.6g}, {high:.6g}]"
         )
+        cure = "pass bounds that hold the spectrum, and probes all divided by their own zᵀz" + hint
+        require(fine, "moments", "be those of a positive measure on the bounds", got, cure)
         if room <= slack:
             return
         reflection = (centre - float(moments[order])) / room
@@ -265,12 +264,8 @@ def fit(
     """
     values, covariance, bounds, hint = in_chebyshev(moments, basis, bounds, stderr)
     require_positive(tol, "tol")
-    plain = penalty is None or penalty == 0
-    penalty = (
-        penalty
-        if plain
-        else require_positive(penalty, "penalty", "pass 0 for none, None for what is needed")
-    )
+    if penalty:
+        penalty = require_positive(penalty, "penalty", "pass 0 for none, None for what is needed")
     errors = np.sqrt(np.diag(covariance).clip(0.0))
     require_feasible(values, errors, hint)
     count = len(values) - 1
@@ -298,20 +293,11 @@ def in_chebyshev(
         values = _numbers(moments, "moments")
         covariance = np.zeros((values.size, values.size))
     require_choice(basis, "basis", BASES)
-    require(
-        values.ndim == 1 and values.size >= 2,
-        "moments",
-        "be a 1-D array φ_0 … φ_m with m of at least 1",
-        values,
-    )
+    fits = values.ndim == 1 and values.size >= 2
+    require(fits, "moments", "be a 1-D array φ_0 … φ_m with m of at least 1", values)
     require(bool(np.isfinite(values).all()), "moments", "be finite", "NaN or infinity")
-    require(
-        abs(values[0] - 1) <= 1e-6,
-        "moments",
-        "begin with φ_0 = 1",
-        f"{values[0]:.6g}",
-        "divide all of them by it: each probe by its own zᵀz",
-    )
+    cure = "divide all of them by it: each probe by its own zᵀz"
+    require(abs(values[0] - 1) <= 1e-6, "moments", "begin with φ_0 = 1", f"{values[0]:.6g}", cure)
     bounds = require_interval(bounds, "bounds")
     if stderr is not None:
         given = _numbers(stderr, "stderr")
@@ -347,13 +333,9 @@ def _prior_on_unit(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array
         places = bounds[0] + (x + 1) / 2 * (bounds[1] - bounds[0])
         readings = np.asarray(function(places), np.float64)
         fine = readings.shape == x.shape and bool((np.isfinite(readings) & (readings > 0)).all())
-        require(
-            fine,
-            "prior",
-            f"be element-wise, finite and above 0 on ({bounds[0]:.3g}, {bounds[1]:.3g})",
-            "other values",
-            "give it a small floor, or narrow the bounds",
-        )
+        expected = f"be element-wise, finite and above 0 on ({bounds[0]:.3g}, {bounds[1]:.3g})"
+        got = "other values"
+        require(fine, "prior", expected, got, "give it a small floor, or narrow the bounds")
         return np.log(readings)
 
     return log_prior
@@ -434,13 +416,9 @@ def fit_classical(
     require_positive(tol, "tol")
     count = len(values) - 1
     wanted = _powers(values)
-    require(
-        bool((wanted > 0).all()),
-        "moments",
-        "have positive power moments on the bounds",
-        f"{wanted.min():.3g}",
-        "pass bounds that hold the spectrum",
-    )
+    fine = bool((wanted > 0).all())
+    expected = "have positive power moments on the bounds"
+    require(fine, "moments", expected, f"{wanted.min():.3g}", "pass bounds that hold the spectrum")
     grid = Grid(count)
     powers = polynomial.polyvander((grid.points + 1) / 2, count)
     exponents, exponent = np.zeros(count + 1), np.full(grid.points.size, -1.0)

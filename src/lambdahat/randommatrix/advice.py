@@ -236,11 +236,10 @@ class Advice(Result):
             ]
             if not stable:
                 least = [each for each in self.recommendations if each.name.startswith("least")]
-                told = (
-                    f"use {least[0].name} ≈ {float(least[0].value):.2g} (error unknown)"
-                    if least
-                    else "no rate is known"
-                )
+                if least:
+                    told = f"use {least[0].name} ≈ {float(least[0].value):.2g} (error unknown)"
+                else:
+                    told = "no rate is known"
                 return (
                     f"{told} at batch {self._batch(least)}, {point}: pass steps to find the rate by"
                     " training"
@@ -382,28 +381,21 @@ def _request(
     momentum: float | None,
 ) -> AdviceRequest:
     require_choice(optimizer, "optimizer", OPTIMIZERS, "take the nearest of its kind")
-    require(
-        problem.has_data,
-        "problem",
-        "be a loss over data",
-        "one without data",
-        "a batch of nothing has no noise",
-    )
+    fine = problem.has_data
+    expected = "be a loss over data"
+    require(fine, "problem", expected, "one without data", "a batch of nothing has no noise")
     total, cure = problem.num_samples, "a batch cannot hold more samples than the data"
-    require(
-        total >= 2, "problem", "have two samples or more", repr(total), "one sample has no noise"
-    )
-    size = (
-        min(USUAL_BATCH, total)
-        if batch_size is None
-        else require_count(batch_size, "batch_size", 1, total, cure)
-    )
+    fine = total >= 2
+    require(fine, "problem", "have two samples or more", repr(total), "one sample has no noise")
+    if batch_size is None:
+        size = min(USUAL_BATCH, total)
+    else:
+        size = require_count(batch_size, "batch_size", 1, total, cure)
     sizes = [size]
     if new is not None:
         sizes.append(require_count(new, "new_batch_size", 1, total, cure))
-        require(
-            new != size, "new_batch_size", "differ from batch_size", repr(new), "or leave it out"
-        )
+        fine = new != size
+        require(fine, "new_batch_size", "differ from batch_size", repr(new), "or leave it out")
     if rate is not None:
         require_positive(rate, "learning_rate")
     if momentum is not None:
@@ -430,32 +422,20 @@ def _measured(
     optimizer = request.optimizer
     if problem.norm == "train":
         told = optimizer in GRADIENT or (optimizer in ADAPTIVE and steps > 0)
-        require(
-            told,
-            "optimizer",
+        expected = (
             f"be one of {', '.join(GRADIENT)}, or come with steps if it is one of "
-            f'{", ".join(ADAPTIVE)}, for a problem with norm="train"',
-            repr(optimizer),
-            "batch statistics leave no sample a curvature, from which ε and damping come",
+            f'{", ".join(ADAPTIVE)}, for a problem with norm="train"'
         )
-        require(
-            samples is None,
-            "samples",
-            'be left out for a problem with norm="train"',
-            repr(samples),
-            "no sample is looked at by itself",
-        )
+        cure = "batch statistics leave no sample a curvature, from which ε and damping come"
+        require(told, "optimizer", expected, repr(optimizer), cure)
+        fine = samples is None
+        expected = 'be left out for a problem with norm="train"'
+        require(fine, "samples", expected, repr(samples), "no sample is looked at by itself")
         return batch_levels(problem, request.batch_sizes, batches, seed)
     operator = "ggn" if optimizer == "kfac" else "hessian"
     known = operator == "hessian" or problem.loss_function is not None
-    require(
-        known,
-        "problem",
-        "be made of a model and a loss of its output for KFAC",
-        "one function",
-        "",
-        TypeError,
-    )
+    expected = "be made of a model and a loss of its output for KFAC"
+    require(known, "problem", expected, "one function", "", TypeError)
     require_own_losses(problem)
     return noise_levels(problem, operator, request.batch_sizes, batches, samples, seed)
 
@@ -466,13 +446,11 @@ def _require_positive_curvature(levels: NoiseLevels | BatchLevels) -> None:
         if isinstance(levels, BatchLevels)
         else [levels.largest]
     ):
-        require(
-            value.interval()[0] > 0,
-            f"the largest eigenvalue of the {levels.operator}",
-            "be above 0 for any of these rules",
-            text(value),
-            "measure at parameters where the loss bends upwards: train further",
-        )
+        fine = value.interval()[0] > 0
+        expected = "be above 0 for any of these rules"
+        got = text(value)
+        cure = "measure at parameters where the loss bends upwards: train further"
+        require(fine, f"the largest eigenvalue of the {levels.operator}", expected, got, cure)
 
 
 def _train(
@@ -553,11 +531,10 @@ def _mind(levels: NoiseLevels | BatchLevels, request: AdviceRequest, trained: bo
     """Where a rule is known to fail, predictions miss, the rate in use is too large, or the point
     is no minimum.
     """
-    found = (
-        batch_cautions(request, trained)
-        if isinstance(levels, BatchLevels)
-        else _mind_rules(levels, request)
-    )
+    if isinstance(levels, BatchLevels):
+        found = batch_cautions(request, trained)
+    else:
+        found = _mind_rules(levels, request)
     if request.optimizer in GRADIENT and request.learning_rate is not None:
         size = request.batch_sizes[0]
         low, high = limits(levels, request, size)

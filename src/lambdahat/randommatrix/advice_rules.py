@@ -132,10 +132,8 @@ def _coupled_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Est
     rows, columns = torch.triu_indices(order, order)
     matrices[:, rows, columns] = matrices[:, columns, rows] = along.elements.double()
     matrices = matrices[:, kept][:, :, kept]
-    tau2, errors = (
-        torch.as_tensor(along.tau2.value).double(),
-        torch.as_tensor(along.tau2.stderr).double(),
-    )
+    tau2 = torch.as_tensor(along.tau2.value).double()
+    errors = torch.as_tensor(along.tau2.stderr).double()
     unsure = float((errors / tau2.clamp(min=1e-300))[kept].max())
 
     def of(scale: float) -> float:

@@ -82,13 +82,8 @@ class BatchEigenvalues(Result):
     def _readings(self, which: str) -> Array:
         found = {"largest": self.largest, "smallest": self.smallest, "overlaps": self.overlaps}
         readings = found[require_choice(which, "which", tuple(found))]
-        require(
-            readings is not None,
-            "overlaps",
-            "have been measured",
-            "None",
-            "pass full= to batch_eigenpairs",
-        )
+        fine = readings is not None
+        require(fine, "overlaps", "have been measured", "None", "pass full= to batch_eigenpairs")
         assert readings is not None
         return readings
 
@@ -167,23 +162,14 @@ def _reference(problem: Problem, full: Eigenpairs, k: int) -> torch.Tensor:
         and full.vectors.shape[0] == problem.num_parameters
         and len(full) >= k
     )
-    require(
-        right,
-        "full",
-        f"be {k} eigenpairs or more of order {problem.num_parameters}",
-        full,
-        "take them of the same problem: lh.eigenpairs(lh.hessian(problem), k)",
-    )
+    expected = f"be {k} eigenpairs or more of order {problem.num_parameters}"
+    cure = "take them of the same problem: lh.eigenpairs(lh.hessian(problem), k)"
+    require(right, "full", expected, full, cure)
     falling = bool((full.values[:k].diff() <= 0).all()) and float(full.values[0]) >= float(
         full.values.max()
     )
-    require(
-        falling,
-        "full",
-        "begin with the largest eigenvalues",
-        "others",
-        'ask for which="largest" or "both"',
-    )
+    expected = "begin with the largest eigenvalues"
+    require(falling, "full", expected, "others", 'ask for which="largest" or "both"')
     return full.vectors[:, :k]
 
 
@@ -254,11 +240,10 @@ def directional_variance(
     require_own_losses(problem)
     known = operator == "hessian" or problem.loss_function is not None
     require(known, "operator", 'be "hessian" for a problem made of one function', repr(operator))
-    count = (
-        problem.num_samples
-        if samples is None
-        else require_count(samples, "samples", 2, problem.num_samples)
-    )
+    if samples is None:
+        count = problem.num_samples
+    else:
+        count = require_count(samples, "samples", 2, problem.num_samples)
     return along_pairs(problem, eigenpairs, operator, probes, count, seed, refuse_foreign=True)
 
 
@@ -367,13 +352,9 @@ def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: floa
     """
     size = float(torch.linalg.vector_norm(drift))
     allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean())) + 10 * eps
-    require(
-        size <= allowed,
-        "eigenpairs",
-        "be of this problem's operator",
-        f"a residual of {size:.3g}",
-        "compute them from the same problem, at the same parameters",
-    )
+    fine = size <= allowed
+    cure = "compute them from the same problem, at the same parameters"
+    require(fine, "eigenpairs", "be of this problem's operator", f"a residual of {size:.3g}", cure)
 
 
 def _bulk_variance(
@@ -429,10 +410,8 @@ def _kept(between: Tensor, seed: int) -> Tensor:
 
 def _stack(parts: list[Estimate]) -> Estimate:
     """Estimates of equal shape as the last axis of one."""
-    values, errors = (
-        [torch.as_tensor(part.value) for part in parts],
-        [torch.as_tensor(part.stderr) for part in parts],
-    )
+    values = [torch.as_tensor(part.value) for part in parts]
+    errors = [torch.as_tensor(part.stderr) for part in parts]
     return Estimate(torch.stack(values, dim=-1), torch.stack(errors, dim=-1))
 
 
@@ -449,11 +428,6 @@ def _require_pairs(problem: Problem, eigenpairs: Eigenpairs) -> None:
     right = (
         isinstance(eigenpairs, Eigenpairs) and eigenpairs.vectors.shape[0] == problem.num_parameters
     )
-    require(
-        right,
-        "eigenpairs",
-        f"be Eigenpairs of order {problem.num_parameters}",
-        eigenpairs,
-        "take lh.eigenpairs(lh.hessian(problem))",
-        TypeError,
-    )
+    expected = f"be Eigenpairs of order {problem.num_parameters}"
+    cure = "take lh.eigenpairs(lh.hessian(problem))"
+    require(right, "eigenpairs", expected, eigenpairs, cure, TypeError)

@@ -87,14 +87,8 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> B
     eigenvalues are exponential, and those of random matrices have lighter tails. Who is beyond one
     that is apart is apart too. Over several probes confidences are averaged.
     """
-    require(
-        isinstance(spectrum, Spectrum),
-        "spectrum",
-        "be a Spectrum",
-        spectrum,
-        "take it with lh.spectrum(lh.hessian(problem))",
-        TypeError,
-    )
+    cure = "take it with lh.spectrum(lh.hessian(problem))"
+    require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum, cure, TypeError)
     require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
     require_positive(kappa, "kappa")
     rows = [_Row.of(spectrum, row) for row in range(len(spectrum.nodes))]

@@ -123,10 +123,8 @@ class Secular:
         middle = _root(lambda u: -self.bend(u), left, right)  # H' is concave in a gap
         open_ = self.slope(middle) > 0
         left, middle, right = left[open_], middle[open_], right[open_]
-        rising, falling = (
-            _root(self.slope, left, middle),
-            _root(lambda u: -self.slope(u), middle, right),
-        )
+        rising = _root(self.slope, left, middle)
+        falling = _root(lambda u: -self.slope(u), middle, right)
         inner = np.stack([rising, falling], axis=1).ravel()
         return np.concatenate([first, inner, last]).reshape(-1, 2)
 
@@ -374,27 +372,18 @@ def free_sum(
         extra = np.append(extra, found)
     else:
         nodes = np.atleast_1d(np.asarray(spectrum, np.float64))
-        shares = (
-            np.ones_like(nodes)
-            if weights is None
-            else np.atleast_1d(np.asarray(weights, np.float64))
-        )
+        if weights is None:
+            shares = np.ones_like(nodes)
+        else:
+            shares = np.atleast_1d(np.asarray(weights, np.float64))
     require(nodes.ndim == 1 and nodes.size > 0, "spectrum", "hold eigenvalues (n,)", nodes)
     require(bool(np.isfinite(nodes).all()), "spectrum", "be finite", "NaN or infinity")
-    require(
-        shares.shape == nodes.shape,
-        "weights",
-        f"have shape {nodes.shape}, one for each eigenvalue",
-        shares,
-    )
+    fine = shares.shape == nodes.shape
+    require(fine, "weights", f"have shape {nodes.shape}, one for each eigenvalue", shares)
     sound = bool(np.isfinite(shares).all()) and bool((shares >= 0).all()) and shares.sum() > 0
     require(sound, "weights", "be finite, none negative, not all 0", shares)
-    require(
-        extra.ndim == 1 and bool(np.isfinite(extra).all()),
-        "spikes",
-        "be finite eigenvalues (k,)",
-        extra,
-    )
+    fine = extra.ndim == 1 and bool(np.isfinite(extra).all())
+    require(fine, "spikes", "be finite eigenvalues (k,)", extra)
     return FreeSum(
         *_merge(nodes, shares / shares.sum(), law), law, tuple(float(spike) for spike in extra)
     )
@@ -476,13 +465,8 @@ def edge_fluctuation(law: Law | FreeSum, dimension: int) -> tuple[float, float]:
     instead.
     """
     size = require_count(dimension, "dimension")
-    require(
-        isinstance(law, Law | FreeSum),
-        "law",
-        "be a Semicircle, MarchenkoPastur or FreeSum",
-        law,
-        error=TypeError,
-    )
+    fine = isinstance(law, Law | FreeSum)
+    require(fine, "law", "be a Semicircle, MarchenkoPastur or FreeSum", law, error=TypeError)
     if isinstance(law, MarchenkoPastur):
         return _covariance(law, size)
     scale = float((size * law.edge_slope) ** (-2 / 3))

@@ -44,13 +44,9 @@ def power_bound(eigenvalues: ArrayLike, overlap: float, products: int) -> float:
     values = _values(eigenvalues)
     first, _, last = _ends(values)
     rest = float(np.abs(np.delete(values, values.argmax())).max())
-    require(
-        first > rest,
-        "eigenvalues",
-        "have a largest one above all other magnitudes",
-        f"{first:.6g} and {rest:.6g}",
-        "power iteration finds no other",
-    )
+    expected = "have a largest one above all other magnitudes"
+    got = f"{first:.6g} and {rest:.6g}"
+    require(first > rest, "eigenvalues", expected, got, "power iteration finds no other")
     require_count(products, "products", least=0)
     return first - (first - last) * _squared_tangent(overlap) * (rest / first) ** (2 * products)
 
@@ -99,12 +95,8 @@ def _ends(values: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def _squared_tangent(overlap: float) -> float:
-    require(
-        0 < overlap <= 1,
-        "overlap",
-        "lie in (0, 1], the cosine of start and eigenvector",
-        repr(overlap),
-    )
+    fine = 0 < overlap <= 1
+    require(fine, "overlap", "lie in (0, 1], the cosine of start and eigenvector", repr(overlap))
     return 1.0 / overlap**2 - 1.0
 
 

@@ -260,12 +260,8 @@ class MarchenkoPastur(Law):
         """XXᵀ/T with Gaussian X (P, T), T the whole number nearest to P/q."""
         size = require_count(dimension, "dimension")
         columns = round(size / self.ratio)
-        require(
-            columns >= 1,
-            "dimension",
-            "be at least ratio/2, so that X has a column",
-            repr(dimension),
-        )
+        fine = columns >= 1
+        require(fine, "dimension", "be at least ratio/2, so that X has a column", repr(dimension))
         draw = torch.randn(
             size, columns, generator=generator(seed, "marchenko-pastur"), dtype=torch.float64
         )

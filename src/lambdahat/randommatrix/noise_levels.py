@@ -202,10 +202,8 @@ def noise_levels(
     element = spread.hessian_variance if operator == "hessian" else spread.ggn_variance
     assert element is not None
     along = along_pairs(problem, top, operator, PROBES, count, seed, refuse_foreign=False)
-    views, passes = (
-        [],
-        float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost),
-    )
+    views = []
+    passes = float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost)
     for size in batch_sizes:
         found = batch_eigenpairs(
             problem, size, _count(batches, size, total), 1, seed, operator, top
@@ -295,10 +293,8 @@ def _count(batches: int | None, size: int, total: int) -> int:
 
 def _entries(estimate: Estimate) -> list[Estimate]:
     """Several estimates one by one."""
-    values, errors = (
-        torch.as_tensor(estimate.value).tolist(),
-        torch.as_tensor(estimate.stderr).tolist(),
-    )
+    values = torch.as_tensor(estimate.value).tolist()
+    errors = torch.as_tensor(estimate.stderr).tolist()
     return [Estimate(value, error) for value, error in zip(values, errors, strict=True)]
 
 

@@ -98,13 +98,9 @@ class NoisyQuadratic:
         self.rate, self.noise = _along(rate, "rate", size), _along(noise, "noise", size)
         self.start = _along(start, "start", size)
         stable = bool((self.rate > 0).all() and (self.rate * self.curvatures < 2).all())
-        require(
-            stable,
-            "rate",
-            f"lie in (0, 2/λ) along each direction, λ up to {self.curvatures.max():.4g}",
-            f"up to {self.rate.max():.4g}",
-            "the iterates run away beyond it",
-        )
+        expected = f"lie in (0, 2/λ) along each direction, λ up to {self.curvatures.max():.4g}"
+        got = f"up to {self.rate.max():.4g}"
+        require(stable, "rate", expected, got, "the iterates run away beyond it")
         require(bool((self.noise >= 0).all()), "noise", "be a variance, at least 0", self.noise)
 
     @property
@@ -151,12 +147,8 @@ class NoisyQuadratic:
         """
         require_choice(kind, "kind", KINDS)
         require_count(steps, "steps", least=2)
-        require(
-            bool((self.curvatures > 0).all()),
-            "curvatures",
-            "be above 0 for the printed laws",
-            self.curvatures,
-        )
+        fine = bool((self.curvatures > 0).all())
+        require(fine, "curvatures", "be above 0 for the printed laws", self.curvatures)
         phi, scale = self.contraction, self.rate * self.noise / self.curvatures
         left, share = 1 - phi ** (steps - 2), 1 / (steps * self.rate * self.curvatures)
         if kind == "final":
@@ -269,13 +261,8 @@ def crossing_steps(quadratic: NoisyQuadratic) -> int:
     matters, which the final iterate forgets as φⁿ and the average as 1/n.
     """
     noisy = bool((quadratic.noise * quadratic.curvatures > 0).any())
-    require(
-        noisy,
-        "noise",
-        "be above 0 in a direction that bends",
-        quadratic.noise,
-        "without it no average wins",
-    )
+    expected = "be above 0 in a direction that bends"
+    require(noisy, "noise", expected, quadratic.noise, "without it no average wins")
     bends = quadratic.curvatures > 0  # the rest has no loss
     parts = (
         part[bends]
@@ -308,9 +295,8 @@ def _along(value: ArrayLike, name: str, size: int) -> Array:
     """A number or (P,) as (P,)."""
     array = np.asarray(value, dtype=np.float64)
     fine = array.shape in ((), (size,)) and bool(np.isfinite(array).all())
-    require(
-        fine, name, f"be a finite number, or {size} of them", array if array.ndim else repr(value)
-    )
+    expected = f"be a finite number, or {size} of them"
+    require(fine, name, expected, array if array.ndim else repr(value))
     return np.broadcast_to(array, (size,)).copy()
 
 

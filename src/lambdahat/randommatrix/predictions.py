@@ -183,10 +183,8 @@ def view_of(spectrum: Spectrum | Eigenpairs) -> View:
     """
     if isinstance(spectrum, Eigenpairs):
         order = spectrum.vectors.shape[0]
-        values, errors = (
-            spectrum.values.double().cpu().numpy(),
-            spectrum.residuals.double().cpu().numpy(),
-        )
+        values = spectrum.values.double().cpu().numpy()
+        errors = spectrum.residuals.double().cpu().numpy()
         return View(order, values, errors, np.zeros(1), np.array([max(order - len(values), 1.0)]))
     found = {float(each): float(each.stderr) for each in (*_ends(spectrum), *spectrum.outliers())}
     nodes, counts = bulk_within(spectrum, list(found))
@@ -255,11 +253,9 @@ class RandomMatrixNoise(NoiseModel):
         if key not in self._found:
             self._found[key] = self._mixed(spikes, noise, inverse_batch)
         model, apart, mixed = self._found[key]
-        positions, overlaps, spreads = (
-            model.outlier(spikes),
-            model.overlap(spikes),
-            np.zeros_like(spikes),
-        )
+        positions = model.outlier(spikes)
+        overlaps = model.overlap(spikes)
+        spreads = np.zeros_like(spikes)
         some = spikes[apart]
         positions[apart] += mixed.positions - some + inputs[1] * mixed.errors
         overlaps[apart] *= mixed.overlaps
@@ -327,10 +323,8 @@ class RandomMatrixNoise(NoiseModel):
         values, widths = np.zeros(2), np.zeros(2)
         for side, sign in ((0, -1.0), (1, 1.0)):
             scale = model.edge_scales[side]
-            values[side], widths[side] = (
-                model.edges[side] + sign * law.mean * scale,
-                law.std * scale,
-            )
+            values[side] = model.edges[side] + sign * law.mean * scale
+            widths[side] = law.std * scale
             beyond = apart & (sign * positions > sign * model.edges[side])
             if beyond.any():
                 chosen = int(np.argmax(np.where(beyond, sign * positions, -math.inf)))
@@ -360,15 +354,11 @@ class DirectionalNoise(NoiseModel):
     """
 
     def __init__(self, variance: DirectionalVariance, batch_size: int) -> None:
-        self.dimension, self.count, self.psd = (
-            variance.dimension,
-            len(variance),
-            variance.operator == "ggn",
-        )
-        self.eigenvalues, self.eigenvalue_errors = (
-            _flat(variance.eigenvalues.value),
-            _flat(variance.eigenvalues.stderr),
-        )
+        self.dimension = variance.dimension
+        self.count = len(variance)
+        self.psd = variance.operator == "ggn"
+        self.eigenvalues = _flat(variance.eigenvalues.value)
+        self.eigenvalue_errors = _flat(variance.eigenvalues.stderr)
         self.rest, self.rest_errors = _flat(variance.rest.value), _flat(variance.rest.stderr)
         self.couplings = _flat(variance.couplings.value).reshape(self.count, self.count)
         self.noise = sampled_noise(variance.elements.double().cpu().numpy(), self.count, batch_size)
@@ -436,26 +426,19 @@ def noise_model(
 ) -> NoiseModel:
     """The model by its name: "additive", "multiplicative" or "directional"."""
     directional = isinstance(variance, DirectionalVariance)
-    require(
-        directional == (model == "directional"),
-        "variance",
+    fine = directional == (model == "directional")
+    expected = (
         f"be {'directional_variance(…)' if model == 'directional' else 'a number or an Estimate'}"
-        f" for {model!r}",
-        type(variance).__name__,
-        'model="directional" and directional_variance go together',
-        TypeError,
+        f" for {model!r}"
     )
+    cure = 'model="directional" and directional_variance go together'
+    require(fine, "variance", expected, type(variance).__name__, cure, TypeError)
     if isinstance(variance, DirectionalVariance):
         return DirectionalNoise(variance, batch_size)
     if model == "multiplicative":
-        require(
-            isinstance(spectrum, Spectrum),
-            "spectrum",
-            "be a Spectrum for multiplicative noise",
-            spectrum,
-            "its noise is made of all the eigenvalues: take lh.spectrum(lh.ggn(problem))",
-            TypeError,
-        )
+        expected = "be a Spectrum for multiplicative noise"
+        cure = "its noise is made of all the eigenvalues: take lh.spectrum(lh.ggn(problem))"
+        require(isinstance(spectrum, Spectrum), "spectrum", expected, spectrum, cure, TypeError)
     return RandomMatrixNoise(view_of(spectrum), variance, model)
 
 
@@ -546,11 +529,10 @@ def predict(
         model or ("directional" if directional else "additive"), "model", MODELS
     )
     effective = effective_batch(batch_size, population)
-    given = (
-        variance
-        if isinstance(variance, DirectionalVariance | Estimate)
-        else Estimate(float(variance))
-    )
+    if isinstance(variance, DirectionalVariance | Estimate):
+        given = variance
+    else:
+        given = Estimate(float(variance))
     noise = noise_model(spectrum, given, chosen, batch_size)
     inverse = 0.0 if math.isinf(effective) else 1.0 / effective
 
@@ -663,25 +645,15 @@ def _regime(noise: NoiseModel, reading: NoiseReading, exponent: Estimate) -> str
 
 
 def _require_inputs(spectrum: object, variance: object) -> None:
-    require(
-        isinstance(spectrum, Spectrum | Eigenpairs),
-        "spectrum",
-        "be a Spectrum or Eigenpairs",
-        spectrum,
-        "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))",
-        TypeError,
-    )
+    fine = isinstance(spectrum, Spectrum | Eigenpairs)
+    cure = "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))"
+    require(fine, "spectrum", "be a Spectrum or Eigenpairs", spectrum, cure, TypeError)
     known = isinstance(variance, Estimate | DirectionalVariance | numbers.Real) and not isinstance(
         variance, bool
     )
-    require(
-        known,
-        "variance",
-        "be a number, an Estimate or a DirectionalVariance",
-        variance,
-        "take lh.variance(problem).hessian_variance",
-        TypeError,
-    )
+    expected = "be a number, an Estimate or a DirectionalVariance"
+    cure = "take lh.variance(problem).hessian_variance"
+    require(known, "variance", expected, variance, cure, TypeError)
     if not isinstance(variance, DirectionalVariance):
         value = float(variance)  # type: ignore[arg-type]
         require(0 <= value < math.inf, "variance", "be finite and at least 0", repr(value))
@@ -732,13 +704,8 @@ class BatchComparison(Result):
             width = math.hypot(spread, float(expected.stderr))
             if width > 0:
                 found.append((values - float(expected)) / width)
-        require(
-            bool(found),
-            "measured",
-            "hold batches smaller than the data",
-            "none",
-            "all data has no noise to score",
-        )
+        need = "hold batches smaller than the data"
+        require(bool(found), "measured", need, "none", "all data has no noise to score")
         return np.concatenate(found)
 
     def within(self, model: str, deviations: float = 1.0, which: str = "largest") -> Estimate:

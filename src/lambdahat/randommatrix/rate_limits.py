@@ -48,10 +48,8 @@ class PositiveEstimate(Estimate):
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
         """The two-sided interval, value·exp(∓ …)."""
         require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
-        known, normal = (
-            student_quantile(level, self.dof) * self.log_error,
-            student_quantile(level, math.inf),
-        )
+        known = student_quantile(level, self.dof) * self.log_error
+        normal = student_quantile(level, math.inf)
         down, up = (math.hypot(known, normal * part) for part in self.doubt)
         value = float(self)
         return value * math.exp(-min(down, FARTHEST)), value * math.exp(min(up, FARTHEST))
@@ -164,11 +162,10 @@ def coupled_limit(
         if momentum == 0:
             moments = np.kron(step, step) + rate**2 * noise
         else:
-            seen = (
-                np.hstack([(1 + momentum) * eye, -momentum * eye])
-                if nesterov
-                else np.hstack([eye, 0 * eye])
-            )
+            if nesterov:
+                seen = np.hstack([(1 + momentum) * eye, -momentum * eye])
+            else:
+                seen = np.hstack([eye, 0 * eye])
             ahead = step @ seen if nesterov else np.hstack([step + momentum * eye, -momentum * eye])
             whole = np.vstack([ahead, np.hstack([eye, 0 * eye])])
             into = np.vstack([eye, 0 * eye])
@@ -199,9 +196,8 @@ def coupled_limit(
 
 def require_momentum(momentum: object) -> float:
     """A number in [0, 1)."""
-    require(
-        _is_real(momentum), "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError
-    )
+    fine = _is_real(momentum)
+    require(fine, "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError)
     require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))  # type: ignore[operator]
     return float(momentum)  # type: ignore[arg-type]
 

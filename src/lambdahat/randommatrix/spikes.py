@@ -55,13 +55,9 @@ def effective_batch(batch_size: int, population: int | None = None) -> float:
     if population is None:
         return float(batch_size)
     population = require_count(population, "population")
-    require(
-        batch_size <= population,
-        "batch_size",
-        f"be at most the population, {population}",
-        repr(batch_size),
-        "a batch is drawn without replacement",
-    )
+    fine = batch_size <= population
+    expected = f"be at most the population, {population}"
+    require(fine, "batch_size", expected, repr(batch_size), "a batch is drawn without replacement")
     return math.inf if batch_size == population else batch_size / (1.0 - batch_size / population)
 
 
@@ -324,21 +320,13 @@ class Multiplicative(SpikedModel):
     def __init__(
         self, eigenvalues: ArrayLike, weights: ArrayLike | None = None, samples: float = math.inf
     ) -> None:
-        require(
-            samples == math.inf or require_positive(samples, "samples") > 0,
-            "samples",
-            "be above 0",
-            samples,
-        )
+        fine = samples == math.inf or require_positive(samples, "samples") > 0
+        require(fine, "samples", "be above 0", samples)
         self.samples = float(samples)
         self.nodes, self.weights = _measure(eigenvalues, weights)
-        require(
-            bool((self.nodes >= 0).all()),
-            "eigenvalues",
-            "be at least 0",
-            f"{self.nodes[0]:.3g}",
-            "use Additive for an indefinite matrix",
-        )
+        fine = bool((self.nodes >= 0).all())
+        got = f"{self.nodes[0]:.3g}"
+        require(fine, "eigenvalues", "be at least 0", got, "use Additive for an indefinite matrix")
 
     def _sum(self, at: Array, power: int) -> Array:
         positive = self.nodes > 0  # zeros add nothing, also to an eigenvalue at 0
@@ -361,11 +349,10 @@ class Multiplicative(SpikedModel):
         nodes, weights = self.nodes[positive], self.weights[positive]
         (low, high), near = nodes[[0, -1]], np.sqrt(weights[[0, -1]] / self.samples)
         far = math.sqrt(weights.sum() / self.samples)
-        below = (
-            (low * (1 - far), low * (1 - near[0]))
-            if far <= 1
-            else (high * (1 - far), low * (1 - far))
-        )
+        if far <= 1:
+            below = (low * (1 - far), low * (1 - near[0]))
+        else:
+            below = (high * (1 - far), low * (1 - far))
         return (float(below[0]), float(below[1])), (
             float(high * (1 + near[1])),
             float(high * (1 + far)),
@@ -392,23 +379,14 @@ class Multiplicative(SpikedModel):
 def _measure(eigenvalues: ArrayLike, weights: ArrayLike | None) -> tuple[Array, Array]:
     """Nodes in ascending order with positive weights."""
     nodes = np.atleast_1d(np.asarray(eigenvalues, dtype=np.float64)).ravel()
-    counts = (
-        np.ones_like(nodes)
-        if weights is None
-        else np.atleast_1d(np.asarray(weights, dtype=np.float64)).ravel()
-    )
-    require(
-        nodes.size > 0 and bool(np.isfinite(nodes).all()),
-        "eigenvalues",
-        "be finite, one or more",
-        nodes,
-    )
-    require(
-        counts.shape == nodes.shape,
-        "weights",
-        f"be as many as the eigenvalues, {nodes.size}",
-        counts,
-    )
+    if weights is None:
+        counts = np.ones_like(nodes)
+    else:
+        counts = np.atleast_1d(np.asarray(weights, dtype=np.float64)).ravel()
+    fits = nodes.size > 0 and bool(np.isfinite(nodes).all())
+    require(fits, "eigenvalues", "be finite, one or more", nodes)
+    fits = counts.shape == nodes.shape
+    require(fits, "weights", f"be as many as the eigenvalues, {nodes.size}", counts)
     fine = bool((counts >= 0).all()) and 0 < counts.sum() < math.inf
     require(fine, "weights", "be at least 0, not all 0, and finite", counts)
     order = np.argsort(nodes)
@@ -471,31 +449,19 @@ def linear_shrinkage(
     signal = ‖H̄ − tI‖_F² = tr H̄² − (tr H̄)²/P; the β above is where that is least. Its error is
     that of the spectrum's probes and of σ².
     """
-    require(
-        isinstance(spectrum, Spectrum),
-        "spectrum",
-        "be a Spectrum",
-        spectrum,
-        "take it with lh.spectrum(lh.hessian(problem))",
-        TypeError,
-    )
+    cure = "take it with lh.spectrum(lh.hessian(problem))"
+    require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum, cure, TypeError)
     element = variance if isinstance(variance, Estimate) else Estimate(float(variance))
-    require(
-        0 <= float(element) < math.inf, "variance", "be a finite number of at least 0", str(element)
-    )
+    fine = 0 <= float(element) < math.inf
+    require(fine, "variance", "be a finite number of at least 0", str(element))
     size, batch = spectrum.dim, effective_batch(batch_size, population)
     target = spectrum.mean
     signal = spectrum.expectation(lambda nodes: (nodes - float(target)) ** 2, size)
     noise = Estimate(
         size**2 * float(element) / batch, size**2 * float(element.stderr) / batch, dof=element.dof
     )
-    require(
-        float(signal) > 0,
-        "spectrum",
-        "have some spread",
-        "one eigenvalue, P times",
-        "a multiple of the identity is its own target",
-    )
+    cure = "a multiple of the identity is its own target"
+    require(float(signal) > 0, "spectrum", "have some spread", "one eigenvalue, P times", cure)
     beta = propagated(lambda kept, lost: kept / (kept + lost), signal, noise)
     damping = Estimate(math.nan, math.nan)
     if float(target) > 0:

@@ -103,13 +103,12 @@ def largest_stable_rate(
     require_problem(problem)
     make = _maker(optimizer)
     total = problem.num_samples
-    size = (
-        total
-        if batch_size is None
-        else require_count(
+    if batch_size is None:
+        size = total
+    else:
+        size = require_count(
             batch_size, "batch_size", 1, total, "a batch cannot hold more samples than the data"
         )
-    )
     require_count(steps, "steps")
     require_count(runs, "runs", 2, cure="one run shows no error")
     for value, name in (
@@ -121,9 +120,8 @@ def largest_stable_rate(
     first = problem.loss()
     require(math.isfinite(first), "the loss at the start", "be finite", f"{first:.6g}")
     cure = "shift it, for growth is judged by its ratio, or pass factor=None"
-    require(
-        factor is None or first > 0, "the loss at the start", "be above 0", f"{first:.6g}", cure
-    )
+    fine = factor is None or first > 0
+    require(fine, "the loss at the start", "be above 0", f"{first:.6g}", cure)
     work = _Trials(problem, make, size, steps, first, factor, seed)
     found: list[tuple[float, float]] = []
     runs = 1 if size == total else runs
@@ -156,14 +154,9 @@ def bisected(
             break
     else:
         edge = f"{high:.3g} is stable" if good else f"{low:.3g} diverges"
-        require(
-            False,
-            "the optimiser",
-            "be stable at some rates and not at others",
-            f"one that at {edge}",
-            "" if good else "near a minimum pass factor=None",
-            NoLimitError,
-        )
+        expected = "be stable at some rates and not at others"
+        cure = "" if good else "near a minimum pass factor=None"
+        require(False, "the optimiser", expected, f"one that at {edge}", cure, NoLimitError)
     while high > (1 + tol) * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if stable(middle) else (low, middle)
@@ -228,14 +221,8 @@ class _Trials:
             for n, t in self.problem.named(self.problem.vector).items()
         }
         optimizer = self.make(list(named.values()), rate)
-        require(
-            isinstance(optimizer, Optimizer),
-            "optimizer",
-            "return a torch.optim.Optimizer",
-            optimizer,
-            "",
-            TypeError,
-        )
+        fine = isinstance(optimizer, Optimizer)
+        require(fine, "optimizer", "return a torch.optim.Optimizer", optimizer, "", TypeError)
         scale = abs(self.first) + self.noise or 1.0
         for parts in self._batches(run):
             loss = optimizer.step(lambda parts=parts: self._backward(optimizer, named, parts))  # type: ignore[misc]
@@ -363,13 +350,9 @@ def rate_ratio(
     which to probe. Parameters, gradients and state are put back at the end.
     """
     require_problem(problem)
-    require(
-        isinstance(optimizer, Optimizer) and not isinstance(optimizer, torch.optim.LBFGS),
-        "optimizer",
-        "be a torch.optim.Optimizer that steps without a closure",
-        optimizer,
-        error=TypeError,
-    )
+    fine = isinstance(optimizer, Optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
+    expected = "be a torch.optim.Optimizer that steps without a closure"
+    require(fine, "optimizer", expected, optimizer, error=TypeError)
     pairs = extreme_eigenpairs(hessian(problem), 1, seed=seed) if eigenpairs is None else eigenpairs
     directions = _flat_directions(problem, pairs, flat, seed)
     with _Probe(problem, optimizer, gradient, backward).begun() as probe:
@@ -383,13 +366,8 @@ def _result(sharp: Tensor, rates: Tensor, pairs: Eigenpairs, nonlinearity: float
     error = float(rates.std() / math.sqrt(len(rates))) if several else math.nan
     flat = Estimate(float(rates.mean()), error, dof=max(len(rates) - 1, 1))
     first = float(sharp[0])
-    require(
-        first != 0,
-        "optimizer",
-        "move along the sharpest direction",
-        "a step of 0",
-        "raise its learning rate",
-    )
+    expected = "move along the sharpest direction"
+    require(first != 0, "optimizer", expected, "a step of 0", "raise its learning rate")
     ratio = Estimate(float(flat) / first, abs(error / first), dof=flat.dof)
     return RateRatio(ratio, flat, sharp, pairs.values.double(), nonlinearity)
 
@@ -403,12 +381,8 @@ def _flat_directions(problem: Problem, pairs: Eigenpairs, flat: int | Tensor, se
         require(len(flat) == size, "flat", f"have shape ({size}, k)", flat)
         return nn.functional.normalize(given, dim=0)
     require_count(flat, "flat", 1)
-    require(
-        sharp.shape[1] < size,
-        "eigenpairs",
-        f"leave flat directions, fewer than {size}",
-        pairs.vectors,
-    )
+    fine = sharp.shape[1] < size
+    require(fine, "eigenpairs", f"leave flat directions, fewer than {size}", pairs.vectors)
     draws: Tensor = torch.randn(
         size, flat, generator=generator(seed, "flat directions"), dtype=torch.float64
     )
@@ -544,13 +518,9 @@ def _match_parameters(problem: Problem, optimizer: Optimizer) -> list[Tensor]:
     missing = [
         name for name in problem.space.names if name not in named or id(named[name]) not in held
     ]
-    require(
-        not missing,
-        "optimizer",
-        "hold the parameters of the problem",
-        f"none for {', '.join(missing[:3])}",
-        "make both of the same model",
-    )
+    expected = "hold the parameters of the problem"
+    got = f"none for {', '.join(missing[:3])}"
+    require(not missing, "optimizer", expected, got, "make both of the same model")
     return [named[name] for name in problem.space.names]
 
 
