@@ -74,9 +74,7 @@ def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: in
 
 
 def dense_diagonal(operator: LinearOperator, near: LinearOperator | None = None) -> Tensor:
-    """The diagonal (P,) by P products, without holding the matrix, beside what ``near`` keeps
-    too.
-    """
+    """The diagonal (P,) by P products, without holding the matrix."""
     out = torch.empty(operator.dim, dtype=operator.dtype, device=operator.device)
     for where, block in unit_blocks(operator, near):
         out[where] = (operator @ block)[where].diagonal()
@@ -120,9 +118,7 @@ def _sampled(
     probes: int | None,
     seed: int,
 ) -> Estimate | None:
-    """By probes, or None where P products are fewer; without control where a budget of memory
-    does not hold a pilot.
-    """
+    """Estimate by probes; None if P products would be fewer."""
     stream = Probes(operator, "rademacher", seed, "diagonal")
     moments, first = _Moments(stream), MINIMUM if probes is None else min(MINIMUM, probes)
     target = operator

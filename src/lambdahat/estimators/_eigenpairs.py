@@ -159,9 +159,7 @@ def spectral_norm(
     max_memory: float | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos on both ends; its error is the residual
-    bound.
-    """
+    """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos; its error is the residual bound."""
     found = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
     return Estimate(
         abs(float(found.values[0])), float(found.residuals[0]), found.cost, found.status
@@ -171,9 +169,7 @@ def spectral_norm(
 def _result(
     operator: LinearOperator, found: RitzPairs, count: int, tol: float, exponent: int = 0
 ) -> Eigenpairs:
-    """The public result: which values are accurate to ``tol``, and why not when one is not; all
-    times 2ᵉ.
-    """
+    """The public result, times 2ᵉ, with a status that says which values reached ``tol``."""
     target = tol * found.scale
     shift, residual = (math.ldexp(part, -exponent) for part in _rounding(operator, found))
     noise = max(found.noise, shift)
@@ -221,9 +217,7 @@ def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]
 
 
 def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[RitzPairs, int]:
-    """All eigenpairs of 2⁻ᵉA from the dense matrix, in float64, and e, which makes its largest
-    entry about 1.
-    """
+    """Eigenpairs of 2⁻ᵉA from the dense matrix in float64, and e; 2⁻ᵉA has entries of order 1."""
     before, matrix = operator.matvecs, operator.dense()
     require_finite(matrix)
     exponent = math.frexp(float(matrix.abs().max()))[1]
@@ -254,9 +248,7 @@ def is_small(operator: LinearOperator, count: int) -> bool:
 
 
 def basis_capacity(operator: LinearOperator, count: int, max_memory: float | None = None) -> int:
-    """How many basis vectors to keep: enough not to restart on common spectra, within
-    ``max_memory``.
-    """
+    """The number of basis vectors: enough to avoid most restarts, within ``max_memory``."""
     row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
     if max_memory is None:
         allowed = operator.room(MEMORY_SHARE)

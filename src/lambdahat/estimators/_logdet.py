@@ -109,9 +109,7 @@ def require_positive_eigenvalue(least: float, kind: str, after: str = "") -> Non
 
 
 def _of_pivots(pivots: Array, error: float = 0.0, cost: int = 0, noise: float = 0.0) -> Estimate:
-    """Σ log of the pivots; PRECISION_LIMIT where the least may be rounding of 0, or rounding
-    moves them all by much.
-    """
+    """Σ log of the pivots; PRECISION_LIMIT if rounding may decide their sign or sum."""
     least, largest = float(pivots.min()), float(pivots.max())
     fine = least > max(BREAKDOWN * EPSILON * largest, noise) and error <= SURE * len(pivots)
     status = Status.CONVERGED if fine else Status.PRECISION_LIMIT
@@ -257,9 +255,7 @@ def logdet(
 def _estimate(
     task: _Task, method: str, precondition: str, rank: int | None, tol: float | None, limit: int
 ) -> Estimate:
-    """log det by a method, of an operator brought to ordinary scale first where squares of its
-    entries need that.
-    """
+    """log det by a method; an operator of extreme scale is brought to ordinary scale first."""
     operator, bounds, depth = task.ready.original, task.bounds, task.depth
     if method == "exact" or (
         depth is None and operator.dim <= (SMALL if tol is not None else DEFAULT_DEPTH)
@@ -357,9 +353,7 @@ class _Task:
         return DEFAULT_PROBES if self.probes is None else self.probes
 
     def look(self, low: float, high: float, noise: float) -> None:
-        """Refuse Ritz values of the operator within that are not positive, or not within the
-        bounds.
-        """
+        """Refuse Ritz values that are not positive, or not within the bounds."""
         _require_positive(low, self.ready, self.scale)
         if self.bounds is not None:
             left, right = self.ready.inside(self.bounds)
@@ -534,9 +528,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
 def _moments_to(
     method: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int
 ) -> Estimate:
-    """``method`` with more depth or more probes, until the 95 % interval is as narrow as ``tol``
-    asks for.
-    """
+    """``method`` with more depth or probes until the 95 % interval is as narrow as ``tol`` asks."""
     depth, probes, spent = max(min(MOMENT_DEPTH // 2, limit // 6), 1), 6, 0
     while True:
         reading = method(dataclasses.replace(task, depth=min(depth, task.inner.dim), probes=probes))
@@ -629,9 +621,7 @@ def _control(inner: LinearOperator, measure: Spectrum) -> tuple[Callable[[Array]
 
 
 def _maxent(task: _Task) -> _Reading:
-    """Algorithm 3: moments, density, expectation of log λ; the truncation by the rules that the
-    same moments fix.
-    """
+    """Algorithm 3: moments, density, expectation of log λ; truncation by the Gauss rules."""
     task, ends = _interval(task)
     if ends is None:
         return _slq(task)
@@ -688,9 +678,7 @@ def _chebyshev(task: _Task) -> _Reading:
 
 
 def _moved(series: Array, first: tuple[float, float], second: tuple[float, float]) -> Array:
-    """The coefficients on the interval ``second`` of a Chebyshev series (m + 1,) on ``first``:
-    the same polynomial.
-    """
+    """The Chebyshev series (m + 1,) on ``first`` as coefficients on the interval ``second``."""
     if first == second:
         return series
     nodes = chebyshev.chebpts1(len(series))
@@ -735,9 +723,7 @@ def _known_moments_correction(
 
 
 def _first_moments(inner: LinearOperator, bounds: tuple[float, float]) -> list[float]:
-    """The first one or two Chebyshev moments on ``bounds``, exact, as far as tr A and tr A² are
-    known.
-    """
+    """The first one or two Chebyshev moments on ``bounds``, as far as tr A and tr A² are known."""
     middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
     trace, squares = inner.known_trace(), inner.known_squares()
     if trace is None:
@@ -829,9 +815,7 @@ def _interval(task: _Task) -> tuple[_Task, _Ends | None]:
 
 
 def _require_positive(least: float, ready: Preconditioned, scale: float) -> None:
-    """Raise where a Ritz value is not positive; that of A itself, where a few products with it
-    show one too.
-    """
+    """Raise if a Ritz value is not positive, quoting that of A itself if a few products show it."""
     if least > 0:
         return
     plain = spectral_ends(ready.original).low if ready.name else least

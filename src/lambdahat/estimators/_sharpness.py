@@ -246,9 +246,7 @@ def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> Re
 
 
 def _between_rows(block: LinearOperator, weight: Tensor) -> LinearOperator:
-    """(L ⊗ I)ᵀ H (L ⊗ I) for a weight's block of the Hessian, L (rows, k) with LLᵀ = WWᵀ and k
-    the least it can be.
-    """
+    """(L ⊗ I)ᵀ H (L ⊗ I) for a weight's block of the Hessian, L (rows, k) with LLᵀ = WWᵀ."""
     matrix = weight.reshape(len(weight), -1).to(block.dtype)
     rows, columns = matrix.shape
     factor = torch.linalg.qr(matrix.T)[1].T
@@ -310,9 +308,7 @@ def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
 
 
 def _turns(values: Tensor, residuals: Tensor) -> Tensor:
-    """r/gap of each pair, at most 1, the gap to the nearest other value or 0, whichever is
-    nearer.
-    """
+    """r/gap of each pair, at most 1; the gap is to the nearest other value or to 0."""
     distance = (values[:, None] - values).abs().fill_diagonal_(math.inf)
     gap = torch.minimum(distance.amin(dim=1), values.abs())
     return (residuals / gap.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)

@@ -42,9 +42,7 @@ SMALL = 0.05
 
 @dataclass(frozen=True)
 class GaussLimit:
-    """Where the Gauss rules of log go as the depth grows: the last rule, the best guess, and
-    what holds the limit.
-    """
+    """The limit of the Gauss rules of log: the last rule, the best guess, and bounds."""
 
     gauss: float
     value: float
@@ -98,17 +96,13 @@ def limit_of(runs: list[Lanczos], low: float, sure: bool) -> GaussLimit:
 
 
 def bounded_away(run: Lanczos) -> bool:
-    """Whether the smallest Ritz value is above its residual: the eigenvalue next to it is then
-    above 0.
-    """
+    """Whether the smallest Ritz value exceeds its residual: its eigenvalue is then above 0."""
     nodes, _, residuals = run.ritz()
     return float(nodes[0]) > float(residuals[0])
 
 
 def _beyond(before: float, last: float) -> float:
-    """What a geometric series with two terms known, the ``last`` and the one ``before``, still
-    adds (Aitken).
-    """
+    """The rest of a geometric series after its terms ``before`` and ``last`` (Aitken)."""
     return last * last / (before - last) if before > last > 0 else math.inf
 
 
@@ -119,9 +113,7 @@ def _rule(run: Lanczos, depth: int) -> float:
 
 
 def _carried_on(run: Lanczos) -> float:
-    """The smallest Ritz value less its residual; one that still falls, carried on as far as over
-    its second half.
-    """
+    """A guess at the smallest eigenvalue, extrapolated from the second half of the run."""
     nodes, _, residuals = run.ritz()
     least, before = float(nodes[0]), float(run.ritz(max(1, len(nodes) // 2))[0][0])
     return max(least - float(residuals[0]), least * least / max(before, least))
@@ -144,9 +136,7 @@ def _gap(run: Lanczos, low: float) -> float:
 
 
 def rule_of(density: MaxentDensity, depth: int) -> Lanczos:
-    """The Gauss rule with ``depth`` nodes of a density: that of every measure with its first
-    2·depth moments.
-    """
+    """The Gauss rule of a density, shared by every measure with its first 2·depth moments."""
     mass = density.weights * density.values
     line = operator(scipy.sparse.diags_array(density.grid).tocsr())
     return lanczos(line, torch.as_tensor(np.sqrt(mass)), min(depth, len(mass)), "bias")
@@ -354,9 +344,7 @@ def moments_within(
 
 
 def _moment_errors(values: Array, model: Rounding, bounds: tuple[float, float] | None) -> Array:
-    """What the rounding of a model makes of moments (count + 1,): k·ρ on [−1, 1], k·ρ·|μ_{k−1}|
-    for powers of A.
-    """
+    """Errors of moments (count + 1,) by a model's rounding: k·ρ, or k·ρ·|μ_{k−1}| for powers."""
     orders, shift = np.arange(len(values)), model.trace / model.dim
     if bounds is not None:
         return np.asarray(orders * (2 * shift / (bounds[1] - bounds[0])))
@@ -369,9 +357,7 @@ def _moment_errors(values: Array, model: Rounding, bounds: tuple[float, float] |
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """Both ends of a spectrum as a short Lanczos run sees them: Ritz values, their residuals,
-    the products spent.
-    """
+    """Both ends of a spectrum by a short Lanczos run: Ritz values, residuals, products."""
 
     low: float
     high: float
@@ -395,9 +381,7 @@ def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
 
 
 def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
-    """An interval that holds the spectrum, and the products it took: a short Lanczos run plus
-    its residuals and 1 %.
-    """
+    """An interval that holds the spectrum (a short Lanczos run plus margins), and its cost."""
     ends = spectral_ends(operator, seed)
     margin = 0.01 * (ends.high - ends.low) or 1e-3 * abs(ends.high) or 1.0
     left, right = ends.low - ends.low_residual - margin, ends.high + ends.high_residual + margin
@@ -413,9 +397,7 @@ def lanczos_runs(
     basis: str = "auto",
     first: int = 0,
 ) -> list[Lanczos]:
-    """One Lanczos run a probe, from the ``first`` on; their bases, kept at ``basis`` meanwhile,
-    are dropped.
-    """
+    """One Lanczos run per probe, from number ``first`` on, without their bases."""
     require_symmetric(operator, task)
     require_count(probes, "probes")
     steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
@@ -459,9 +441,7 @@ def _beside_work(operator: LinearOperator, free: float) -> float:
 
 
 def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None = None) -> Spectrum:
-    """The Gauss rules of several probes as one spectrum; short ones repeat their last node with
-    weight 0.
-    """
+    """The Gauss rules of several probes as one spectrum, padded with nodes of weight 0."""
     rules = [run.ritz(depth) for run in runs]
     width = max(len(nodes) for nodes, _, _ in rules)
     nodes, weights, residuals = (np.zeros((len(rules), width)) for _ in range(3))
@@ -494,9 +474,7 @@ def restored(spectrum: Spectrum, unit: Normalised) -> Spectrum:
 
 
 def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
-    """The size below which a Ritz value is rounding: that of the dtype, what the products
-    showed, or of a model.
-    """
+    """The size below which a Ritz value is rounding: of the dtype, the products, or a model."""
     scale = max(float(torch.cat([run.alpha.abs(), run.beta]).max()) for run in runs)
     model = rounding_of(operator, MANY)
     inside = 0.0 if model is None else model.random.error
@@ -508,9 +486,7 @@ def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
 
 
 def _with_rounding(spectrum: Spectrum, model: Rounding | None) -> Spectrum:
-    """The spectrum with the rounding of a model: that of a random vector, and that of the
-    leading one in proportion.
-    """
+    """The spectrum with a model's rounding in its residuals and errors."""
     if model is None:
         return spectrum
     noise = np.maximum(model.random.error, model.relative * np.abs(spectrum.nodes))
@@ -560,9 +536,7 @@ def _trace_of(
 def _number_of_probes(
     operator: LinearOperator, probes: int | None, probe: str, tol: float | None, powers: int
 ) -> int:
-    """As many as asked for, or as the tolerance asks for: of ``powers`` of A itself, of the
-    moments' own size.
-    """
+    """As many as asked for, or as ``tol`` needs; it is relative for ``powers`` of A itself."""
     if tol is not None:
         expected = "come without probes, whose number it sets"
         require(probes is None, "tol", expected, f"{tol!r} and {probes!r} probes")
@@ -583,9 +557,7 @@ def _number_of_probes(
 
 
 def _condition(operator: LinearOperator, power: int) -> float:
-    """The most that the condition number of Aᵖ can be, by what is known of both ends of the
-    spectrum of A.
-    """
+    """An upper bound of the condition number of Aᵖ, from known bounds of the spectrum of A."""
     low, high = operator.known_bounds()
     return (
         math.exp(min(power * math.log(high / low), 300.0))

@@ -277,18 +277,14 @@ class _Task:
 
     @property
     def crowded(self) -> bool:
-        """Whether a pilot's block, its products, a sketch of them and the room to make it are
-        too much at once.
-        """
+        """Whether a pilot and a sketch of it are too large to hold at once."""
         block = MINIMUM * self.operator.dim * self.operator.dtype.itemsize
         return BLOCKS * block > self.operator.room(MEMORY_SHARE) or _crowded(
             self.operator, self.near
         )
 
     def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
-        """The tolerance, given some products AZ (P, k), of which the mean of ‖Az‖² estimates
-        ‖A‖²_F.
-        """
+        """The tolerance, with ‖A‖_F estimated from products AZ (P, k)."""
         floor = column_dots(images, images).mean().sqrt() if images.shape[1] else torch.zeros(())
         return Goal(self.tol, torch.tensor([offset], dtype=torch.float64), floor.double()[None])
 
@@ -484,9 +480,7 @@ def _sum_layers(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dic
 
 
 def _crowded(operator: LinearOperator, near: LinearOperator | None) -> bool:
-    """Whether the problem's budget of memory is too small for a pilot and a sketch, with a
-    control variate or not.
-    """
+    """Whether the memory budget is too small for a pilot and a sketch."""
     if operator.budget() is None or near is None or crowded(operator, MINIMUM, SKETCHED):
         return crowded(operator, MINIMUM, SKETCHED)
     return crowded(operator - near, MINIMUM, SKETCHED)

@@ -92,9 +92,7 @@ def variance(
 
 
 class Spread:
-    """Mean and summed squared deviation of vectors in chunks, merged without cancellation (Chan
-    et al. 1979).
-    """
+    """Mean and summed squared deviation of vectors, merged without cancellation (Chan 1979)."""
 
     def __init__(self, rows: Tensor) -> None:
         self.count = len(rows)
@@ -113,9 +111,7 @@ class Spread:
         self.count = both
 
     def unbiased(self, population: int) -> Tensor:
-        """mean_i ‖x_i − x̄‖² over a population of which these vectors are a sample without
-        replacement.
-        """
+        """mean_i ‖x_i − x̄‖² of the population that these vectors were drawn from."""
         return self.deviation / (self.count - 1) * ((population - 1) / population)
 
 
@@ -134,9 +130,7 @@ def spread_of(blocks: Iterable[Iterable[Tensor]]) -> Spread:
 
 
 def samples_at_once(problem: Problem) -> int:
-    """How many samples' products fit a quarter of the free memory, or the problem's budget of
-    it, at most 256.
-    """
+    """How many samples' products fit into the memory, at most 256."""
     theta, memory = problem.vector, problem.memory
     need = COPIES * theta.numel() * theta.element_size()
     if memory is None:
@@ -205,9 +199,7 @@ class PerSample:
         return grad(lambda theta: grad(self._loss(sample))(theta) @ probe)(self.theta)  # type: ignore[no-any-return]
 
     def _gauss_newton(self, sample: Batch, probe: Tensor) -> Tensor:
-        """Reverse mode only: Jv = ∂(Jᵀu·v)/∂u. Models with fused layers often have no forward
-        mode.
-        """
+        """G_iv by reverse mode only, Jv = ∂(Jᵀu·v)/∂u: fused layers often lack forward mode."""
 
         def output(theta: Tensor) -> Any:
             return self.problem.output(self.problem.named(theta), sample)

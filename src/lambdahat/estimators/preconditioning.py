@@ -44,9 +44,7 @@ class Preconditioned:
     largest: float = 1.0
 
     def inside(self, bounds: tuple[float, float]) -> tuple[float, float]:
-        """Bounds of the spectrum of P^{−½} A P^{−½} from those of A: a ≤ A ≤ b makes aP⁻¹ ≤
-        P^{−½} A P^{−½} ≤ bP⁻¹.
-        """
+        """Bounds of the spectrum of P^{−½} A P^{−½} from those of A."""
         low, high = self.operator.known_bounds()
         return max(bounds[0] / self.largest, low), min(bounds[1] / self.least, high)
 
@@ -92,9 +90,7 @@ def require_precondition(kind: str, rank: int | None, dim: int) -> None:
 
 
 def _has_columns(operator: LinearOperator) -> bool:
-    """Whether its columns cost little: a kernel, a dense matrix, or a multiple or a sum of such
-    and the identity.
-    """
+    """Whether columns are cheap: kernels, dense matrices, and sums of such with the identity."""
     if isinstance(operator, Sum):
         parts = operator.first, operator.second
         return any(map(_has_columns, parts)) and all(
@@ -209,9 +205,7 @@ class Outliers:
 
 
 def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
-    """The eigenvalues far from all others that make much of the variance of a probe's log det;
-    None where none do.
-    """
+    """Isolated eigenvalues that make much of the variance of a probe's log det, or None."""
     nodes, vectors = torch.linalg.eigh(
         torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
     )

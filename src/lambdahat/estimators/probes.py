@@ -46,9 +46,7 @@ def block_columns(operator: LinearOperator, each: float = COLUMN, held: float = 
 def crowded(
     operator: LinearOperator, columns: int, each: float = COLUMN, held: float = 0.0
 ) -> bool:
-    """Whether so many columns at once are too many for the problem's budget of memory; without
-    one they are not.
-    """
+    """Whether so many columns at once exceed the problem's memory budget, if it has one."""
     if operator.budget() is None:
         return False
     left, column = _left_and_column(operator, each, held)
@@ -94,9 +92,7 @@ class Probes:
         return block
 
     def _signs(self) -> Tensor:
-        """±1 from the bits of random bytes: an eighth of the draws, and a 32nd of the transfer
-        of float32.
-        """
+        """±1 from the bits of random bytes: fewer draws and a smaller transfer than floats."""
         octets = torch.randint(
             0, 256, (-(-self.dim // 8),), dtype=torch.uint8, generator=self._stream
         ).to(self.device)
@@ -144,7 +140,5 @@ def unit_blocks(
 
 
 def column_dots(first: Tensor, second: Tensor) -> Tensor:
-    """xⱼᵀyⱼ of the columns of two blocks (P, k), summed in float64, as a float64 tensor (k,) on
-    the CPU.
-    """
+    """xⱼᵀyⱼ of the columns of two blocks (P, k), summed in float64: a tensor (k,) on the CPU."""
     return (first * second.to(first.dtype)).sum(dim=0, dtype=torch.float64).cpu()

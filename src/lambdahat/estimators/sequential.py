@@ -61,9 +61,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Mean:
-    """Sample means (L,) plus an offset, their standard errors (L,), and whether the goal was
-    reached.
-    """
+    """Sample means (L,) plus an offset, standard errors (L,), and whether the goal was reached."""
 
     value: Tensor
     stderr: Tensor
@@ -96,9 +94,7 @@ class Goal:
         return dataclasses.replace(self, offset=self.offset + known)
 
     def judge(self, samples: Tensor, inflation: float = 1.0) -> Mean:
-        """The means of ``samples`` (n, L), n > 1, and how many samples the goal wants for their
-        spread.
-        """
+        """The means of ``samples`` (n, L), n > 1, and how many samples the goal needs."""
         finite = bool(torch.isfinite(samples[:, : self.offset.numel()]).all())
         cure = "look for a NaN loss or parameter"
         require(finite, "the operator", "give finite products", "NaN or infinity", cure)
@@ -234,9 +230,7 @@ class Sketch:
 
     @full_precision()
     def residual_probes(self, probes: Probes, count: int) -> Tensor:
-        """(I − QQᵀ)z for the next probes; on the sphere, uniform on that of radius √(P − r) in
-        the complement of Q.
-        """
+        """(I − QQᵀ)z for the next probes; sphere probes are rescaled to the length √(P − r)."""
         block = probes.draw(count)
         block = block - self.basis @ (self.basis.T @ block)
         if probes.kind == "sphere":
@@ -248,9 +242,7 @@ class Sketch:
 
 @full_precision()
 def orthonormal_beside(basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """F, W, R with columns = basis·W + F·R, F orthonormal and orthogonal to ``basis``: block
-    Gram–Schmidt, twice.
-    """
+    """F, W, R with columns = basis·W + F·R and F ⟂ ``basis``: block Gram–Schmidt, twice."""
     first = basis.T @ columns
     fresh, upper = torch.linalg.qr(columns - basis @ first)
     again = basis.T @ fresh

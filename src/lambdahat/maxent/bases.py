@@ -29,9 +29,7 @@ _VALUES = {
 
 
 def polynomials(basis: str, points: Array, count: int) -> Array:
-    """φ_0 … φ_count at ``points`` (N,) of [−1, 1], as (N, count + 1), by the basis's three-term
-    recurrence.
-    """
+    """φ_0 … φ_count at ``points`` (N,) of [−1, 1], as (N, count + 1), by recurrence."""
     return np.asarray(_VALUES[basis](points, count), dtype=np.float64)
 
 
@@ -41,9 +39,7 @@ def to_unit(points: Array, bounds: tuple[float, float]) -> Array:
 
 
 def legendre_in_chebyshev(count: int) -> Array:
-    """P_n = Σ_k c_nk T_k (count + 1, count + 1): P_n(cos t) = Σ_j a_j a_{n−j} cos((n − 2j)t),
-    a_j = C(2j, j)/4ʲ.
-    """
+    """P_n = Σ_k c_nk T_k: P_n(cos t) = Σ_j a_j a_{n−j} cos((n − 2j)t), a_j = C(2j, j)/4ʲ."""
     a = np.cumprod([1.0] + [(2 * j - 1) / (2 * j) for j in range(1, count + 1)])
     table = np.zeros((count + 1, count + 1))
     for n in range(count + 1):
@@ -106,9 +102,7 @@ def least_squares(rows: Array, right: Array, cutoff: float) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    """The same memory as a tensor, or a copy of what torch refuses or warns of: read-only,
-    reversed, not float64.
-    """
+    """The same memory as a tensor; a copy of arrays that torch refuses or warns of."""
     return torch.from_numpy(np.require(array, np.float64, ("C", "W")))
 
 
@@ -125,9 +119,7 @@ _UP_TO_NODES = np.stack(
 
 
 def running_mass(mass: Array) -> Array:
-    """The mass below every node (N,) of a grid, from that at the nodes: exact where a panel's
-    polynomial is.
-    """
+    """The mass below every node (N,) of a grid; exact where a panel's polynomial is."""
     panels = mass.reshape(-1, ORDER)
     before = np.append(0.0, np.cumsum(panels.sum(axis=1))[:-1])
     return np.asarray((before[:, None] + (panels / _WEIGHTS) @ _UP_TO_NODES.T).ravel())

@@ -178,9 +178,7 @@ class MaxentDensity(Density):
         return np.where(inside, exponent, -np.inf)
 
     def entropy(self) -> float:
-        """The differential entropy −∫ p log p dλ in closed form: 1 + Σ_k α_kμ_k (Eq. 3.10), less
-        ∫ p log q₀ dλ.
-        """
+        """The differential entropy −∫ p log p dλ = 1 + Σ_k α_kμ_k − ∫ p log q₀ dλ (Eq. 3.10)."""
         prior = 0.0 if self.log_prior is None else float(self._masses() @ self.log_prior)
         return self.relative_entropy() - prior
 
@@ -203,9 +201,7 @@ class MaxentDensity(Density):
         return -float((mine - theirs) @ moments)
 
     def symmetric_kl(self, other: Density, numeric: bool = False) -> float:
-        """½ Σ_k (α_k − β_k)(μ_k^q − μ_k^p) (Eq. 3.12) where the closed form holds, else by
-        quadrature.
-        """
+        """½ Σ_k (α_k − β_k)(μ_k^q − μ_k^p) (Eq. 3.12), or by quadrature."""
         require_density(other)
         if numeric or not self._comparable(other):
             back = other.kl(self, numeric) if isinstance(other, MaxentDensity) else other.kl(self)
@@ -215,9 +211,7 @@ class MaxentDensity(Density):
         return float((mine - theirs) @ (other._moments_to(self) - self._moments_to(other))) / 2
 
     def sensitivity(self, function: Callable[[Array], Array]) -> Array:
-        """d ∫ f p dλ / dμ_k for k = 1 … m: the coefficients of the least-squares fit of f by T_1
-        … T_m under p.
-        """
+        """d ∫ f p dλ / dμ_k, k = 1 … m: the least-squares fit of f by T_1 … T_m under p."""
         count, mass = len(self.coefficients) - 1, self._masses()
         features = polynomials("chebyshev", to_unit(self.grid, self.bounds), count)[:, 1:]
         readings = np.asarray(function(self.grid), dtype=np.float64)

@@ -87,9 +87,7 @@ EXACT = 1e-10
 
 @dataclass(frozen=True)
 class DualSolution:
-    """``coefficients`` α_1 … α_m, log Z over x in [−1, 1], the ``penalty`` taken (0: none) and
-    Newton steps made.
-    """
+    """``coefficients`` α_1 … α_m, log Z on [−1, 1], the ``penalty`` (0: none) and Newton steps."""
 
     coefficients: Array
     log_z: float
@@ -141,9 +139,7 @@ def solve(
 def _path(
     grid: Grid, target: Array, enough: Array, wanted: float | None, steps: int
 ) -> DualSolution:
-    """The end of the path of penalties: the one ``wanted``, or the first at which the mismatch
-    is ``enough``.
-    """
+    """The end of the path of penalties: at ``wanted``, or once the mismatch is ``enough``."""
     last = LAST_PENALTY if wanted is None else wanted
     start, edges = np.zeros(grid.count), grid.edges
     penalty, reached = max(FIRST_PENALTY, last), None
@@ -168,9 +164,7 @@ def _path(
 def _settle(
     grid: Grid, target: Array, start: Array, penalty: float, tol: Array
 ) -> tuple[tuple[Array, float] | None, int]:
-    """(α, log Z) at one penalty, on a grid refined until it resolves the density; None where
-    that fails.
-    """
+    """(α, log Z) at one penalty on a grid that resolves the density, or None."""
     steps = 0
     while True:
         found, more = _newton(grid, target, start, penalty, tol)
@@ -186,9 +180,7 @@ def _settle(
 def _newton(
     grid: Grid, target: Array, alpha: Array, penalty: float, tol: Array
 ) -> tuple[Array | None, int]:
-    """Damped Newton on one grid: no step is longer than 2 in the norm of the Hessian, and each
-    lowers F.
-    """
+    """Damped Newton on one grid: steps of at most 2 in the Hessian's norm, each lowering F."""
 
     def objective(at: Array) -> tuple[float, Array]:
         mass, log_z = masses(grid, at)
@@ -283,9 +275,7 @@ def in_chebyshev(
     bounds: tuple[float, float],
     stderr: ArrayLike | None,
 ) -> tuple[Array, Array, tuple[float, float], str]:
-    """Chebyshev moments, their covariance, the bounds, and a hint for when they turn out
-    infeasible.
-    """
+    """Chebyshev moments, their covariance, the bounds, and a hint for infeasible moments."""
     if isinstance(moments, MeasuredMoments):
         basis, bounds, covariance = moments.basis, moments.bounds, moments.covariance
         values = np.asarray(moments.values, np.float64)
@@ -360,9 +350,7 @@ def density_of(
     with_prior: bool,
     tol: float,
 ) -> MaxentDensity:
-    """The solution on x in [−1, 1] as a density of λ, with the error that the moments' errors
-    give it.
-    """
+    """The solution on x in [−1, 1] as a density of λ, with its standard error."""
     half = (bounds[1] - bounds[0]) / 2
     mass, log_z = masses(grid, solution.coefficients)
     density, means = mass / grid.weights / half, product(mass, grid.features)
@@ -440,9 +428,7 @@ def fit_classical(
 
 
 def _powers(values: Array) -> Array:
-    """Moments of u = (1 + x)/2 from Chebyshev moments of x: uⁿ = 4⁻ⁿ·(C(2n, n) + 2 Σ_k C(2n, n −
-    k) T_k).
-    """
+    """Moments of u = (1 + x)/2: uⁿ = 4⁻ⁿ·(C(2n, n) + 2 Σ_k C(2n, n − k) T_k)."""
     count = len(values) - 1
     table = [
         [comb(2 * n, n - k) / 4**n * (2 if k else 1) if k <= n else 0.0 for k in range(count + 1)]

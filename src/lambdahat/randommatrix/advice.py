@@ -71,9 +71,7 @@ USUAL_MOMENTUM = {"sgd": 0.0, "momentum": 0.9, "nesterov": 0.9}
 def limits(
     levels: NoiseLevels | BatchLevels, request: AdviceRequest, batch_size: int
 ) -> tuple[Estimate, Estimate]:
-    """The largest stable rate, twice; or, with momentum and single batches alone, the two it
-    lies between.
-    """
+    """The range of the largest stable rate: one value twice if it is known."""
     if isinstance(levels, NoiseLevels):
         limit = stable_rate(levels, request, batch_size)
         return limit, limit
@@ -258,9 +256,7 @@ class Advice(Result):
         return f"{found[0].batch_size if found else self.levels.views[0].batch_size:,}"
 
     def table(self) -> list[dict[str, Any]]:
-        """One row for each recommendation: name, batch_size, value, stderr, low and high (95 %),
-        reason.
-        """
+        """One row per recommendation: name, batch_size, value, stderr, low, high (95 %), reason."""
         rows = []
         for each in self.recommendations:
             low, high = each.value.interval()
@@ -461,9 +457,7 @@ def _train(
     factor: float | None,
     seed: int,
 ) -> tuple[tuple[StableRate, ...], tuple[str, ...]]:
-    """The largest stable rate at each batch size by bisection, from where the rule has it; and
-    where none was found.
-    """
+    """The largest stable rate at each batch size by bisection, and where none was found."""
     make, found, failed = _maker(request), [], []
     for size in request.batch_sizes:
         adaptive = request.optimizer in ADAPTIVE
@@ -528,9 +522,7 @@ def _mind_layers(problem: Problem) -> list[str]:
 
 
 def _mind(levels: NoiseLevels | BatchLevels, request: AdviceRequest, trained: bool) -> list[str]:
-    """Where a rule is known to fail, predictions miss, the rate in use is too large, or the point
-    is no minimum.
-    """
+    """Cautions: rules known to fail, missed predictions, rates too large, no minimum."""
     if isinstance(levels, BatchLevels):
         found = batch_cautions(request, trained)
     else:

@@ -47,9 +47,7 @@ USUAL_RATE = dict.fromkeys(ADAPTIVE, 1e-3) | dict.fromkeys(SECOND_ORDER, 1.0)
 
 @dataclass(frozen=True)
 class Recommendation(Result):
-    """One piece of advice: ``value``, ``batch_size`` it is for (0: any) and ``reason``, with the
-    numbers behind it.
-    """
+    """One piece of advice: ``value`` for ``batch_size`` (0: any), and the ``reason``."""
 
     name: str
     batch_size: int
@@ -59,9 +57,7 @@ class Recommendation(Result):
 
 @dataclass(frozen=True)
 class AdviceRequest:
-    """What is asked: an optimiser of a family, one or two batch sizes, and the rate in use at
-    the first, if any.
-    """
+    """The question: an optimiser, one or two batch sizes, and the present rate, if any."""
 
     optimizer: str
     batch_sizes: tuple[int, ...]
@@ -121,9 +117,7 @@ def stable_rate(levels: NoiseLevels, request: AdviceRequest, batch_size: int) ->
 
 
 def _coupled_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Estimate:
-    """``coupled_limit`` of the known directions of positive curvature; its error is that of τ²
-    from a subset.
-    """
+    """``coupled_limit`` of the known directions of positive curvature."""
     along = levels.directions
     values = torch.as_tensor(along.eigenvalues.value).double()
     kept = (values > FLATTEST * float(levels.largest)).nonzero()[:, 0]
@@ -302,9 +296,7 @@ def _rate_kept(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendati
 
 
 def _scaling(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
-    """The exponent of the limit in the batch size, and the batch size where the limit is half
-    that of all data.
-    """
+    """The exponent of the limit in the batch size, and the batch size where scaling ends."""
     first, last = request.batch_sizes[0], request.batch_sizes[-1]
     if first != last:
         limits = [rate_limit(levels, request, size) for size in (first, last)]
@@ -361,9 +353,7 @@ def _end(levels: NoiseLevels, request: AdviceRequest) -> Recommendation:
 
 
 def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
-    """b* of a direction without momentum, n/(2λ₁ − λ) where a batch adds n/b to its λ; τ²/λ₁²
-    along the sharpest.
-    """
+    """b* without momentum: n/(2λ₁ − λ) where a batch adds n/b to λ; τ²/λ₁² for the sharpest."""
     true = float(levels.largest)
     told = float(levels.tau2) / true**2
     isotropic = (
@@ -406,9 +396,7 @@ def _damping(levels: NoiseLevels, request: AdviceRequest, name: str) -> list[Rec
 
 
 def _damping_errors(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[float, str, str]]:
-    """λ₁r, the curvature that a batch's flat directions hide, by three ways, with formula and
-    numbers.
-    """
+    """λ₁r, the curvature hidden in a batch's flat directions, estimated in three ways."""
     view, order = levels.view(batch_size), levels.parameters
     b = view.effective
     expected, true = float(levels.expected_excess(b)), float(levels.largest)
@@ -430,9 +418,7 @@ def _damping_errors(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[flo
 
 
 def _root_rate(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendation]:
-    """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule, whose error
-    nobody knows.
-    """
+    """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule of thumb."""
     old, new = request.batch_sizes[0], request.batch_sizes[-1]
     noise = propagated(lambda level: levels.finite * level, levels.gradient_variance)
     typical = propagated(
@@ -460,9 +446,7 @@ def _root_rate(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendati
 
 
 def text(estimate: Estimate) -> str:
-    """A number with its error, in short; two digits where that is unknown, for more would
-    promise something.
-    """
+    """A number with its error; two digits if the error is unknown."""
     error = float(estimate.stderr)
     if error == math.inf:
         return f"at least {float(estimate):.4g}"

@@ -65,9 +65,7 @@ class BatchEigenvalues(Result):
         return len(self.largest)
 
     def mean(self, which: str = "largest", rank: int = 0) -> Estimate:
-        """The mean over batches, with its standard error; ``which`` is "largest", "smallest" or
-        "overlaps".
-        """
+        """The mean over batches of "largest", "smallest" or "overlaps", with its standard error."""
         readings = self._readings(which)[:, rank]
         error = readings.std(ddof=1) / math.sqrt(len(readings)) if len(readings) > 1 else math.nan
         return Estimate(
@@ -140,9 +138,7 @@ def batch_eigenpairs(
 
 
 def _batch(problem: Problem, batch_size: int, seed: int, i: int) -> Problem:
-    """The problem on one random batch, in pieces no larger than its own unless batch-norm must
-    see it whole.
-    """
+    """The problem on one random batch; only batch norm in training mode needs it in one piece."""
     chosen = torch.randperm(
         problem.num_samples, generator=generator(seed, "batch curvature", batch_size, i)
     )
@@ -211,9 +207,7 @@ class DirectionalVariance(Result):
 
     @property
     def rest(self) -> Estimate:
-        """τ_m² − Σ_j v_jm, (k,): the noise that couples each eigenvector to all but the k. The
-        error is that of τ².
-        """
+        """τ_m² − Σ_j v_jm (k,): the noise that couples each eigenvector to all but the k."""
         left = torch.as_tensor(self.tau2.value) - torch.as_tensor(self.couplings.value).sum(dim=0)
         return Estimate(left.clamp(min=0.0), self.tau2.stderr)
 
@@ -256,9 +250,7 @@ def along_pairs(
     seed: int,
     refuse_foreign: bool,
 ) -> DirectionalVariance:
-    """The same without checks; ``refuse_foreign``: raise for pairs of another problem, as far as
-    all data can tell.
-    """
+    """``directional_variance`` without checks; ``refuse_foreign`` pairs of another problem."""
     total = problem.num_samples
     work = PerSample(problem)
     products = _products(work, _draw_batches(problem, count, seed), operator)
@@ -312,9 +304,7 @@ def _products(work: PerSample, batches: Iterable[Batch], operator: str) -> Produ
 def _deviations(
     blocks: Iterable[Tensor], eigenvalue: Estimate, vectors: Tensor, m: int, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """‖(M_i − M̄)φ_m‖² (n,) and φ_jᵀ(M_i − M̄)φ_m (n, k) of every sample, and the mean of (M_i −
-    M̄)φ_m, (P,).
-    """
+    """‖(M_i − M̄)φ_m‖² (n,), φ_jᵀ(M_i − M̄)φ_m (n, k), and the mean of (M_i − M̄)φ_m (P,)."""
     mean_product = float(eigenvalue) * vectors[:, m]
     lengths, along, drift = [], [], torch.zeros_like(mean_product, dtype=torch.float64)
     for rows in blocks:
@@ -360,9 +350,7 @@ def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: floa
 def _bulk_variance(
     products: Products, problem: Problem, vectors: Tensor, probes: int, seed: int
 ) -> Estimate:
-    """(1/P_⊥²)·mean_i ‖Π(M_i − M̄)Π‖²_F by random unit vectors v in the complement, Π the
-    projection on it.
-    """
+    """(1/P_⊥²)·mean_i ‖Π(M_i − M̄)Π‖²_F by random unit vectors, Π the projection beyond Φ."""
     order = problem.num_parameters - vectors.shape[1]
     if order == 0:
         return Estimate(0.0)
@@ -386,18 +374,14 @@ def _outside(rows: Tensor, basis: Tensor) -> Tensor:
 
 
 def _mean(readings: Tensor, error_factor: float) -> Estimate:
-    """Mean over samples, with the error of a subset drawn without replacement, enlarged where
-    they are skewed.
-    """
+    """Mean over samples, with the error of a subset drawn without replacement."""
     return Estimate(
         readings.mean(dim=0), standard_error(readings) * math.sqrt(len(readings)) * error_factor
     )
 
 
 def _kept(between: Tensor, seed: int) -> Tensor:
-    """Upper triangles of deviations (n, k, k), of at most 4,096 samples, which are given the
-    variance of all.
-    """
+    """Upper triangles of (n, k, k), of at most 4,096 samples, rescaled to the variance of all."""
     rows, columns = torch.triu_indices(between.shape[1], between.shape[1])
     upper = between[:, rows, columns]
     if len(upper) <= KEPT:

@@ -141,9 +141,7 @@ def bulk_within(spectrum: Spectrum, apart: Array | Sequence[float]) -> tuple[Arr
 
 @dataclass(frozen=True)
 class _End:
-    """What one probe says of one end: the candidates' values, residuals, masses and confidences,
-    and the edge.
-    """
+    """One end of one probe: the candidates with masses and confidences, and the edge."""
 
     values: Array
     residuals: Array
@@ -291,9 +289,7 @@ def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[f
 
 
 def _edge(ends: list[_End]) -> Estimate:
-    """The mean over probes: these share the matrix, so that only their own scatter falls with
-    their number.
-    """
+    """The mean over probes; they share the matrix, so only their own scatter averages out."""
     values = np.array([end.edge for end in ends])
     scatter = float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
     error = math.sqrt(scatter + float(np.mean([end.error**2 for end in ends])))
@@ -301,9 +297,7 @@ def _edge(ends: list[_End]) -> Estimate:
 
 
 def _merge(ends: list[_End], probes: int) -> tuple[Array, Array, Array, Array]:
-    """Candidates, confidences, masses, residuals over all probes: nodes within their residuals
-    are one eigenvalue.
-    """
+    """Candidates, confidences, masses and residuals, merged over probes within residuals."""
     columns = np.concatenate(
         [np.stack([e.values, e.confidences, e.masses, e.residuals]) for e in ends], axis=1
     )

@@ -47,9 +47,7 @@ REACH = 16.0  # Ai(16) = 4e-20
 
 
 def moments_of(cumulants: Array) -> Array:
-    """m_0 … m_k from κ_0 … κ_k (κ_0 is not used): m_n = Σ_{s=1}^{n} κ_s·[z^{n−s}] M(z)^s with
-    M(z) = Σ_n m_n zⁿ.
-    """
+    """m_0 … m_k from κ_1 … κ_k: m_n = Σ_{s≤n} κ_s·[z^{n−s}] M(z)^s with M(z) = Σ_n m_n zⁿ."""
     moments = np.zeros(len(cumulants))
     moments[0] = 1.0
     for n in range(1, len(cumulants)):
@@ -110,9 +108,7 @@ class Secular:
 
     @cached_property
     def ends(self) -> Array:
-        """Roots of H' = 0, (k, 2): one beyond each end of the poles, two in a gap where H' gets
-        positive, else none.
-        """
+        """Roots of H' = 0, (k, 2): one beyond each end of the poles, two in each open gap."""
         poles, cubes = self.poles, np.cbrt(self.residues)
         reach = np.sqrt(self.residues.sum()) * (1 + 4 * EPS)
         first = _root(lambda u: -self.slope(u), poles[:1] - reach, poles[:1])
@@ -167,9 +163,7 @@ class Secular:
         return omega
 
     def _brackets(self, x: Array) -> tuple[Array, Array]:
-        """Real u on either side of Re ω(x): the ends that x lies between, and beyond the last
-        ones H(u) ≷ u + c.
-        """
+        """Real u on either side of Re ω(x): neighbouring ends, or H(u) ≷ u + c beyond them."""
         ends, marks = self.ends.ravel(), self.support.ravel()
         place = np.searchsorted(marks, x)
         low = np.where(
@@ -202,9 +196,7 @@ class Secular:
 
 
 def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """Where a function goes from negative at ``low`` to positive at ``high``, for many brackets
-    at once.
-    """
+    """Zeros of a rising function in many brackets at once, by bisection."""
     low, high = low.astype(np.float64), high.astype(np.float64)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -217,9 +209,7 @@ def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
 
 @dataclass(frozen=True)
 class Outlier:
-    """An outlying eigenvalue ``value`` of the sum, the ``spike`` it comes from, and their overlap
-    |⟨φ', φ⟩|².
-    """
+    """An outlier ``value`` of the sum, the ``spike`` it comes from, and ``overlap`` |⟨φ', φ⟩|²."""
 
     spike: float
     value: float
@@ -252,9 +242,7 @@ class FreeSum:
 
     @cached_property
     def atoms(self) -> tuple[tuple[float, float], ...]:
-        """(place, mass) of what stays degenerate: λ with weight w + atom − 1, where that is
-        positive.
-        """
+        """(place, mass) of what stays degenerate: λ with mass w + atom − 1 > 0."""
         left = self.weights + self.law.atom - 1
         return tuple(
             (float(node), float(mass))
@@ -287,9 +275,7 @@ class FreeSum:
 
     @property
     def edge_slope(self) -> float:
-        """c in ρ(x) → (c/π)·√(λ₊ − x) at the uppermost edge λ₊: |S_μ'(u)|·√(2/H''(u)) where
-        H'(u) = 0.
-        """
+        """c in ρ(x) → (c/π)·√(λ₊ − x) at the upper edge: |S_μ'(u)|·√(2/H''(u)) where H'(u) = 0."""
         u = float(self._secular.ends[-1, 1])
         return float(
             (self.weights / (u - self.nodes) ** 2).sum() * math.sqrt(2 / self._secular.bend(u))
@@ -341,9 +327,7 @@ class FreeSum:
         return np.asarray(1 - potential.imag / math.pi)
 
     def _gaps(self, at: complex) -> Complex:
-        """ω − λ_j; where ω meets an eigenvalue, at an atom or the hard edge of a square matrix,
-        next to it.
-        """
+        """ω − λ_j, kept off 0, which occurs at an atom or at a hard edge."""
         gaps = at - self.nodes
         return np.where(gaps == 0, TINY, gaps)
 
@@ -390,9 +374,7 @@ def free_sum(
 
 
 def _merge(nodes: Array, shares: Array, law: Law) -> tuple[Array, Array]:
-    """Distinct eigenvalues in increasing order with their shares; those that rounding can hardly
-    part become one.
-    """
+    """Distinct eigenvalues in increasing order with their shares, merged up to rounding."""
     order = np.argsort(nodes[shares > 0])
     places, mass = nodes[shares > 0][order], shares[shares > 0][order]
     scale = np.abs(places).max() + math.sqrt(law.free_cumulant(2))
@@ -402,9 +384,7 @@ def _merge(nodes: Array, shares: Array, law: Law) -> tuple[Array, Array]:
 
 
 def _without_outliers(spectrum: Spectrum) -> tuple[Array, Array, Array]:
-    """Bulk nodes and weights of all probes, and the outliers: each is one eigenvalue, whatever
-    its probes' weights.
-    """
+    """Bulk nodes and weights of all probes, and the outliers."""
     found = np.array([float(outlier) for outlier in spectrum.outliers()])
     nodes, weights = bulk_within(spectrum, found)
     if nodes.size:
@@ -476,9 +456,7 @@ def edge_fluctuation(law: Law | FreeSum, dimension: int) -> tuple[float, float]:
 
 
 def _covariance(law: MarchenkoPastur, size: int) -> tuple[float, float]:
-    """Centre σ²(√P' + √T')²/T and scale σ²(√P' + √T')(1/√P' + 1/√T')^⅓/T with P' = P − ½, T' = T
-    − ½.
-    """
+    """Centre and scale of Johnstone and Ma (2012), with P' = P − ½ and T' = T − ½."""
     columns = max(size / law.ratio, 1.0)
     p, t = math.sqrt(size - 0.5), math.sqrt(columns - 0.5)
     unit = law.variance * (p + t) / columns

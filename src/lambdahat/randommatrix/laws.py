@@ -85,9 +85,7 @@ class Law(ABC):
 
     @abstractmethod
     def sample(self, dimension: int, seed: int = 0) -> Tensor:
-        """A random symmetric matrix (P, P), float64, whose spectrum follows the law for large P
-        = ``dimension``.
-        """
+        """A random symmetric matrix (P, P), float64, whose spectrum follows the law for large P."""
 
 
 @dataclass(frozen=True)
@@ -198,9 +196,7 @@ class MarchenkoPastur(Law):
         return np.asarray(shape / (2 * math.pi * self.ratio * self.variance))
 
     def cdf(self, x: ArrayLike) -> Array:
-        """By the elementary integral of √((b − x)(x − a))/x, its angles by arctan so that both
-        ends are sharp.
-        """
+        """By the elementary integral of √((b − x)(x − a))/x; arctan keeps both ends sharp."""
         at, (a, b) = np.asarray(x, np.float64), self.edges
         t = np.clip(at, a, b)
         up, down = np.sqrt(t - a), np.sqrt(b - t)
@@ -225,9 +221,7 @@ class MarchenkoPastur(Law):
         return float(self.ratio ** (require_count(order, "order") - 1) * self.variance**order)
 
     def stieltjes(self, z: ArrayLike) -> Complex:
-        """2/(A + √D) = (A − √D)/(2qσ²z) with A = z − σ²(1 − q), D = (z − λ₋)(z − λ₊); whichever
-        does not cancel.
-        """
+        """(A − √D)/(2qσ²z) with A = z − σ²(1 − q), D = (z − λ₋)(z − λ₊), without cancellation."""
         at = np.asarray(z, np.complex128)
         linear, square = at - self.variance * (1 - self.ratio), root(at, *self.edges)
         plus, minus = linear + square, linear - square
@@ -249,9 +243,7 @@ class MarchenkoPastur(Law):
         )
 
     def partial_fractions(self, nodes: Array, weights: Array) -> tuple[float, Array, Array]:
-        """Through the eigenpairs of diag(λ) + qσ²·√w√wᵀ: by Sherman and Morrison its resolvent
-        between √w and √w is S/(1 − qσ²S) = (R(S)/σ² − 1)/(qσ²).
-        """
+        """By the eigenpairs of diag(λ) + qσ²·√w√wᵀ and the formula of Sherman and Morrison."""
         scale, vector = self.ratio * self.variance, np.sqrt(weights)
         poles, vectors = eigh(np.diag(nodes) + scale * np.outer(vector, vector))
         return self.variance, scale * self.variance * (vector @ vectors) ** 2, poles
@@ -269,7 +261,5 @@ class MarchenkoPastur(Law):
 
 
 def root(z: Complex, low: float, high: float) -> Any:
-    """√((z − a)(z − b)) with its cut on [a, b], which is ~ z far away; on the cut the limit from
-    above.
-    """
+    """√((z − a)(z − b)) with its cut on [a, b] and ~ z at infinity; on the cut from above."""
     return np.sqrt(z - low) * np.sqrt(z - high)

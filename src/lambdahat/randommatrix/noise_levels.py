@@ -71,9 +71,7 @@ class BatchView(Result):
 
 @dataclass(frozen=True)
 class BatchLevels(Result):
-    """Measurements on single batches, for batch norm in training mode, where samples have no
-    curvature of their own.
-    """
+    """λ₁ of single batches, for batch norm in training mode."""
 
     operator: str
     parameters: int
@@ -127,9 +125,7 @@ class NoiseLevels(Result):
 
     @property
     def finite(self) -> float:
-        """N/(N − 1): drawn without replacement, a batch mean of N numbers of variance τ² has
-        τ²/b times this.
-        """
+        """N/(N − 1): the factor on τ²/b for batches drawn without replacement."""
         return self.population / (self.population - 1)
 
     def flatter(self) -> dict[str, tuple[Estimate, Estimate]]:
@@ -174,9 +170,7 @@ class NoiseLevels(Result):
         )
 
     def expected_excess(self, effective: float) -> Estimate:
-        """τ²/(bλ₁), the same from the variance over samples: E‖H_batch φ₁‖² = λ₁² + τ²/b, b over
-        N/(N − 1).
-        """
+        """τ²/(bλ₁): the excess by the variance over samples, E‖H_batch φ₁‖² = λ₁² + τ²/b."""
         return propagated(
             lambda noise, true: self.finite * noise / (effective * true), self.tau2, self.largest
         )
@@ -190,9 +184,7 @@ def noise_levels(
     samples: int | None,
     seed: int,
 ) -> NoiseLevels:
-    """Measure everything, on ``batches`` batches of each size and ``samples`` samples one by
-    one.
-    """
+    """Measure ``batches`` batches of each size, and ``samples`` samples one by one."""
     total, order = problem.num_samples, problem.num_parameters
     count = min(total, MOST_SAMPLES) if samples is None else samples
     matrix = CURVATURES[operator](problem)
@@ -241,9 +233,7 @@ def _has_norms(problem: Problem) -> bool:
 
 
 def _is_quadratic(problem: Problem, operator: str, top: Eigenpairs) -> bool:
-    """Whether Hφ₁ is the same one step away: a step of gradient descent, and one along φ₁ that
-    doubles the loss.
-    """
+    """Whether Hφ₁ is the same after a gradient step and a step along φ₁."""
     largest, vector = float(top.values[0]), top.vectors[:, 0].to(problem.device, problem.dtype)
     if not largest > 0:
         return False
@@ -271,9 +261,7 @@ def batch_levels(
 
 
 def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Estimate]:
-    """The sharpest eigenpairs and the smallest eigenvalue; a GGN's is at least 0, and not worth
-    its many products.
-    """
+    """The sharpest eigenpairs and the smallest eigenvalue, which is only bounded for a GGN."""
     count = matrix.dim if matrix.dim <= WHOLE else TOP
     top = eigenpairs(matrix, count, "largest", TOL, seed=seed)
     if psd:
@@ -283,9 +271,7 @@ def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Est
 
 
 def _count(batches: int | None, size: int, total: int) -> int:
-    """How many batches: one where it is all data, as asked, or by default as many as hold all
-    data once.
-    """
+    """How many batches: one if it is all data; by default as many as hold all data once."""
     if size == total:
         return 1
     return min(max(total // size, BATCHES[0]), BATCHES[1]) if batches is None else batches

@@ -51,9 +51,7 @@ class IterateLaw(Result):
 
     @property
     def squared_norm(self) -> float:
-        """E‖w‖² = Σ_j (mean² + variance): ‖w‖ is near its root for large P (Theorem 18, spectral
-        thesis).
-        """
+        """E‖w‖² = Σ_j (mean² + variance), near ‖w‖² for large P (Theorem 18, spectral thesis)."""
         return float((self.mean**2 + self.variance).sum())
 
     @property
@@ -110,9 +108,7 @@ class NoisyQuadratic:
 
     @property
     def stationary_variance(self) -> Array:
-        """V = ασ²/(λ(2 − αλ)), (P,): the final iterate's variance after many steps; infinite
-        where λ = 0 < σ².
-        """
+        """V = ασ²/(λ(2 − αλ)) (P,): the final iterate's variance; infinite where λ = 0 < σ²."""
         with np.errstate(divide="ignore", invalid="ignore"):
             out = self.rate * self.noise / (self.curvatures * (2.0 - self.rate * self.curvatures))
         return np.where(self.noise == 0, 0.0, out)
@@ -129,9 +125,7 @@ class NoisyQuadratic:
         return self._law(*self._running(0.0, 1.0, 0.0, steps))
 
     def average(self, steps: int, with_start: bool = False) -> IterateLaw:
-        """The law of (w₁ + … + w_n)/n, or with the start of (w₀ + … + w_n)/(n + 1), as Martens
-        (2014) averages.
-        """
+        """The law of (w₁ + … + w_n)/n, or with the start of (w₀ + … + w_n)/(n + 1)."""
         mean, variance = self._running(1.0, 1.0, 1.0 if with_start else 0.0, steps)
         count = steps + with_start
         return self._law(mean / count, variance / count**2)
@@ -142,9 +136,7 @@ class NoisyQuadratic:
         return self._law(*self._running(rho, 1.0 - rho, 1.0, steps))
 
     def printed(self, kind: str, steps: int, decay: float = 0.0) -> IterateLaw:
-        """The laws as §7.5 and §7.5.2 of the spectral thesis print them, which simulation does
-        not agree with.
-        """
+        """The laws as §7.5 and §7.5.2 of the thesis print them; simulation disagrees with them."""
         require_choice(kind, "kind", KINDS)
         require_count(steps, "steps", least=2)
         fine = bool((self.curvatures > 0).all())

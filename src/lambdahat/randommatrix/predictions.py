@@ -51,9 +51,7 @@ NEGLIGIBLE = 0.1  # of the largest eigenvalue
 
 
 class MixedLevels(NamedTuple):
-    """Of each level (k,): mean place and its error from the draws, mean |φ̂_mᵀφ_m|², and
-    deviation between batches.
-    """
+    """For each level (k,): mean position and its error, mean |φ̂_mᵀφ_m|², and spread."""
 
     positions: Array
     errors: Array
@@ -62,9 +60,7 @@ class MixedLevels(NamedTuple):
 
 
 def mix(levels: Array, noise: Array) -> MixedLevels:
-    """The eigenvalues of diag(levels) + noise, (draws, k, k), by rank: the m-th largest of both
-    belong together.
-    """
+    """The eigenvalues of diag(levels) + noise (draws, k, k), matched by rank."""
     if not len(levels):
         return MixedLevels(levels, levels, levels, levels)
     ranks = np.argsort(-levels, kind="stable")
@@ -81,9 +77,7 @@ def mix(levels: Array, noise: Array) -> MixedLevels:
 
 
 def independent_noise(variances: Array) -> Array:
-    """Draws (2·PAIRS, k, k) with independent elements of ``variances`` (k, k), twice that on the
-    diagonal.
-    """
+    """Draws (2·PAIRS, k, k) of symmetric noise with ``variances`` (k, k), twice on the diagonal."""
     order = len(variances)
     drawn = np.triu(_normal(order * order).reshape(PAIRS, order, order))
     off, scale = np.triu(drawn, 1), np.sqrt(variances)
@@ -217,9 +211,7 @@ def _trace_error(spectrum: Spectrum, chosen: list[float], nodes: Array, counts: 
 
 
 def _ends(spectrum: Spectrum) -> tuple[Estimate, Estimate]:
-    """The first probe's smallest and largest node: another's for the same eigenvalue would count
-    it twice.
-    """
+    """The first probe's smallest and largest node; others would count an eigenvalue twice."""
     there = np.flatnonzero(spectrum.weights[0] > 0)
     nodes, residuals = spectrum.nodes[0][there], spectrum.residuals[0][there]
     low, high = (
@@ -316,9 +308,7 @@ class RandomMatrixNoise(NoiseModel):
     def _extremes(
         self, model: SpikedModel, positions: Array, spreads: Array, apart: Mask
     ) -> tuple[Array, Array]:
-        """(smallest, largest) and their spreads: an outlier, or the edge with Tracy–Widom
-        fluctuations.
-        """
+        """(smallest, largest) and their spreads: an outlier, or the edge with Tracy–Widom noise."""
         law = TracyWidom()
         values, widths = np.zeros(2), np.zeros(2)
         for side, sign in ((0, -1.0), (1, 1.0)):
@@ -709,9 +699,7 @@ class BatchComparison(Result):
         return np.concatenate(found)
 
     def within(self, model: str, deviations: float = 1.0, which: str = "largest") -> Estimate:
-        """The share of batches within so many predicted standard deviations: 0.68 and 0.95 for 1
-        and 2, if right.
-        """
+        """The share of batches within so many predicted standard deviations: ideally 0.68 for 1."""
         inside = np.abs(self.scores(model, which)) <= require_positive(deviations, "deviations")
         share = float(inside.mean())
         return Estimate(

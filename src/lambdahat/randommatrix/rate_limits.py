@@ -37,9 +37,7 @@ class PositiveEstimate(Estimate):
 
     @classmethod
     def of(cls, estimate: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> PositiveEstimate:
-        """An estimate above 0, its relative error taken for that of the logarithm: at least 0.1 %,
-        as of rounding.
-        """
+        """A positive estimate; the error of its logarithm is the relative error, at least 0.1 %."""
         value = float(estimate)
         error = max(float(estimate.stderr) / value, LEAST_ERROR)
         whole = value * math.hypot(error, sum(doubt) / 2)
@@ -111,9 +109,7 @@ def allowed_excess(
 def limit_of(
     curvature: Estimate, excess: Estimate, momentum: float = 0.0, nesterov: bool = False
 ) -> Estimate:
-    """``stability_limit`` of measured numbers. An excess that came out below 0 counts as 0, its
-    error as above 0.
-    """
+    """``stability_limit`` of measured numbers; a negative excess counts as 0."""
     half = 0.5 * float(excess.stderr)
     inside = replace(
         excess, value=max(float(excess), half)

@@ -109,9 +109,7 @@ class SpikedModel(ABC):
     @property
     @abstractmethod
     def edge_scales(self) -> tuple[float, float]:
-        """The units of Tracy–Widom fluctuations at the lower and upper edge; 0 in the limit of
-        infinite size.
-        """
+        """The units of Tracy–Widom fluctuations at both edges; 0 in the limit of infinite size."""
 
     @cached_property
     def thresholds(self) -> tuple[float, float]:
@@ -140,9 +138,7 @@ class SpikedModel(ABC):
         return np.asarray((values > self.thresholds[1]) | (values < self.thresholds[0]))
 
     def outlier(self, eigenvalue: ArrayLike) -> Array:
-        """Where a true eigenvalue is seen: ψ(ℓ), or the nearer edge of the bulk where it does
-        not stand apart.
-        """
+        """Where a true eigenvalue is seen: ψ(ℓ), or the nearer edge if it does not stand apart."""
         lower, upper = self.thresholds
 
         def hidden(values: Array) -> Array:
@@ -151,9 +147,7 @@ class SpikedModel(ABC):
         return self._where_apart(eigenvalue, self._seen, hidden)
 
     def overlap(self, eigenvalue: ArrayLike) -> Array:
-        """|φ̂ᵀφ|² of the seen with the true eigenvector; 0 where the eigenvalue does not stand
-        apart.
-        """
+        """|φ̂ᵀφ|² of seen and true eigenvector; 0 if the eigenvalue does not stand apart."""
         return self._where_apart(
             eigenvalue, lambda values: self._slope(values) * self._shrinkage(values)
         )
@@ -171,22 +165,16 @@ class SpikedModel(ABC):
         )
 
     def relative_shift(self, eigenvalue: ArrayLike) -> Array:
-        """(ψ(ℓ) − ℓ)/ℓ of eigenvalues outside the true bulk: what noise adds. Proportional to
-        1/b.
-        """
+        """(ψ(ℓ) − ℓ)/ℓ outside the true bulk: what noise adds, proportional to 1/b."""
         values = np.asarray(eigenvalue, dtype=np.float64)
         return np.asarray((self._seen(values) - values) / values)
 
     def closeness(self, eigenvalue: ArrayLike) -> Array:
-        """1 − ψ'(ℓ) of eigenvalues outside the true bulk: 1 where one drowns. Proportional to
-        1/b.
-        """
+        """1 − ψ'(ℓ) outside the true bulk, proportional to 1/b: 1 where an eigenvalue drowns."""
         return self._sum(np.asarray(eigenvalue, dtype=np.float64), 2)
 
     def inverse(self, observed: ArrayLike) -> Array:
-        """The true eigenvalue of one seen beyond the edges; NaN inside the bulk, where all that
-        is known is a bound.
-        """
+        """The true eigenvalue of one seen beyond the edges; NaN inside the bulk."""
         values = np.asarray(observed, dtype=np.float64)
         found = [self._inverse_of(float(value)) for value in values.ravel()]
         return np.array(found, dtype=np.float64).reshape(values.shape)
@@ -293,9 +281,7 @@ class Additive(SpikedModel):
 
     @property
     def edge_scales(self) -> tuple[float, float]:
-        """s²·(mean 1/|ℓ* − λ_j|³)^{1/3}·P^{−2/3}, from the density's root at the edge;
-        s·P^{−2/3} for bulk 0.
-        """
+        """s²·(mean 1/|ℓ* − λ_j|³)^{1/3}·P^{−2/3}; s·P^{−2/3} for a bulk at 0."""
         if self.scale == 0:
             return 0.0, 0.0
         cubes = np.abs(self._sum(np.array(self.thresholds), 3))
@@ -395,9 +381,7 @@ def _measure(eigenvalues: ArrayLike, weights: ArrayLike | None) -> tuple[Array, 
 
 
 class Shrinkage(NamedTuple):
-    """1/(λ + δ) = 1/(κ(βλ + (1−β)t)): ``kappa`` divides the rate, ``beta`` is the weight left to
-    the estimate.
-    """
+    """1/(λ + δ) = 1/(κ(βλ + (1−β)t)): ``kappa`` divides the rate, ``beta`` weighs the estimate."""
 
     kappa: float
     beta: float

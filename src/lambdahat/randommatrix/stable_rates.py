@@ -196,9 +196,7 @@ class _Trials:
         self._columns = None if size == problem.num_samples else _join_batches(problem)
 
     def know_noise(self, start: float, runs: int) -> None:
-        """Measure by how much runs at a small rate end above the first loss, at most; at first
-        it grows as α².
-        """
+        """Measure how far runs at a small rate end above the first loss; that grows as α²."""
         ends = [self._end(QUIET * start, run) for run in range(runs)]
         self.start = start
         self.noise = (
@@ -244,9 +242,7 @@ class _Trials:
         return total
 
     def _batches(self, run: int) -> Iterator[Parts]:
-        """The batches of ``steps`` steps: epochs in random order, without the few samples that
-        fill no batch.
-        """
+        """The batches of ``steps`` steps: epochs in random order, without incomplete batches."""
         total, each = self.problem.num_samples, self.problem.num_samples // self.size
         for step in range(self.steps):
             if self.size == total:
@@ -270,9 +266,7 @@ class _Trials:
 
 
 def _join_batches(problem: Problem) -> Batch | None:
-    """All data as one batch, or None where it is not in memory or its batches do not fit
-    together.
-    """
+    """All data as one batch, or None if not in memory or of different lengths."""
     if not problem.batches.in_memory:
         return None
     try:
