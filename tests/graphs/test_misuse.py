@@ -43,14 +43,9 @@ FILES = {
         "g.graphml",
         "<graphml><graph>",
         ValueError,
-        "g.graphml must be a graphml file, got one",
+        "g.graphml must be a graphml file, got another",
     ),
-    "broken GEXF": (
-        "g.gexf",
-        "<gexf>",
-        ValueError,
-        "g.gexf must be a gexf file, got one that cannot be read",
-    ),
+    "broken GEXF": ("g.gexf", "<gexf>", ValueError, "g.gexf must be a gexf file, got another"),
     "other JSON": (
         "g.json",
         '{"a": 1}',

@@ -27,8 +27,8 @@ def diagonal(
 
     Exact if the operator provides it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas,
     Kokiopoulou & Saad 2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². If the operator
-    has a control variate C, diag C is known and diag(A − C) is sampled, provided that a pilot shows
-    this to be cheaper.
+    has a control variate C with known diagonal, diag(A − C) is sampled if a pilot shows this to be
+    cheaper.
 
     ``tol`` is the root-mean-square error relative to that of the diagonal: ‖stderr‖ ≤ tol·‖diag A‖.
     ``probes`` fixes the number of probes instead. If ``tol`` would take P products or more, the
@@ -63,13 +63,12 @@ def _estimate(operator: LinearOperator, tol: float, probes: int | None, seed: in
         _require_finite(known)
         return Estimate(known, torch.zeros_like(known))
     near = operator.control()
-    meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
+    meter = Meter("diagonal", None, operator, near)
     if probes is None and operator.dim <= SMALL:
         return _dense(operator, None, meter)
     unit = Normalised(operator)
-    found = _sampled(
-        unit, None if near is None else Normalised(near, unit), meter, tol, probes, seed
-    )
+    control = None if near is None else Normalised(near, unit)
+    found = _sampled(unit, control, meter, tol, probes, seed)
     return _dense(operator, near, meter) if found is None else unit.restored(found)
 
 
@@ -99,9 +98,8 @@ class _Moments:
         samples = samples.double()
         fresh, count = samples.mean(dim=1), samples.shape[1]
         shift, total = fresh - self.mean, self.count + count
-        self.squares += (samples - fresh[:, None]).square_().sum(dim=1) + shift**2 * (
-            self.count * count / total
-        )
+        within = (samples - fresh[:, None]).square_().sum(dim=1)
+        self.squares += within + shift**2 * (self.count * count / total)
         self.mean += shift * (count / total)
         self.count = total
 
@@ -133,9 +131,7 @@ def _sampled(
     else:
         pilot = plain_pilot(operator, stream, first)
         if near is not None:
-            pilot = with_control(
-                pilot, near, lambda block, image: float((block * image).var(dim=1).sum())
-            )
+            pilot = with_control(pilot, near, lambda z, y: float((z * y).var(dim=1).sum()))
         moments.add(pilot.block * pilot.image)
         target = pilot.target
         del pilot
@@ -148,7 +144,13 @@ def _sampled(
         _require_finite(value)
         error = float(stderr.norm())
         size = math.sqrt(max(float(value.norm()) ** 2 - error**2, 0.0))
-        wanted = probes if probes is not None else _wanted(moments.count, error, tol * size)
+        allowed = tol * size
+        if probes is not None:
+            wanted: float = probes
+        elif error <= allowed:
+            wanted = 0
+        else:
+            wanted = moments.count * (error / allowed) ** 2 if allowed > 0 else math.inf
         missing = wanted - moments.count
         meter.tell(meter.spent + price * min(missing, 1e12))
         if missing <= 0:
@@ -157,7 +159,8 @@ def _sampled(
             return None
         if probes is None and meter.left < price:
             return Estimate(value, stderr, meter.spent, Status.BUDGET_SPENT, moments.count - 1)
-        block = stream.draw(_next_block(columns, missing, meter.left // price, probes is None))
+        most = min(missing, meter.left // price) if probes is None else missing
+        block = stream.draw(max(1, math.ceil(min(columns, most))))
         moments.add(block * (target @ block))
 
 
@@ -165,15 +168,3 @@ def _require_finite(diagonal: Tensor) -> None:
     finite = bool(torch.isfinite(diagonal).all())
     expected = "give finite products"
     require(finite, "the operator", expected, "NaN or infinity", "look for a NaN loss or parameter")
-
-
-def _wanted(count: int, error: float, allowed: float) -> float:
-    """Probes until the error, now ``error`` after ``count``, is as allowed."""
-    if error <= allowed:
-        return 0
-    return count * (error / allowed) ** 2 if allowed > 0 else math.inf
-
-
-def _next_block(columns: int, missing: float, affordable: int, bounded: bool) -> int:
-    most = min(missing, affordable) if bounded else missing
-    return max(1, math.ceil(min(columns, most)))

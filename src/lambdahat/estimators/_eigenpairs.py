@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -67,11 +68,10 @@ def eigenpairs(
     memory); ``basis`` "host" keeps it in host memory. Very small operators are diagonalised
     densely.
 
-    The residuals are those of the Lanczos recurrence combined with the rounding observed in the
-    products and, for a model below float64, with the rounding inside the model, for which one
-    combination of the vectors is also multiplied in float64, on at most 4,096 samples, which
-    ``cost`` does not count. The status is PRECISION_LIMIT if rounding keeps the values from
-    reaching ``tol``.
+    The residuals combine those of the Lanczos recurrence, the rounding observed in the products
+    and, for a model below float64, the rounding inside the model, for which one combination of the
+    vectors is also multiplied in float64, on at most 4,096 samples, which ``cost`` does not count.
+    The status is PRECISION_LIMIT if rounding keeps the values from reaching ``tol``.
 
     Repeated eigenvalues are returned with their multiplicity: a few more products, from a random
     vector orthogonal to the Krylov space, search for copies, and Lanczos continues orthogonally to
@@ -80,15 +80,14 @@ def eigenpairs(
     """
     operator = require_symmetric(operator, "eigenpairs")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
-    require_choice(
-        which, "which", WHICH, ARPACK.get(which.upper(), "") if isinstance(which, str) else ""
-    )
+    cure = ARPACK.get(which.upper(), "") if isinstance(which, str) else ""
+    require_choice(which, "which", WHICH, cure)
     require_positive(tol, "tol")
     require_choice(basis, "basis", ("device", "host"))
     count = min(2 * k if which == "both" else k, operator.dim)
-    budget = (
-        default_budget(count) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
-    )
+    budget = default_budget(count)
+    if max_matvecs is not None:
+        budget = require_count(max_matvecs, "max_matvecs")
     if is_small(operator, count) and budget >= operator.dim:
         found, exponent = _diagonalise(operator, Wanted(which), count)
         return _result(operator, found, count, tol, exponent)
@@ -99,16 +98,8 @@ def eigenpairs(
         max_memory = operator.free_memory(torch.device("cpu")) * MEMORY_SHARE
     capacity = basis_capacity(operator, count, max_memory)
     unit = Normalised(operator)
-    found = thick_restart_lanczos(
-        unit,
-        Wanted(which),
-        count,
-        tol=tol,
-        max_matvecs=budget,
-        capacity=capacity,
-        seed=seed,
-        place=basis,
-    )
+    lanczos = partial(thick_restart_lanczos, unit, Wanted(which), count, tol=tol, seed=seed)
+    found = lanczos(max_matvecs=budget, capacity=capacity, place=basis)
     found = replace(found, products=found.products + unit.repeated)
     return _result(operator, found, count, tol, unit.exponent)
 
@@ -124,10 +115,10 @@ def power_iteration(
     """The k eigenpairs of largest magnitude, in descending |λ|, by simultaneous power iteration.
 
     Algorithm 1 of the regularization thesis, Q, R = QR(AQ), with Rayleigh–Ritz values and another
-    stopping rule: its own, successive Q that differ little, also holds where neighbouring |λ| are
-    close and Q turns slowly. Here a pair has converged when its residual ‖Av − λv‖ is at most
-    ``tol``·max|λ|, so that an eigenvalue lies that close. ``max_matvecs`` defaults to 500 products
-    a pair. ``eigenpairs`` needs far fewer.
+    stopping rule: successive Q also differ little where neighbouring |λ| are close and Q turns
+    slowly. Here a pair has converged when its residual ‖Av − λv‖ is at most ``tol``·max|λ|, so that
+    an eigenvalue lies that close. ``max_matvecs`` defaults to 500 products a pair. ``eigenpairs``
+    needs far fewer.
     """
     operator = require_symmetric(operator, "power_iteration")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
@@ -147,9 +138,8 @@ def power_iteration(
     found = simultaneous_power_iteration(
         unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns
     )
-    return _result(
-        operator, replace(found, products=found.products + unit.repeated), k, tol, unit.exponent
-    )
+    found = replace(found, products=found.products + unit.repeated)
+    return _result(operator, found, k, tol, unit.exponent)
 
 
 def spectral_norm(
@@ -161,9 +151,8 @@ def spectral_norm(
 ) -> Estimate:
     """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos; its error is the residual bound."""
     found = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
-    return Estimate(
-        abs(float(found.values[0])), float(found.residuals[0]), found.cost, found.status
-    )
+    value, error = abs(float(found.values[0])), float(found.residuals[0])
+    return Estimate(value, error, found.cost, found.status)
 
 
 def _result(
@@ -180,26 +169,20 @@ def _result(
         status = Status.PRECISION_LIMIT if noise > target else Status.CONVERGED
     converged = reached & (noise <= target)
     joined = torch.hypot(found.residuals, torch.tensor(residual, dtype=torch.float64))
-    values, residuals = (
-        torch.ldexp(part, torch.tensor(exponent)) for part in (found.values, joined)
-    )
+    scale = torch.tensor(exponent)
+    values, residuals = torch.ldexp(found.values, scale), torch.ldexp(joined, scale)
     return Eigenpairs(values, found.vectors, residuals, converged, found.products, status)
 
 
 def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]:
     """How far rounding inside the model moves the values, and how much it adds to the residuals.
 
-    One product with w = Σc_iv_i, of which half is the leading vector and half the others with
-    random signs: ‖Ew‖² is then about half of ‖Ev‖² for the leading one and half of its mean over
-    the others.
+    Measured on one product with a combination of the vectors: half of it is the leading one, half
+    the others with random signs, so that ‖Ew‖² averages ‖Ev‖² over both.
     """
     vectors, count = found.vectors, len(found.values)
-    signs = (
-        torch.randint(0, 2, (count,), generator=generator(0, "rounding"))
-        .mul_(2)
-        .sub_(1)
-        .to(vectors)
-    )
+    signs = torch.randint(0, 2, (count,), generator=generator(0, "rounding"))
+    signs = signs.mul_(2).sub_(1).to(vectors)
     leading = int(found.values.abs().argmax())
     weights = signs * (1.0 if count == 1 else math.sqrt(0.5 / (count - 1)))
     weights[leading] = 1.0 if count == 1 else math.sqrt(0.5)
@@ -210,10 +193,10 @@ def _rounding(operator: LinearOperator, found: RitzPairs) -> tuple[float, float]
     share = 1.0 if count == 1 else 2.0
     residual = math.sqrt(share) * float(error.norm())
     size = float(torch.linalg.vector_norm((vectors * found.values.to(vectors)) @ weights))
-    return (
-        max(share * abs(float(mixture.double() @ error)), residual**2 / size if size > 0 else 0.0),
-        residual,
-    )
+    first_order, second_order = share * abs(float(mixture.double() @ error)), 0.0
+    if size > 0:
+        second_order = residual**2 / size
+    return max(first_order, second_order), residual
 
 
 def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[RitzPairs, int]:
@@ -230,11 +213,8 @@ def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> tuple[
     noise = max(asymmetry, float(torch.finfo(operator.dtype).eps) * scale)
     residuals = torch.full((count,), ROUNDING * noise, dtype=torch.float64)
     kept = vectors[:, chosen.to(vectors.device)].to(working_dtype(operator))
-    exact = torch.zeros_like(residuals)
-    return (
-        RitzPairs(values[chosen], kept, residuals, exact, noise, scale, operator.matvecs - before),
-        exponent,
-    )
+    errors, cost = torch.zeros_like(residuals), operator.matvecs - before
+    return RitzPairs(values[chosen], kept, residuals, errors, noise, scale, cost), exponent
 
 
 def default_budget(count: int) -> int:

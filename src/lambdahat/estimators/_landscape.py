@@ -55,14 +55,20 @@ def landscape(
     loss = np.empty((points,) * len(vectors))
     test = None if other is None else np.empty_like(loss)
     for done, index in enumerate(product(range(points), repeat=len(vectors)), start=1):
-        here = problem.at(_point(problem, vectors, [offsets[i] for i in index]))
+        theta = problem.vector
+        for vector, i in zip(vectors, index, strict=True):
+            theta = theta.add(vector, alpha=float(offsets[i]))
+        here = problem.at(theta)
         if refresh:
             here = here.refresh_statistics()
         loss[index] = here.loss()
         if test is not None and other is not None:
             test[index] = _loss_on(here, other)
         report("landscape", done, loss.size)
-    curvature = () if refresh else _curvature(problem, vectors)
+    curvature: tuple[float, ...] = ()
+    if not refresh:  # vᵀHv
+        curved = hessian(problem)
+        curvature = tuple(float(v.double() @ (curved @ v).double()) for v in vectors)
     names = names if labels is None else tuple(labels)
     return Landscape(offsets, loss, test, names, curvature, loss.size + len(curvature))
 
@@ -77,9 +83,8 @@ def random_direction(
     layers) stay as they are. Losses along such directions compare between networks that differ by
     the scale of their layers. Without ``filters``, a unit vector.
     """
-    drawn = torch.randn(
-        problem.num_parameters, dtype=torch.float64, generator=generator(seed, "landscape", name)
-    )
+    rng = generator(seed, "landscape", name)
+    drawn = torch.randn(problem.num_parameters, dtype=torch.float64, generator=rng)
     if not filters:
         return drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
     own = problem.space.unflatten(problem.vector.double().cpu())
@@ -90,16 +95,13 @@ def random_direction(
         if noise.ndim < 2:
             noise.zero_()
         else:
-            rows = noise.view(len(noise), -1)
-            rows *= own[key].reshape(len(noise), -1).norm(dim=1, keepdim=True) / rows.norm(
-                dim=1, keepdim=True
-            )
+            rows, like = noise.view(len(noise), -1), own[key].reshape(len(noise), -1)
+            rows *= like.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True)
     return drawn.to(problem.device, problem.dtype)
 
 
 def towards(problem: Problem, end: Problem | Tensor) -> Tensor:
-    """The direction (P,) from a problem's parameters to others, of length their distance: offset 1
-    is the other end.
+    """The direction (P,) from a problem's parameters to others; offset 1 is the other end.
 
     ``landscape(problem, towards(problem, other), distance=(0, 1))`` is the loss between two
     checkpoints.
@@ -114,9 +116,8 @@ def _directions(problem: Problem, asked: Any, seed: int) -> tuple[list[Tensor], 
     """One or two vectors (P,) and their labels."""
     if isinstance(asked, Tensor) and asked.ndim == 2:
         asked = list(asked.T)
-    items: list[Direction] = (
-        [asked] if isinstance(asked, str | Tensor | Eigenpairs) else list(asked)
-    )
+    alone = isinstance(asked, str | Tensor | Eigenpairs)
+    items: list[Direction] = [asked] if alone else list(asked)
     fine = len(items) in (1, 2)
     require(fine, "directions", "be one (a line) or two (a plane)", f"{len(items)} directions")
     pairs = [_direction(problem, item, i, seed) for i, item in enumerate(items)]
@@ -155,13 +156,6 @@ def _offsets(distance: float | tuple[float, float], points: int) -> Array:
     return out
 
 
-def _point(problem: Problem, vectors: Sequence[Tensor], offsets: Sequence[float]) -> Tensor:
-    theta = problem.vector
-    for vector, offset in zip(vectors, offsets, strict=True):
-        theta = theta.add(vector, alpha=float(offset))
-    return theta
-
-
 def _loss_on(here: Problem, other: Problem) -> float:
     """The loss on another problem's data, with this one's parameters and batch-norm statistics."""
     parameters = here.named(here.vector)
@@ -170,14 +164,6 @@ def _loss_on(here: Problem, other: Problem) -> float:
             weight * here.batch_loss(parameters, batch).double().reshape(())
             for weight, batch in other.share
         ]
-        if parts:
-            total = torch.stack(parts).sum()
-        else:
-            total = torch.zeros((), dtype=torch.float64, device=other.device)
+        zero = torch.zeros((), dtype=torch.float64, device=other.device)
+        total = torch.stack(parts).sum() if parts else zero
     return float(other.ranks.sum(total, "a loss on other data", here.vector))
-
-
-def _curvature(problem: Problem, vectors: Sequence[Tensor]) -> tuple[float, ...]:
-    """vᵀHv of each direction."""
-    operator = hessian(problem)
-    return tuple(float(vector.double() @ (operator @ vector).double()) for vector in vectors)

@@ -70,12 +70,11 @@ FACTOR_ENTRY = 2 * (8 + 4)  # bytes of an entry and its mirror image, each a num
 
 
 def exact_logdet(operator: LinearOperator, scale: float = 1.0) -> Estimate:
-    """By Cholesky, or LU without exchanges for a sparse matrix, whose pivots are positive exactly
-    for positive A.
+    """By Cholesky, or for a sparse matrix by LU without exchanges.
 
-    The standard error is what the rounding of its products makes of it, to first order, where the
-    entries are not there: √(tr A⁻²) times ε‖A‖, or times the rounding inside a model. Errors quote
-    eigenvalues times ``scale``.
+    Their pivots are all positive exactly if A is positive definite. Unless the entries are stored,
+    the standard error is the first-order effect of rounding in the products: √(tr A⁻²) times ε‖A‖,
+    or times the rounding inside a model. Errors quote eigenvalues times ``scale``.
     """
     if isinstance(operator, Matrix) and operator.matrix.layout != torch.strided:
         return _of_pivots(_sparse_pivots(operator, scale))
@@ -85,21 +84,18 @@ def exact_logdet(operator: LinearOperator, scale: float = 1.0) -> Estimate:
     matrix = (matrix + matrix.T) / 2
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed):
-        require_positive_eigenvalue(
-            scale * min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue"
-        )
+        least = min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0)
+        require_positive_eigenvalue(scale * least, "eigenvalue")
     error = noise = 0.0
     if not isinstance(operator, Matrix):
-        size = float(torch.linalg.matrix_norm(matrix, math.inf)) * float(
-            torch.finfo(operator.dtype).eps
-        )
+        size = float(torch.linalg.matrix_norm(matrix, math.inf))
+        size *= float(torch.finfo(operator.dtype).eps)
         inverse, model = torch.cholesky_inverse(factor), rounding_of(operator, MANY)
         noise = 0.0 if model is None else model.random.error
         largest = inverse.abs().max()  # squares of the entries may leave the range
         error = max(size, noise) * float(largest * torch.linalg.matrix_norm(inverse / largest))
-    return _of_pivots(
-        factor.diagonal().square().cpu().numpy(), error, operator.matvecs - before, noise
-    )
+    pivots = factor.diagonal().square().cpu().numpy()
+    return _of_pivots(pivots, error, operator.matvecs - before, noise)
 
 
 def require_positive_eigenvalue(least: float, kind: str, after: str = "") -> None:
@@ -125,13 +121,9 @@ def _sparse_pivots(operator: Matrix, scale: float) -> Array:
     matrix = scipy.sparse.csc_array((values, places), shape=operator.shape)
     if FACTOR_ENTRY * operator.dim**2 // 2 > free_memory(torch.device("cpu")):
         _require_room(FACTOR_ENTRY * _envelope(matrix), operator)
+    mode = {"SymmetricMode": True}
     try:
-        factors = splu(
-            matrix,
-            permc_spec="MMD_AT_PLUS_A",
-            diag_pivot_thresh=0.0,
-            options={"SymmetricMode": True},
-        )
+        factors = splu(matrix, "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=mode)
     except RuntimeError:  # a pivot of exactly 0
         require_positive_eigenvalue(0.0, "pivot")
         raise
@@ -142,11 +134,9 @@ def _sparse_pivots(operator: Matrix, scale: float) -> Array:
 
 
 def _envelope(matrix: scipy.sparse.csc_array) -> int:
-    """Entries of the Cholesky factor at most, in the order of Cuthill and McKee: it stays within
-    the envelope.
+    """An upper bound of the entries of the Cholesky factor: the envelope in Cuthill–McKee order.
 
-    SuperLU's own order, minimum degree, fills no more as a rule, and is not known before it has
-    run.
+    SuperLU's own order, minimum degree, rarely fills more, and is known only once it has run.
     """
     place = np.empty(matrix.shape[0], dtype=np.int64)
     place[reverse_cuthill_mckee(matrix.tocsr(), symmetric_mode=True)] = np.arange(matrix.shape[0])
@@ -200,16 +190,16 @@ def logdet(
     thesis), "chebyshev" the Chebyshev series of log to that degree (Han, Malioutov and Shin 2015).
     Each makes ``depth`` products for each of ``probes`` probes, and the last two up to 30 more for
     the bounds. "exact" is a Cholesky factorisation in float64, sparse if the matrix is; it replaces
-    the others if P is at most 100 and neither ``depth`` nor ``tol`` is given, since it then takes
-    fewer products. If the spectrum has only a few distinct values, Lanczos quadrature is exact on
-    each probe and replaces "maxent" and "chebyshev".
+    the others if P is at most 100 and neither ``depth`` nor ``tol`` is given. If the spectrum has
+    only a few distinct values, Lanczos quadrature is exact on each probe and replaces "maxent" and
+    "chebyshev".
 
     The standard error combines those of the probes and of the truncation in quadrature; the status
     is QUADRATURE if the second is larger. A positive lower bound of the spectrum bounds the
-    truncation from both sides. If none is known, the truncation error is extrapolated from how it
-    falls with depth, and an eigenvalue near 0 that no product reveals is not in the error bar: the
-    status is POSITIVITY if no Ritz value at the lower end has converged above 0 either. A
-    non-positive eigenvalue raises an error that names it.
+    truncation from both sides. Without one, the truncation error is extrapolated from its decrease
+    with depth, and does not include an eigenvalue near 0 that no product reveals: the status is
+    POSITIVITY if no Ritz value at the lower end has converged above 0 either. A non-positive
+    eigenvalue raises an error that names it.
 
     Args:
         operator: The operator, or a dense or sparse matrix.
@@ -219,17 +209,15 @@ def logdet(
         seed: The seed of the probes.
         precondition: "jacobi", "cholesky", "none" or "auto", as in ``preconditioned``: the
             determinant of P is exact, and only that of P^{−½}AP^{−½} is estimated. "auto" also
-            moves single eigenvalues that stand out into the bulk, where a first run shows that they
-            make much of the error; that run is one more.
+            moves isolated eigenvalues into the bulk if a first, additional run shows that they make
+            much of the error.
         rank: The rank of a Cholesky factor.
-        bounds: An interval that holds the spectrum of A itself. It is checked against Ritz values;
-            without it, the lower end is what is known (Gershgorin's circles, the noise of a kernel
-            matrix).
-        tol: The accuracy, in the place of ``depth`` and ``probes``: the 95 % interval has
-            half-width at most tol·max(|log det A|, ‖log A‖_F), the norm being that of the part that
-            is estimated.
-        max_matvecs: The most products to spend on ``tol``, by default 4000; BUDGET_SPENT when they
-            do not suffice. Where P products cost less, the exact determinant is computed.
+        bounds: An interval that holds the spectrum of A itself, checked against Ritz values; by
+            default the lower end is what is known (Gershgorin's circles, a kernel matrix's noise).
+        tol: The accuracy, in place of ``depth`` and ``probes``: the 95 % interval has half-width at
+            most tol·max(|log det A|, ‖log A‖_F), the norm being that of the estimated part.
+        max_matvecs: The most products to spend on ``tol``, by default 4000; BUDGET_SPENT if they do
+            not suffice. If P products cost less, the exact determinant is computed.
 
     Returns:
         The estimate with its standard error, its cost in products and a status.
@@ -245,10 +233,18 @@ def logdet(
         probes = require_count(probes, "probes", 2 if method in ("maxent", "chebyshev") else 1)
     require_precondition(precondition, rank, operator.dim)
     bounds = None if bounds is None else require_interval(bounds, "bounds", least=0.0)
-    limit = _require_tolerance(tol, max_matvecs, depth, probes)
-    task = _Task(
-        Preconditioned(operator, operator), bounds, depth, probes, seed, precondition != "none"
-    )
+    limit = LARGEST_DEFAULT
+    if tol is None:
+        cure = "depth · probes is the cost"
+        require(max_matvecs is None, "max_matvecs", "come with tol", repr(max_matvecs), cure)
+    else:
+        require_positive(tol, "tol")
+        got, alone = f"depth={depth!r} and probes={probes!r}", depth is None and probes is None
+        require(alone, "tol", "come without depth and probes, which it sets", got)
+    if max_matvecs is not None:
+        limit = require_count(max_matvecs, "max_matvecs", least=2)
+    plain = Preconditioned(operator, operator)
+    task = _Task(plain, bounds, depth, probes, seed, precondition != "none")
     return _estimate(task, method, precondition, rank, tol, limit)
 
 
@@ -256,24 +252,17 @@ def _estimate(
     task: _Task, method: str, precondition: str, rank: int | None, tol: float | None, limit: int
 ) -> Estimate:
     """log det by a method; an operator of extreme scale is brought to ordinary scale first."""
-    operator, bounds, depth = task.ready.original, task.bounds, task.depth
-    if method == "exact" or (
-        depth is None and operator.dim <= (SMALL if tol is not None else DEFAULT_DEPTH)
-    ):
+    operator, bounds = task.ready.original, task.bounds
+    small = operator.dim <= (DEFAULT_DEPTH if tol is None else SMALL)
+    if method == "exact" or (task.depth is None and small):
         return _exact(task)
     unit = Normalised(operator)
     unit.settle()
     if unit.exponent and isinstance(operator, Matrix) and operator.dtype != torch.float64:
         # scaled in float32, small entries beside large ones would lose their digits
         wide = Matrix(operator.matrix.double(), symmetric=True, psd=operator.psd)
-        found = _estimate(
-            dataclasses.replace(task, ready=Preconditioned(wide, wide)),
-            method,
-            precondition,
-            rank,
-            tol,
-            limit,
-        )
+        inner = dataclasses.replace(task, ready=Preconditioned(wide, wide))
+        found = _estimate(inner, method, precondition, rank, tol, limit)
         return dataclasses.replace(found, cost=found.cost + unit.matvecs + unit.repeated)
     if unit.exponent:  # squares of such entries leave the dtype
         half = unit.exponent // 2
@@ -285,9 +274,8 @@ def _estimate(
         inner = dataclasses.replace(task, ready=ready, bounds=within, scale=task.scale / factor)
         found = _estimate(inner, method, precondition, rank, tol, limit)
         value = float(found) + operator.dim * 2 * half * math.log(2.0)
-        return dataclasses.replace(
-            found, value=value, cost=found.cost + unit.matvecs + unit.repeated
-        )
+        cost = found.cost + unit.matvecs + unit.repeated
+        return dataclasses.replace(found, value=value, cost=cost)
     ready = preconditioned(operator, precondition, rank, task.scale)
     ready = dataclasses.replace(ready, cost=ready.cost + unit.matvecs + unit.repeated)
     if bounds is not None and ready.name:
@@ -299,32 +287,13 @@ def _estimate(
     return (_slq_to if method == "slq" else _moments_to)(_ESTIMATES[method], task, tol, left)
 
 
-def _require_tolerance(
-    tol: float | None, max_matvecs: int | None, depth: int | None, probes: int | None
-) -> int:
-    """The most products, where ``tol`` is given, and that nothing else says how many."""
-    if tol is None:
-        cure = "depth · probes is the cost"
-        require(max_matvecs is None, "max_matvecs", "come with tol", repr(max_matvecs), cure)
-        return 0
-    require_positive(tol, "tol")
-    alone = depth is None and probes is None
-    expected = "come without depth and probes, which it sets"
-    require(alone, "tol", expected, f"depth={depth!r} and probes={probes!r}")
-    return (
-        LARGEST_DEFAULT
-        if max_matvecs is None
-        else require_count(max_matvecs, "max_matvecs", least=2)
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What every method works on. ``bounds`` are of A itself.
+    """What every method works on; ``bounds`` are of A itself.
 
-    ``deflate`` says whether outliers may be moved; ``apart`` are those that are known and left in
-    their place, and ``positive`` says that a longer run has seen the least eigenvalue above 0.
-    Errors quote numbers times ``scale``, which makes them those of the operator that was given.
+    ``deflate`` allows moving outliers; ``apart`` are known outliers left in their place;
+    ``positive`` says that a longer run has seen the least eigenvalue above 0. Errors quote numbers
+    times ``scale``, which makes them those of the operator that was given.
     """
 
     ready: Preconditioned
@@ -359,9 +328,8 @@ class _Task:
             left, right = self.ready.inside(self.bounds)
             scaled = " at most" if self.ready.name else ""
             self.require_bounds(low >= left - noise, low * self.ready.largest, scaled)
-            self.require_bounds(
-                high <= right + noise, high * self.ready.least, scaled and " at least"
-            )
+            scaled = scaled and " at least"
+            self.require_bounds(high <= right + noise, high * self.ready.least, scaled)
 
     def require_bounds(self, fine: bool, value: float, kind: str = "") -> None:
         """Raise unless the bounds are ``fine``, with the Ritz value that they do not hold."""
@@ -391,10 +359,10 @@ def _exact(task: _Task, spent: int = 0) -> Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """log det of the operator within a task, with what may change each log λ: ±``unsure``,
-    ±``rough``.
+    """log det of the operator within a task; truncation may change each log λ by ±``unsure``.
 
-    ``found`` has the error of the probes alone; ``size`` is ‖log‖_F of the operator.
+    ``rough`` is the same for rounding. ``found`` has the error of the probes alone; ``size`` is
+    ‖log‖_F of the operator.
     """
 
     task: _Task
@@ -406,36 +374,32 @@ class _Reading:
     def bias(self) -> float:
         """What truncation and rounding add to the standard error.
 
-        Each counts as the uniform distribution's standard deviation, a bound over √3: a 95 %
-        interval then holds the whole of it, 1.96/√3 > 1.
+        A bound counts as a uniform distribution, of standard deviation bound/√3; 1.96/√3 > 1.
         """
         return self.task.inner.dim * math.hypot(self.unsure, self.rough) / math.sqrt(3.0)
 
     @property
     def nothing(self) -> float:
-        """An error that nobody minds, for the rounding of the entries makes as much."""
+        """A negligible error: the rounding of the entries makes as much."""
         inner = self.task.inner
         return inner.dim * max(1e-9, 8 * float(torch.finfo(inner.dtype).eps))
 
     def allowed(self, tol: float) -> float:
         """The half-width of the 95 % interval that ``tol`` asks for."""
-        return max(
-            tol * max(abs(float(self.found) + self.task.ready.logdet), self.size), 2 * self.nothing
-        )
+        value = abs(float(self.found) + self.task.ready.logdet)
+        return max(tol * max(value, self.size), 2 * self.nothing)
 
     def estimate(self, reached: bool = False) -> Estimate:
         """log det A with its whole error, of Satterthwaite's degrees of freedom.
 
-        QUADRATURE where truncation is the largest part, unless that has ``reached`` what was asked
-        for.
+        QUADRATURE if truncation is the largest part, unless the error has ``reached`` what was
+        asked.
         """
         found, inner, ready = self.found, self.task.inner, self.task.ready
         noise, total = float(found.stderr), math.hypot(float(found.stderr), self.bias())
         dof = math.inf if noise == 0 or math.isinf(found.dof) else found.dof * (total / noise) ** 4
-        status, bias, rest = (
-            found.status,
-            *(inner.dim * part / math.sqrt(3.0) for part in (self.unsure, self.rough)),
-        )
+        status = found.status
+        bias, rest = (inner.dim * part / math.sqrt(3.0) for part in (self.unsure, self.rough))
         if status in (Status.CONVERGED, Status.POSITIVITY) and not reached:
             if bias > max(noise, rest, self.nothing):
                 status = Status.QUADRATURE
@@ -456,19 +420,18 @@ def _slq(task: _Task) -> _Reading:
         task = dataclasses.replace(task, ready=deflate(task.ready, pilot, apart))
     task, runs = dataclasses.replace(task, apart=apart), [_without_basis(pilot)]
     if task.count > 1:
-        runs += lanczos_runs(
-            task.inner, task.depth, task.count - 1, task.seed, "logdet", first=probe + 1
-        )
+        others = task.count - 1
+        runs += lanczos_runs(task.inner, task.depth, others, task.seed, "logdet", first=probe + 1)
     return _of_runs(task, runs)
 
 
 def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int) -> Estimate:
     """As few and as short runs as make the 95 % interval as narrow as ``tol`` asks for.
 
-    The first run goes on until the truncation takes at most a share of the interval, and the others
-    as far; and to 27 steps in any case, which show eigenvalues that stand out and whether the least
-    is above 0. How many others there are follows from the variance of one, 2‖log A − p(A)‖²_F,
-    which its own Gauss rule gives. Runs that prove too short are dropped for longer ones.
+    The first run goes on until the truncation takes at most a share of the interval, and for at
+    least 27 steps, which show outliers and whether the least eigenvalue is above 0. The number of
+    the others follows from the variance of one, 2‖log A − p(A)‖²_F, by its own Gauss rule. Runs
+    that prove too short are dropped for longer ones.
     """
     inner, quantile, first = task.inner, student_quantile(LEVEL, math.inf), task.ready.cost
     before, probe, cap, share, deflations = inner.matvecs, 0, DEFAULT_DEPTH, 0.6, DEFLATIONS
@@ -481,9 +444,8 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
 
     while True:
         lengths: list[int] = []
-        pilot = _pilot(
-            task, min(cap, inner.dim, max(1, limit - inner.matvecs + before)), enough, probe
-        )
+        most = max(1, limit - inner.matvecs + before)
+        pilot = _pilot(task, min(cap, inner.dim, most), enough, probe)
         probe = probe + 1
         depth = min([*lengths, len(pilot.alpha)])
         apart = outliers(task.inner, pilot)
@@ -496,18 +458,16 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
         while True:
             reading, spent = _of_runs(task, runs), first + inner.matvecs - before
             found, allowed, left = reading.estimate(), reading.allowed(tol), limit - spent + first
-            if float(found.stderr) * student_quantile(LEVEL, found.dof) <= allowed and (
-                len(runs) > 1 or depth < 8
-            ):
+            narrow = float(found.stderr) * student_quantile(LEVEL, found.dof) <= allowed
+            if narrow and (len(runs) > 1 or depth < 8):
                 return dataclasses.replace(reading.estimate(reached=True), cost=spent)
             noise, bias = float(reading.found.stderr), quantile * reading.bias()
             if bias > 0.9 * allowed:
                 break
             room = math.sqrt(allowed**2 - bias**2)
             quotient = student_quantile(LEVEL, reading.found.dof)
-            missing = max(
-                1, math.ceil(1.1 * len(runs) * (quotient * noise / room) ** 2) - len(runs)
-            )
+            wanted = math.ceil(1.1 * len(runs) * (quotient * noise / room) ** 2)
+            missing = max(1, wanted - len(runs))
             if missing * depth >= inner.dim <= left:
                 return _exact(task, spent)
             if depth > left:
@@ -538,9 +498,7 @@ def _moments_to(
         allowed = reading.allowed(tol)
         if width <= allowed:
             return dataclasses.replace(reading.estimate(reached=True), cost=task.ready.cost + spent)
-        noise, bias = (
-            2.2 * part / allowed for part in (float(reading.found.stderr), reading.bias())
-        )
+        noise, bias = 2.2 * float(reading.found.stderr) / allowed, 2.2 * reading.bias() / allowed
         depth = math.ceil(1.5 * depth) if bias > 0.6 else depth
         wanted = max(probes + 1, math.ceil(1.1 * probes * (noise / 0.7) ** 2))
         probes = min(4 * probes, wanted) if noise > 0.7 else probes + 1
@@ -569,8 +527,8 @@ def _without_basis(run: Lanczos) -> Lanczos:
 def _of_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
     """log det of the operator within from one run for each probe, all of the same depth."""
     inner, measure, noise = task.inner, quadrature(task.inner, runs), rounding(task.inner, runs)
-    least, largest = (float(measure.nodes.min()), float(measure.nodes.max()))
-    task.look(least, largest, noise)
+    least = float(measure.nodes.min())
+    task.look(least, float(measure.nodes.max()), noise)
     known = task.known[0]
     polynomial, mean = _control(inner, measure)
     found = measure.expectation(lambda nodes: np.log(nodes) - polynomial(nodes), inner.dim)
@@ -578,9 +536,8 @@ def _of_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
     half = short.expectation(lambda nodes: np.log(nodes) - polynomial(nodes), inner.dim)
     # few nodes see too little of log² near 0: at most as much again as the second half of the depth
     # has added
-    variance = float(found.stderr) ** 2 + max(
-        0.0, float(found.stderr) ** 2 - float(half.stderr) ** 2
-    )
+    variance = float(found.stderr) ** 2
+    variance += max(0.0, variance - float(half.stderr) ** 2)
     # and probes that happen to miss an eigenvalue that stands out see too little of what it adds
     variance = max(variance, 0.0 if task.apart is None else 2.0 / len(runs) * task.apart.squares())
     limit = limit_of(runs, known if known > 0 else noise, known > 0)
@@ -592,19 +549,17 @@ def _of_runs(task: _Task, runs: list[Lanczos]) -> _Reading:
         status = Status.POSITIVITY
     # each product errs by the noise of the operator, which changes log λ by noise/λ
     rough = noise * float((measure.weights / measure.nodes).sum() / len(runs))
-    size = math.sqrt(
-        inner.dim * float((measure.weights * np.log(measure.nodes) ** 2).sum()) / len(runs)
-    )
+    squares = float((measure.weights * np.log(measure.nodes) ** 2).sum())
+    size = math.sqrt(inner.dim * squares / len(runs))
     found = dataclasses.replace(found, value=value, stderr=math.sqrt(variance), status=status)
     return _Reading(task, found, size, limit.distance(limit.value), rough)
 
 
 def _control(inner: LinearOperator, measure: Spectrum) -> tuple[Callable[[Array], Array], float]:
-    """The polynomial nearest to log under the measure whose mean over the spectrum is known
-    exactly, and that mean.
+    """The polynomial nearest to log under the measure with an exactly known mean, and that mean.
 
-    tr A and tr A² are free where the entries are there; what varies from probe to probe is then
-    only log less it.
+    tr A and tr A² are free if the entries are stored; subtracting the polynomial lowers the
+    variance.
     """
     trace, squares = inner.known_trace(), inner.known_squares()
     exact = [value / inner.dim for value in (trace, squares) if value is not None]
@@ -615,9 +570,11 @@ def _control(inner: LinearOperator, measure: Spectrum) -> tuple[Callable[[Array]
     found = np.linalg.lstsq(root[:, None] * design, root * np.log(nodes), rcond=None)[0]
     slopes = [float(c) / scale ** (k + 1) for k, c in enumerate(found[1:])]
     mean = float(sum(slope * value for slope, value in zip(slopes, exact, strict=True)))
-    return lambda x: np.asarray(
-        sum(c * x ** (k + 1) for k, c in enumerate(slopes)) + np.zeros_like(x)
-    ), mean
+
+    def polynomial(x: Array) -> Array:
+        return np.asarray(sum(c * x ** (k + 1) for k, c in enumerate(slopes)) + np.zeros_like(x))
+
+    return polynomial, mean
 
 
 def _maxent(task: _Task) -> _Reading:
@@ -629,27 +586,22 @@ def _maxent(task: _Task) -> _Reading:
     found, ends = _measured(task, ends)
     density = fit(found)
     slopes = density.sensitivity(np.log)
-    change, stderr = _known_moments_correction(
-        inner, found, slopes, density.moments(len(found) + 1, "chebyshev")
-    )
+    means = density.moments(len(found) + 1, "chebyshev")
+    change, stderr = _known_moments_correction(inner, found, slopes, means)
     value = density.expectation(np.log)
     # moments are matched to a tolerance only
     unmatched = float(np.abs(slopes * density.residuals[1:]).sum())
     unsure = _limit(density, len(found), ends).distance(value) + unmatched
     status = density.status if density.status is not Status.CONVERGED else ends.status
-    parts = inner.dim * (value + change), inner.dim * stderr, found.cost + ends.cost, status
-    return _Reading(
-        task, Estimate(*parts, dof=float(task.count - 1)), ends.size, unsure + ends.missed
-    )
+    return _moment_reading(task, ends, found, value + change, stderr, unsure, status)
 
 
 def _chebyshev(task: _Task) -> _Reading:
-    """Σ_k c_kμ_k with log λ = c_0 + Σ_k c_kT_k, c_k = 2(−1)^{k+1}ρᵏ/k, ρ = (√b − √a)/(√b + √a) on
-    [a, b].
+    """Σ_k c_kμ_k with log λ = c_0 + Σ_k c_kT_k, c_k = 2(−1)^{k+1}ρᵏ/k, ρ = (√b − √a)/(√b + √a).
 
-    What is left out is at most 2Σ_{k>m}ρᵏ/k an eigenvalue where [a, b] holds the spectrum. Where a
-    is only where the spectrum seems to begin, or that is more than the noise, the Gauss rules of
-    the density with the same moments, those on an interval that does hold it, say what is left out.
+    The truncation is at most 2Σ_{k>m}ρᵏ/k per eigenvalue if [a, b] holds the spectrum. If a is only
+    a guess at the lower end, or that is more than the noise, the Gauss rules of the density with
+    the same moments bound it.
     """
     task, ends = _interval(task)
     if ends is None:
@@ -661,9 +613,8 @@ def _chebyshev(task: _Task) -> _Reading:
     rho = (b - a) / (b + a)
     series = np.append(2 * math.log((a + b) / 2), -2.0 * (-rho) ** orders / orders)
     series = _moved(series, (ends.guess, ends.interval[1]), ends.interval)
-    change, stderr = _known_moments_correction(
-        inner, found, series[1:], np.append(found.values, found.values[-2:])
-    )
+    means = np.append(found.values, found.values[-2:])
+    change, stderr = _known_moments_correction(inner, found, series[1:], means)
     value = float(series @ found.values)
     rest = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
     bound = rest if ends.guess == ends.interval[0] else math.inf
@@ -671,10 +622,22 @@ def _chebyshev(task: _Task) -> _Reading:
         unsure = bound
     else:
         unsure = min(bound, _limit(fit(found), len(found), ends).distance(value))
-    parts = inner.dim * (value + change), inner.dim * stderr, found.cost + ends.cost, ends.status
-    return _Reading(
-        task, Estimate(*parts, dof=float(task.count - 1)), ends.size, unsure + ends.missed
-    )
+    return _moment_reading(task, ends, found, value + change, stderr, unsure, ends.status)
+
+
+def _moment_reading(
+    task: _Task,
+    ends: _Ends,
+    found: Moments,
+    mean: float,
+    stderr: float,
+    unsure: float,
+    status: Status,
+) -> _Reading:
+    """The reading of a mean of log λ from moments."""
+    dim, cost, dof = task.inner.dim, found.cost + ends.cost, float(task.count - 1)
+    estimate = Estimate(dim * mean, dim * stderr, cost, status, dof)
+    return _Reading(task, estimate, ends.size, unsure + ends.missed)
 
 
 def _moved(series: Array, first: tuple[float, float], second: tuple[float, float]) -> Array:
@@ -689,7 +652,7 @@ def _moved(series: Array, first: tuple[float, float], second: tuple[float, float
 
 
 def _limit(density: MaxentDensity, count: int, ends: _Ends) -> GaussLimit:
-    """Where the Gauss rules go that all measures with the moments of ``density`` share."""
+    """The limit of the Gauss rules that all measures with the moments of ``density`` share."""
     if ends.sure:
         low = ends.interval[0]
     else:
@@ -700,12 +663,11 @@ def _limit(density: MaxentDensity, count: int, ends: _Ends) -> GaussLimit:
 def _known_moments_correction(
     inner: LinearOperator, found: Moments, slopes: Array, means: Array
 ) -> tuple[float, float]:
-    """What the exact first two moments, where they are known, change in Σ_k slopes_k μ_k, and its
-    standard error.
+    """The change of Σ_k slopes_k μ_k by exactly known first moments, and its standard error.
 
     They are control variates: their weights fit Σ_k slopes_k T_k by T_1 and T_2 under the moments
-    ``means`` (m + 3,), with T_jT_k = (T_{j+k} + T_{|j−k|})/2. They are left out where the probes do
-    not bear them out.
+    ``means`` (m + 3,), with T_jT_k = (T_{j+k} + T_{|j−k|})/2. They are left out if the variance
+    does not fall.
     """
     exact = _first_moments(inner, found.bounds)
     used, orders = np.arange(1, len(exact) + 1), np.arange(1, len(found))
@@ -736,8 +698,7 @@ def _first_moments(inner: LinearOperator, bounds: tuple[float, float]) -> list[f
 
 
 def _measured(task: _Task, ends: _Ends) -> tuple[Moments, _Ends]:
-    """2·depth Chebyshev moments, by ``depth`` products a probe; rounding, which no spread shows, is
-    in their error.
+    """2·depth Chebyshev moments with rounding in their error, by ``depth`` products per probe.
 
     An interval that they prove too narrow is widened, unless the caller gave it.
     """
@@ -748,9 +709,8 @@ def _measured(task: _Task, ends: _Ends) -> tuple[Moments, _Ends]:
             task.require_bounds(False, ends.interval[1] if value is None else value)
         _require_positive(math.inf if value is None else value, task.ready, task.scale)
 
-    found = moments_within(
-        inner, count, "chebyshev", task.count, task.seed, ends.interval, refuse, least=0.0
-    )
+    how = inner, count, "chebyshev", task.count, task.seed
+    found = moments_within(*how, ends.interval, refuse, least=0.0)
     low, high = bounds = found.bounds
     size = float(torch.finfo(inner.dtype).eps) * max(map(abs, bounds)) / (high - low)
     covariance = found.covariance + np.diag((4 * size * np.arange(len(found))) ** 2)
@@ -760,13 +720,11 @@ def _measured(task: _Task, ends: _Ends) -> tuple[Moments, _Ends]:
 
 @dataclasses.dataclass(frozen=True)
 class _Ends:
-    """An ``interval`` that holds the spectrum, the products spent on it, and whether its lower end
-    is ``sure``.
+    """An ``interval`` that holds the spectrum, whether its lower end is ``sure``, and its cost.
 
-    Where it is not, that is 0. ``guess`` is where the spectrum seems to begin, ``size`` about
-    ‖log‖_F, and ``missed`` what the eigenvalues that stand out change in the mean of log λ, where
-    they are left in their place: no polynomial of low degree and no smooth density follows the
-    logarithm there.
+    If the lower end is not sure, it is 0. ``guess`` is where the spectrum seems to begin, ``size``
+    about ‖log‖_F. ``missed`` is what outliers that were not moved change in the mean of log λ: no
+    polynomial of low degree and no smooth density follows the logarithm there.
     """
 
     interval: tuple[float, float]
@@ -779,10 +737,9 @@ class _Ends:
 
 
 def _interval(task: _Task) -> tuple[_Task, _Ends | None]:
-    """The ends of the spectrum by what is known, and by Lanczos, once what stands out there has
-    been moved.
+    """The ends of the spectrum by what is known and by Lanczos, after moving outliers.
 
-    None where the Krylov space ends first, so that the spectrum has but a few values.
+    None if the Krylov space ends first, so that the spectrum has only a few values.
     """
     for deflations in range(DEFLATIONS + 1):
         ends = spectral_ends(task.inner, task.seed)
@@ -799,17 +756,15 @@ def _interval(task: _Task) -> tuple[_Task, _Ends | None]:
     missed = 0.0 if apart is None else apart.change() / task.inner.dim
     if task.bounds is not None and not task.ready.name:
         return task, _Ends(task.bounds, task.bounds[0], True, size, missed, ends.cost)
-    high = min(
-        known[1], ends.high + ends.high_residual + 0.01 * (ends.high - ends.low) + 1e-3 * ends.high
-    )
+    margin = 0.01 * (ends.high - ends.low)
+    high = min(known[1], ends.high + ends.high_residual + margin + 1e-3 * ends.high)
     settled = ends.low_residual < 0.5 * ends.low
     seen = ends.low - ends.low_residual if settled else 0.0
     if known[0] > 0:
         # an interval too short for the rounding of the dtype holds nothing
         low = min(known[0], 0.9 * high)
-        return task, _Ends(
-            (low, high), max(low, min(seen, 0.9 * high)), True, size, missed, ends.cost
-        )
+        guess = max(low, min(seen, 0.9 * high))
+        return task, _Ends((low, high), guess, True, size, missed, ends.cost)
     status = Status.CONVERGED if ends.low_residual < ends.low else Status.POSITIVITY
     return task, _Ends((0.0, high), seen or 0.1 * ends.low, False, size, missed, ends.cost, status)
 

@@ -44,12 +44,12 @@ def frobenius_norm(
 
         ‖A‖²_F = ‖AQ‖²_F + ‖A(I − QQᵀ)‖²_F,
 
-    where the first term is computed and the second is the mean of ‖Au‖² over probes u independent
-    of Q, uniform on the sphere of radius √(P − r) in the complement of Q. The rank r grows while
-    that saves products. The standard error of the norm is that of its square over 2‖A‖_F (delta
-    method), from the inner products of different Au. If probes would cost P products or more, all P
-    columns are computed. For a model below float64 the error includes its rounding, measured on at
-    most 256 samples; the status is PRECISION_LIMIT if rounding dominates.
+    where the first term is computed and the second is the mean of ‖Au‖² over probes u uniform on
+    the sphere of radius √(P − r) in the complement of Q. The rank r grows while that saves
+    products. The standard error of the norm is that of its square over 2‖A‖_F (delta method). If
+    probes would cost P products or more, all P columns are computed. For a model below float64 the
+    error includes its rounding, measured on at most 256 samples; the status is PRECISION_LIMIT if
+    rounding dominates.
 
     >>> from lambdahat.operators import operator
     >>> frobenius_norm(operator([[3.0, 0.0], [0.0, 4.0]])).value
@@ -58,9 +58,9 @@ def frobenius_norm(
     operator = as_operator(operator)
     require_positive(tol, "tol")
     found, rounding = _estimate(operator, tol, max_matvecs, seed), rounding_of(operator)
-    return (
-        found if rounding is None else with_rounding(found, rounding.frobenius, tol * float(found))
-    )
+    if rounding is None:
+        return found
+    return with_rounding(found, rounding.frobenius, tol * float(found))
 
 
 def _estimate(operator: LinearOperator, tol: float, max_matvecs: int | None, seed: int) -> Estimate:
@@ -92,9 +92,8 @@ def _estimate(operator: LinearOperator, tol: float, max_matvecs: int | None, see
 def _removed(sketch: Sketch, squared: float) -> float:
     """What deflation takes off half the variance of ‖Au‖².
 
-    That is ‖M‖²_F − (tr M)²/P for M = A² outside Q. Of ‖A²‖²_F the sketch takes 2‖A²Q‖²_F −
-    ‖QᵀA²Q‖²_F, of which ‖QᵀA²Q‖²_F, a lower bound, is known. Sphere probes have (tr A²)²/P off
-    already.
+    That is ‖M‖²_F − (tr M)²/P for M = A² outside Q, of which ‖QᵀA²Q‖²_F is a known lower bound.
+    Sphere probes have (tr A²)²/P off already.
     """
     gram = sketch.gram()
     free = (squared**2 - (squared - float(gram.trace())) ** 2) / len(sketch.basis)
@@ -103,10 +102,9 @@ def _removed(sketch: Sketch, squared: float) -> float:
 
 @full_precision()
 def _squares(image: Tensor) -> Tensor:
-    """For each column y of a block (P, k): ‖y‖², the mean of (y·y')² and that of
-    (y·y')(y'·y'')(y''·y) over others.
+    """‖y‖², and the means of (y·y')² and (y·y')(y'·y'')(y''·y) over others, of each column (k, 3).
 
-    The last two, (k, 3) in all, are NaN where there are no others.
+    The means are NaN if there are no others.
     """
     count = image.shape[1]
     between = (image.T @ image).double().cpu()
@@ -122,10 +120,9 @@ def _error_of_squares(samples: Tensor, dim: int) -> Tensor:
     """The standard error of the mean of ‖Au‖², from the products of different probes.
 
     For probes on the sphere Var‖Au‖² = 2P/(P + 2)·(tr M² − (tr M)²/P) with M = A². Different probes
-    have E[(Au·Au')²] = tr M² and E[(Au·Au')(Au'·Au'')(Au''·Au)] = tr M³: n probes have n²/2 pairs
-    and n³/6 triples, which know the variance and the skewness γ far better than n samples do where
-    a few directions dominate. An interval of samples of skewness γ is widened as in
-    ``standard_error``.
+    have E[(Au·Au')²] = tr M² and E[(Au·Au')(Au'·Au'')(Au''·Au)] = tr M³: n²/2 pairs and n³/6
+    triples know the variance and the skewness γ far better than n samples do if a few directions
+    dominate. An interval is widened for γ as in ``standard_error``.
     """
     count = len(samples)
     mean, square, cube = (float(part) for part in samples.nanmean(dim=0))
@@ -136,9 +133,8 @@ def _error_of_squares(samples: Tensor, dim: int) -> Tensor:
     variance = 2 * dim / (dim + 2) * centred
     third = cube - 3 * square * mean / dim + 2 * mean**3 / dim**2
     skewness = SKEW * max(third, 0.0) / centred**1.5 if math.isfinite(third) else 0.0
-    return torch.tensor(
-        [math.sqrt(variance / count) * (1 + WIDER * skewness**2 / count)], dtype=torch.float64
-    )
+    error = math.sqrt(variance / count) * (1 + WIDER * skewness**2 / count)
+    return torch.tensor([error], dtype=torch.float64)
 
 
 _SQUARED = Quantity(
@@ -152,7 +148,6 @@ def _dense(operator: LinearOperator, meter: Meter) -> Estimate:
     for _, block in unit_blocks(operator):
         image = (operator @ block).double()
         size = float(image.abs().max())
-        norm = math.hypot(
-            norm, size * float(torch.linalg.vector_norm(image / size)) if size > 0 else 0.0
-        )
+        if size > 0:
+            norm = math.hypot(norm, size * float(torch.linalg.vector_norm(image / size)))
     return Estimate(norm, cost=meter.spent)

@@ -31,20 +31,18 @@ class RankBound(Result):
 def rank_bound(problem: Problem) -> RankBound:
     """The bound 4·d_y·(ΣN_l + d_x) on the Hessian's rank (§3.2 of "Flatness is a False Friend").
 
-    N_l counts the neurons of layer l, the output layer among them, as in the paper's figure for
-    VGG-16 (13,416 neurons: 4,224 channels and 4,096 + 4,096 + 1,000); d_x and d_y are inputs and
-    outputs. A claim to check, not a theorem for ReLU networks: at random initialisation the rank
-    can be near P where the bound is half of it. Compare it with ``Spectrum.degeneracy``. Only
-    chains of linear layers are counted; others are refused by name.
+    N_l counts the neurons of layer l, the output layer included, as in the paper's figure for
+    VGG-16 (13,416 neurons); d_x and d_y are inputs and outputs. A claim to check, not a theorem for
+    ReLU networks: at random initialisation the rank can be near P where the bound is half of it.
+    Compare it with ``Spectrum.degeneracy``. Only chains of linear layers are counted; others are
+    refused by name.
     """
     require_problem(problem)
     model = problem.model
     got = "one made by from_function"
     require(model is not None, "the problem", "have a model", got, "its neurons are counted")
     assert model is not None
-    layers = [
-        layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))
-    ]
+    layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
     strange = sorted({type(layer).__name__ for layer in layers if not isinstance(layer, nn.Linear)})
     expected = "have parameters in Linear layers only, a feed-forward network"
     got = f"parameters in {', '.join(strange)}"
@@ -55,6 +53,5 @@ def rank_bound(problem: Problem) -> RankBound:
     require(linked, "the model", "be a chain of Linear layers, each fed by the one before", got)
     inputs, outputs = chain[0].in_features, chain[-1].out_features
     neurons = sum(layer.out_features for layer in chain)
-    return RankBound(
-        4 * outputs * (neurons + inputs), problem.num_parameters, inputs, outputs, neurons
-    )
+    bound = 4 * outputs * (neurons + inputs)
+    return RankBound(bound, problem.num_parameters, inputs, outputs, neurons)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,12 +31,11 @@ LAST_STEP = 1e-4
 
 @dataclass(frozen=True)
 class Sharpness(Result):
-    """How steeply the loss rises within ‖T⁻¹ε‖ ≤ ``radius`` of θ: T = diag|θ| where ``adaptive``,
-    else T = I.
+    """How steeply the loss rises within ‖T⁻¹ε‖ ≤ ``radius`` of θ.
 
-    ``rise`` is the largest L(θ + ε) − L(θ) found: the maximum is at least that, by how much more is
-    unknown. ``slope`` = ‖T∇L‖ and ``curvature`` = λ_max(THT) give its two closed forms. ``cost``
-    counts gradients and Hessian products.
+    T is diag|θ| if ``adaptive``, else I. ``rise`` is the largest L(θ + ε) − L(θ) found, a lower
+    bound of the maximum. ``slope`` = ‖T∇L‖ and ``curvature`` = λ_max(THT) give its two closed
+    forms. ``cost`` counts gradients and Hessian products.
     """
 
     rise: Estimate
@@ -78,8 +77,7 @@ class RelativeSharpness(Result):
 
 @dataclass(frozen=True)
 class Overlap(Result):
-    """How much of the gradient lies along each eigenvector: ``cosines`` φ_iᵀg/‖g‖, (k,), in the
-    order of the pairs.
+    """How much of the gradient lies along each eigenvector: ``cosines`` φ_iᵀg/‖g‖, (k,).
 
     ``errors`` (k,) are those of the cosines, r_i/gap_i (see ``gradient_overlap``). ``curvature`` is
     Σ_i λ_i cos²_i, what these pairs contribute to gᵀHg/‖g‖²; its error is Σ_i (r_i cos²_i + 2|λ_i
@@ -120,11 +118,10 @@ class _Congruent(LinearOperator):
 
 
 def adaptive_curvature(problem: Problem) -> LinearOperator:
-    """THT with T = diag|θ|: the Hessian in relative units, where each parameter is measured by its
-    own size.
+    """THT with T = diag|θ|: the Hessian with each parameter measured by its own size.
 
     Under θ → Dθ for a positive diagonal D that leaves the function alone, H → D⁻¹HD⁻¹ and T → DT:
-    THT stays as it is.
+    THT does not change.
     """
     inner, scale = hessian(problem), problem.vector.abs()
     scale = scale.to(inner.dtype)[:, None]
@@ -143,10 +140,10 @@ def sharpness(
     """Worst-case sharpness max_{‖T⁻¹ε‖≤ρ} L(θ + ε) − L(θ), adaptive as in Kwon et al. 2021 (ASAM).
 
     ε = Tu with T = diag|θ| (``adaptive``; a parameter that is 0 is not perturbed) or T = I. The
-    ascent in u starts from the best of ρ·T∇L/‖T∇L‖ (the closed form of the linear model) and ±ρφ,
-    with φ the leading eigenvector of THT (the closed form of the quadratic model at a minimum), and
-    takes ``steps`` of projected ascent u ← Π(u + s·ρ·T∇L/‖T∇L‖) onto the ball ‖u‖ ≤ ρ, with s
-    starting at 1 and halved when the loss does not rise. ``tol`` is that of the eigenpair.
+    ascent in u starts from the best of ρ·T∇L/‖T∇L‖ (the maximum of the linear model) and ±ρφ, with
+    φ the leading eigenvector of THT (that of the quadratic model at a minimum), and takes ``steps``
+    of projected ascent u ← Π(u + s·ρ·T∇L/‖T∇L‖) onto the ball ‖u‖ ≤ ρ, with s starting at 1 and
+    halved when the loss does not rise. ``tol`` is that of the eigenpair.
     """
     require_positive(radius, "radius")
     require_count(steps, "steps", least=0)
@@ -158,18 +155,11 @@ def sharpness(
     for start in (slope, leading.vectors[:, 0].to(theta), -leading.vectors[:, 0].to(theta)):
         climb.offer(climb.on_sphere(start))
     climb.ascend(steps)
-    status = leading.status
-    return Sharpness(
-        rise=Estimate(climb.best_loss - climb.centre, math.inf),
-        slope=Estimate(float(slope.double().norm())),
-        curvature=Estimate(
-            float(leading.values[0]), float(leading.residuals[0]), leading.cost, status
-        ),
-        radius=float(radius),
-        adaptive=adaptive,
-        cost=climb.gradients + leading.cost,
-        status=status,
-    )
+    value, error = float(leading.values[0]), float(leading.residuals[0])
+    curvature = Estimate(value, error, leading.cost, leading.status)
+    rise = Estimate(climb.best_loss - climb.centre, math.inf)
+    steep, cost = Estimate(float(slope.double().norm())), climb.gradients + leading.cost
+    return Sharpness(rise, steep, curvature, float(radius), adaptive, cost, leading.status)
 
 
 class _Climb:
@@ -204,20 +194,19 @@ class _Climb:
         step = FIRST_STEP
         for done in range(steps):
             ahead = self.on_sphere(self.gradient(self.best))
-            while step > LAST_STEP and not self.offer(self._project(self.best + step * ahead)):
+            while step > LAST_STEP:
+                u = self.best + step * ahead
+                if self.offer(self.on_sphere(u) if float(u.norm()) > self.radius else u):
+                    break
                 step /= 2
             report("sharpness", done + 1, steps)
             if step <= LAST_STEP:
                 return
 
-    def _project(self, u: Tensor) -> Tensor:
-        return self.on_sphere(u) if float(u.norm()) > self.radius else u
-
 
 @default_context()
 def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> RelativeSharpness:
-    """κ = Σ_{s,s'} ⟨w_s, w_s'⟩ · tr H_{s,s'} of each weight (relative flatness, Petzka et al.
-    2021), and ‖w‖²·tr H_w.
+    """κ = Σ_{s,s'} ⟨w_s, w_s'⟩ · tr H_{s,s'} of each weight (Petzka et al. 2021), and ‖w‖²·tr H_w.
 
     w_s are the rows of a weight seen as a matrix (outputs × the rest), H_{s,s'} the block of the
     Hessian between rows s and s'. With LLᵀ = WWᵀ, κ = tr((L ⊗ I)ᵀ H (L ⊗ I)): a trace, estimated to
@@ -235,9 +224,7 @@ def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> Re
         own = derived_seed(seed, "relative sharpness", name)
         layers[name] = trace(_between_rows(block, weight), tol, seed=own)
         plain, size = trace(block, tol, seed=own), float(weight.double().square().sum())
-        simple[name] = Estimate(
-            size * float(plain), size * float(plain.stderr), plain.cost, plain.status, plain.dof
-        )
+        simple[name] = replace(plain, value=size * float(plain), stderr=size * float(plain.stderr))
         cost += layers[name].cost + plain.cost
         report("relative sharpness", done, len(weights))
     parts = [*layers.values(), *simple.values()]
@@ -253,30 +240,26 @@ def _between_rows(block: LinearOperator, weight: Tensor) -> LinearOperator:
     inner = factor.shape[1]
 
     def forward(part: Tensor) -> Tensor:
-        return torch.einsum("rk,kcb->rcb", factor, part.reshape(inner, columns, -1)).reshape(
-            rows * columns, -1
-        )
+        out = torch.einsum("rk,kcb->rcb", factor, part.reshape(inner, columns, -1))
+        return out.reshape(rows * columns, -1)
 
     def back(part: Tensor) -> Tensor:
-        return torch.einsum("rk,rcb->kcb", factor, part.reshape(rows, columns, -1)).reshape(
-            inner * columns, -1
-        )
+        out = torch.einsum("rk,rcb->kcb", factor, part.reshape(rows, columns, -1))
+        return out.reshape(inner * columns, -1)
 
     return _Congruent(block, inner * columns, forward, back)
 
 
 @default_context()
 def fisher_rao_norm(problem: Problem, kind: str = "exact") -> Estimate:
-    """The squared Fisher–Rao norm ‖θ‖²_fr = θᵀFθ = mean_i (J_iθ)ᵀM_i(J_iθ), exact in one product
-    (Liang et al. 2019).
+    """The squared Fisher–Rao norm ‖θ‖²_fr = θᵀFθ, exact in one product (Liang et al. 2019).
 
     The square is Liang et al.'s own definition; the norm itself is its root. F is the Fisher of the
     model's own distribution ("exact"), or of the data's targets ("empirical"). For a parameter
     filter, θ and F are those of the chosen parameters.
     """
-    require_choice(
-        kind, "kind", ("exact", "empirical"), "sampled targets would give a random number"
-    )
+    cure = "sampled targets would give a random number"
+    require_choice(kind, "kind", ("exact", "empirical"), cure)
     operator, theta = fisher(problem, kind), problem.vector
     return Estimate(float(theta.double() @ (operator @ theta).double()), cost=1)
 
@@ -289,8 +272,8 @@ def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
     mini-batch gradient pass ``problem.subsample(B)``.
 
     An eigenvector with residual r is turned by at most about r/gap (Davis and Kahan 1970), the
-    error of its cosine. The gap to eigenvalues that are not among the pairs is unknown: it is taken
-    to the nearest of the other pairs or of 0, where the bulk of a network's eigenvalues lies.
+    error of its cosine. The gap is taken to the nearest of the other pairs or of 0, where the bulk
+    of a network's eigenvalues lies.
     """
     require_problem(problem)
     gradient = problem.gradient().double()
@@ -301,14 +284,9 @@ def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
     require(fine, "the gradient", "not be zero", "a point where it is", "it has no direction there")
     cosines = (pairs.vectors.to(gradient).T @ gradient / size).cpu()
     values, residuals = pairs.values.cpu().double(), pairs.residuals.cpu().double()
-    turns = _turns(values, residuals)
+    distance = (values[:, None] - values).abs().fill_diagonal_(math.inf)
+    gaps = torch.minimum(distance.amin(dim=1), values.abs())
+    turns = (residuals / gaps.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
     value = float(values @ cosines.square())
     error = float(residuals @ cosines.square() + 2 * (values * cosines).abs() @ turns)
     return Overlap(cosines, turns, Estimate(value, error, status=pairs.status), size)
-
-
-def _turns(values: Tensor, residuals: Tensor) -> Tensor:
-    """r/gap of each pair, at most 1; the gap is to the nearest other value or to 0."""
-    distance = (values[:, None] - values).abs().fill_diagonal_(math.inf)
-    gap = torch.minimum(distance.amin(dim=1), values.abs())
-    return (residuals / gap.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)

@@ -58,35 +58,34 @@ def limit_of(runs: list[Lanczos], low: float, sure: bool) -> GaussLimit:
     """The limit of the mean Gauss rule of log over the runs, per eigenvalue.
 
     The rules fall with the depth, and the Gauss–Radau rule with a node at a lower bound ``low`` > 0
-    of the spectrum stays below the limit (Golub and Meurant 2010, §6): these two hold it, whatever
-    the spectrum. How the rules of the four quarters of the depth fall says more. Where the last
-    changed the mean by at most 0.05, and by half of what the one before did, they fall
-    geometrically: the limit lies as far on as Aitken's series says, and within twice that. Else
-    they fall as a power of the depth at best, whose doublings are such a series. That series, and
-    the Gauss–Radau rule with a node where the smallest Ritz values lead to, widen both.
+    of the spectrum stays below the limit (Golub and Meurant 2010, §6): these two always bracket it.
+    The rules of the four quarters of the depth say more. If the last changed the mean by at most
+    0.05, and by half of what the one before did, they fall geometrically: the limit is as far on as
+    Aitken's series says, and within twice that. Otherwise they fall as a power of the depth at
+    best, whose doublings are such a series. That series, and the Gauss–Radau rule with a node at
+    the extrapolated least eigenvalue, widen both.
 
-    Where ``low`` is not ``sure`` to be a bound, as the rounding of the dtype is not, nothing holds
-    the limit from below. Then rules have settled only where the smallest Ritz values have, and else
-    the limit is taken to lie within twice what both series and that rule say.
+    If ``low`` is not ``sure`` to be a bound, as the rounding of the dtype is not, the rules count
+    as settled only if the smallest Ritz values have; otherwise the limit is taken to lie within
+    twice what both series and that rule say.
     """
     depth = max(len(run.alpha) for run in runs)
-    quarter, half, most, gauss = (
-        float(np.mean([_rule(run, k * depth // 4) for run in runs])) for k in (1, 2, 3, 4)
-    )
-    seen = min(_carried_on(run) for run in runs)
-    gap, likely = (
-        float(np.mean([_gap(run, end) for run in runs])) for end in (low, max(low, seen))
-    )
+
+    def rule(depth: int) -> float:
+        """The mean of zᵀlog(A)z by the Gauss rules of the first ``depth`` steps."""
+        rules = (run.ritz(max(1, depth)) for run in runs)
+        return float(np.mean([float(weights @ nodes.log()) for nodes, weights, _ in rules]))
+
+    quarter, half, most, gauss = (rule(k * depth // 4) for k in (1, 2, 3, 4))
+    likely_low = max(low, min(_extrapolated_least(run) for run in runs))
+    gap = float(np.mean([_gap(run, low) for run in runs]))
+    likely = float(np.mean([_gap(run, likely_low) for run in runs]))
     before, last = half - most, most - gauss
     if gap == 0 or (depth >= 4 and abs(last) <= 1e-12 * max(1.0, abs(gauss))):
         return GaussLimit(gauss, gauss, gauss - abs(last) * (gap > 0), gauss)
     geometric, doubled = _beyond(before, last), _beyond(quarter - half, half - gauss)
-    if (
-        last <= SMALL
-        and 2 * last <= before
-        and gap <= 1
-        and (sure or all(bounded_away(run) for run in runs))
-    ):
+    settled = last <= SMALL and 2 * last <= before and gap <= 1
+    if settled and (sure or all(bounded_away(run) for run in runs)):
         reach = min(gap, max(2 * geometric, doubled, likely))
         return GaussLimit(gauss, gauss - min(geometric, reach / 2), gauss - reach, gauss)
     if sure:
@@ -106,13 +105,7 @@ def _beyond(before: float, last: float) -> float:
     return last * last / (before - last) if before > last > 0 else math.inf
 
 
-def _rule(run: Lanczos, depth: int) -> float:
-    """zᵀlog(A)z by the Gauss rule of the first ``depth`` steps."""
-    nodes, weights, _ = run.ritz(max(1, depth))
-    return float(weights @ nodes.log())
-
-
-def _carried_on(run: Lanczos) -> float:
+def _extrapolated_least(run: Lanczos) -> float:
     """A guess at the smallest eigenvalue, extrapolated from the second half of the run."""
     nodes, _, residuals = run.ritz()
     least, before = float(nodes[0]), float(run.ritz(max(1, len(nodes) // 2))[0][0])
@@ -120,11 +113,9 @@ def _carried_on(run: Lanczos) -> float:
 
 
 def _gap(run: Lanczos, low: float) -> float:
-    """The Gauss rule of log less the Gauss–Radau rule with a node at ``low``: what is not known of
-    zᵀlog(A)z.
+    """The Gauss rule of log less the Gauss–Radau rule with a node at ``low``.
 
-    Nothing where the Krylov space is whole, or the node of the Gauss rule already sits at ``low``
-    to rounding.
+    0 if the Krylov space is whole, or if a node already sits at ``low`` up to rounding.
     """
     nodes, weights, _ = run.ritz()
     rounding = float(torch.finfo(run.basis.dtype).eps) * float(nodes[-1])
@@ -165,8 +156,7 @@ def spectrum(
     *,
     basis: str = "auto",
 ) -> Spectrum:
-    """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru, Chen and
-    Saad 2017).
+    """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru et al. 2017).
 
     Each probe is uniform on the unit sphere and costs ``depth`` products (default: 100, or P if
     that is less). Its Ritz values and squared first components are the Gauss rule of the probe's
@@ -184,10 +174,8 @@ def spectrum(
     """
     operator = require_symmetric(operator, "spectrum")
     unit = Normalised(operator)
-    found = restored(
-        quadrature(unit, lanczos_runs(unit, depth, probes, seed, "spectrum", basis)), unit
-    )
-    return _with_rounding(found, rounding_of(operator, MANY))
+    runs = lanczos_runs(unit, depth, probes, seed, "spectrum", basis)
+    return _with_rounding(restored(quadrature(unit, runs), unit), rounding_of(operator, MANY))
 
 
 @default_context()
@@ -200,9 +188,9 @@ def trace_function(
 ) -> Estimate:
     """tr f(A) for an element-wise ``function`` of eigenvalues, by stochastic Lanczos quadrature.
 
-    The status is QUADRATURE when three quarters of the depth give a value that differs by more than
-    the standard error, and PRECISION_LIMIT when the rounding inside a model, measured as in
-    ``spectrum``, makes the larger part of that.
+    The status is QUADRATURE if three quarters of the depth give a value that differs by more than
+    the standard error, and PRECISION_LIMIT if rounding inside a model, measured as in ``spectrum``,
+    dominates that.
     """
     operator = require_symmetric(operator, "trace_function")
     unit = Normalised(operator)
@@ -222,15 +210,14 @@ def moments(
     probe: str = "sphere",
     tol: float | None = None,
 ) -> Moments:
-    """tr φ_k(A)/P for k = 0 … ``count``, with φ_k = xᵏ, the Chebyshev polynomial T_k or the
-    Legendre polynomial P_k.
+    """tr φ_k(A)/P for k = 0 … ``count``; φ_k is xᵏ, or a Chebyshev or Legendre polynomial.
 
     ``bounds`` is the interval that is mapped to [−1, 1] first; it must contain the spectrum.
     Without it the two polynomial bases estimate it by a short Lanczos run, widen it if the moments
     reveal eigenvalues outside, and measure again (``cost`` counts both); power moments are those of
-    A itself. Products are computed for blocks of probes, and each gives two moments by (φ_i z)·(φ_j
-    z), so ``count`` moments cost ⌈count/2⌉ products per probe. Legendre moments are convex
-    combinations of Chebyshev moments, so no accuracy is lost.
+    A itself. Each product gives two moments by (φ_i z)·(φ_j z), so ``count`` moments cost ⌈count/2⌉
+    products per probe. Legendre moments are convex combinations of Chebyshev moments, so no
+    accuracy is lost.
 
     ``probe`` is "sphere" (as is "gaussian": each probe is divided by its own zᵀz, which makes the
     moments those of a positive measure), "rademacher" or "orthogonal": mutually orthogonal probes
@@ -271,9 +258,9 @@ def moments_within(
 ) -> Moments:
     """The moments on ``bounds``, or on those that a short Lanczos run finds.
 
-    Where the moments show eigenvalues outside, ``refuse`` is called with a Ritz value that lies
-    there, or with None where only their size shows it. If that raises nothing, the bounds are
-    widened, but not below ``least``, and the moments are measured again, which ``cost`` counts.
+    If the moments show eigenvalues outside, ``refuse`` is called with a Ritz value that lies there,
+    or with None if only their size shows it. If that raises nothing, the bounds are widened, but
+    not below ``least``, and the moments are measured again, which ``cost`` counts.
     """
     unit, used = Normalised(operator), 0
     plain = basis == "power" and bounds is None  # of A itself
@@ -284,10 +271,8 @@ def moments_within(
         bounds = unit.restore(low), unit.restore(high)
     assert bounds is not None
     for attempt in range(WIDENINGS + 1):
-        blocks = _starts(operator, probe, probes, seed)
-        readings = _probe_moments(
-            unit, count, basis == "power", blocks, probes, None if plain else bounds
-        )
+        blocks, within = _starts(operator, probe, probes, seed), None if plain else bounds
+        readings = _probe_moments(unit, count, basis == "power", blocks, probes, within)
         used += probes * ((count + 1) // 2)
         outside = None if basis == "power" else _outside(readings, operator)
         if outside is None:
@@ -316,9 +301,8 @@ def moments_within(
     require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
     if plain:
         powers, sizes = unit.exponent * np.arange(count + 1), np.abs(readings).max(axis=0)
-        fits = (sizes == 0) | (
-            np.abs(powers + np.log2(np.where(sizes > 0, sizes, 1.0))) <= MOST_EXPONENT
-        )
+        exponents = powers + np.log2(np.where(sizes > 0, sizes, 1.0))
+        fits = (sizes == 0) | (np.abs(exponents) <= MOST_EXPONENT)
         got = f"that of order {np.argmin(fits)} beyond it"
         require(bool(fits.all()), "the moments", "fit into float64", got, cure)
         readings = np.ldexp(readings, powers)
@@ -327,9 +311,8 @@ def moments_within(
     covariance = np.zeros((count + 1, count + 1))
     # else they are a basis, and the moments exact
     if probe != "orthogonal" or probes < operator.dim:
-        covariance = (
-            torch.cov(torch.as_tensor(readings.T)).numpy().reshape(covariance.shape) / probes
-        )
+        spread = torch.cov(torch.as_tensor(readings.T)).numpy()
+        covariance = spread.reshape(covariance.shape) / probes
     if probe == "orthogonal":
         covariance *= (operator.dim - probes) / operator.dim
     values, status = readings.mean(0), Status.CONVERGED
@@ -349,9 +332,8 @@ def _moment_errors(values: Array, model: Rounding, bounds: tuple[float, float] |
     if bounds is not None:
         return np.asarray(orders * (2 * shift / (bounds[1] - bounds[0])))
     before = np.concatenate([[0.0], np.abs(values[:-1])])
-    before[2::2] = np.maximum(
-        before[2::2], np.sqrt(np.abs(values[2::2] * values[:-1:2][: len(values[2::2])]))
-    )
+    between = np.sqrt(np.abs(values[2::2] * values[:-1:2][: len(values[2::2])]))
+    before[2::2] = np.maximum(before[2::2], between)
     return np.asarray(orders * (shift * before + model.relative * np.abs(values)))
 
 
@@ -406,14 +388,8 @@ def lanczos_runs(
     runs = []
     for probe in range(probes):
         done = probe * steps, probes * steps
-        run = lanczos(
-            operator,
-            random_vector(operator, seed, "sphere", first + probe),
-            steps,
-            task,
-            done,
-            place,
-        )
+        start = random_vector(operator, seed, "sphere", first + probe)
+        run = lanczos(operator, start, steps, task, done, place)
         runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
     return runs
 
@@ -455,22 +431,18 @@ def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None 
     cost = sum(run.products for run in runs)
     # a bound by the recurrence alone would promise more than the products hold
     noise = rounding(operator, runs)
-    return Spectrum(
-        nodes, weights, np.hypot(residuals, noise), operator.dim, operator.psd, noise, cost
-    )
+    residuals = np.hypot(residuals, noise)
+    return Spectrum(nodes, weights, residuals, operator.dim, operator.psd, noise, cost)
 
 
 def restored(spectrum: Spectrum, unit: Normalised) -> Spectrum:
     """The spectrum of the operator itself from that of the normalised one."""
     if unit.exponent == 0 == unit.repeated:
         return spectrum
-    nodes, residuals = (
-        np.ldexp(part, unit.exponent) for part in (spectrum.nodes, spectrum.residuals)
-    )
+    nodes, residuals = (np.ldexp(x, unit.exponent) for x in (spectrum.nodes, spectrum.residuals))
+    found = dataclasses.replace(spectrum, nodes=nodes, residuals=residuals)
     resolution, cost = unit.restore(spectrum.resolution), spectrum.cost + unit.repeated
-    return dataclasses.replace(
-        spectrum, nodes=nodes, residuals=residuals, resolution=resolution, cost=cost
-    )
+    return dataclasses.replace(found, resolution=resolution, cost=cost)
 
 
 def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
@@ -478,11 +450,8 @@ def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
     scale = max(float(torch.cat([run.alpha.abs(), run.beta]).max()) for run in runs)
     model = rounding_of(operator, MANY)
     inside = 0.0 if model is None else model.random.error
-    return max(
-        BREAKDOWN * float(torch.finfo(operator.dtype).eps) * scale,
-        inside,
-        *(run.noise for run in runs),
-    )
+    dtype = BREAKDOWN * float(torch.finfo(operator.dtype).eps) * scale
+    return max(dtype, inside, *(run.noise for run in runs))
 
 
 def _with_rounding(spectrum: Spectrum, model: Rounding | None) -> Spectrum:
@@ -493,9 +462,8 @@ def _with_rounding(spectrum: Spectrum, model: Rounding | None) -> Spectrum:
     residuals = np.hypot(spectrum.residuals, noise)
     resolution = max(spectrum.resolution, model.random.error)
     found = dataclasses.replace(spectrum, residuals=residuals, resolution=resolution)
-    found = dataclasses.replace(
-        found, rounding=model.trace / model.dim, relative_rounding=model.relative
-    )
+    shift = model.trace / model.dim
+    found = dataclasses.replace(found, rounding=shift, relative_rounding=model.relative)
     probes = float(spectrum.trace.stderr)
     rules = float(found.trace.stderr) > math.sqrt(2.0) * probes or model.relative > RULES
     return dataclasses.replace(found, status=Status.PRECISION_LIMIT) if rules else found
@@ -510,10 +478,8 @@ def _trace_of(
         with np.errstate(all="ignore"):
             readings = np.asarray(function(nodes), dtype=np.float64)
         fine = readings.shape == nodes.shape and bool(np.isfinite(readings).all())
-        low, high = (
-            math.ldexp(float(end), getattr(operator, "exponent", 0))
-            for end in (nodes.min(), nodes.max())
-        )
+        ends = float(nodes.min()), float(nodes.max())
+        low, high = (math.ldexp(end, getattr(operator, "exponent", 0)) for end in ends)
         where = f"be element-wise and finite on [{low:.3g}, {high:.3g}]"
         cure = "shift the operator, or pass a function defined there"
         require(fine, "function", where, "other values", cure)
@@ -544,26 +510,19 @@ def _number_of_probes(
         expected = "come with bounds that map A to [-1, 1]"
         got = "power moments of an A that may be indefinite"
         require(fine, "tol", expected, got, "pass bounds, or declare A positive semi-definite")
-        probes = probes_for(
-            tol, operator.dim, probe, _condition(operator, powers) if powers else None
-        )
+        condition = None
+        if powers:  # an upper bound of that of Aᵖ
+            low, high = operator.known_bounds()
+            condition = math.inf
+            if 0 < low and high < math.inf:
+                condition = math.exp(min(powers * math.log(high / low), 300.0))
+        probes = probes_for(tol, operator.dim, probe, condition)
     probes = DEFAULT_PROBES if probes is None else probes
     if probe != "orthogonal":
         return require_count(probes, "probes", 2, cure="the standard error comes from their spread")
     probes = min(probes, operator.dim) if tol is not None else probes
-    return require_count(
-        probes, "probes", min(2, operator.dim), operator.dim, "no more can be orthogonal"
-    )
-
-
-def _condition(operator: LinearOperator, power: int) -> float:
-    """An upper bound of the condition number of Aᵖ, from known bounds of the spectrum of A."""
-    low, high = operator.known_bounds()
-    return (
-        math.exp(min(power * math.log(high / low), 300.0))
-        if 0 < low and high < math.inf
-        else math.inf
-    )
+    least = min(2, operator.dim)
+    return require_count(probes, "probes", least, operator.dim, "no more can be orthogonal")
 
 
 def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Iterator[Tensor]:
@@ -582,17 +541,13 @@ def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Ite
         stream = Probes(operator, probe, seed, "moments")
         yield from (stream.draw(size).to(working_dtype(operator)) for size in sizes)
         return
-    where = range(probes)
+    vectors = (random_vector(operator, seed, "sphere", j) for j in range(probes))
     if probe == "orthogonal":
-        draws = torch.stack(
-            [random_vector(operator, seed, "sphere", j).double() for j in where], dim=1
-        )
+        draws = torch.stack([vector.double() for vector in vectors], dim=1)
         yield from torch.linalg.qr(draws).Q.to(working_dtype(operator)).split(sizes, dim=1)
         return
-    for size, first in zip(sizes, itertools.accumulate([0, *sizes]), strict=False):
-        yield torch.stack(
-            [random_vector(operator, seed, "sphere", j) for j in where[first : first + size]], dim=1
-        )
+    for size in sizes:
+        yield torch.stack(list(itertools.islice(vectors, size)), dim=1)
 
 
 def _probe_moments(
@@ -603,20 +558,17 @@ def _probe_moments(
     probes: int,
     bounds: tuple[float, float] | None,
 ) -> Array:
-    """zᵀφ_k(B)z/zᵀz (probes, count + 1) for each probe z, B the operator mapped from ``bounds`` to
-    [−1, 1].
+    """zᵀφ_k(B)z/zᵀz (probes, count + 1) for each probe z, B the operator mapped to [−1, 1].
 
-    Without bounds B is the normalised operator itself.
+    Without ``bounds`` B is the normalised operator itself.
     """
     products, readings, done = (count + 1) // 2, [], 0
     for block in blocks:
         values: list[Tensor] = []
-        for step, pair in enumerate(
-            _paired_moments(operator, block, power, bounds, products), start=1
-        ):
+        for pair in _paired_moments(operator, block, power, bounds, products):
             values += pair
-            report("moments", done + step * block.shape[1], probes * products)
-        done += products * block.shape[1]
+            done += block.shape[1]
+            report("moments", done, probes * products)
         start = dot(block, block)
         readings.append((torch.stack([start, *values[:count]], dim=1) / start[:, None]).cpu())
     return np.asarray(torch.cat(readings).numpy())
@@ -631,8 +583,7 @@ def _paired_moments(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The moments of orders (1, 2), (3, 4), … for a block (P, b), one product a pair.
 
-    With v_i = φ_i(B)z: zᵀB^{i+j}z = v_i·v_j for powers, and zᵀT_{i+j}z = 2 v_i·v_j − zᵀT_{|i−j|}z
-    for Chebyshev.
+    With v_i = φ_i(B)z: zᵀB^{i+j}z = v_i·v_j, and zᵀT_{i+j}z = 2 v_i·v_j − zᵀT_{|i−j|}z.
     """
     before, now = start, start
     zeroth, first = dot(start, start), torch.zeros(0)
@@ -649,13 +600,12 @@ def _paired_moments(
 
 
 def _outside(readings: Array, operator: LinearOperator) -> tuple[float, float] | None:
-    """The ends of the spectrum, −1 and 1 at least, where Chebyshev moments (probes, count + 1) show
-    values outside.
+    """The ends of the spectrum, at least −1 and 1, or None if Chebyshev moments show none outside.
 
-    None where they do not. |T_k| ≤ 1 on [−1, 1], so that a larger moment of a probe shows it. So
-    does a Ritz value: the moments hold the Gram matrix of T_0(B)z, T_1(B)z, … and that of B between
-    them. A few eigenvalues a little outside make no moment larger than 1, and yet what is fitted to
-    the moments wrong.
+    |T_k| ≤ 1 on [−1, 1], so that a larger moment of a probe shows it. So does a Ritz value, from
+    the Gram matrix of T_0(B)z, T_1(B)z, … and that of B between them, which the moments hold. A few
+    eigenvalues slightly outside make no moment larger than 1, but spoil what is fitted to the
+    moments.
     """
     known = np.isfinite(readings).all(axis=0) & (np.abs(np.nan_to_num(readings)).max(axis=0) < HUGE)
     # before the recurrence ran away
@@ -674,8 +624,7 @@ def _outside(readings: Array, operator: LinearOperator) -> tuple[float, float] |
 def _ritz_ends(moments: Array, least: float) -> tuple[float, float]:
     """The least and largest Ritz value of B on the span of T_0(B)z … by the Chebyshev moments of z.
 
-    Directions in it that are shorter than ``least`` of the longest are left out: rounding rules
-    them.
+    Directions shorter than ``least`` of the longest are left out, being mostly rounding.
     """
     size = len(moments) // 2
     if size == 0:
@@ -688,9 +637,9 @@ def _ritz_ends(moments: Array, least: float) -> tuple[float, float]:
 
     inner, image = gram(row, column), (gram(row, column + 1) + gram(row, np.abs(column - 1))) / 2
     lengths = np.maximum(np.sqrt(np.diag(inner).clip(0.0)), least)
-    squares, turn = np.linalg.eigh(inner / np.outer(lengths, lengths))
-    kept = turn[:, squares > least * squares[-1]] / np.sqrt(squares[squares > least * squares[-1]])
-    values = np.linalg.eigvalsh(
-        kept.T @ ((image + image.T) / 2 / np.outer(lengths, lengths)) @ kept
-    )
+    scale = np.outer(lengths, lengths)
+    squares, turn = np.linalg.eigh(inner / scale)
+    long = squares > least * squares[-1]
+    kept = turn[:, long] / np.sqrt(squares[long])
+    values = np.linalg.eigvalsh(kept.T @ ((image + image.T) / 2 / scale) @ kept)
     return float(values[0]), float(values[-1])

@@ -43,8 +43,8 @@ class ExchangeableTrace:
 
         tr(Q₍ᵢ₎ᵀAQ₍ᵢ₎) + cᵢ·uᵢᵀAuᵢ,   uᵢ = (I − Q₍ᵢ₎Q₍ᵢ₎ᵀ)ωᵢ,
 
-    and the estimate their mean. cᵢ is 1, or (P − n + 1)/‖uᵢ‖² for probes on the sphere (§2.3,
-    ibid.). Each is had from small matrices, as Q₍ᵢ₎Q₍ᵢ₎ᵀ = Q(I − sᵢsᵢᵀ)Qᵀ with sᵢ the i-th column
+    and the estimate is their mean. cᵢ is 1, or (P − n + 1)/‖uᵢ‖² for probes on the sphere (§2.3,
+    ibid.). Small matrices give each of them, as Q₍ᵢ₎Q₍ᵢ₎ᵀ = Q(I − sᵢsᵢᵀ)Qᵀ with sᵢ the i-th column
     of R⁻ᵀ, normalised.
     """
 
@@ -57,9 +57,8 @@ class ExchangeableTrace:
     def extend(self, count: int) -> None:
         """Add ``count`` probes, at two products each."""
         omega = self.probes.draw(count)
-        fresh, above, corner = orthonormal_beside(
-            self.basis, (self.operator @ omega).to(self.basis.dtype)
-        )
+        columns = (self.operator @ omega).to(self.basis.dtype)
+        fresh, above, corner = orthonormal_beside(self.basis, columns)
         rank = self.basis.shape[1]
         upper = torch.zeros(rank + count, rank + count, dtype=torch.float64)
         upper[:rank, :rank] = self.upper
@@ -72,15 +71,12 @@ class ExchangeableTrace:
 
     @full_precision()
     def estimates(self) -> tuple[Tensor, float]:
-        """The n basic estimates (n,), float64, and what to multiply the standard error of their
-        mean by.
+        """The n basic estimates (n,), float64, and the factor for the standard error of their mean.
 
-        They share their probes, so that their mean varies more than n independent ones would: a
-        probe that deflates well moves all. If it deflates nothing they are independent; if it
-        deflates all, either task of a probe brings as much variance as the other. So the variance
-        is taken to be that of independent ones times 1.2 + 0.7f, f the part of the variance of ωᵀAω
-        that the deflation removed (measured: 1.1 to 2.4 over flat, decaying, indefinite and
-        network-like spectra).
+        They share their probes, so that their mean varies more than n independent ones would. The
+        variance is taken to be that of independent ones times 1.2 + 0.7f, f the part of the
+        variance of ωᵀAω that the deflation removed (measured: 1.1 to 2.4 over flat, decaying,
+        indefinite and network-like spectra).
         """
         core = (self.basis.T @ self.image).double().cpu()
         seen = (self.basis.T @ self.omega).double().cpu()
@@ -99,8 +95,8 @@ class ExchangeableTrace:
 def _left_out(upper: Tensor) -> Tensor:
     """The unit vectors sᵢ, as columns: orthogonal to all columns of R but the i-th.
 
-    A diagonal of R below rounding means a column within the span of the others: any small number
-    there gives a direction on which A vanishes, which is right.
+    Where the diagonal of R is below rounding, any small number gives a direction on which A
+    vanishes.
     """
     tiny = torch.finfo(torch.float64).eps * (float(upper.abs().max()) or 1.0)
     diagonal = upper.diagonal()
@@ -129,25 +125,22 @@ def trace(
     """Estimate tr A within a relative ``tol`` at 95 % confidence, with as few products as possible.
 
     The half-width of the 95 % interval is at most tol·max(|tr A|, ‖A‖_F). The Frobenius norm guards
-    operators whose trace is close to 0, for which no number of probes would suffice; for a positive
-    semi-definite A it is never the larger. If the probes would cost P products or more, the dense
-    diagonal is computed with P. The default ``max_matvecs`` is the smaller of 2P and 4000; if it is
-    spent first, the status says so.
+    operators whose trace is close to 0; for a positive semi-definite A it is never the larger. If
+    the probes would cost P products or more, the dense diagonal is computed with P. The default
+    ``max_matvecs`` is the smaller of 2P and 4000; if it is spent first, the status says so.
 
     Methods:
 
-    - "exact": the trace that the structure of the operator gives, without products; an error where
-      there is none.
+    - "exact": the trace that the structure of the operator gives, without products, or an error.
     - "hutchinson": the mean of zᵀAz (Hutchinson 1990), of variance 2‖A‖²_F for Gaussian probes.
     - "hutch++": tr(QᵀAQ) plus Hutchinson on the rest, (I − QQᵀ)A(I − QQᵀ), with Q an orthonormal
       basis of AΩ (Meyer, Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson,
       Cortinovis & Kressner 2022).
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
-    - "auto": exact where that is known, from sampled targets where a network has many classes, and
-      from random signs where deep smooth activations would take many signals. Otherwise, and where
-      those are spent before ``tol`` is reached, Hutchinson until a sketch promises to save more
-      products than it costs, then Hutch++; with the operator's control variate C, tr C + tr(A − C),
-      where a pilot shows that it pays. Probe by probe where blocks of 16 would fill the memory.
+    - "auto": exact if known, from sampled targets if a network has many classes, and from random
+      signs if deep smooth activations would take many signals. Otherwise, or if those do not reach
+      ``tol``, Hutchinson until a sketch promises to save more products than it costs, then Hutch++;
+      with the operator's control variate C, tr C + tr(A − C), if a pilot shows that it pays.
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
@@ -164,9 +157,8 @@ def trace(
     require_choice(method, "method", METHODS)
     fits = operator.symmetric or method not in ("hutch++", "xtrace")
     require(fits, "method", "be 'hutchinson' for an operator that is not symmetric", repr(method))
-    probes = Probes(
-        operator, probe or ("sphere" if method == "xtrace" else "rademacher"), seed, "trace"
-    )
+    kind = probe or ("sphere" if method == "xtrace" else "rademacher")
+    probes = Probes(operator, kind, seed, "trace")
     found = _estimate(operator, tol, method, max_matvecs, probes, seed)
     rounding = rounding_of(operator)
     if rounding is None:
@@ -183,23 +175,27 @@ def _estimate(
     seed: int,
 ) -> Estimate:
     """The trace with the error of the probes."""
-    if method == "exact":
-        return _exact(operator)
     sampled = operator.sampled_trace(tol, seed) if method == "auto" else None
     if sampled is not None and sampled.status.ok:
         return sampled
-    if method == "auto" and sampled is None:
-        known = _if_known(operator)
+    if method == "exact" or (method == "auto" and sampled is None):
+        known = operator.known_trace()
         if known is not None:
-            return known
+            cure = "look for a NaN loss or parameter"
+            require(math.isfinite(known), "the operator", "have a finite trace", repr(known), cure)
+            return Estimate(known)
+        reason = operator.why_no_trace() if method == "exact" else ""
+        got = f"{operator!r}: {reason}" if reason else repr(operator)
+        expected = "not be 'exact' where the structure does not give the trace in closed form"
+        cure = "call trace(operator, method='auto') to estimate it"
+        require(method != "exact", "method", expected, got, cure)
     near = operator.control() if method == "auto" else None
-    meter = Meter("trace", max_matvecs, operator, *([] if near is None else [near]))
+    meter = Meter("trace", max_matvecs, operator, near)
     if operator.dim <= min(SMALL, meter.limit):
         return _dense(operator, meter)
     unit = Normalised(operator)
-    found = _ESTIMATORS[method](
-        _Task(unit, None if near is None else Normalised(near, unit), probes, meter, tol)
-    )
+    control = None if near is None else Normalised(near, unit)
+    found = _ESTIMATORS[method](_Task(unit, control, probes, meter, tol))
     if not found.reached and operator.dim <= meter.left:
         return _dense(operator, meter, near)
     estimate = unit.restored(found.estimate(meter))
@@ -214,9 +210,9 @@ def trace_per_layer(
 ) -> dict[str, Estimate]:
     """The trace of each layer's diagonal block A_ll, from one set of probes.
 
-    For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is taken to ``tol`` relative to the
-    larger of |tr A_ll| and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is that of
-    all together. Rounding inside a model is in the errors as in ``trace``.
+    For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is estimated to ``tol`` relative to
+    the larger of |tr A_ll| and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is
+    that of all together. Rounding inside a model is in the errors as in ``trace``.
     """
     operator = as_operator(operator)
     require_positive(tol, "tol")
@@ -232,9 +228,8 @@ def trace_per_layer(
     for layer, names in space.layers().items():
         where = space.indices(names)
         error, size = (float(part[where].norm()) for part in (rows, sizes))
-        found[layer] = with_rounding(
-            found[layer], math.sqrt(2.0) * error, tol * max(abs(float(found[layer])), size)
-        )
+        allowed = tol * max(abs(float(found[layer])), size)
+        found[layer] = with_rounding(found[layer], math.sqrt(2.0) * error, allowed)
     return found
 
 
@@ -246,16 +241,15 @@ def _estimate_layers(
         layer: space.indices(names).to(operator.device) for layer, names in space.layers().items()
     }
     near = operator.control()
-    meter = Meter("trace per layer", max_matvecs, operator, *([] if near is None else [near]))
+    meter = Meter("trace per layer", max_matvecs, operator, near)
     known = operator.known_diagonal()
     if known is not None:
         return _sum_layers(known, where, meter)
     if operator.dim <= min(SMALL, meter.limit):
         return _sum_layers(dense_diagonal(operator), where, meter)
     unit, stream = Normalised(operator), Probes(operator, "rademacher", seed, "trace per layer")
-    found = _sampled_layers(
-        unit, None if near is None else Normalised(near, unit), where, stream, meter, tol
-    )
+    control = None if near is None else Normalised(near, unit)
+    found = _sampled_layers(unit, control, where, stream, meter, tol)
     if not found.reached and operator.dim <= meter.left:
         return _sum_layers(dense_diagonal(operator, near), where, meter)
     status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
@@ -278,37 +272,14 @@ class _Task:
     @property
     def crowded(self) -> bool:
         """Whether a pilot and a sketch of it are too large to hold at once."""
-        block = MINIMUM * self.operator.dim * self.operator.dtype.itemsize
-        return BLOCKS * block > self.operator.room(MEMORY_SHARE) or _crowded(
-            self.operator, self.near
-        )
+        blocks = BLOCKS * MINIMUM * self.operator.dim * self.operator.dtype.itemsize
+        full = blocks > self.operator.room(MEMORY_SHARE)
+        return full or _crowded(self.operator, self.near)
 
     def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
         """The tolerance, with ‖A‖_F estimated from products AZ (P, k)."""
         floor = column_dots(images, images).mean().sqrt() if images.shape[1] else torch.zeros(())
         return Goal(self.tol, torch.tensor([offset], dtype=torch.float64), floor.double()[None])
-
-
-def _exact(operator: LinearOperator) -> Estimate:
-    found = _if_known(operator)
-    if found is None:
-        reason = operator.why_no_trace()
-        got = f"{operator!r}: {reason}" if reason else repr(operator)
-        expected = "not be 'exact' where the structure does not give the trace in closed form"
-        cure = "call trace(operator, method='auto') to estimate it"
-        require(False, "method", expected, got, cure)
-    assert found is not None
-    return found
-
-
-def _if_known(operator: LinearOperator) -> Estimate | None:
-    trace = operator.known_trace()
-    if trace is None:
-        return None
-    finite = math.isfinite(trace)
-    expected = "have a finite trace"
-    require(finite, "the operator", expected, repr(trace), "look for a NaN loss or parameter")
-    return Estimate(trace)
 
 
 def _dense(operator: LinearOperator, meter: Meter, near: LinearOperator | None = None) -> Estimate:
@@ -319,16 +290,13 @@ def _dense(operator: LinearOperator, meter: Meter, near: LinearOperator | None =
 def _removed(sketch: Sketch, trace: float, gaussian: bool) -> float:
     """What deflation takes off half the variance of zᵀAz, 2‖AQ‖²_F − ‖QᵀAQ‖²_F for Gaussian probes.
 
-    Rademacher and sphere probes have (tr A)²/P or more off already, of which deflation leaves (tr A
-    − tr QᵀAQ)²/P.
+    Rademacher and sphere probes have (tr A)²/P off already; deflation leaves (tr A − tr QᵀAQ)²/P of
+    it.
     """
     core = sketch.core()
     free = 0.0 if gaussian else (trace**2 - (trace - float(core.trace())) ** 2) / len(sketch.basis)
-    return (
-        2 * float(sketch.image.square().sum(dtype=torch.float64))
-        - float(core.square().sum())
-        - free
-    )
+    whole = float(sketch.image.square().sum(dtype=torch.float64))
+    return 2 * whole - float(core.square().sum()) - free
 
 
 def _quantity(probes: Probes) -> Quantity:
@@ -356,9 +324,8 @@ def _stream(task: _Task) -> Mean:
         return torch.cat(samples)[:, None]
 
     first = draw(min(MINIMUM, task.meter.limit))
-    goal = Goal(
-        task.tol, torch.zeros(1, dtype=torch.float64), torch.cat(squares).mean().sqrt()[None]
-    )
+    floor = torch.cat(squares).mean().sqrt()[None]
+    goal = Goal(task.tol, torch.zeros(1, dtype=torch.float64), floor)
     return mean_until(draw, first, goal, task.meter)
 
 
@@ -377,9 +344,8 @@ def _plain(task: _Task, pilot: ProbePilot, goal: Goal) -> Mean:
         blocks = (task.probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
         return torch.cat([column_dots(block, pilot.target @ block) for block in blocks])[:, None]
 
-    return mean_until(
-        draw, column_dots(pilot.block, pilot.image)[:, None], goal, task.meter, pilot.price
-    )
+    first = column_dots(pilot.block, pilot.image)[:, None]
+    return mean_until(draw, first, goal, task.meter, pilot.price)
 
 
 def _hutch_plus_plus(task: _Task) -> Mean:
@@ -395,29 +361,15 @@ def _adaptive(task: _Task) -> Mean:
         return _stream(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     goal = task.goal(pilot.image)
-    affordable = pilot.block.shape[1] <= task.meter.left
-    if (
-        task.near is not None
-        and affordable
-        and not goal.judge(column_dots(pilot.block, pilot.image)[:, None]).reached
-    ):
-        pilot, goal = _add_control(task, pilot, task.near, goal)
+    known = None if task.near is None else task.near.known_trace()
+    if task.near is not None and known is not None and pilot.block.shape[1] <= task.meter.left:
+        if not goal.judge(column_dots(pilot.block, pilot.image)[:, None]).reached:
+            pilot = with_control(pilot, task.near, lambda z, y: float(column_dots(z, y).var()))
+        if pilot.near is not None:  # samples of A − C, with tr C known
+            goal = goal.beyond(torch.tensor(known, dtype=torch.float64))
     if not pilot.target.symmetric:
         return _plain(task, pilot, goal)
     return deflated_mean(_quantity(task.probes), pilot, task.probes, goal, task.meter)
-
-
-def _add_control(
-    task: _Task, pilot: ProbePilot, near: LinearOperator, goal: Goal
-) -> tuple[ProbePilot, Goal]:
-    """The pilot and goal for A − C where that pays, tr C being the offset."""
-    known = near.known_trace()
-    if known is None:
-        return pilot, goal
-    pilot = with_control(pilot, near, lambda block, image: float(column_dots(block, image).var()))
-    return pilot, goal if pilot.near is None else goal.beyond(
-        torch.tensor(known, dtype=torch.float64)
-    )
 
 
 def _xtrace(task: _Task) -> Mean:
@@ -449,10 +401,9 @@ def _xtrace(task: _Task) -> Mean:
 
 
 def _forecast(before: tuple[int, float] | None, count: int, wanted: float) -> float:
-    """The n at which XTrace reaches its goal, if its error goes on falling as n⁻ᵃ as between the
-    last two looks.
+    """The n at which XTrace reaches its goal if its error goes on falling as between two looks.
 
-    ``wanted`` is (error/allowed)²·n. Without an earlier look, the next one: the error may fall
+    ``wanted`` is (error/allowed)²·n. Without an earlier look it is the next one: the error may fall
     fast.
     """
     if before is None or not math.isfinite(wanted):
@@ -472,11 +423,8 @@ _ESTIMATORS: dict[str, Callable[[_Task], Mean]] = {
 
 
 def _sum_layers(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dict[str, Estimate]:
-    cost = meter.spent
-    return {
-        layer: Estimate(float(diagonal[index].double().sum()), cost=cost)
-        for layer, index in where.items()
-    }
+    sums = {layer: float(diagonal[index].double().sum()) for layer, index in where.items()}
+    return {layer: Estimate(value, cost=meter.spent) for layer, value in sums.items()}
 
 
 def _crowded(operator: LinearOperator, near: LinearOperator | None) -> bool:
@@ -519,9 +467,8 @@ def _sampled_layers(
     tol: float,
 ) -> Mean:
     def forms(block: Tensor, image: Tensor) -> Tensor:
-        return torch.stack(
-            [column_dots(block[index], image[index]) for index in where.values()], dim=1
-        )
+        dots = [column_dots(block[index], image[index]) for index in where.values()]
+        return torch.stack(dots, dim=1)
 
     if _crowded(operator, near):
         return _streamed_layers(operator, forms, probes, meter, tol)
@@ -531,19 +478,14 @@ def _sampled_layers(
     base = None if near is None else near.known_diagonal()
     if near is not None and base is not None and pilot.block.shape[1] <= meter.left:
         unit = floor.square().clamp_min(torch.finfo(torch.float64).tiny)
-        pilot = with_control(
-            pilot, near, lambda block, image: float((forms(block, image).var(dim=0) / unit).sum())
-        )
+        pilot = with_control(pilot, near, lambda z, y: float((forms(z, y).var(dim=0) / unit).sum()))
     if pilot.near is not None and base is not None:
         offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
 
     def sample(count: int) -> Tensor:
-        blocks = (
-            probes.draw(size)
-            for size in block_sizes(count, pilot.target, held=2.0 * pilot.block.shape[1])
-        )
+        held = 2.0 * pilot.block.shape[1]
+        blocks = (probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
         return torch.cat([forms(block, pilot.target @ block) for block in blocks])
 
-    return mean_until(
-        sample, forms(pilot.block, pilot.image), Goal(tol, offset, floor), meter, pilot.price
-    )
+    first = forms(pilot.block, pilot.image)
+    return mean_until(sample, first, Goal(tol, offset, floor), meter, pilot.price)

@@ -72,8 +72,15 @@ def variance(
     work = PerSample(problem)
     readings: dict[str, list[Tensor]] = {}
     for i in range(rounds):
-        batches = problem.batches if whole else _subset(problem, count, seed, i)
-        probe = _unit(problem, i) if exact else _probe(problem, seed, i)
+        batches: Iterable[Batch] = problem.batches
+        if not whole:
+            order = torch.randperm(total, generator=generator(seed, "variance samples", i))
+            batches = problem.batches.subset(order[:count].sort().values)
+        probe = torch.zeros_like(problem.vector)
+        if exact:
+            probe[i] = 1.0
+        else:
+            probe = _probe(problem, seed, i)
         for name, derivative in work.derivatives(probe).items():
             if name == "gradient" and whole and i > 0:
                 continue
@@ -88,7 +95,14 @@ def variance(
         name: _estimate(values, exact or (whole and name == "gradient_variance"))
         for name, values in readings.items()
     }
-    return _result(problem, estimates, math.ceil(work.products / total) + 1)
+    theta = problem.vector.double()
+    return Variance(
+        gradient_mean_norm=Estimate(float(problem.gradient().double().norm())),
+        parameter_l2=Estimate(float(theta.norm())),
+        parameter_linf=Estimate(float(theta.abs().max())),
+        cost=math.ceil(work.products / total) + 1,
+        **estimates,  # type: ignore[arg-type]
+    )
 
 
 class Spread:
@@ -102,11 +116,8 @@ class Spread:
     def merge(self, other: Spread) -> None:
         """Take in the vectors of another."""
         both, shift = self.count + other.count, other.mean - self.mean
-        self.deviation = (
-            self.deviation
-            + other.deviation
-            + shift.square().sum() * (self.count * other.count / both)
-        )
+        between = shift.square().sum() * (self.count * other.count / both)
+        self.deviation = self.deviation + other.deviation + between
         self.mean = self.mean + shift * (other.count / both)
         self.count = both
 
@@ -153,8 +164,16 @@ class PerSample:
 
     def derivatives(self, probe: Tensor) -> dict[str, Derivative]:
         """g_i, H_i v and, for a model with a loss of its output, G_i v = J_iᵀM_iJ_i v."""
-        out: dict[str, Derivative] = {"gradient": self._gradient}
-        out["hessian"] = lambda sample: self._hessian(sample, probe)
+
+        def loss(sample: Batch) -> Callable[[Tensor], Tensor]:
+            problem = self.problem
+            return lambda theta: problem.batch_loss(problem.named(theta), sample).reshape(())
+
+        def hessian(sample: Batch) -> Tensor:
+            return grad(lambda theta: grad(loss(sample))(theta) @ probe)(self.theta)  # type: ignore[no-any-return]
+
+        out: dict[str, Derivative] = {"gradient": lambda one: grad(loss(one))(self.theta)}
+        out["hessian"] = hessian
         if self.problem.loss_function is not None:
             out["ggn"] = lambda sample: self._gauss_newton(sample, probe)
         return out
@@ -163,12 +182,8 @@ class PerSample:
         """The derivative of every sample of a batch, as rows of blocks (chunk, P)."""
         self.products += batch.size
         for start in range(0, batch.size, self.chunk):
-            part = take(
-                batch,
-                torch.arange(
-                    start, min(start + self.chunk, batch.size), device=self.problem.device
-                ),
-            )
+            stop = min(start + self.chunk, batch.size)
+            part = take(batch, torch.arange(start, stop, device=self.problem.device))
             rows = self._each(part, derivative).detach()
             yield rows.to(torch.promote_types(rows.dtype, torch.float32))
 
@@ -188,15 +203,6 @@ class PerSample:
                 except RuntimeError:  # control flow that depends on the data, or too little memory
                     self._vectorised = False
             return torch.stack([one(*leaves) for leaves in zip(*inputs, strict=True)])
-
-    def _loss(self, sample: Batch) -> Callable[[Tensor], Tensor]:
-        return lambda theta: self.problem.batch_loss(self.problem.named(theta), sample).reshape(())
-
-    def _gradient(self, sample: Batch) -> Tensor:
-        return grad(self._loss(sample))(self.theta)  # type: ignore[no-any-return]
-
-    def _hessian(self, sample: Batch, probe: Tensor) -> Tensor:
-        return grad(lambda theta: grad(self._loss(sample))(theta) @ probe)(self.theta)  # type: ignore[no-any-return]
 
     def _gauss_newton(self, sample: Batch, probe: Tensor) -> Tensor:
         """G_iv by reverse mode only, Jv = ∂(Jᵀu·v)/∂u: fused layers often lack forward mode."""
@@ -226,51 +232,31 @@ def require_own_losses(problem: Problem) -> None:
         expected = "have as many that count (not −100), of one weight, in every sample"
         cure = "samples must have one weight in the mean loss; pass such data, or count='sequences'"
         require(bool(low == high), "targets", expected, f"{float(low):g} to {float(high):g}", cure)
-    few = take(
-        problem.batches.first(),
-        torch.arange(min(problem.batches.sizes[0], 8), device=problem.device),
-    )
+    first = torch.arange(min(problem.batches.sizes[0], 8), device=problem.device)
+    few = take(problem.batches.first(), first)
     parameters = problem.named(problem.vector)
     with torch.no_grad():
         together = problem.batch_loss(parameters, few)
-        singles = [take(few, torch.tensor([i], device=problem.device)) for i in range(few.size)]
-        alone = torch.stack(
-            [problem.batch_loss(parameters, single).reshape(()) for single in singles]
-        )
+        singles = (take(few, torch.tensor([i], device=problem.device)) for i in range(few.size))
+        losses = [problem.batch_loss(parameters, single).reshape(()) for single in singles]
+        alone = torch.stack(losses)
     error = float((together - alone.mean()).abs())
-    rounding = _rounding(problem) * (1 + float(alone.abs().max()))
+    # how far a batch's loss may lie from the mean of its samples', relative; TF32 has ten bits
+    short = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    eps = (
+        2.0**-7 if problem.device.type == "cuda" and short else 100 * torch.finfo(problem.dtype).eps
+    )
+    rounding = eps * (1 + float(alone.abs().max()))
     fine = error <= rounding
     got = f"{float(together):.6g}, and {float(alone.mean()):.6g} from single samples"
     cure = "a loss that compares samples has no variance over them"
     require(fine, "the loss of a batch", "be the mean of its samples' own losses", got, cure)
 
 
-def _rounding(problem: Problem) -> float:
-    """How far a batch's loss may lie from the mean of its samples', relative; TF32 has ten bits."""
-    short = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return (
-        2.0**-7 if problem.device.type == "cuda" and short else 100 * torch.finfo(problem.dtype).eps
-    )
-
-
-def _subset(problem: Problem, count: int, seed: int, i: int) -> Iterable[Batch]:
-    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "variance samples", i))[
-        :count
-    ]
-    return problem.batches.subset(chosen.sort().values)
-
-
 def _probe(problem: Problem, seed: int, i: int) -> Tensor:
-    drawn = torch.randn(
-        problem.num_parameters, dtype=torch.float64, generator=generator(seed, "variance", i)
-    )
+    rng = generator(seed, "variance", i)
+    drawn = torch.randn(problem.num_parameters, dtype=torch.float64, generator=rng)
     return drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
-
-
-def _unit(problem: Problem, i: int) -> Tensor:
-    out = torch.zeros(problem.num_parameters, dtype=problem.dtype, device=problem.device)
-    out[i] = 1.0
-    return out
 
 
 def _estimate(readings: list[Tensor], exact: bool) -> Estimate:
@@ -282,14 +268,3 @@ def _estimate(readings: list[Tensor], exact: bool) -> Estimate:
         return Estimate(float(values.mean()))
     stderr = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
     return Estimate(float(values.mean()), stderr, dof=max(len(values) - 1, 1))
-
-
-def _result(problem: Problem, estimates: dict[str, Estimate], cost: int) -> Variance:
-    theta = problem.vector.double()
-    return Variance(
-        gradient_mean_norm=Estimate(float(problem.gradient().double().norm())),
-        parameter_l2=Estimate(float(theta.norm())),
-        parameter_linf=Estimate(float(theta.abs().max())),
-        cost=cost,
-        **estimates,  # type: ignore[arg-type]
-    )

@@ -29,10 +29,9 @@ MOST_DEFLATED, LARGE = 20, 1e4
 
 @dataclass(frozen=True)
 class Preconditioned:
-    """``operator`` is P^{−½} A P^{−½}, ``logdet`` log det P, ``cost`` the products spent; ``name``
-    says what P is.
+    """``operator`` is P^{−½} A P^{−½}, ``logdet`` log det P, ``cost`` the products spent.
 
-    The eigenvalues of P lie in [``least``, ``largest``].
+    ``name`` says what P is; its eigenvalues lie in [``least``, ``largest``].
     """
 
     original: LinearOperator
@@ -56,10 +55,10 @@ def preconditioned(
 
     "jacobi" divides by the square roots of the diagonal. "cholesky" is a partial Cholesky
     factorisation with the largest pivots, P = LLᵀ + δI of rank ``rank``, one column a rank; δ is
-    the lower bound of the spectrum where one is known. "auto" is Cholesky where columns are cheap,
-    for kernel matrices and dense ones, dropped where they leave more than half of what as many of a
-    diagonal matrix would; else Jacobi where the diagonal is known and uneven; else none. Errors
-    quote entries times ``scale``.
+    the lower bound of the spectrum if one is known. "auto" is Cholesky if columns are cheap, for
+    kernel matrices and dense ones, dropped if it leaves more than half of what it would of a
+    diagonal matrix; else Jacobi if the diagonal is known and uneven; else none. Errors quote
+    entries times ``scale``.
     """
     require_precondition(kind, rank, operator.dim)
     if kind == "none":
@@ -93,9 +92,8 @@ def _has_columns(operator: LinearOperator) -> bool:
     """Whether columns are cheap: kernels, dense matrices, and sums of such with the identity."""
     if isinstance(operator, Sum):
         parts = operator.first, operator.second
-        return any(map(_has_columns, parts)) and all(
-            _has_columns(p) or multiple_of_identity(p) for p in parts
-        )
+        known = all(_has_columns(part) or multiple_of_identity(part) for part in parts)
+        return known and any(map(_has_columns, parts))
     if isinstance(operator, Scaled):
         return _has_columns(operator.inner)
     dense = isinstance(operator, Matrix) and operator.matrix.layout == torch.strided
@@ -142,10 +140,9 @@ def _jacobi(operator: LinearOperator, scale_of_errors: float = 1.0) -> Precondit
 
 
 class Whitened(LinearOperator):
-    """P^{−½} A P^{−½} for P = U diag(s) Uᵀ + δ(I − UUᵀ) with orthonormal U (n, r): one product with
-    A a product.
+    """P^{−½} A P^{−½} for P = U diag(s) Uᵀ + δ(I − UUᵀ) with orthonormal U (n, r).
 
-    ``trace`` and ``squares`` are its trace and that of its square, where they are known.
+    ``trace`` and ``squares`` are its trace and that of its square, if known.
     """
 
     def __init__(
@@ -184,8 +181,7 @@ class Whitened(LinearOperator):
 
 @dataclass(frozen=True)
 class Outliers:
-    """Ritz pairs of one run that stand out: ``values`` (k,), ``residuals`` (k,) and their vectors
-    in its basis (m, k).
+    """Isolated Ritz pairs: ``values`` (k,), ``residuals`` (k,), and vectors in a basis (m, k).
 
     ``middle`` is the geometric mean of the other eigenvalues.
     """
@@ -206,9 +202,8 @@ class Outliers:
 
 def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
     """Isolated eigenvalues that make much of the variance of a probe's log det, or None."""
-    nodes, vectors = torch.linalg.eigh(
-        torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
-    )
+    tridiagonal = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
+    nodes, vectors = torch.linalg.eigh(tridiagonal)
     residuals, weights = (run.residual * vectors[-1]).abs(), vectors[0].square()
     if float(nodes[0]) <= 0:
         return None
@@ -216,9 +211,8 @@ def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
     middle = float(weights @ logs)
     infinite = nodes.new_full((1,), math.inf)
     gaps = torch.minimum(torch.cat([infinite, nodes.diff()]), torch.cat([nodes.diff(), infinite]))
-    close = (residuals <= ISOLATED * gaps) & (
-        residuals.square() <= ISOLATED * nodes * math.exp(middle)
-    )
+    close = residuals <= ISOLATED * gaps
+    close &= residuals.square() <= ISOLATED * nodes * math.exp(middle)
     settled = close & (nodes > max(noise, run.noise)) & (operator.dim * weights <= WEIGHT)
     apart = (logs - middle).square()
     # a settled pair is one eigenvalue of P, whatever weight this probe gives it
@@ -237,8 +231,8 @@ def deflate(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditio
 
     A probe sees an eigenvalue with a random weight, so that one far from all others makes log det
     vary by |log(θ/c)|, and a polynomial of low degree does not follow the logarithm down to a small
-    one. P = c(I − UUᵀ) + U diag(θ) Uᵀ, with the pairs (θ, u) found and c the middle, has an exact
-    determinant for any orthonormal U, and P^{−½} A P^{−½} the eigenvalue 1 in the place of θ.
+    one. P = c(I − UUᵀ) + U diag(θ) Uᵀ, with the pairs (θ, u) and c the middle, has an exact
+    determinant for any orthonormal U, and P^{−½} A P^{−½} has the eigenvalue 1 in place of θ.
     """
     inner, values, shift = ready.operator, found.values, found.middle
     basis = torch.linalg.qr(run.basis @ found.vectors.to(run.basis)).Q
@@ -253,9 +247,8 @@ def deflate(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditio
     low = max(inner.known_bounds()[0], 0.0) / largest
     whitened = Whitened(inner, basis, values.to(basis.device), shift, low, trace, squares)
     logdet = float(values.log().sum()) + (inner.dim - len(values)) * math.log(shift)
-    name = " and ".join(
-        part for part in (ready.name, f"deflation of {len(values)} eigenvalues") if part
-    )
+    deflation = f"deflation of {len(values)} eigenvalues"
+    name = f"{ready.name} and {deflation}" if ready.name else deflation
     ends, spent = (ready.least * least, ready.largest * largest), ready.cost + run.products
     return Preconditioned(ready.original, whitened, ready.logdet + logdet, spent, name, *ends)
 
@@ -263,8 +256,7 @@ def deflate(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditio
 def _cholesky(
     operator: LinearOperator, rank: int | None, sure: bool, scale: float = 1.0
 ) -> Preconditioned:
-    """P = LLᵀ + δI with L of A − aI, a the known lower bound of the spectrum, and δ the mean of
-    what L leaves.
+    """P = LLᵀ + δI with L of A − aI, a the known lower bound of the spectrum; δ is the mean rest.
 
     A ≥ LLᵀ + aI, so that P^{−½}AP^{−½} is at least a/δ.
     """
@@ -282,9 +274,8 @@ def _cholesky(
     basis, singular, _ = torch.linalg.svd(left, full_matrices=False)
     values = singular.square() + shift
     logdet = float(values.log().sum()) + (operator.dim - len(values)) * math.log(shift)
-    whitened = Whitened(
-        operator, basis.to(working_dtype(operator)), values, shift, min(1.0, floor / shift)
-    )
+    basis = basis.to(working_dtype(operator))
+    whitened = Whitened(operator, basis, values, shift, min(1.0, floor / shift))
     spent, name = operator.matvecs - before, f"a Cholesky factor of rank {len(values)}"
     return Preconditioned(operator, whitened, logdet, spent, name, shift, float(values.max()))
 
@@ -292,17 +283,13 @@ def _cholesky(
 def _pivoted_cholesky(
     operator: LinearOperator, diagonal: Tensor, floor: float, rank: int
 ) -> tuple[Tensor, Tensor]:
-    """L (n, r) of A − floor·I by largest pivots, in float64, and the diagonal of what is left.
+    """L (n, r) of A − floor·I by largest pivots in float64, and the diagonal of the rest.
 
-    It ends early where rounding is all that is left.
+    It ends early if only rounding is left.
     """
     left = diagonal.new_zeros(operator.dim, rank)
-    noise = (
-        4.0
-        * float(torch.finfo(operator.dtype).eps)
-        * float(diagonal.max())
-        * math.sqrt(operator.dim)
-    )
+    eps, size = float(torch.finfo(operator.dtype).eps), float(diagonal.max())
+    noise = 4.0 * eps * size * math.sqrt(operator.dim)
     for step in range(rank):
         pivot = int(diagonal.argmax())
         size = float(diagonal[pivot])

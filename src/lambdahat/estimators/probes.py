@@ -24,11 +24,10 @@ COLUMN = 3.0  # vectors for each column of a block: itself, its product, and wha
 
 
 def block_columns(operator: LinearOperator, each: float = COLUMN, held: float = 0.0) -> int:
-    """Columns to multiply at once: at most 64, fewer where they would fill the memory, or the
-    problem's budget of it.
+    """Columns to multiply at once: at most 64, fewer if they would fill the memory or its budget.
 
     In a budget each column takes ``each`` vectors (P,) beside what its product does, and ``held``
-    are there already.
+    vectors are there already.
     """
     most, budget = max(1, min(BLOCK_COLUMNS, BLOCK_ELEMENTS // operator.dim)), operator.budget()
     if budget is None:
@@ -68,11 +67,10 @@ def block_sizes(
 
 
 class Probes:
-    """A stream of probes for one operator: ``draw(k)`` gives the next k as the columns of a block
-    (P, k).
+    """A stream of probes for one operator: ``draw(k)`` gives the next k as a block (P, k).
 
-    Column j of the stream depends on ``(seed, name, j)`` only, however the stream is cut into
-    blocks, and on no dtype or device: it is drawn on the CPU, column after column, and then moved.
+    Column j of the stream depends on ``(seed, name, j)`` only, however it is cut into blocks, and
+    on no dtype or device: it is drawn on the CPU, column after column, and then moved.
     """
 
     def __init__(self, operator: LinearOperator, kind: str, seed: int, name: str) -> None:
@@ -83,34 +81,31 @@ class Probes:
 
     def draw(self, count: int) -> Tensor:
         """The next ``count`` probes, (P, count)."""
-        draw = self._signs if self.kind == "rademacher" else self._normals
         block = torch.empty(self.dim, count, dtype=self.dtype, device=self.device)
         for column in block.T:
-            column.copy_(draw())
+            if self.kind == "rademacher":
+                column.copy_(self._signs())
+            else:
+                column.copy_(torch.randn(self.dim, dtype=torch.float32, generator=self._stream))
         if self.kind == "sphere":
             block *= self.dim**0.5 / torch.linalg.vector_norm(block, dim=0)
         return block
 
     def _signs(self) -> Tensor:
         """±1 from the bits of random bytes: fewer draws and a smaller transfer than floats."""
-        octets = torch.randint(
-            0, 256, (-(-self.dim // 8),), dtype=torch.uint8, generator=self._stream
-        ).to(self.device)
-        bits = (octets[:, None] >> torch.arange(8, dtype=torch.uint8, device=self.device)) & 1
+        size = (-(-self.dim // 8),)
+        octets = torch.randint(0, 256, size, dtype=torch.uint8, generator=self._stream)
+        places = torch.arange(8, dtype=torch.uint8, device=self.device)
+        bits = (octets.to(self.device)[:, None] >> places) & 1
         return bits.reshape(-1)[: self.dim].to(self.dtype).mul_(2).sub_(1)
-
-    def _normals(self) -> Tensor:
-        return torch.randn(self.dim, dtype=torch.float32, generator=self._stream).to(
-            self.device, self.dtype
-        )
 
 
 def probes_for(tol: float, dim: int, kind: str = "sphere", condition: float | None = None) -> int:
-    """How many probes give tr φ(A)/P, |φ| ≤ 1 on the spectrum, a standard error of at most ``tol``.
+    """The number of probes that give tr φ(A)/P, |φ| ≤ 1, a standard error of at most ``tol``.
 
     Lemma 1 of the spectral thesis: Var(uᵀHu) ≤ (2 + m₄)·tr H² for a probe u whose elements have
     variance 1 and fourth moment m₄ (1 for Rademacher, 3 for Gaussian), and tr φ(A)² ≤ P. With the
-    ``condition`` number κ of a positive definite A it is tr A itself, to a relative ``tol``:
+    ``condition`` number κ of a positive definite A it is for tr A itself, to a relative ``tol``:
     Var/mean² ≤ (2 + m₄)/(1 + (P − 1)/κ²) (Eq. 2.34).
 
     >>> probes_for(0.01, 1000), probes_for(0.01, 1000, "rademacher")
@@ -132,9 +127,8 @@ def unit_blocks(
     step = block_columns(operator if near is None else operator - near, held=1)
     for start in range(0, operator.dim, step):
         where = slice(start, min(start + step, operator.dim))
-        block = torch.zeros(
-            operator.dim, where.stop - start, dtype=operator.dtype, device=operator.device
-        )
+        width = where.stop - start
+        block = torch.zeros(operator.dim, width, dtype=operator.dtype, device=operator.device)
         block[where].fill_diagonal_(1.0)
         yield where, block
 

@@ -38,11 +38,18 @@ class Meter:
     The default limit is the smaller of 2P, which always leaves room for the dense answer, and 4000.
     """
 
-    def __init__(self, task: str, limit: int | None, *operators: LinearOperator) -> None:
-        self.task, self.operators, self.dim = task, operators, operators[0].dim
+    def __init__(
+        self,
+        task: str,
+        limit: int | None,
+        operator: LinearOperator,
+        near: LinearOperator | None = None,
+    ) -> None:
+        self.task, self.dim = task, operator.dim
+        self.operators = [operator] if near is None else [operator, near]
         default = min(2 * self.dim, LARGEST_DEFAULT)
         self.limit = default if limit is None else require_count(limit, "max_matvecs", least=2)
-        self._before = sum(operator.matvecs for operator in operators)
+        self._before = sum(each.matvecs for each in self.operators)
 
     @property
     def spent(self) -> int:
@@ -79,8 +86,8 @@ class Mean:
 class Goal:
     """t·stderr ≤ tol·max(|offset + mean|, floor) at 95 %, for each of the L means.
 
-    ``error`` gives the standard errors (L,) of the means from all samples; these may have further
-    columns for it. They are multiplied by ``inflation``.
+    ``error`` gives the standard errors (L,) of the means from all samples, which may have further
+    columns for it; ``inflation`` multiplies them.
     """
 
     tol: float
@@ -100,10 +107,8 @@ class Goal:
         require(finite, "the operator", "give finite products", "NaN or infinity", cure)
         count, columns = len(samples), self.offset.numel()
         value = self.offset + samples[:, :columns].mean(dim=0)
-        inflation *= self.inflation
-        stderr = inflation * (
-            standard_error(samples) if self.error is None else self.error(samples)
-        )
+        spread = standard_error(samples) if self.error is None else self.error(samples)
+        stderr = inflation * self.inflation * spread
         allowed = self.tol * torch.maximum(value.abs(), self.floor)
         ratio = torch.where(stderr > 0, student_quantile(LEVEL, count - 1) * stderr / allowed, 0.0)
         wanted = count * float(ratio.max()) ** 2
@@ -113,7 +118,7 @@ class Goal:
 def standard_error(samples: Tensor) -> Tensor:
     """The standard error of the mean of samples (n, L), s/√n·(1 + 2g²/n) with g their skewness.
 
-    An interval of ±1.96 s/√n covers less than it says by 0.25γ²/n for samples of skewness γ (the
+    For samples of skewness γ an interval of ±1.96 s/√n covers less than it says by 0.25γ²/n (the
     Edgeworth expansion, Hall 1992, §2.5), which a width larger by 1.1γ²/n makes up for. The
     skewness g of a small sample falls short of γ, hence 2: zᵀAz is skewed where a few eigenvalues
     dominate.
@@ -131,7 +136,7 @@ def mean_until(
     """Add samples (n, L) from ``draw(n)``, ``price`` products each, until the goal is reached.
 
     Gives up when the limit is spent, or when the samples still wanted cost more than the P products
-    of the dense answer and those can be afforded.
+    of the dense answer and those are affordable.
     """
     while True:
         mean = goal.judge(samples)
@@ -152,11 +157,7 @@ Spread = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class ProbePilot:
-    """Probes Z (P, k) and their products with ``target``: the operator A, or A − C with the control
-    variate C.
-
-    ``price`` is the number of products with A and C that one with the target takes.
-    """
+    """Probes Z (P, k) and their products with ``target``: A, or A − C for a control variate C."""
 
     target: LinearOperator
     near: LinearOperator | None
@@ -176,17 +177,13 @@ def plain_pilot(operator: LinearOperator, probes: Probes, count: int) -> ProbePi
 
 
 def with_control(pilot: ProbePilot, near: LinearOperator, spread: Spread) -> ProbePilot:
-    """The same probes with A − C, if that is cheaper: a product costs two, so it must halve the
-    variance.
+    """The same probes with A − C if that halves the variance, since a product then costs two.
 
-    ``spread(Z, AZ)`` is the variance of what the probes are for, compared on the same probes: a few
-    first, then all.
+    ``spread(Z, AZ)`` is the variance to compare, on a few of the probes first, then on all.
     """
-    trial = slice(0, TRIAL)
-    difference = pilot.image[:, trial] - (near @ pilot.block[:, trial])
-    if 2 * spread(pilot.block[:, trial], difference) >= spread(
-        pilot.block[:, trial], pilot.image[:, trial]
-    ):
+    block, image = pilot.block[:, :TRIAL], pilot.image[:, :TRIAL]
+    difference = image - (near @ block)
+    if 2 * spread(block, difference) >= spread(block, image):
         return pilot
     rest = pilot.image[:, TRIAL:] - (near @ pilot.block[:, TRIAL:])
     difference = torch.cat([difference, rest], dim=1)
@@ -234,9 +231,8 @@ class Sketch:
         block = probes.draw(count)
         block = block - self.basis @ (self.basis.T @ block)
         if probes.kind == "sphere":
-            block *= (probes.dim - self.basis.shape[1]) ** 0.5 / torch.linalg.vector_norm(
-                block, dim=0
-            )
+            radius = (probes.dim - self.basis.shape[1]) ** 0.5
+            block *= radius / torch.linalg.vector_norm(block, dim=0)
         return block
 
 
@@ -252,14 +248,12 @@ def orthonormal_beside(basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is estimated: ``known(sketch)`` plus the mean of ``sample(U, AU)`` (k,) over residual
-    probes U (P, k).
+    """What is estimated: ``known(sketch)`` plus the mean of ``sample(U, AU)`` over probes U.
 
-    Samples (k, C) have further columns, which the goal's ``error`` reads.
-
-    ``removed(sketch, mean)`` is how much less half the variance of a sample is than without the
-    sketch, given the mean of the samples without it. ``inflation`` multiplies the standard error of
-    samples that were kept because they looked as if no further deflation paid.
+    The probes are residual, orthogonal to the sketch. Samples are (k,), or (k, C) with further
+    columns for the goal's ``error``. ``removed(sketch, mean)`` is how much the sketch lowers half
+    the variance of a sample, given their mean without it. ``inflation`` multiplies the standard
+    error of samples that were kept because no further deflation seemed to pay.
     """
 
     known: Callable[[Sketch], Tensor]
@@ -276,16 +270,13 @@ def deflated_mean(
     meter: Meter,
     always: bool = False,
 ) -> Mean:
-    """The quantity, by samples alone where those are few, and otherwise by as large a sketch as
-    pays.
+    """The quantity, by samples alone if few suffice, and otherwise by as large a sketch as pays.
 
-    The products of a block of probes serve once more: as the columns of a sketch, which cost one
-    more product each. The samples of that block are then dropped and fresh probes drawn, which the
-    sketch has not seen: given Q the estimate is unbiased and its standard error true. What a block
-    saves is known exactly once it is there, though the variance that is left is not (Persson,
-    Cortinovis & Kressner 2022, §2): the rank stops growing with the first block that saves fewer
-    products than it cost, or that a budget of memory does not hold. ``always`` makes the first
-    block whether or not it promises to pay.
+    The products of a block of probes serve as the columns of a sketch, at one more product each.
+    The samples of that block are then dropped and fresh probes drawn, independent of the sketch:
+    given Q the estimate is unbiased and its standard error true. The rank stops growing with the
+    first block that saves fewer products than it cost (Persson, Cortinovis & Kressner 2022, §2), or
+    that the memory budget does not hold. ``always`` makes the first block in any case.
     """
     target, price = pilot.target, pilot.price
     sketch = Sketch.empty(target)
@@ -326,9 +317,10 @@ def _columns(samples: Tensor) -> Tensor:
 
 
 def _promises(mean: Mean, rate: float, meter: Meter, price: int) -> bool:
-    """Whether one more block may pay: the samples missing cost more than it and the fresh ones
-    after it, and it can be afforded; and blocks that go on saving samples at ``rate`` products each
-    come to fewer products than P.
+    """Whether one more block may pay.
+
+    The missing samples must cost more than the block and fresh samples after it, both must be
+    affordable, and going on at ``rate`` products per saved sample must cost fewer than P products.
     """
     count = mean.dof + 1
     missing, step = mean.wanted - count, count + MINIMUM

@@ -21,7 +21,6 @@ from lambdahat.graphs.spectra import (
     BOUNDS,
     EXACT_NODES,
     GraphSpectrum,
-    components,
     degrees_of_freedom,
     eigenvalues,
     exact_moments,
@@ -29,6 +28,7 @@ from lambdahat.graphs.spectra import (
     require_graph,
     walk_partition,
 )
+from lambdahat.graphs.spectra import components as connected
 from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.operators.matrix import Matrix
@@ -38,12 +38,10 @@ STARTS = 5
 
 
 def cluster_labels(graph: Graph, count: int, seed: int = 0) -> NDArray[np.int64]:
-    """The cluster 0 … ``count`` − 1 of each node, (n,), by normalised spectral clustering (Ng,
-    Jordan and Weiss 2001).
+    """The cluster 0 … ``count`` − 1 of each node, (n,), by spectral clustering (Ng et al. 2001).
 
-    The rows of the ``count`` eigenvectors of L_norm with the smallest eigenvalues, made unit
-    vectors, are grouped by k-means, the best of five starts. Where there are as many clusters as
-    components, these are the clusters.
+    The rows of the first ``count`` eigenvectors of L_norm, made unit vectors, are grouped by
+    k-means, the best of five starts. As many clusters as components are the components.
     """
     require_count(count, "count", 1, len(graph))
     if count == int(graph.components.max()) + 1:
@@ -118,17 +116,16 @@ class Gap(Result):
 
 @dataclass(frozen=True)
 class Clusters(Estimate):
-    """The number of clusters, unrounded, with its standard error; NaN with the status NO_GAP if
-    there is no gap.
+    """The number of clusters, unrounded, with its standard error; NaN with NO_GAP if none.
 
-    ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first, but for the one behind
-    the eigenvalue 0 of a connected graph if its weight is below ½: the first gave the count, and
-    the others tell of finer or coarser clusters. Those with a weight are ``rivals``, and the
+    ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first (the one behind the
+    eigenvalue 0 of a connected graph only if its weight is at least ½): the first gave the count,
+    the others indicate finer or coarser clusters. Those with a weight are ``rivals``, and the
     standard error covers the choice among them. ``components`` is the exact number of connected
-    components, isolated nodes included. They are a lower bound, with an infinite standard error and
-    the status UNRESOLVED, where moments show no other clusters and eigenvalues could not confirm
-    that. ``labels`` (n,) are the nodes' clusters where they were asked for. A graph without edges
-    has no ``spectrum``: its eigenvalues are all 0, and each node is a cluster.
+    components, isolated nodes included; it is a lower bound of the count, with an infinite standard
+    error and the status UNRESOLVED, if eigenvalues could not confirm that there are no other
+    clusters. ``labels`` (n,) are the nodes' clusters if requested. A graph without edges has no
+    ``spectrum``: each node is a cluster.
     """
 
     cut: float = math.nan
@@ -167,40 +164,38 @@ def clusters(
     cut: float | None = None,
     labels: bool = False,
 ) -> Clusters:
-    """Count the clusters of a graph: the eigenvalues of its normalised Laplacian below the widest
-    gap.
+    """Count the clusters of a graph: eigenvalues of its normalised Laplacian below the widest gap.
 
-    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is
+    Graphs of up to 1,000 nodes are counted exactly, by all their eigenvalues, unless ``probes`` is
     given. For others the count is n∫₀^{λ*} p(λ) dλ, with λ* in a gap of the entropic spectrum
-    (Algorithm 5, spectral thesis). There a gap is where fewer than ¼ eigenvalue, or 0.1 % of those
-    below, is found; one narrower than 2π/``moments`` in arccos(1 − λ) is not believed. Without
-    ``probes`` the eigenvalues below λ* are then counted by a filtered block of vectors, if that
-    takes no more products than the moments did.
+    (Algorithm 5, spectral thesis). A gap there holds less than ¼ eigenvalue, or 0.1 % of those
+    below, and is at least 2π/``moments`` wide in arccos(1 − λ). Without ``probes`` the eigenvalues
+    below λ* are then counted by a filtered block of vectors, if that is no more expensive than the
+    moments were.
 
-    Clusters with many links between them may have a narrower gap than that. Where no gap is
-    resolved but the one behind the connected components, eigenvalues decide: all of them up to
-    2,500 nodes, and beyond the least, as many as lie below the edge 1 − R of the bulk, R = 2√(Σ(1 −
-    λ)²/n) over the others, if the density shows more there than the components. Where these are
-    over 256, or take over 256 MiB, the components are a lower bound, ``UNRESOLVED``.
+    Clusters with many links between them may have a narrower gap. If no gap is resolved except the
+    one behind the connected components, eigenvalues decide: all of them up to 2,500 nodes, and
+    beyond that those below the edge 1 − R of the bulk, R = 2√(Σ(1 − λ)²/n) over the others, if the
+    density shows more there than the components. If these are over 256, or take over 256 MiB, the
+    components are a lower bound, ``UNRESOLVED``.
 
-    Algorithm 5 takes the first minimum, which at the resolution of many moments is the one behind
-    the eigenvalue 0 of the connected components. Every connected graph has that gap, so it gives
-    the count only where no other gap exceeds what random graphs without clusters have: 2.3 spacings
-    s = 1.03·R·n^(−2/3), the mean first spacing at the edge of a semicircle of radius R = 2√(tr (I −
-    L)²/n). All other gaps count by their width in λ. The weight of a gap is proportional to the
-    third power of its width, 2.3 s at most for the gap behind 0. The status is ``NO_GAP`` where no
-    gap is wider than 2.3 s, and ``RIVAL_GAPS`` where the first has a weight below ½; the first is
-    then never the count 1 of a connected graph.
+    Algorithm 5 takes the first minimum, which with many moments is the one behind the eigenvalue 0
+    of the components. Every connected graph has that gap, so it gives the count only if no other
+    gap exceeds those of random graphs without clusters: 2.3 spacings s = 1.03·R·n^(−2/3), the mean
+    first spacing at the edge of a semicircle of radius R = 2√(tr (I − L)²/n). The weight of a gap
+    is proportional to the third power of its width in λ, at most 2.3 s for the gap behind 0. The
+    status is ``NO_GAP`` if no gap is wider than 2.3 s, and ``RIVAL_GAPS`` if the first has a weight
+    below ½; the first is then never the count 1 of a connected graph.
 
-    The probes are split by a random walk's guess at the clusters (``probed_moments``), which takes
-    most of their error away and biases nothing.
+    The probes are split by a random walk's guess at the clusters (``probed_moments``), which
+    removes most of their error without bias.
 
     Args:
         graph: The graph; isolated nodes count as clusters (see ``Graph``).
         moments: Chebyshev moments of the spectrum.
         probes: Random probes; by default none (exact) up to 1,000 nodes, and 100 beyond.
-        seed: Of the probes.
-        cut: λ* by hand.
+        seed: The seed of the probes.
+        cut: λ*, if it is to be set by hand.
         labels: Whether to add each node's cluster, by spectral clustering.
 
     Returns:
@@ -215,74 +210,114 @@ def clusters(
     require(cut is None or 0 < cut < 2, "cut", "lie in (0, 2), where the spectrum does", repr(cut))
     count = int(graph.components.max()) + 1
     if count == len(graph):  # all eigenvalues are 0: there is no density to look for a gap in
-        return Clusters(
-            float(count),
-            0.0,
-            cut=float(cut or 1.0),
-            components=count,
-            labels=graph.components.astype(np.int64) if labels else None,
-        )
-    small = probes is None and len(graph) <= EXACT_NODES
-    partition = components(graph) if small else walk_partition(graph, seed)
-    values = eigenvalues(graph) if small else None
-    if values is None:
-        found = graph_moments(graph, moments, probes, seed, partition)
-    else:
-        found = exact_moments(values, moments)
-    density = fit(found, tol=TOLERANCE)
-    spectrum = GraphSpectrum(density, found, len(graph), graph.num_edges, graph.name)
-    square = (float(found.values[2]) + 1) / 2  # tr (I − L)²/n, of T₂(x) = 2x² − 1
-    least = min(WIDEST, STANDS_OUT * edge_spacing(square, len(graph), count))
-    if values is None:
-        resolved = [
-            gap
-            for gap in find_gaps(density, len(graph), count)
-            if gap.angle >= CELLS * math.pi / moments
-        ]
-    else:
-        resolved = eigenvalue_gaps(values, count, len(graph))
-    gaps = weigh(resolved, count, least, 0.0 if values is not None else math.pi / moments)
-    cost, confirmed = found.cost, True
-    if values is None and cut is None and _alone(gaps, count):
-        # a gap behind many clusters may be narrower than the moments resolve
-        if len(graph) <= CONFIRMED_NODES:
-            values, more = eigenvalues(graph), len(graph)
-        else:
-            values, more, confirmed = least_eigenvalues(graph, density, count, seed)
-        if values is not None:
-            gaps = weigh(eigenvalue_gaps(values, count, len(graph)), count, least)
-        confirmed, cost = confirmed or not _alone(gaps, count), cost + more
-    dof = degrees_of_freedom(found, partition) if values is None else math.inf
-    base = Clusters(
-        math.nan, math.nan, cost, Status.NO_GAP, dof, gaps=gaps, components=count, spectrum=spectrum
+        own = graph.components.astype(np.int64) if labels else None
+        return Clusters(float(count), 0.0, cut=float(cut or 1.0), components=count, labels=own)
+    evidence = _evidence(graph, moments, probes, seed, count, cut is not None)
+    gaps, spectrum = evidence.gaps, evidence.spectrum
+    result = Clusters(
+        math.nan,
+        math.nan,
+        evidence.cost,
+        Status.NO_GAP,
+        evidence.dof,
+        math.nan,
+        gaps,
+        count,
+        spectrum,
     )
     if cut is None and not (gaps and gaps[0].weight):
-        return base
-    place = gaps[0].cut if cut is None else float(cut)
-    status = Status.RIVAL_GAPS if cut is None and gaps[0].weight < HEADLINE else Status.CONVERGED
-    if values is None:
-        share, spread = _mass_below(density, found, place)
-        fewer, _ = _mass_below(*_fewer(found), place)
-        value, error = len(graph) * share, len(graph) * math.hypot(spread, share - fewer)
-        status = status if density.status.ok else density.status
-        exact = None
-        if probes is None and cut is None:
-            exact = eigenvalues_below(graph, gaps[0], value + 3 * error, seed, found.cost)
-        if exact is not None:
-            below, more = exact
-            value, error = float(below), 0.0
-            gaps = (replace(gaps[0], count=value), *gaps[1:])
-            base = replace(base, cost=cost + more, dof=math.inf, gaps=gaps)
+        return result
+    unclear = cut is None and gaps[0].weight < HEADLINE
+    status = Status.RIVAL_GAPS if unclear else Status.CONVERGED
+    result = replace(result, status=status, cut=gaps[0].cut if cut is None else float(cut))
+    if evidence.values is None:
+        result = _count_by_density(graph, result, seed, refine=probes is None and cut is None)
     else:
-        value, error = float((values <= place).sum()), 0.0
+        result = replace(result, value=float((evidence.values <= result.cut).sum()), stderr=0.0)
     if cut is None:
-        error = math.hypot(error, _choice_error(gaps))
-    if not confirmed:
-        value, error, status = float(count), math.inf, Status.UNRESOLVED
-    result = replace(base, value=value, stderr=error, status=status, cut=place)
+        result = replace(result, stderr=math.hypot(result.stderr, _choice_error(result.gaps)))
+    if not evidence.confirmed:
+        result = replace(result, value=float(count), stderr=math.inf, status=Status.UNRESOLVED)
     if not labels:
         return result
     return replace(result, labels=cluster_labels(graph, max(1, result.rounded), seed))
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """The spectrum of a graph, its gaps, and the eigenvalues if any were computed.
+
+    ``confirmed`` is False if too many eigenvalues would have been needed to confirm the gaps.
+    """
+
+    spectrum: GraphSpectrum
+    values: Array | None
+    gaps: tuple[Gap, ...]
+    cost: int
+    dof: float
+    confirmed: bool
+
+
+def _evidence(
+    graph: Graph, moments: int, probes: int | None, seed: int, components: int, by_hand: bool
+) -> _Evidence:
+    """The weighed gaps; eigenvalues confirm them where moments show the components alone."""
+    nodes, values, cell = len(graph), None, math.pi / moments
+    if probes is None and nodes <= EXACT_NODES:
+        partition, values = connected(graph), eigenvalues(graph)
+        measured = exact_moments(values, moments)
+    else:
+        partition = walk_partition(graph, seed)
+        measured = graph_moments(graph, moments, probes, seed, partition)
+    density = fit(measured, tol=TOLERANCE)
+    square = (float(measured.values[2]) + 1) / 2  # tr (I − L)²/n, of T₂(x) = 2x² − 1
+    least = min(WIDEST, STANDS_OUT * edge_spacing(square, nodes, components))
+    if values is None:
+        found = find_gaps(density, nodes, components)
+        resolved = [gap for gap in found if gap.angle >= CELLS * cell]
+        gaps = weigh(resolved, components, least, cell)
+    else:
+        gaps = weigh(eigenvalue_gaps(values, components, nodes), components, least)
+    cost, confirmed = measured.cost, True
+    if values is None and not by_hand and _alone(gaps, components):
+        # a gap behind many clusters may be narrower than the moments resolve
+        if nodes <= CONFIRMED_NODES:
+            values, more = eigenvalues(graph), nodes
+        else:
+            values, more, confirmed = least_eigenvalues(graph, density, components, seed)
+        if values is not None:
+            gaps = weigh(eigenvalue_gaps(values, components, nodes), components, least)
+        confirmed, cost = confirmed or not _alone(gaps, components), cost + more
+    dof = degrees_of_freedom(measured, partition) if values is None else math.inf
+    spectrum = GraphSpectrum(density, measured, nodes, graph.num_edges, graph.name)
+    return _Evidence(spectrum, values, gaps, cost, dof, confirmed)
+
+
+def _count_by_density(graph: Graph, result: Clusters, seed: int, refine: bool) -> Clusters:
+    """n∫₀^{λ*} p dλ with its error; ``refine`` counts eigenvalues if that is affordable."""
+    assert result.spectrum is not None
+    density, moments = result.spectrum.density, result.spectrum.moments
+    share, spread = _mass_below(density, moments, result.cut)
+    kept = 3 * (len(moments) - 1) // 4 + 1
+    part = replace(
+        moments,
+        values=moments.values[:kept],
+        stderr=moments.stderr[:kept],
+        covariance=moments.covariance[:kept, :kept],
+    )
+    fewer, _ = _mass_below(fit(part, tol=TOLERANCE), part, result.cut)
+    value, error = len(graph) * share, len(graph) * math.hypot(spread, share - fewer)
+    status = result.status if density.status.ok else density.status
+    gaps, exact = result.gaps, None
+    if refine:
+        exact = eigenvalues_below(graph, gaps[0], value + 3 * error, seed, moments.cost)
+    if exact is None:
+        return replace(result, value=value, stderr=error, status=status)
+    count, cost = float(exact[0]), result.cost + exact[1]
+    gaps = (replace(gaps[0], count=count), *gaps[1:])
+    return replace(
+        result, value=count, stderr=0.0, status=status, cost=cost, dof=math.inf, gaps=gaps
+    )
 
 
 def _alone(gaps: Sequence[Gap], components: int) -> bool:
@@ -293,13 +328,11 @@ def _alone(gaps: Sequence[Gap], components: int) -> bool:
 def least_eigenvalues(
     graph: Graph, density: MaxentDensity, components: int, seed: int
 ) -> tuple[Array | None, int, bool]:
-    """The least eigenvalues up to the edge of the bulk, the products they took, and whether none
-    below it is left out.
+    """The least eigenvalues up to the edge of the bulk, their cost, and whether none is missing.
 
     The edge is 1 − R, R = 2√(Σ(1 − λ)²/n) over the eigenvalues beyond it, the radius of a
-    semicircle with their mean square. The density says about how many lie below, and the
-    eigenvalues themselves whether these were enough. None where the density shows the zeros of the
-    components alone, or more than can be computed.
+    semicircle with their mean square. The density predicts how many lie below. None if those are
+    the zeros of the components alone, or more than can be computed.
     """
     nodes, mass, squares = len(graph), density.weights * density.values, (1 - density.grid) ** 2
     below, beyond = np.cumsum(mass), squares @ mass - np.cumsum(squares * mass)
@@ -320,14 +353,12 @@ def least_eigenvalues(
 def eigenvalues_below(
     graph: Graph, gap: Gap, most: float, seed: int, budget: int
 ) -> tuple[int, int] | None:
-    """How many eigenvalues lie below a gap, by a filtered random block, and the products it took.
+    """The number of eigenvalues below a gap, by a filtered random block, and the products it took.
 
     A Chebyshev polynomial of L that is at most 1 above the gap and ``GROWTH`` below takes a block
-    of more vectors than there are eigenvalues below, ``most``, to their eigenspace. Ritz values are
-    never smaller than the eigenvalues they stand for, so that fewer of them than eigenvalues may
-    lie below the middle of the gap, but never more; what the filter leaves of the rest is
-    1/``GROWTH`` of it. None where it would take more than ``budget`` products or too much memory,
-    or where more than ``most`` eigenvalues fill the block.
+    of more than ``most`` vectors to the eigenspace below. Ritz values are never smaller than their
+    eigenvalues, so the count is never too high. None if it would take more than ``budget`` products
+    or too much memory, or if more than ``most`` eigenvalues fill the block.
     """
     columns = math.ceil(1.1 * most) + EXTRA_COLUMNS
     half = (2.0 - gap.high) / 2
@@ -358,11 +389,9 @@ def eigenvalues_below(
 
 
 def edge_spacing(square: float, nodes: int, components: int) -> float:
-    """The spacing of eigenvalues at the edge of the bulk of a random graph, 1.03·R·n^(−2/3), R =
-    2√(tr (I − L)²/n).
+    """The eigenvalue spacing at a random graph's edge, 1.03·R·n^(−2/3) with R = 2√(tr (I − L)²/n).
 
-    The eigenvalues 0 of the components, of which ``square`` = tr (I − L)²/n holds one each, are
-    left out.
+    The eigenvalues 0 of the components are taken out of ``square`` = tr (I − L)²/n.
     """
     rest = max(nodes - components, 1)
     radius = min(1.0, 2 * math.sqrt(max(nodes * square - components, 0.0) / rest))
@@ -372,16 +401,13 @@ def edge_spacing(square: float, nodes: int, components: int) -> float:
 def weigh(
     gaps: Sequence[Gap], components: int, least: float, resolution: float = 0.0
 ) -> tuple[Gap, ...]:
-    """Give each gap its weight; the gaps that stand out or rival, the likeliest first.
+    """Weigh the gaps; return those that stand out or rival, the likeliest first.
 
-    The gap behind the zeros of the components is there in a graph without clusters too, and is
-    believed only where no other is wider than the ``least`` width that stands out: that is its
-    width beside the others', and less where it is narrower itself and the graph is connected
-    (several components are clusters however near the next eigenvalue is). Gaps of less than a third
-    of ``least`` are spacings like any other, and no rivals. A density with ``resolution`` in
-    arccos(1 − λ) hides gaps of that width, so that one must exceed these as well to be believed.
-    The one cluster of a connected graph comes first only if its weight is at least ½: it says
-    nothing that was not known.
+    Graphs without clusters too have the gap behind the zeros of the components. Its width counts as
+    ``least``, the smallest width that stands out, or as its own if the graph is connected and it is
+    narrower. Other gaps of less than a third of ``least`` are no rivals. A density with
+    ``resolution`` in arccos(1 − λ) hides gaps of that width, which counts like ``least``. The one
+    cluster of a connected graph comes first only if its weight is at least ½.
     """
     others = [gap for gap in gaps if abs(gap.count - components) >= 0.5]
     widest = max(others, key=lambda gap: gap.width, default=None)
@@ -415,10 +441,9 @@ def weigh(
 
 
 def _choice_error(gaps: Sequence[Gap]) -> float:
-    """The standard error of choosing the first of weighed gaps.
+    """The standard error of choosing the first of the weighed gaps.
 
-    The root mean square distance of their counts from it, or more where 1.96 of that would not
-    reach as far as 95 % of the weight lies: two far counts are no normal distribution.
+    The root mean square distance of the others' counts, widened to hold 95 % of the weight.
     """
     apart = sorted((abs(gap.count - gaps[0].count), gap.weight) for gap in gaps)
     square = sum(weight * distance**2 for distance, weight in apart)
@@ -478,11 +503,9 @@ def _gap(places: Array, counts: Array, lowest: int) -> Gap:
 
 
 def _mass_below(density: MaxentDensity, moments: Moments, cut: float) -> tuple[float, float]:
-    """∫₀^cut p dλ, corrected to first order for what p lacks of its moments, and its standard
-    error.
+    """∫₀^cut p dλ, corrected to first order for unmatched moments, and its standard error.
 
-    That is what the moments' errors make of it, joined with the correction: near atoms it takes
-    half of the lack away.
+    The error joins that of the moments with the correction, which near atoms is half of the truth.
     """
     slope = density.sensitivity(lambda places: (places <= cut).astype(np.float64))
     variance = float(slope @ moments.covariance[1:, 1:] @ slope)
@@ -492,18 +515,6 @@ def _mass_below(density: MaxentDensity, moments: Moments, cut: float) -> tuple[f
     )
 
 
-def _fewer(moments: Moments) -> tuple[MaxentDensity, Moments]:
-    """The density of ¾ of the moments, and these."""
-    kept = 3 * (len(moments) - 1) // 4 + 1
-    part = replace(
-        moments,
-        values=moments.values[:kept],
-        stderr=moments.stderr[:kept],
-        covariance=moments.covariance[:kept, :kept],
-    )
-    return fit(part, tol=TOLERANCE), part
-
-
 GRID = 2000
 WIDTH = 0.02
 
@@ -511,12 +522,10 @@ WIDTH = 0.02
 def smoothed_lanczos_clusters(
     graph: Graph, depth: int = 80, probes: int = 100, width: float = WIDTH, seed: int = 0
 ) -> Estimate:
-    """The number of clusters by Algorithm 5 on a spectrum by Lanczos, each Ritz value a Gaussian of
-    ``width``.
+    """The number of clusters by Algorithm 5 on a Lanczos spectrum, smoothed by Gaussians.
 
-    λ* is the first minimum of the smoothed density, and the count all of its mass below, what the
-    kernel spread to negative λ included. One product a step and probe. The error bar is that of the
-    probes.
+    λ* is the first minimum of the smoothed density, and the count is the whole mass below it. The
+    error bar is that of the probes.
     """
     require_graph(graph)
     require_count(depth, "depth", 2, len(graph))
@@ -526,17 +535,13 @@ def smoothed_lanczos_clusters(
 
 def smoothed_count(found: Spectrum, width: float = WIDTH) -> Estimate:
     """How many eigenvalues a spectrum has below the first minimum of its smoothed density."""
-    cut = _first_minimum(found, width)
-    if cut is None:
-        return Estimate(math.nan, math.nan, found.cost, Status.NO_GAP)
-    return found.expectation(lambda nodes: ndtr((cut - nodes) / width), found.dim)
-
-
-def _first_minimum(found: Spectrum, width: float) -> float | None:
     places = np.linspace(0.0, 2.0, GRID)
     density = smoothed(found, places, width)
     lowest = np.flatnonzero((density[1:-1] < density[:-2]) & (density[1:-1] <= density[2:])) + 1
-    return float(places[lowest[0]]) if len(lowest) else None
+    if not len(lowest):
+        return Estimate(math.nan, math.nan, found.cost, Status.NO_GAP)
+    cut = float(places[lowest[0]])
+    return found.expectation(lambda nodes: ndtr((cut - nodes) / width), found.dim)
 
 
 def smoothed(found: Spectrum, places: Array, width: float) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -55,9 +55,8 @@ class Model:
         if self.kind == "watts_strogatz":
             return 0.0, 1.0
         if self.kind == "barabasi_albert":
-            return 1.0, float(self.size - 1) if mean_degree > self.size / 8 else max(
-                8.0, 4 * mean_degree
-            )
+            dense = mean_degree > self.size / 8
+            return 1.0, float(self.size - 1) if dense else max(8.0, 4 * mean_degree)
         share = mean_degree / (self.size - 1)
         return (0.001, 0.999) if share > 0.1 else (share / 8, min(1.0, 8 * share))
 
@@ -67,9 +66,8 @@ class Model:
 
         number = derived_seed(seed, self.kind) % 2**32
         if self.kind == "watts_strogatz":
-            made = nx.watts_strogatz_graph(
-                self.size, self.neighbours, float(np.clip(parameter, 0, 1)), seed=number
-            )
+            share = float(np.clip(parameter, 0, 1))
+            made = nx.watts_strogatz_graph(self.size, self.neighbours, share, seed=number)
         elif self.kind == "barabasi_albert":
             made = nx.barabasi_albert_graph(self.size, round(parameter), seed=number)
         else:
@@ -88,8 +86,7 @@ MODEL_SIZE = 1000
 
 @dataclass(frozen=True)
 class ModelFit(Estimate):
-    """The fitted parameter (``value``, ``stderr``) of a random-graph model, and the remaining
-    ``divergence``.
+    """The fitted parameter (``value``, ``stderr``) of a random-graph model, and its ``divergence``.
 
     ``model`` and ``parameter`` name them, ``size`` is the model's number of nodes, ``neighbours``
     the k of Watts–Strogatz. ``typical`` is the mean divergence of graphs drawn from the model
@@ -127,24 +124,23 @@ def fit_model(
     neighbours: int | None = None,
     seed: int = 0,
 ) -> ModelFit:
-    """The parameter of "erdos_renyi", "watts_strogatz" or "barabasi_albert" whose spectrum is
-    closest to the graph's.
+    """Fit the parameter of a random-graph model, the one whose spectrum is closest to the graph's.
 
-    The spectrum of a model is the density of maximum entropy with its moments averaged over
-    ``draws`` graphs of ``size`` nodes (the graph's own, at most 1,000); §3.6.1 of the spectral
-    thesis compares with one draw, on a grid of 0.001. Every parameter is tried with the same random
-    numbers, so that the divergence is nearly smooth in it: a scan of the range, then Brent's
-    method. For the whole numbers of Barabási–Albert their neighbours are tried, and the value is
-    where the parabola through the best three has its minimum. ``neighbours`` is the k of
-    "watts_strogatz", by default the mean degree, rounded to an even number.
+    ``model`` is "erdos_renyi", "watts_strogatz" or "barabasi_albert". Its spectrum is the density
+    of maximum entropy with moments averaged over ``draws`` graphs of ``size`` nodes (the graph's
+    own, at most 1,000); §3.6.1 of the spectral thesis compares with one draw, on a grid of 0.001.
+    Every parameter is tried with the same random numbers, so that the divergence is nearly smooth
+    in it: a scan of the range, then Brent's method. The whole numbers of Barabási–Albert are tried
+    one by one near the minimum, and the value is the minimum of the parabola through the best
+    three. ``neighbours`` is the k of "watts_strogatz", by default the mean degree, rounded to an
+    even number.
 
-    ``stderr`` is the spread of the same fit over 20 fresh graphs of the model found, a parametric
+    ``stderr`` is the spread of the same fit over 20 fresh graphs of the fitted model, a parametric
     bootstrap.
     """
     _require(graph, moments, draws)
-    return _fit(
-        _moments(graph, moments, seed), _model(graph, model, size, neighbours), graph, draws, seed
-    )
+    chosen = _model(graph, model, size, neighbours)
+    return _fit(_moments(graph, moments, seed), chosen, graph, draws, seed)
 
 
 def which_model(
@@ -186,22 +182,16 @@ def _moments(graph: Graph, count: int, seed: int) -> tuple[Array, Array]:
     return (len(graph) * found.values - ends) / (len(graph) - 1), found.stderr
 
 
-def _penalty(moments: Array, stderr: Array, nodes: int) -> float:
-    """The penalty v of a graph's density, which its models' must share: how high peaks are depends
-    on v.
-
-    A density found without one has moments that v = tol/max|α_k| would leave as near.
-    """
-    tol = TOLERANCE / nodes
-    found = fit(moments, bounds=BOUNDS, stderr=stderr, tol=tol)
-    return found.penalty or tol / max(1.0, float(np.abs(found.coefficients[1:]).max()))
-
-
 def _fit(
     moments: tuple[Array, Array], model: Model, graph: Graph, draws: int, seed: int
 ) -> ModelFit:
     values, stderr = moments
-    family = _Family(model, len(values) - 1, draws, seed, _penalty(values, stderr, model.size))
+    # The penalty of the graph's density, which its models' must share: it decides how high peaks
+    # are. A density found without one has moments that v = tol/max|α_k| would leave as near.
+    tol = TOLERANCE / model.size
+    plain = fit(values, bounds=BOUNDS, stderr=stderr, tol=tol)
+    penalty = plain.penalty or tol / max(1.0, float(np.abs(plain.coefficients[1:]).max()))
+    family = _Family(model, len(values) - 1, draws, seed, penalty)
     target = family.fitted(values)
 
     @cache
@@ -217,46 +207,31 @@ def _fit(
         value = _interpolated(around, np.array([divergence(float(r)) for r in around]))
     else:
         value = best
-    return ModelFit(
-        value,
-        error,
-        family.drawn,
-        model=model.kind,
-        parameter=PARAMETERS[model.kind],
-        divergence=divergence(best),
-        typical=typical,
-        size=model.size,
-        neighbours=model.neighbours,
-        dof=BOOTSTRAP - 1.0,
-    )
+    found = ModelFit(value, error, family.drawn, dof=BOOTSTRAP - 1.0, divergence=divergence(best))
+    found = replace(found, typical=typical, model=model.kind, parameter=PARAMETERS[model.kind])
+    return replace(found, size=model.size, neighbours=model.neighbours)
 
 
 class _Family:
     """The densities of a model's graphs by parameter."""
 
     def __init__(self, model: Model, count: int, draws: int, seed: int, penalty: float) -> None:
-        self.model = model
-        self.count = count
-        self.draws = draws
-        self.seed = seed
-        self.penalty = penalty
-        self.drawn = 0
+        self.model, self.count, self.draws = model, count, draws
+        self.seed, self.penalty, self.drawn = seed, penalty, 0
         self.known: dict[float, MaxentDensity] = {}
 
     def readings(self, parameter: float, purpose: str, graphs: int) -> Array:
         """The moments of fresh graphs, (graphs, count + 1)."""
         self.drawn += graphs
         seeds = [derived_seed(self.seed, purpose, number) for number in range(graphs)]
-        return np.array(
-            [_moments(self.model.draw(parameter, one), self.count, self.seed)[0] for one in seeds]
-        )
+        made = (self.model.draw(parameter, one) for one in seeds)
+        return np.array([_moments(one, self.count, self.seed)[0] for one in made])
 
     def density(self, parameter: float) -> MaxentDensity:
         """The density of maximum entropy with the moments averaged over the draws."""
         if parameter not in self.known:
-            self.known[parameter] = self.fitted(
-                self.readings(parameter, "draw", self.draws).mean(axis=0)
-            )
+            mean = self.readings(parameter, "draw", self.draws).mean(axis=0)
+            self.known[parameter] = self.fitted(mean)
         return self.known[parameter]
 
     def fitted(self, moments: Array) -> MaxentDensity:
@@ -264,29 +239,26 @@ class _Family:
         return fit(moments, bounds=BOUNDS, penalty=self.penalty)
 
     def spread(self, parameter: float, low: float, high: float) -> tuple[float, float]:
-        """The standard deviation of the parameter fitted to fresh graphs of the model, and the mean
-        divergence left.
+        """The standard deviation of the parameter over fresh graphs, and their mean divergence.
 
         Near an end of the range, where graphs hardly differ (no edge of a ring rewired), the spread
-        is also that of graphs a little inside, which may have looked like this one; the larger
-        counts.
+        of graphs a little inside counts too, if it is larger.
         """
         error, typical = self._bootstrap(parameter, low, high)
         least = LEAST * (high - low)
-        if not self.model.whole and min(parameter - low, high - parameter) < max(
-            2 * error, 4 * least
-        ):
+        near = min(parameter - low, high - parameter) < max(2 * error, 4 * least)
+        if near and not self.model.whole:
             inward = 1.0 if parameter - low < high - parameter else -1.0
             inside = parameter + inward * max(error, least)
             error = max(error, self._bootstrap(inside, low, high)[0])
         return error, typical
 
     def _bootstrap(self, parameter: float, low: float, high: float) -> tuple[float, float]:
-        """Every fresh graph is compared with a few parameters around, its minimum interpolated.
+        """Compare every fresh graph with a few parameters around, and interpolate its minimum.
 
-        The grid is widened until no minimum sits at its end, unless that is the end of the range:
-        there a minimum is known to a cell of the grid, and its error is that of a uniform place in
-        it. The mean of the draws that all are compared with has a share of 1/draws of the variance.
+        The grid is widened until no minimum sits at its end, except at the end of the range: there
+        the error is that of a uniform position in a cell of the grid. The mean of the draws that
+        all are compared with adds a share of 1/draws of the variance.
         """
         fresh = [self.fitted(row) for row in self.readings(parameter, "bootstrap", BOOTSTRAP)]
         if self.model.whole:
@@ -305,12 +277,10 @@ class _Family:
                 break
             width *= 2
         found = [_interpolated(grid, table) for table in tables]
-        outer = np.where(best == 0, grid[1] - grid[0], 0.0) + np.where(
-            best == len(grid) - 1, grid[-1] - grid[-2], 0.0
-        )
-        variance = (1 + 1 / self.draws) * float(np.var(found, ddof=1)) + float(
-            (outer**2).mean() / 12
-        )
+        outer = np.where(best == 0, grid[1] - grid[0], 0.0)
+        outer += np.where(best == len(grid) - 1, grid[-1] - grid[-2], 0.0)
+        variance = (1 + 1 / self.draws) * float(np.var(found, ddof=1))
+        variance += float((outer**2).mean() / 12)
         return math.sqrt(variance), float(tables.min(axis=1).mean())
 
 
@@ -320,9 +290,8 @@ def _search(divergence: Callable[[float], float], low: float, high: float) -> fl
     grid = np.geomspace(low, high, SCAN) if far else np.linspace(low, high, SCAN)
     best = int(np.argmin([divergence(float(p)) for p in grid]))
     ends = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, SCAN - 1)])
-    found = minimize_scalar(
-        divergence, bounds=ends, method="bounded", options={"xatol": 1e-3 * (ends[1] - ends[0])}
-    )
+    precision = {"xatol": 1e-3 * (ends[1] - ends[0])}
+    found = minimize_scalar(divergence, bounds=ends, method="bounded", options=precision)
     return float(found.x) if found.fun <= divergence(float(grid[best])) else float(grid[best])
 
 
@@ -346,7 +315,6 @@ def _interpolated(grid: Array, table: Array) -> float:
     best = int(np.argmin(table))
     if not 0 < best < len(grid) - 1:
         return float(grid[best])
-    bend, slope, _ = np.polyfit(
-        grid[best - 1 : best + 2] - grid[best], table[best - 1 : best + 2], 2
-    )
+    near = slice(best - 1, best + 2)
+    bend, slope, _ = np.polyfit(grid[near] - grid[best], table[near], 2)
     return float(grid[best] - slope / (2 * bend))

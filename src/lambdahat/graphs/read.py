@@ -7,7 +7,7 @@ import json
 import numbers
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,52 +29,27 @@ from lambdahat.graphs.edge_lists import (
 from lambdahat.graphs.structure import Chunk, Graph, Rules, adjacency_of
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
-SUFFIXES = {
-    ".gml": "gml",
-    ".mtx": "mtx",
-    ".npz": "npz",
-    ".npy": "npy",
-    ".graphml": "graphml",
-    ".gexf": "gexf",
-    ".net": "pajek",
-    ".paj": "pajek",
-    ".pajek": "pajek",
-    ".json": "json",
+SUFFIXES = {f".{kind}": kind for kind in FORMATS[1:]} | {".net": "pajek", ".paj": "pajek"}
+_KNOWN_BUT_NOT_READ = {
+    "an adjacency list": ".adjlist .multiline_adjlist",
+    "graph6": ".g6 .graph6",
+    "sparse6": ".s6 .sparse6",
+    "Graphviz DOT": ".dot .gv",
+    "zipped GraphML": ".graphmlz",
+    "Trivial Graph Format": ".tgf",
+    "DIMACS": ".col .clq .dimacs",
+    "METIS": ".metis .graph",
+    "MATLAB": ".mat",
+    "a pickle": ".pkl .pickle .gpickle",
+    "a torch file": ".pt .pth",
+    "HDF5": ".h5 .hdf5",
+    "Parquet": ".parquet",
+    "Feather": ".feather",
+    "Excel": ".xlsx .xls",
+    "an archive": ".zip .tar .tgz .7z",
+    "packed by Zstandard": ".zst",
 }
-UNREAD = {
-    ".adjlist": "an adjacency list",
-    ".multiline_adjlist": "an adjacency list",
-    ".g6": "graph6",
-    ".graph6": "graph6",
-    ".s6": "sparse6",
-    ".sparse6": "sparse6",
-    ".dot": "Graphviz DOT",
-    ".gv": "Graphviz DOT",
-    ".graphmlz": "zipped GraphML",
-    ".tgf": "Trivial Graph Format",
-    ".col": "DIMACS",
-    ".clq": "DIMACS",
-    ".dimacs": "DIMACS",
-    ".metis": "METIS",
-    ".graph": "METIS",
-    ".mat": "MATLAB",
-    ".pkl": "a pickle",
-    ".pickle": "a pickle",
-    ".gpickle": "a pickle",
-    ".pt": "a torch file",
-    ".pth": "a torch file",
-    ".h5": "HDF5",
-    ".hdf5": "HDF5",
-    ".parquet": "Parquet",
-    ".feather": "Feather",
-    ".xlsx": "Excel",
-    ".xls": "Excel",
-    ".zip": "an archive",
-    ".tar": "an archive",
-    ".tgz": "an archive",
-    ".zst": "packed by Zstandard",
-    ".7z": "an archive",
-}
+UNREAD = {end: kind for kind, ends in _KNOWN_BUT_NOT_READ.items() for end in ends.split()}
 SIGNATURES = (
     (b"\x93NUMPY", "npy"),
     (b"PK\x03\x04", "npz"),
@@ -100,8 +75,7 @@ def graph(
     directed: str = "max",
     name: str | None = None,
 ) -> Graph:
-    """An undirected ``Graph`` from a file, a networkx graph, a SciPy or dense adjacency matrix, or
-    edges.
+    """Read an undirected ``Graph`` from a file, a networkx graph, an adjacency matrix, or edges.
 
     Files (also packed: .gz, .bz2, .xz) are read by their suffix, by how they begin, or as
     ``format`` says: "gml", "mtx" (Matrix Market), "npz" (``scipy.sparse.save_npz``), "npy",
@@ -109,14 +83,11 @@ def graph(
     list of edges), and "edges" for everything else: two or three columns separated by spaces, tabs,
     commas or semicolons, with comments after #, % or //, as SNAP and ``networkx.write_edgelist``
     write them, and perhaps a header. Formats that are known but not read are refused by name. Edges
-    are tuples (from, to) or (from, to, weight) of whole numbers or of names, an array (m, 2) or (m,
-    3), or PyG's ``edge_index`` (2, m) or ``Data``; an array as wide as it is high is an adjacency
-    matrix. What ``weighted``, ``loops``, ``duplicates`` and ``directed`` do is in ``Rules``; by
-    default an edge listed twice, or in both directions, is one edge with the larger weight.
-    ``name`` is by default the file's.
-
-    Nodes are those the file or object names: an edge list knows no isolated nodes but those with a
-    loop.
+    are tuples (from, to) or (from, to, weight) of whole numbers or of names, an array (m, 2) or
+    (m, 3), or PyG's ``edge_index`` (2, m) or ``Data``; a square array is an adjacency matrix.
+    ``Rules`` explains ``weighted``, ``loops``, ``duplicates`` and ``directed``; by default an edge
+    listed twice, or in both directions, is one edge with the larger weight. ``name`` is by default
+    the file's. The nodes of an edge list are those it names.
 
     >>> graph([(0, 1), (1, 2), (2, 2), (1, 0)])
     Graph(3 nodes, 2 edges)
@@ -137,26 +108,25 @@ def graph(
         return _matrix(source, rules, name or "graph")
     if not hasattr(source, "__array__"):
         return _rows(source, rules, name or "graph")
-    array = (
-        source.detach().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source)
-    )
+    return _array(source, rules, name or "graph")
+
+
+def _array(source: Any, rules: Rules, name: str) -> Graph:
+    """Read a dense adjacency matrix, edges (m, 2) or (m, 3), or PyG's ``edge_index`` (2, m)."""
+    tensor = isinstance(source, torch.Tensor)
+    array = source.detach().cpu().numpy() if tensor else np.asarray(source)
     require(array.ndim == 2, "source", KNOWN, describe(source), error=TypeError)
-    whole, wide = array.dtype.kind in "iu", array.shape[1]
-    if len(array) == 2 and whole and (wide > 3 or (wide == 3 and isinstance(source, torch.Tensor))):
-        return _edges_of(array[0], array[1], None, rules, name or "graph")  # PyG's edge_index
-    if array.shape[0] == array.shape[1] or array.shape[1] not in (2, 3):
-        fine = array.dtype.kind in "iufcb"
-        require(fine, "an adjacency matrix", "hold numbers", str(array.dtype), error=TypeError)
-        return _matrix(array, rules, name or "graph")
-    if array.dtype.kind not in "iufb":
-        return _edges([tuple(row) for row in array.tolist()], rules, name or "graph")
-    return _edges_of(
-        array[:, 0],
-        array[:, 1],
-        array[:, 2] if array.shape[1] == 3 else None,
-        rules,
-        name or "graph",
-    )
+    (high, wide), kind = array.shape, array.dtype.kind
+    if high == 2 and kind in "iu" and (wide > 3 or (wide == 3 and tensor)):
+        return _edges_of(array[0], array[1], None, rules, name)
+    if high == wide or wide not in (2, 3):
+        got = str(array.dtype)
+        require(kind in "iufcb", "an adjacency matrix", "hold numbers", got, error=TypeError)
+        return _matrix(array, rules, name)
+    if kind not in "iufb":
+        return _edges([tuple(row) for row in array.tolist()], rules, name)
+    weights = array[:, 2] if wide == 3 else None
+    return _edges_of(array[:, 0], array[:, 1], weights, rules, name)
 
 
 def _again(source: Graph, rules: Rules, name: str) -> Graph:
@@ -165,9 +135,8 @@ def _again(source: Graph, rules: Rules, name: str) -> Graph:
     if rules.weighted and not looped:
         return source if name == source.name else Graph(source.adjacency, source.names, name)
     upper = scipy.sparse.triu(source.adjacency, format="coo")
-    matrix, _ = adjacency_of(
-        [(upper.row, upper.col, upper.data)], rules, len(source), directed=False
-    )
+    chunk: Chunk = upper.row, upper.col, upper.data
+    matrix, _ = adjacency_of([chunk], rules, len(source), directed=False)
     return Graph(matrix, source.names, name)
 
 
@@ -197,14 +166,10 @@ def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
     if kind == "json":
         return _json(path, rules, name)
     if kind == "npy":
-        return graph(
-            _array(path),
-            weighted=rules.weighted,
-            loops=rules.loops,
-            duplicates=rules.duplicates,
-            directed=rules.directed,
-            name=name,
-        )
+        errors = ValueError, EOFError, OSError, MemoryError
+        with open_bytes(path) as stream, _readable(path, "a file of numpy.save", *errors):
+            array = np.load(stream, allow_pickle=False)
+        return _array(array, rules, name)
     if kind == "mtx":
         return _market(path, rules, name)
     if kind == "npz":
@@ -216,6 +181,15 @@ def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
     chunks, table = edge_list(path, rules.weighted)
     matrix, names = adjacency_of(chunks, rules)
     return Graph(matrix, table.names if table else names, name)
+
+
+@contextlib.contextmanager
+def _readable(path: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise what a library raises as an error that names the file and what it must be."""
+    try:
+        yield
+    except errors as error:
+        raise ValueError(f"{path.name} must be {kind}, got another: {error}") from error
 
 
 def _kind(path: Path, suffix: str) -> str:
@@ -242,20 +216,9 @@ def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
     """Read GraphML, GEXF or Pajek; GEXF's labels name the nodes if they are unique."""
     import networkx as nx
 
-    try:
-        with open_bytes(path) as stream:
-            made = getattr(nx, f"read_{kind}")(stream)
-    except (
-        nx.NetworkXException,
-        SyntaxError,
-        ValueError,
-        KeyError,
-        TypeError,
-        IndexError,
-    ) as error:
-        raise ValueError(
-            f"{path.name} must be a {kind} file, got one that cannot be read: {error}"
-        ) from error
+    errors = nx.NetworkXException, SyntaxError, ValueError, KeyError, TypeError, IndexError
+    with open_bytes(path) as stream, _readable(path, f"a {kind} file", *errors):
+        made = getattr(nx, f"read_{kind}")(stream)
     labels = {node: data.get("label") for node, data in made.nodes(data=True)}
     if kind == "gexf" and None not in labels.values() and len(set(labels.values())) == len(labels):
         made = nx.relabel_nodes(made, labels)
@@ -274,9 +237,9 @@ def _json(path: Path, rules: Rules, name: str) -> Graph:
     import networkx as nx
 
     forms = "node-link, adjacency or Cytoscape data as networkx writes them, or a list of edges"
-    try:
-        with open_text(path) as stream:
-            document = json.load(stream)
+    errors = nx.NetworkXException, ValueError, KeyError, TypeError, IndexError, AttributeError
+    with open_text(path) as stream, _readable(path, f"JSON with {forms}", *errors):
+        document = json.load(stream)
         if isinstance(document, list):
             edges = [tuple(row) for row in document]
             require(bool(edges), "a list of edges", "hold one", "none")
@@ -290,26 +253,7 @@ def _json(path: Path, rules: Rules, name: str) -> Graph:
             made = nx.cytoscape_graph(document)
         else:
             raise ValueError(f"keys {', '.join(sorted(document)[:6])}")
-    except (
-        nx.NetworkXException,
-        ValueError,
-        KeyError,
-        TypeError,
-        IndexError,
-        AttributeError,
-    ) as error:
-        raise ValueError(f"{path.name} must be JSON with {forms}, got another: {error}") from error
     return _networkx(made, rules, name, ("weight", "value"))
-
-
-def _array(path: Path) -> Any:
-    with open_bytes(path) as stream:
-        try:
-            return np.load(stream, allow_pickle=False)
-        except (ValueError, EOFError, OSError, MemoryError) as error:
-            raise ValueError(
-                f"{path.name} must be a file of numpy.save, got another: {error}"
-            ) from error
 
 
 def _pyg(source: Any, rules: Rules, name: str) -> Graph:
@@ -321,35 +265,26 @@ def _pyg(source: Any, rules: Rules, name: str) -> Graph:
     fits = pairs.ndim == 2 and len(pairs) == 2 and pairs.dtype.kind in "iu"
     require(fits, "source.edge_index", "be whole numbers (2, m)", describe(index), error=TypeError)
     if weights is not None:
-        weights = np.asarray(
-            weights.detach().cpu() if isinstance(weights, torch.Tensor) else weights,
-            dtype=np.float64,
-        )
+        plain = weights.detach().cpu() if isinstance(weights, torch.Tensor) else weights
+        weights = np.asarray(plain, dtype=np.float64)
         fine = weights.shape == pairs.shape[1:]
         require(fine, "source.edge_weight", f"have shape ({pairs.shape[1]},)", describe(weights))
-    count = int(getattr(source, "num_nodes", 0) or 0)
-    count = max(count, int(pairs.max(initial=-1)) + 1)
-    fine = int(pairs.min(initial=0)) >= 0
-    require(fine, "the nodes", "have numbers of at least 0", str(pairs.min(initial=0)))
-    matrix, _ = adjacency_of(
-        [(pairs[0].astype(np.int64), pairs[1].astype(np.int64), weights)], rules, count
-    )
+    count = max(int(getattr(source, "num_nodes", 0) or 0), int(pairs.max(initial=-1)) + 1)
+    low = int(pairs.min(initial=0))
+    require(low >= 0, "the nodes", "have numbers of at least 0", str(low))
+    matrix, _ = adjacency_of([(*pairs.astype(np.int64), weights)], rules, count)
     return Graph(matrix, None, name)
 
 
 def _sparse(path: Path) -> Any:
-    with open_bytes(path) as stream:
-        try:
-            if path.suffix not in PACKED:  # of others the stream itself is bounded
-                require_modest(path)
-            matrix = scipy.sparse.load_npz(stream)
-            # of CSR, CSC and BSR the conversion trusts where rows begin
-            if hasattr(matrix, "check_format"):
-                matrix.check_format(full_check=True)
-        except (ValueError, KeyError, OSError, MemoryError, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"{path.name} must be a file of scipy.sparse.save_npz, got another: {error}"
-            ) from error
+    errors = ValueError, KeyError, OSError, MemoryError, zipfile.BadZipFile
+    with open_bytes(path) as stream, _readable(path, "a file of scipy.sparse.save_npz", *errors):
+        if path.suffix not in PACKED:  # of others the stream itself is bounded
+            require_modest(path)
+        matrix = scipy.sparse.load_npz(stream)
+        # of CSR, CSC and BSR the conversion trusts where rows begin
+        if hasattr(matrix, "check_format"):
+            matrix.check_format(full_check=True)
     _require_nodes(max(matrix.shape), path)
     return matrix
 
@@ -406,14 +341,7 @@ def _rows(source: Any, rules: Rules, name: str) -> Graph:
     expected = "be a tuple (from, to) or (from, to, weight)"
     got = describe(rows[0])
     require(listed, "an edge", expected, got, "for a matrix pass np.array(source)", TypeError)
-    return graph(
-        np.array(rows),
-        weighted=rules.weighted,
-        loops=rules.loops,
-        duplicates=rules.duplicates,
-        directed=rules.directed,
-        name=name,
-    )
+    return _array(np.array(rows), rules, name)
 
 
 def _edges(rows: list[tuple[Any, ...]], rules: Rules, name: str) -> Graph:
@@ -467,13 +395,8 @@ def _networkx(source: Any, rules: Rules, name: str, keys: tuple[str, ...] = ("we
     pairs = np.fromiter(ends, dtype=np.int64, count=2 * count).reshape(-1, 2)
     weights = None
     if rules.weighted and used:
-        weights = np.array(
-            [
-                require_number(w, "the weights")
-                for _, _, w in source.edges(data=used[0], default=1.0)
-            ],
-            dtype=np.float64,
-        )
+        given = (weight for _, _, weight in source.edges(data=used[0], default=1.0))
+        weights = np.array([require_number(weight, "the weights") for weight in given], np.float64)
     chunk: Chunk = pairs[:, 0], pairs[:, 1], weights
     matrix, _ = adjacency_of([chunk], rules, len(place), source.is_directed())
     plain = all(node == i for node, i in place.items())

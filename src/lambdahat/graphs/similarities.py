@@ -25,10 +25,9 @@ SMALLEST = 1e-14  # keeps the covariance of a density of atoms from being singul
 
 @dataclass(frozen=True)
 class Similarity(Result):
-    """``divergences`` (k, k), symmetric, between k graphs by ``names``, with their standard errors
-    over the probes.
+    """``divergences`` (k, k) between k graphs by ``names``, with their standard errors.
 
-    ``floors`` (k, k) is what two readings of one spectrum differ by on average, for the errors of
+    ``floors`` (k, k) is the mean divergence of two measurements of one spectrum with the errors of
     the two graphs' moments: divergences are never negative, so noise only adds. One that is not
     above its floor shows no difference.
     """
@@ -70,22 +69,20 @@ def similarity(
     seed: int = 0,
     tol: float = TOLERANCE,
 ) -> Similarity:
-    """½(KL(p‖q) + KL(q‖p)) between the spectra of each pair of graphs, in closed form (Eq. 3.12,
-    spectral thesis).
+    """½(KL(p‖q) + KL(q‖p)) between the spectra of each pair of graphs (Eq. 3.12, spectral thesis).
 
-    Spectra of graphs are made by ``spectrum`` with the same settings for all. How high the peaks of
-    a density are depends on where its solver stopped, so all are then fitted anew with one penalty:
-    the largest with which all match their moments to ``tol``, or a larger one where the solver
-    cannot go so far for one of them.
+    ``spectrum`` makes the spectra of graphs, with the same settings for all. How high the peaks of
+    a density are depends on where its solver stopped, so all are then fitted with one penalty: the
+    largest with which all match their moments to ``tol``, or a larger one if the solver needs it.
     """
     require(len(graphs) >= 2, "graphs", "hold at least two", f"{len(graphs)}")
     found: list[GraphSpectrum] = []
     for number, one in enumerate(graphs, start=1):
-        found.append(
-            one if isinstance(one, GraphSpectrum) else spectrum(one, moments, probes, seed, tol)
-        )
+        if isinstance(one, Graph):
+            one = spectrum(one, moments, probes, seed, tol)
+        found.append(one)
         report("graphs", number, len(graphs))
-    found = _alike(found, tol)
+    found = _with_one_penalty(found, tol)
     responses = [Response.of(one) for one in found]
     size = len(found)
     divergences, stderr, floors = (np.zeros((size, size)) for _ in range(3))
@@ -96,14 +93,23 @@ def similarity(
             first = responses[i].error(found[j].density), responses[j].error(found[i].density)
             stderr[i, j] = stderr[j, i] = math.hypot(*first, spread)
             floors[i, j] = floors[j, i] = floor
-    return Similarity(
-        _distinct([one.name for one in found]), divergences, stderr, tuple(found), floors
+    names = [one.name for one in found]
+    distinct = tuple(
+        name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}"
+        for i, name in enumerate(names)
     )
+    return Similarity(distinct, divergences, stderr, tuple(found), floors)
 
 
-def _alike(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
-    """The spectra with one penalty."""
-    penalty = min(_enough(one, tol) for one in spectra)
+def _with_one_penalty(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
+    """The spectra fitted with one penalty, the least that any of them needs."""
+    needed = []
+    for one in spectra:
+        allowed = np.maximum(tol, SHARE * one.density.errors[1:])
+        # without one, the v whose mismatch v|α_k| is the tolerance of ``fit``
+        own = allowed / np.maximum(1.0, np.abs(one.density.coefficients[1:]))
+        needed.append(one.density.penalty or float(own.min()))
+    penalty = min(needed)
     while True:
         found = [
             replace(one, density=fit(one.moments, tol=tol, penalty=penalty)) for one in spectra
@@ -114,22 +120,13 @@ def _alike(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
         penalty = reached
 
 
-def _enough(spectrum: GraphSpectrum, tol: float) -> float:
-    """The penalty, or where it is 0 the v whose mismatch v|α_k| is the tolerance of ``fit``."""
-    density = spectrum.density
-    allowed = np.maximum(tol, SHARE * density.errors[1:])
-    return density.penalty or float(
-        (allowed / np.maximum(1.0, np.abs(density.coefficients[1:]))).min()
-    )
-
-
 @dataclass(frozen=True)
 class Response:
-    """How a density p of maximum entropy answers to its moments μ: with C = Cov_p(T) and the
-    penalty v,
+    """How a density p of maximum entropy answers to its moments μ.
 
-    dα = −(C + vI)⁻¹dμ, and the moments it has move by C(C + vI)⁻¹dμ. ``inverse`` is (C + vI)⁻¹ (m,
-    m), ``kept`` is C(C + vI)⁻¹, and ``noise`` the covariance of μ.
+    With C = Cov_p(T) and the penalty v, dα = −(C + vI)⁻¹dμ, and its own moments move by
+    C(C + vI)⁻¹dμ. ``inverse`` is (C + vI)⁻¹ (m, m), ``kept`` is C(C + vI)⁻¹, ``noise`` the
+    covariance of μ.
     """
 
     density: MaxentDensity
@@ -147,10 +144,8 @@ class Response:
         rows = np.sqrt(mass)[:, None] * (features - product(mass, features))
         factor = triangle(np.vstack([rows, math.sqrt(penalty) * np.eye(count)]))
         half = solve_triangle(factor, np.eye(count))
-        inverse = product(half, half.T)
-        return cls(
-            density, inverse, np.eye(count) - penalty * inverse, spectrum.moments.covariance[1:, 1:]
-        )
+        inverse, noise = product(half, half.T), spectrum.moments.covariance[1:, 1:]
+        return cls(density, inverse, np.eye(count) - penalty * inverse, noise)
 
     def error(self, other: MaxentDensity) -> float:
         """The standard error of D = ½(α − β)·(μ_q − μ_p) over the moments of p, to first order.
@@ -165,24 +160,13 @@ class Response:
 
 
 def _noise(first: Response, second: Response) -> tuple[float, float]:
-    """Mean and deviation of D between two readings of one spectrum, whose moments err as the two
-    do.
+    """Mean and standard deviation of D between two measurements of one spectrum.
 
-    D is then ½ΔᵀMΔ with Δ of covariance Σ, M = (C + vI)⁻¹C(C + vI)⁻¹: mean ½tr MΣ, variance ½tr
-    (MΣ)².
+    D is ½ΔᵀMΔ with Δ of covariance Σ, M = (C + vI)⁻¹C(C + vI)⁻¹: mean ½tr MΣ, variance ½tr (MΣ)².
     """
     if len(first.noise) != len(second.noise):
         return 0.0, 0.0
     parts = [product(product(one.inverse, one.kept), one.noise) for one in (first, second)]
     together = parts[0] + parts[1]
-    return float(np.trace(together)) / 2, math.sqrt(
-        max(0.0, float((together * together.T).sum()) / 2)
-    )
-
-
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, with a number where two are the same."""
-    return tuple(
-        name if names.count(name) == 1 else f"{name} {list(names)[: i + 1].count(name)}"
-        for i, name in enumerate(names)
-    )
+    variance = max(0.0, float((together * together.T).sum()) / 2)
+    return float(np.trace(together)) / 2, math.sqrt(variance)

@@ -36,12 +36,11 @@ Draw = Callable[[int, torch.Generator], Tensor]  # of so many probes (n, columns
 
 @dataclass(frozen=True)
 class Partition:
-    """Disjoint groups of nodes: ``labels`` (n,) from 0 on. ``exact`` says that they are the
-    connected components.
+    """Disjoint groups of nodes: ``labels`` (n,) from 0 on; ``exact`` if they are the components.
 
     The unit vectors u_C ∝ √d on C and 0 elsewhere, the columns of Q, are orthonormal. Those of
-    components span the null space of the normalised Laplacian; those of any partition into clusters
-    come near its small eigenvalues' space.
+    components span the null space of the normalised Laplacian; those of clusters come near the
+    eigenspace of its small eigenvalues.
     """
 
     labels: NDArray[np.int32]
@@ -61,16 +60,8 @@ def components(graph: Graph) -> Partition:
 def exact_moments(values: Array, count: int) -> Moments:
     """tr T_k(L − I)/n for k = 0 … ``count`` from all eigenvalues (n,), without error."""
     table = np.polynomial.chebyshev.chebvander(values - 1.0, count).mean(axis=0)
-    zeros = np.zeros(count + 1)
-    return Moments(
-        table,
-        zeros,
-        np.zeros((count + 1, count + 1)),
-        "chebyshev",
-        BOUNDS,
-        len(values),
-        len(values),
-    )
+    errors, size = (np.zeros(count + 1), np.zeros((count + 1, count + 1))), len(values)
+    return Moments(table, *errors, "chebyshev", BOUNDS, size, size)
 
 
 def eigenvalues(graph: Graph) -> Array:
@@ -82,24 +73,22 @@ def eigenvalues(graph: Graph) -> Array:
 def probed_moments(
     graph: Graph, count: int, probes: int, seed: int, partition: Partition
 ) -> Moments:
-    """tr T_k(L − I)/n for k = 0 … ``count`` from random probes, split by a partition (Algorithm 6,
-    spectral thesis).
+    """tr T_k(L − I)/n for k = 0 … ``count`` from random probes (Algorithm 6, spectral thesis).
 
-    With Q of the partition, tr φ(L) = tr QᵀφQ + tr (I − QQᵀ)φ(I − QQᵀ). The second part is read off
-    Gaussian probes without their share in Q. For components the first is known: L is 0 there. For
-    any other partition it is read off a quarter of the probes (at least 4), Qs with random signs s:
-    between clusters that few edges join φ is small, and so is their error. Both parts are positive
-    measures of known mass, so the moments are those of a positive measure.
+    With Q of the partition, tr φ(L) = tr QᵀφQ + tr (I − QQᵀ)φ(I − QQᵀ). Gaussian probes without
+    their part in Q give the second term. For components the first is known: L is 0 there. For any
+    other partition a quarter of the probes (at least 4) give it, Qs with random signs s, with a
+    small error if few edges join the groups. Both terms are positive measures of known mass, and so
+    is their sum.
 
-    The recurrence runs on D^{−1/2}WD^{−1/2} = −(L − I), and T_{2k} = 2T_k² − 1, T_{2k+1} =
-    2T_kT_{k+1} − T_1 give two moments a product.
+    The recurrence runs on D^{−1/2}WD^{−1/2} = −(L − I); T_{2k} = 2T_k² − 1 and T_{2k+1} =
+    2T_kT_{k+1} − T_1 give two moments per product.
     """
     require_count(count, "moments", least=2)
     require_count(probes, "probes", 8, cure="the standard error comes from their spread")
     dtype = torch.float32 if len(graph) >= SINGLE_NODES else torch.float64
-    matrix = csr_tensor(
-        graph.normalized(np.float32 if dtype == torch.float32 else np.float64), dtype
-    )
+    single = dtype == torch.float32
+    matrix = csr_tensor(graph.normalized(np.float32 if single else np.float64), dtype)
     frame = _Frame(graph, partition, dtype)
     signs = np.where(np.arange(count + 1) % 2, -1.0, 1.0)
     share, n = partition.count / len(graph), len(graph)
@@ -117,10 +106,8 @@ def probed_moments(
             # not by numpy: its BLAS has threads of its own, which spin on while torch wants the
             # cores for the next call
             covariance += weight**2 * torch.cov(torch.as_tensor(readings.T)).numpy() / total
-    stderr = np.sqrt(np.diag(covariance).clip(0.0))
-    return Moments(
-        values, stderr, covariance, "chebyshev", BOUNDS, probes, probes * ((count + 1) // 2)
-    )
+    stderr, cost = np.sqrt(np.diag(covariance).clip(0.0)), probes * ((count + 1) // 2)
+    return Moments(values, stderr, covariance, "chebyshev", BOUNDS, probes, cost)
 
 
 def coarse_probes(partition: Partition, probes: int) -> int:
@@ -142,29 +129,22 @@ class _Frame:
     def __init__(self, graph: Graph, partition: Partition, dtype: torch.dtype) -> None:
         degrees = np.where(graph.degrees > 0, graph.degrees, 1.0)
         volumes = np.bincount(partition.labels, degrees)
-        self.entries = torch.as_tensor(np.sqrt(degrees / volumes[partition.labels])).to(dtype)[
-            :, None
-        ]
+        entries = np.sqrt(degrees / volumes[partition.labels])
+        self.entries = torch.as_tensor(entries).to(dtype)[:, None]
         self.labels = torch.as_tensor(partition.labels.astype(np.int64))
         self.count = partition.count
 
     def coarse(self, columns: int, rng: torch.Generator) -> Tensor:
         """Qs for random signs s, (n, columns)."""
-        signs = (
-            torch.randint(0, 2, (self.count, columns), generator=rng)
-            .to(self.entries.dtype)
-            .mul_(2)
-            .sub_(1)
-        )
-        return signs[self.labels] * self.entries
+        signs = torch.randint(0, 2, (self.count, columns), generator=rng).to(self.entries.dtype)
+        return signs.mul_(2).sub_(1)[self.labels] * self.entries
 
     def rest(self, columns: int, rng: torch.Generator) -> Tensor:
         """(I − QQᵀ)z for Gaussian z, (n, columns)."""
         block = torch.randn(len(self.labels), columns, generator=rng, dtype=self.entries.dtype)
         inside = torch.zeros(self.count, columns, dtype=block.dtype)
-        parts = list(
-            zip(block.split(RUN), self.labels.split(RUN), self.entries.split(RUN), strict=True)
-        )
+        whole = block, self.labels, self.entries
+        parts = list(zip(*(part.split(RUN) for part in whole), strict=True))
         for rows, labels, entries in parts:
             inside.index_add_(0, labels, rows * entries)
         for rows, labels, entries in parts:
@@ -181,13 +161,10 @@ def _readings(
     found = []
     for first in range(0, probes, width):
         last = min(first + width, probes)
-        parts = [
-            draw(
-                min(COLUMNS, last - column),
-                generator(seed, "graph probes", before, column // COLUMNS),
-            )
-            for column in range(first, last, COLUMNS)
-        ]
+        parts = []
+        for column in range(first, last, COLUMNS):
+            rng = generator(seed, "graph probes", before, column // COLUMNS)
+            parts.append(draw(min(COLUMNS, last - column), rng))
         moments = _paired(matrix, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), count)
         found.append(moments / moments[:, :1])
         report("moments", before + last, total)
@@ -197,8 +174,8 @@ def _readings(
 def _paired(matrix: Tensor, start: Tensor, count: int) -> Tensor:
     """zᵀT_k(B)z (b, count + 1) in float64 for the columns z of ``start`` (n, b), which is used up.
 
-    The products of two blocks are formed a run of rows at a time, which ``torch.sum`` adds in a
-    tree: float32 ones are exact to its rounding, and take no memory to speak of.
+    Products of two blocks are formed and added a run of rows at a time: float32 sums stay exact to
+    rounding and take hardly any memory.
     """
     (n, columns), most = start.shape, count + count % 2
     run = max(1, ELEMENTS // columns)
@@ -260,9 +237,8 @@ def spectrum(
     Its Chebyshev moments are exact for graphs of up to 1,000 nodes, by a dense decomposition, and
     come from 100 random ``probes`` beyond, ⌈moments/2⌉ products each; given ``probes`` are used for
     any graph. The density of maximum entropy matches them to ``tol``, or to a hundredth of their
-    error if that is more. Atoms of the spectrum, such as that at 1 of a tree-like graph, become
-    peaks of width π/moments in arccos(1 − λ), and their height depends on ``tol``: compare spectra
-    of equal ``moments`` and ``tol`` only.
+    error if that is more. Atoms become peaks of width π/moments in arccos(1 − λ), and their height
+    depends on ``tol``: compare only spectra of equal ``moments`` and ``tol``.
     """
     require_graph(graph)
     require_count(moments, "moments", least=2)
@@ -276,9 +252,8 @@ def graph_moments(
     """Chebyshev moments as ``probes`` says: exact for small graphs where it is None."""
     if probes is None and len(graph) <= EXACT_NODES:
         return exact_moments(eigenvalues(graph), count)
-    return probed_moments(
-        graph, count, DEFAULT_PROBES if probes is None else probes, seed, partition
-    )
+    probes = DEFAULT_PROBES if probes is None else probes
+    return probed_moments(graph, count, probes, seed, partition)
 
 
 def require_graph(graph: object) -> None:
@@ -294,20 +269,16 @@ APART = 0.5  # of the mean length: independent directions differ by √2
 
 
 def walk_partition(graph: Graph, seed: int) -> Partition:
-    """The components of the graph without the edges whose ends a lazy random walk tells apart.
+    """The components of the graph without the edges whose ends a lazy random walk separates.
 
     Y = (½(I + D⁻¹W))^40 R/√d for Gaussian R (n, 16) is nearly constant on a cluster that the walk
-    hardly leaves and differs between clusters. An edge is cut where ‖Y_i − Y_j‖ is above half of
-    the mean of ‖Y_i‖ and ‖Y_j‖. Any partition gives unbiased moments; a good one gives precise
-    ones.
+    hardly leaves. An edge is cut if ‖Y_i − Y_j‖ is above half of the mean of ‖Y_i‖ and ‖Y_j‖. Any
+    partition gives unbiased moments; a good one gives precise ones.
     """
     normal = csr_tensor(graph.normalized(np.float32), torch.float32)
     block = torch.randn(len(graph), STARTS, generator=generator(seed, "walk"), dtype=torch.float32)
     for _ in range(STEPS):
-        torch.addmm(
-            block, normal, block, beta=0.5, alpha=0.5, out=(image := torch.empty_like(block))
-        )
-        block = image
+        block = torch.addmm(block, normal, block, beta=0.5, alpha=0.5)
     del normal
     scale = 1.0 / np.sqrt(np.where(graph.degrees > 0, graph.degrees, 1.0))
     places = block.mul_(torch.as_tensor(scale.astype(np.float32))[:, None]).numpy()
@@ -331,9 +302,8 @@ def _near(adjacency: Any, places: NDArray[np.float32]) -> Any:
         columns[size : size + int(near.sum())] = j[near]
         size += int(near.sum())
     np.cumsum(ends, out=ends)
-    return scipy.sparse.csr_array(
-        (np.ones(size, dtype=bool), columns[:size], ends), shape=adjacency.shape
-    )
+    entries = np.ones(size, dtype=bool), columns[:size], ends
+    return scipy.sparse.csr_array(entries, shape=adjacency.shape)
 
 
 @dataclass(frozen=True)
@@ -345,14 +315,12 @@ class EdgePerturbation(Result):
 
 
 def edge_perturbation(graph: Graph, first: int, second: int) -> EdgePerturbation:
-    """How far the eigenvalues of L_norm can move when an edge of weight 1 between two nodes is
-    added.
+    """How far a new edge of weight 1 between two nodes can move the eigenvalues of L_norm.
 
     ``bound`` is ‖L' − L‖₂, exact, in time and memory linear in the two nodes' neighbours.
-    ``first_order`` is |s_1/2d_1 + s_2/2d_2 − 2/√(d_1d_2)| with s_i = Σ_{g~i} 1/√(d_id_g), Eq. 3.13
-    with the factors 1/2d that its proof has and its print leaves out: only with them two clusters
-    of degree d give the 1/d of Corollary 3.1. Its terms have different signs and may cancel, so
-    that for very unequal degrees it is no bound.
+    ``first_order`` is |s_1/2d_1 + s_2/2d_2 − 2/√(d_1d_2)| with s_i = Σ_{g~i} 1/√(d_id_g): Eq. 3.13
+    with the factors 1/2d of its proof, which its print omits (without them Corollary 3.1 fails).
+    Its terms may cancel, so that for very unequal degrees it is no bound.
     """
     require_graph(graph)
     for name, node in (("first", first), ("second", second)):
@@ -363,7 +331,11 @@ def edge_perturbation(graph: Graph, first: int, second: int) -> EdgePerturbation
     alone = degrees[first] == 0 or degrees[second] == 0
     cure = "its eigenvalue 0 can become up to 2"
     require(not alone, "first and second", "have an edge each", "an isolated node", cure)
-    terms = [_share(graph, node) / (2 * degrees[node] ** 1.5) for node in (first, second)]
+    terms = []
+    for node in (first, second):
+        near, weights = _row(graph, node)
+        share = float((weights / np.sqrt(degrees[near])).sum())
+        terms.append(share / (2 * degrees[node] ** 1.5))
     middle = 2 / np.sqrt(degrees[first] * degrees[second])
     return EdgePerturbation(_norm_of_change(graph, first, second), float(abs(sum(terms) - middle)))
 
@@ -371,13 +343,11 @@ def edge_perturbation(graph: Graph, first: int, second: int) -> EdgePerturbation
 def _norm_of_change(graph: Graph, first: int, second: int) -> float:
     """‖L' − L‖₂, where L' − L = −Σ_i (e_i c_iᵀ + c_i e_iᵀ) over the two nodes has rank 4 at most.
 
-    c_i is what the new edge makes of row i of D^{−1/2}WD^{−1/2}, its diagonal halved, the new entry
-    in c_1 only. With (e_1 e_2 c_1 c_2) = QR on the nodes that these touch, the norm is that of R(0
-    I; I 0)Rᵀ, 4 × 4.
+    c_i is the change of row i of D^{−1/2}WD^{−1/2}, its diagonal halved, the new entry in c_1 only.
+    With (e_1 e_2 c_1 c_2) = QR the norm is that of R(0 I; I 0)Rᵀ, 4 × 4.
     """
-    nodes = np.unique(
-        np.concatenate([[first, second], *(_row(graph, node)[0] for node in (first, second))])
-    )
+    touched = [first, second], _row(graph, first)[0], _row(graph, second)[0]
+    nodes = np.unique(np.concatenate(touched))
     columns = np.zeros((len(nodes), 4))
     for i, node in enumerate((first, second)):
         near, weights = _row(graph, node)
@@ -387,9 +357,8 @@ def _norm_of_change(graph: Graph, first: int, second: int) -> float:
         change = weights / np.sqrt(after * raised) - weights / np.sqrt(before * degree)
         columns[np.searchsorted(nodes, node), i] = 1.0
         columns[np.searchsorted(nodes, near), 2 + i] = np.where(near == node, change / 2, change)
-    columns[np.searchsorted(nodes, second), 2] = 1 / np.sqrt(
-        (graph.degrees[[first, second]] + 1).prod()
-    )
+    product = (graph.degrees[[first, second]] + 1).prod()
+    columns[np.searchsorted(nodes, second), 2] = 1 / np.sqrt(product)
     factor = np.asarray(np.linalg.qr(columns, mode="r"))
     swap = np.roll(np.eye(4), 2, axis=0)
     return float(np.abs(np.linalg.eigvalsh(factor @ swap @ factor.T)).max())
@@ -399,9 +368,3 @@ def _row(graph: Graph, node: int) -> tuple[Any, Array]:
     """The neighbours of a node and the weights of its edges."""
     part = slice(*graph.adjacency.indptr[node : node + 2])
     return graph.adjacency.indices[part], graph.adjacency.data[part].astype(np.float64)
-
-
-def _share(graph: Graph, node: int) -> float:
-    """Σ_g w_g/√d_g over the neighbours of a node."""
-    near, weights = _row(graph, node)
-    return float((weights / np.sqrt(graph.degrees[near])).sum())

@@ -28,6 +28,12 @@ DIRECTED = ("max", "sum", "mean", "mutual", "refuse")
 BLOCK = 1 << 13  # edges handled at once: what is kept of them on the way is small beside the graph
 # edges kept in one array: many small ones leave memory in pieces too small for the graph's arrays
 JOINED = 1 << 18
+REPEATED = (
+    "duplicates",
+    "not occur",
+    "an edge that is listed again",
+    'pass duplicates="max", "sum" or "mean"',
+)
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,9 @@ class Rules:
     """How edges become an undirected graph.
 
     ``weighted=False`` gives every edge the weight 1. ``loops`` are dropped or kept. ``duplicates``
-    says what the weight of an edge is that is listed several times in one direction, ``directed``
-    what it is where the two directions differ, an edge listed in one direction only having weight 0
-    in the other: "mutual" is the smaller of the two, "max", "mean" and "sum" what they say, and
-    "refuse" an error.
+    merges an edge that is listed several times in one direction, ``directed`` the two directions,
+    of which a missing one has weight 0: "mutual" is the smaller of the two, "max", "mean" and "sum"
+    are as named, and "refuse" raises an error.
     """
 
     weighted: bool = True
@@ -62,14 +67,12 @@ def adjacency_of(
     """
     kept, weighted = _collect(chunks, rules)
     names, count = _numbered(kept) if num_nodes is None else (None, num_nodes)
-    expected = "have at least two nodes"
-    require(count > 1, "the graph", expected, "an empty one" if count == 0 else "a single node")
+    require_nodes(count)
     alike = rules.duplicates == rules.directed and rules.directed in ("max", "sum")
     if alike or not directed:  # the order of merging does not matter: both directions at once
         heavy = weighted or rules.duplicates == "sum"
-        return merged(
-            _placed(kept, count, rules.loops, heavy, both=True), rules.duplicates, heavy
-        ), names
+        placed = _placed(kept, count, rules.loops, heavy, both=True)
+        return merged(placed, rules.duplicates, heavy), names
     one_way = merged(_placed(kept, count, rules.loops, True, both=False), rules.duplicates, True)
     return both_ways(one_way, rules.directed), names
 
@@ -87,19 +90,12 @@ def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
         weighted = weighted or (w is not None and bool((w != 1).any()))
         recent.append((_narrow(u), _narrow(v), None if w is None else _light(w)))
         if len(recent) > 1 and sum(len(part) for part, _, _ in recent) >= JOINED:
-            recent = [_joined(recent)]
+            first, second, weights = zip(*recent, strict=True)
+            joined = None if weights[0] is None else np.concatenate(weights)
+            recent = [(np.concatenate(first), np.concatenate(second), joined)]
         if len(recent[0][0]) >= JOINED:
             kept += _cut(recent.pop(0))
     return kept + [block for chunk in recent for block in _cut(chunk)], weighted
-
-
-def _joined(chunks: list[Chunk]) -> Chunk:
-    first, second, weights = zip(*chunks, strict=True)
-    return (
-        np.concatenate(first),
-        np.concatenate(second),
-        None if weights[0] is None else np.concatenate(weights),
-    )
 
 
 def _cut(chunk: Chunk) -> list[Chunk]:
@@ -119,6 +115,12 @@ def require_weights(weights: NDArray[Any] | None) -> None:
     least = weights.min()
     cure = "take absolute values first, or pass weighted=False"
     require(bool(least >= 0), "the weights", "be at least 0", f"{least:g}", cure)
+
+
+def require_nodes(count: int) -> None:
+    """Refuse graphs of fewer than two nodes."""
+    expected = "have at least two nodes"
+    require(count > 1, "the graph", expected, "an empty one" if count == 0 else "a single node")
 
 
 def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
@@ -157,46 +159,42 @@ def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
 
 
 def _map(chunks: list[Chunk], number: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-    """Replace the nodes in their own arrays: new arrays would fragment the memory."""
+    """Replace the nodes in their own arrays if possible: new ones would fragment the memory."""
     for i, (u, v, w) in enumerate(chunks):
-        chunks[i] = _into(u, number(u)), _into(v, number(v)), w
-
-
-def _into(array: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype != values.dtype:
-        return values
-    array[:] = values
-    return array
+        nodes = []
+        for old in (u, v):
+            new = number(old)
+            if old.dtype == new.dtype:
+                old[:] = new
+            nodes.append(old if old.dtype == new.dtype else new)
+        chunks[i] = nodes[0], nodes[1], w
 
 
 def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool) -> Any:
-    """A CSR matrix with duplicates: every edge, or it in ``both`` directions, written chunk by
-    chunk into its arrays.
+    """A CSR matrix with duplicates: every edge, in ``both`` directions if asked for.
 
-    The chunks are used up on the way. Weights are float64 where they are ``heavy``, and ones in
-    float32 otherwise.
+    The chunks are used up on the way. Weights are float64 if ``heavy``, else ones in float32.
     """
-    degrees = _row_lengths(chunks, count, loops, both)
+    kind: Any = np.int32 if 2 * sum(len(u) for u, _, _ in chunks) < 2**31 else np.int64
+    degrees = np.zeros(count, dtype=kind)
+    for chunk in chunks:
+        u, v, _ = _without(chunk, loops)
+        np.add.at(degrees, u, kind(1))  # a plain 1 would be int64, and cast one by one
+        if both:
+            np.add.at(degrees, v[u != v], kind(1))
     indptr = np.zeros(count + 1, dtype=degrees.dtype)
     np.cumsum(degrees, out=indptr[1:])
     free, total = np.subtract(indptr[1:], degrees, out=degrees), int(indptr[-1])
     indices, data = np.empty(total, dtype=np.int32), np.empty(total) if heavy else None
     while chunks:
-        _place_chunk(_without(chunks.pop(), loops), free, indices, data, both)
+        u, v, w = _without(chunks.pop(), loops)
+        _place(u, v, w, free, indices, data)
+        if both:
+            apart = u != v
+            _place(v[apart], u[apart], None if w is None else w[apart], free, indices, data)
     indptr = indptr.astype(np.int32, copy=False) if total < 2**31 else indptr
     values = np.ones(total, dtype=np.float32) if data is None else data
     return scipy.sparse.csr_array((values, indices, indptr), shape=(count, count))
-
-
-def _row_lengths(chunks: list[Chunk], count: int, loops: str, both: bool) -> NDArray[Any]:
-    kind: Any = np.int32 if 2 * sum(len(u) for u, _, _ in chunks) < 2**31 else np.int64
-    lengths = np.zeros(count, dtype=kind)
-    for chunk in chunks:
-        u, v, _ = _without(chunk, loops)
-        np.add.at(lengths, u, kind(1))  # a plain 1 would be int64, and cast one by one
-        if both:
-            np.add.at(lengths, v[u != v], kind(1))
-    return lengths
 
 
 def _without(chunk: Chunk, loops: str) -> Chunk:
@@ -205,14 +203,6 @@ def _without(chunk: Chunk, loops: str) -> Chunk:
     kept = np.ones(len(u), dtype=bool) if w is None else w != 0
     kept &= (u != v) | (loops == "keep")
     return chunk if kept.all() else (u[kept], v[kept], None if w is None else w[kept])
-
-
-def _place_chunk(chunk: Chunk, free: NDArray[Any], indices: Any, data: Any, both: bool) -> None:
-    u, v, w = chunk
-    _place(u, v, w, free, indices, data)
-    if both:
-        apart = u != v
-        _place(v[apart], u[apart], None if w is None else w[apart], free, indices, data)
 
 
 def _place(
@@ -239,7 +229,7 @@ def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
         matrix.sum_duplicates()
         if not heavy:
             matrix.data.fill(1.0)
-        _require_single(duplicates, matrix.nnz == before)
+        require(duplicates != "refuse" or matrix.nnz == before, *REPEATED)
         return matrix
     matrix.sort_indices()
     indptr, indices, data = matrix.indptr, matrix.indices, matrix.data
@@ -248,7 +238,7 @@ def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
     new[indptr[:-1][np.diff(indptr) > 0]] = True
     if new.all():
         return matrix
-    _require_single(duplicates, False)
+    require(duplicates != "refuse", *REPEATED)
     rows = np.unique(
         np.append(np.searchsorted(indptr, np.arange(0, len(indices), BLOCK)), len(indptr) - 1)
     )
@@ -258,29 +248,17 @@ def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
         high = int(indptr[stop])
         first = np.flatnonzero(new[low:high])
         ends = indptr[start + 1 : stop + 1] - low
-        data[size : size + len(first)] = _reduced(data[low:high], first, duplicates)
+        if len(first) and duplicates == "max":
+            data[size : size + len(first)] = np.maximum.reduceat(data[low:high], first)
+        elif len(first):
+            lengths = np.diff(np.append(first, high - low))
+            data[size : size + len(first)] = np.add.reduceat(data[low:high], first) / lengths
         indices[size : size + len(first)] = indices[low:high][first]
         indptr[start + 1 : stop + 1] = size + np.searchsorted(first, ends)
         low, size = high, size + len(first)
     matrix.prune()
     matrix.has_canonical_format = True
     return matrix
-
-
-def _reduced(
-    data: NDArray[np.float64], first: NDArray[np.int64], duplicates: str
-) -> NDArray[np.float64]:
-    if not len(first):
-        return data[:0]
-    if duplicates == "max":
-        return np.asarray(np.maximum.reduceat(data, first))
-    return np.asarray(np.add.reduceat(data, first) / np.diff(np.append(first, len(data))))
-
-
-def _require_single(duplicates: str, single: bool) -> None:
-    fine = duplicates != "refuse" or single
-    got = "an edge that is listed again"
-    require(fine, "duplicates", "not occur", got, 'pass duplicates="max", "sum" or "mean"')
 
 
 def both_ways(matrix: Any, directed: str) -> Any:
@@ -341,8 +319,7 @@ class Graph:
         require(fits, "adjacency", expected, matrix, "Graph.of(matrix) makes it one", TypeError)
         n = matrix.shape[0]
         require(n == matrix.shape[1], "adjacency", "be square", f"shape {tuple(matrix.shape)}")
-        require(n > 0, "the graph", "have at least two nodes", "an empty one")
-        require(n > 1, "the graph", "have at least two nodes", "a single node")
+        require_nodes(n)
         require(self.names is None or len(self.names) == n, "names", f"have length {n}", self.names)
         require_weights(matrix.data)
         cure = 'graphs.graph(matrix, directed="max") makes it so'
@@ -397,11 +374,9 @@ class Graph:
             data[part] *= scale[indices[part]]
         matrix = scipy.sparse.csr_array((data, indices, indptr), shape=self.adjacency.shape)
         alone = degrees == 0
-        return (
-            matrix + scipy.sparse.diags_array(alone.astype(dtype), format="csr")
-            if alone.any()
-            else matrix
-        )
+        if not alone.any():
+            return matrix
+        return matrix + scipy.sparse.diags_array(alone.astype(dtype), format="csr")
 
     def adjacency_operator(self) -> LinearOperator:
         """W as an operator."""
@@ -436,24 +411,18 @@ def symmetric_components(matrix: Any) -> NDArray[np.int32]:
 
 def _symmetric(matrix: Any) -> bool:
     """Whether Wx = Wᵀx for a random integer x: W − Wᵀ would take the memory of a second graph."""
-    probe = (
-        torch.randint(1, 64, (matrix.shape[0],), generator=generator(0, "symmetry"))
-        .numpy()
-        .astype(matrix.dtype)
-    )
-    image = matrix @ probe
-    return bool(
-        (np.abs(image - matrix.T @ probe) <= 256 * np.finfo(matrix.dtype).eps * image).all()
-    )
+    draw = torch.randint(1, 64, (matrix.shape[0],), generator=generator(0, "symmetry"))
+    probe = draw.numpy().astype(matrix.dtype)
+    image, rounding = matrix @ probe, 256 * np.finfo(matrix.dtype).eps
+    return bool((np.abs(image - matrix.T @ probe) <= rounding * image).all())
 
 
 def csr_tensor(matrix: Any, dtype: torch.dtype) -> Tensor:
     """A SciPy CSR matrix as a torch one; 32-bit indices are kept, as MKL wants them."""
-    parts = (
-        torch.from_numpy(matrix.indptr),
-        torch.from_numpy(matrix.indices),
-        torch.from_numpy(matrix.data).to(dtype),
-    )
+    starts, columns = torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices)
+    values = torch.from_numpy(matrix.data).to(dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse")
-        return torch.sparse_csr_tensor(*parts, size=matrix.shape, check_invariants=False)
+        return torch.sparse_csr_tensor(
+            starts, columns, values, size=matrix.shape, check_invariants=False
+        )
