@@ -1,10 +1,7 @@
 """Polynomial bases on [−1, 1], quadrature grids, and dense linear algebra on numpy arrays.
 
-Products and factors of dense matrices of a few hundred columns, by torch, on numpy's arrays.
-
-numpy's and SciPy's BLAS have threads of their own, which spin for up to a tenth of a second after a
-call and take the core that torch's next operation waits for. torch's LAPACK shares the threads of
-its other operations.
+The linear algebra is torch's: numpy's and SciPy's BLAS have threads of their own, which spin for up
+to a tenth of a second after a call and take the core that torch's next operation waits for.
 """
 
 from __future__ import annotations
@@ -51,15 +48,13 @@ def legendre_in_chebyshev(count: int) -> Array:
 def chebyshev_table(basis: str, count: int) -> Array:
     """The matrix that turns moments of ``basis`` into Chebyshev moments, (count + 1, count + 1).
 
-    From Legendre it is well conditioned. From powers it loses a factor of about 2.4 of accuracy
-    with every order.
+    From powers it loses a factor of about 2.4 of accuracy with every order.
     """
     if basis == "chebyshev":
         return np.eye(count + 1)
     if basis == "legendre":
-        return np.asarray(
-            solve_triangular(legendre_in_chebyshev(count), np.eye(count + 1), lower=True)
-        )
+        matrix = legendre_in_chebyshev(count)
+        return np.asarray(solve_triangular(matrix, np.eye(count + 1), lower=True))
     table = np.zeros((count + 1, count + 1))
     for k in range(count + 1):
         table[k, : k + 1] = chebyshev.cheb2poly([0.0] * k + [1.0])
@@ -82,18 +77,16 @@ def solve_triangle(factor: Array, right: Array, transposed: bool = False) -> Arr
     Where R is singular it is not finite.
     """
     matrix, columns = _tensor(factor), _tensor(right if right.ndim == 2 else right[:, None])
-    found = torch.linalg.solve_triangular(
-        matrix.T if transposed else matrix, columns, upper=not transposed
-    )
+    matrix = matrix.T if transposed else matrix
+    found = torch.linalg.solve_triangular(matrix, columns, upper=not transposed)
     return np.asarray(found.reshape(right.shape).numpy())
 
 
 def least_squares(rows: Array, right: Array, cutoff: float) -> Array:
     """The shortest x that minimises ‖Ax − b‖ for ``rows`` A (N, m), N > m, and ``right`` b (N,).
 
-    By the singular values of A's triangle R; those below ``cutoff`` times the largest count as 0.
-    The last column of the triangle of (A, b) is Qᵀb. LAPACK's own driver for this ends torch with
-    an internal error where b has a NaN.
+    Singular values of A below ``cutoff`` times the largest count as 0. The last column of the
+    triangle of (A, b) is Qᵀb. LAPACK's own driver ends torch with an internal error if b has a NaN.
     """
     joint = _tensor(triangle(np.column_stack([rows, right])))
     left, values, back = torch.linalg.svd(joint[:-1, :-1])
@@ -110,12 +103,10 @@ ORDER = 16
 LEAST_PANELS = 32
 MOST_NODES = 8192
 _NODES, _WEIGHTS = (np.asarray(part) for part in legendre.leggauss(ORDER))
-_COEFFICIENTS = (
-    legendre.legvander(_NODES, ORDER - 1).T * _WEIGHTS * (np.arange(ORDER) + 0.5)[:, None]
-)
-_UP_TO_NODES = np.stack(
-    [legendre.legval(_NODES, legendre.legint(row, lbnd=-1)) for row in _COEFFICIENTS.T], axis=1
-)
+_NORMS = (np.arange(ORDER) + 0.5)[:, None]
+_COEFFICIENTS = legendre.legvander(_NODES, ORDER - 1).T * _WEIGHTS * _NORMS
+_INTEGRALS = (legendre.legint(row, lbnd=-1) for row in _COEFFICIENTS.T)
+_UP_TO_NODES = np.stack([legendre.legval(_NODES, each) for each in _INTEGRALS], axis=1)
 
 
 def running_mass(mass: Array) -> Array:
@@ -126,12 +117,10 @@ def running_mass(mass: Array) -> Array:
 
 
 class Grid:
-    """Gauss–Legendre panels in t with x = −cos t: ascending nodes x (N,), as fine as Δt² at both
-    ends of [−1, 1].
+    """Gauss–Legendre panels in t with x = −cos t: ascending nodes x (N,), finest at both ends.
 
     ``log_base`` is log(w·q₀) with the weights w of ∫ dx and the prior q₀ (flat by default), and
-    ``features`` (N, m) are T_1 … T_m, exact at the ends too, for there x carries fewer digits than
-    t.
+    ``features`` (N, m) are T_1 … T_m, exact at the ends too, where x carries fewer digits than t.
     """
 
     def __init__(self, count: int, log_prior: Callable[[Array], Array] | None = None) -> None:
@@ -152,11 +141,9 @@ class Grid:
         self.features = np.cos(np.outer(np.pi - angle, orders))
 
     def refine(self, mass: Array, tol: float) -> bool:
-        """Halve the panels on which a density with ``mass`` (N,) at the nodes is not resolved to
-        ``tol``.
+        """Halve the panels on which a density with ``mass`` (N,) is not resolved to ``tol``.
 
-        False when all are, or when the grid would become larger than ``MOST_NODES``: ask
-        ``exhausted`` which.
+        False if all are, or if the grid would exceed ``MOST_NODES``, which ``exhausted`` then says.
         """
         density = (mass / self.weights * self._stretch).reshape(-1, ORDER)
         tail = np.abs(density @ _COEFFICIENTS.T)[:, -3:].sum(axis=1) * np.diff(self.edges)

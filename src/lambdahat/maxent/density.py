@@ -26,10 +26,9 @@ TINY = 1e-300
 
 @dataclass(frozen=True)
 class Density(Result):
-    """A probability density on a grid, with its pointwise standard error; linear between the points
-    and 0 beyond.
+    """A probability density on a grid with its pointwise standard error; linear in between.
 
-    ``width`` is that of the kernel where one smoothed it. Integrals are by the trapezoidal rule.
+    ``width`` is that of the kernel if one smoothed it. Integrals are by the trapezoidal rule.
     """
 
     grid: Array
@@ -44,9 +43,8 @@ class Density(Result):
 
     def evaluate(self, points: ArrayLike) -> Array:
         """p at any ``points``."""
-        return np.interp(
-            np.asarray(points, np.float64), self.grid, self.values, left=0.0, right=0.0
-        )
+        at = np.asarray(points, np.float64)
+        return np.interp(at, self.grid, self.values, left=0.0, right=0.0)
 
     def integral(self) -> float:
         """The mass on the grid: 1 when the grid covers the support."""
@@ -70,8 +68,7 @@ class Density(Result):
     ) -> Array:
         """∫ φ_k(λ) p(λ) dλ for k = 0 … ``count``.
 
-        Powers are of λ itself unless ``bounds`` says what is mapped to [−1, 1]; the other bases map
-        the support.
+        Powers are of λ itself unless ``bounds`` are mapped to [−1, 1]; other bases map the support.
         """
         require_count(count, "count", 0)
         require_choice(basis, "basis", BASES)
@@ -84,16 +81,14 @@ class Density(Result):
         return -float((self._masses() * np.log(np.maximum(self.values, TINY))).sum())
 
     def kl(self, other: Density) -> float:
-        """The Kullback–Leibler divergence ∫ p log(p/q) dλ to another density, by quadrature (Eq.
-        3.5).
+        """The Kullback–Leibler divergence ∫ p log(p/q) dλ to another density (Eq. 3.5).
 
-        Infinite where ``other`` is 0 and this one is not.
+        By quadrature; infinite where ``other`` is 0 and this one is not.
         """
         require_density(other)
         mass, there = self._masses(), self.values > 0
-        return float(
-            (mass[there] * (np.log(self.values[there]) - other._logarithm(self.grid[there]))).sum()
-        )
+        ratio = np.log(self.values[there]) - other._logarithm(self.grid[there])
+        return float((mass[there] * ratio).sum())
 
     def symmetric_kl(self, other: Density) -> float:
         """½ (KL(p‖q) + KL(q‖p))."""
@@ -133,14 +128,13 @@ class Density(Result):
 
 @dataclass(frozen=True)
 class MaxentDensity(Density):
-    """p(λ) = q₀(λ)·exp(−1 − Σ_k α_kT_k(x)), x = λ mapped from ``bounds`` to [−1, 1] (Eqs. 2.28 and
-    3.9).
+    """p(λ) = q₀(λ)·exp(−1 − Σ_k α_kT_k(x)), x = λ mapped from ``bounds`` to [−1, 1].
 
-    ``coefficients`` are α_0 … α_m, ``targets`` the Chebyshev moments μ_0 … μ_m asked for,
-    ``errors`` their standard errors, and ``residuals`` μ_k less those of p. ``weights`` make ∫ f p
-    dλ = Σ_i weights_i·values_i·f(grid_i). ``log_prior`` is log q₀ on the grid, None where q₀ = 1
-    was taken. ``penalty`` is the regularisation taken. The status is MISMATCH where a residual is
-    beyond both the tolerance and the error of its moment.
+    Eqs. 2.28 and 3.9. ``coefficients`` are α_0 … α_m, ``targets`` the Chebyshev moments μ_0 … μ_m
+    asked for, ``errors`` their standard errors, and ``residuals`` μ_k less those of p. ``weights``
+    make ∫ f p dλ = Σ_i weights_i·values_i·f(grid_i). ``log_prior`` is log q₀ on the grid, None for
+    q₀ = 1. ``penalty`` is the regularisation taken. The status is MISMATCH if a residual is beyond
+    both the tolerance and the error of its moment.
     """
 
     weights: Array = field(default_factory=lambda: np.zeros(0))
@@ -170,9 +164,8 @@ class MaxentDensity(Density):
 
     def _logarithm(self, points: Array) -> Array:
         inside = (self.bounds[0] <= points) & (points <= self.bounds[1])
-        exponent = -1.0 - chebyshev.chebval(
-            np.clip(to_unit(points, self.bounds), -1.0, 1.0), self.coefficients
-        )
+        unit = np.clip(to_unit(points, self.bounds), -1.0, 1.0)
+        exponent = -1.0 - chebyshev.chebval(unit, self.coefficients)
         if self.log_prior is not None:
             exponent = exponent + np.interp(points, self.grid, self.log_prior)
         return np.where(inside, exponent, -np.inf)
@@ -187,18 +180,15 @@ class MaxentDensity(Density):
         return 1.0 + float(self.coefficients @ self.matched)
 
     def kl(self, other: Density, numeric: bool = False) -> float:
-        """KL(p‖q) = −Σ_k (α_k − β_k)μ_k for two densities of maximum entropy on the same bounds and
-        prior (Eq. 3.11).
+        """KL(p‖q) = −Σ_k (α_k − β_k)μ_k for the same bounds and prior (Eq. 3.11).
 
         Otherwise, or with ``numeric``, by quadrature.
         """
         if numeric or not self._comparable(other):
             return super().kl(other)
         assert isinstance(other, MaxentDensity)
-        mine, theirs, moments = _padded(
-            self.coefficients, other.coefficients, self._moments_to(other)
-        )
-        return -float((mine - theirs) @ moments)
+        moments, apart = self._moments_to(other), self._coefficients_beyond(other)
+        return -float(apart @ moments[: len(apart)])
 
     def symmetric_kl(self, other: Density, numeric: bool = False) -> float:
         """½ Σ_k (α_k − β_k)(μ_k^q − μ_k^p) (Eq. 3.12), or by quadrature."""
@@ -207,8 +197,8 @@ class MaxentDensity(Density):
             back = other.kl(self, numeric) if isinstance(other, MaxentDensity) else other.kl(self)
             return (self.kl(other, numeric) + back) / 2
         assert isinstance(other, MaxentDensity)
-        mine, theirs, _ = _padded(self.coefficients, other.coefficients, self.matched)
-        return float((mine - theirs) @ (other._moments_to(self) - self._moments_to(other))) / 2
+        between = other._moments_to(self) - self._moments_to(other)
+        return float(self._coefficients_beyond(other) @ between) / 2
 
     def sensitivity(self, function: Callable[[Array], Array]) -> Array:
         """d ∫ f p dλ / dμ_k, k = 1 … m: the least-squares fit of f by T_1 … T_m under p."""
@@ -226,6 +216,15 @@ class MaxentDensity(Density):
             return False
         return self.log_prior is None and other.log_prior is None
 
+    def _coefficients_beyond(self, other: MaxentDensity) -> Array:
+        """The differences of the coefficients, with zeros where one has fewer."""
+        longest = max(len(self.coefficients), len(other.coefficients))
+        own, theirs = (
+            np.pad(each, (0, longest - len(each)))
+            for each in (self.coefficients, other.coefficients)
+        )
+        return own - theirs
+
     def _moments_to(self, other: MaxentDensity) -> Array:
         """Chebyshev moments of this density to the higher of both orders."""
         count = max(len(self.coefficients), len(other.coefficients)) - 1
@@ -236,9 +235,8 @@ class MaxentDensity(Density):
 
     def _distribution(self) -> tuple[Array, Array]:
         places = np.concatenate([[self.bounds[0]], self.grid, [self.bounds[1]]])
-        below = np.concatenate(
-            [[0.0], np.maximum.accumulate(running_mass(self._masses()).clip(0.0, 1.0)), [1.0]]
-        )
+        inside = np.maximum.accumulate(running_mass(self._masses()).clip(0.0, 1.0))
+        below = np.concatenate([[0.0], inside, [1.0]])
         # nodes at the ends are closer than the digits of λ
         apart = np.append(True, np.diff(places) > 0)
         places, below = places[apart], below[apart]
@@ -249,13 +247,3 @@ class MaxentDensity(Density):
 def require_density(other: object) -> None:
     """Refuse what is no ``Density``."""
     require(isinstance(other, Density), "other", "be a Density", other, error=TypeError)
-
-
-def _padded(first: Array, second: Array, moments: Array) -> tuple[Array, Array, Array]:
-    """Two sets of coefficients filled up with zeros to one length, and as many moments."""
-    count = max(len(first), len(second))
-    return (
-        np.pad(first, (0, count - len(first))),
-        np.pad(second, (0, count - len(second))),
-        moments[:count],
-    )

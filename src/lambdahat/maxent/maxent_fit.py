@@ -1,17 +1,12 @@
 """From moments to the density of maximum entropy, or of maximum relative entropy to a prior.
 
-Whether numbers are moments of a positive measure at all.
-
 On [−1, 1] with x = cos t the Chebyshev moments μ_k are the Fourier coefficients of a measure on the
-circle. They are those of a positive one exactly when the Toeplitz matrix μ_{|i−j|} is positive
-semi-definite (Carathéodory, Toeplitz). Levinson's recursion says at which order it stops to be, and
-what the orders below had allowed.
+circle. They are those of a positive one exactly if the Toeplitz matrix μ_{|i−j|} is positive
+semi-definite (Carathéodory, Toeplitz), which Levinson's recursion checks order by order.
 
-The dual of entropy maximisation under moment constraints, solved by Newton's method.
-
-With p_α = q₀·exp(−Σ_{k≥1} α_kT_k)/Z the dual of Eq. 2.25 (spectral thesis), freed of α₀, is F(α) =
+With p_α = q₀·exp(−Σ_{k≥1} α_kT_k)/Z the dual of Eq. 2.25 (spectral thesis), without α₀, is F(α) =
 log Z + Σ_k α_kμ_k; its gradient is μ − ⟨T⟩ (Eq. 2.26) and its Hessian the covariance of T under p_α
-(Eq. 2.27).
+(Eq. 2.27). It is solved by Newton's method.
 """
 
 from __future__ import annotations
@@ -49,11 +44,10 @@ ROUNDING = 1e-9
 
 
 def require_feasible(moments: Array, stderr: Array, hint: str = "") -> None:
-    """Refuse Chebyshev moments μ_0 … μ_m (μ_0 = 1) that no positive measure on [−1, 1] has, beyond
-    their errors.
+    """Refuse Chebyshev moments (μ_0 = 1) of no positive measure on [−1, 1], beyond their errors.
 
     Given those of lower order, μ_k lies within E of a centre c: c = −Σ_j a_jμ_{k−j} and E = Σ_j
-    a_jμ_j with Levinson's predictor a. Where E vanishes the lower moments are those of at most k
+    a_jμ_j with Levinson's predictor a. If E vanishes the lower moments are those of at most k
     atoms, and all others follow from them.
     """
     predictor = np.ones(1)
@@ -107,8 +101,7 @@ def masses(grid: Grid, coefficients: Array) -> tuple[Array, float]:
 def hessian_factor(grid: Grid, mass: Array, penalty: float) -> Array:
     """Upper triangular R (m, m) with RᵀR = Cov(T) + penalty·I, by QR.
 
-    Its rows are the polynomials orthonormal under the current density; the condition number of
-    Cov(T) is never squared as a formed matrix would have it.
+    So the condition number of Cov(T) is never squared.
     """
     there = mass > NEGLIGIBLE
     centred = grid.features[there] - product(mass, grid.features)
@@ -119,13 +112,13 @@ def hessian_factor(grid: Grid, mass: Array, penalty: float) -> Array:
 def solve(
     grid: Grid, target: Array, tol: float, enough: Array, penalty: float | None = None
 ) -> DualSolution:
-    """α with |μ_k − ⟨T_k⟩| ≤ ``tol`` for ``target`` μ_1 … μ_m, where that can be had.
+    """α with |μ_k − ⟨T_k⟩| ≤ ``tol`` for ``target`` μ_1 … μ_m, if possible.
 
-    Plain Newton is tried first. Where it does not arrive, because the density is nearly a set of
-    atoms, the path of the penalised problems F + ½v‖α‖² is followed from large to small v, each
-    started at the one before, until the mismatch v|α_k| is ``enough`` (m,), or the grid can follow
-    no more: then the last point of the path is returned. With a ``penalty`` the path ends there, to
-    ``EXACT``, and 0 is plain Newton.
+    Plain Newton is tried first. If it fails, because the density is nearly a set of atoms, the path
+    of the penalised problems F + ½v‖α‖² is followed from large to small v, each started at the one
+    before, until the mismatch v|α_k| is ``enough`` (m,), or the grid can follow no more: then the
+    last point of the path is returned. With a ``penalty`` the path ends there, to ``EXACT``, and 0
+    is plain Newton.
     """
     edges, steps = grid.edges, 0
     if not penalty:
@@ -242,13 +235,12 @@ def fit(
     ``moments`` is what ``lh.moments`` returns, or φ_0 … φ_m (m + 1,) of ``basis`` on ``bounds``,
     exact or with ``stderr``. With a ``prior`` q₀, a density or a positive function of λ, the
     entropy relative to it is maximised (Eq. 2.24, Appendix A). Moments are matched to ``tol``, or
-    where that is hard to a hundredth of their standard error. What no positive measure has is an
-    error that names the first such moment; where the moments are so nearly those of a few atoms
-    that no density can be found, the status of the nearest one is MISMATCH.
+    if that is hard to a hundredth of their standard error. Moments that no positive measure has
+    raise an error that names the first of them; if they are so nearly those of a few atoms that no
+    density can be found, the status of the nearest one is MISMATCH.
 
     Near such moments the dual is penalised by ½v‖α‖², with the largest v that matches them well
-    enough. Densities of other v are not comparable: a ``penalty`` is taken for v as it is, 0 for
-    none.
+    enough. Densities of different v are not comparable: ``penalty`` sets v, 0 for none.
 
     >>> semicircle = fit([1, 0, -0.5, 0, 0, 0, 0])
     >>> round(float(semicircle.evaluate(0.0)), 3)
@@ -261,10 +253,7 @@ def fit(
     errors = np.sqrt(np.diag(covariance).clip(0.0))
     require_feasible(values, errors, hint)
     count = len(values) - 1
-    log_prior = None if prior is None else _prior_on_unit(prior, bounds)
-    if log_prior is not None:
-        log_prior = _normalise(log_prior)
-    grid = Grid(count, log_prior)
+    grid = Grid(count, None if prior is None else _prior_on_unit(prior, bounds))
     solution = solve(grid, values[1:], tol, np.maximum(tol, SHARE * errors[1:]), penalty)
     return density_of(grid, solution, values, covariance, bounds, prior is not None, tol)
 
@@ -295,12 +284,8 @@ def in_chebyshev(
         require(fine, "stderr", f"be {values.size} numbers of at least 0", given)
         covariance = np.diag(given**2)
     table = chebyshev_table(basis, values.size - 1)
-    return (
-        table @ values,
-        product(product(table, covariance), table.T),
-        bounds,
-        HINT if basis == "power" else "",
-    )
+    hint, spread = HINT if basis == "power" else "", product(product(table, covariance), table.T)
+    return table @ values, spread, bounds, hint
 
 
 def _numbers(values: ArrayLike, name: str) -> Array:
@@ -315,7 +300,7 @@ def _numbers(values: ArrayLike, name: str) -> Array:
 
 
 def _prior_on_unit(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array], Array]:
-    """log q₀ as a function of x in [−1, 1]."""
+    """log q₀ as a function of x in [−1, 1], with ∫ q₀ dx = 1."""
     function = prior.evaluate if isinstance(prior, Density) else prior
     require(callable(function), "prior", "be a Density or a function of λ", prior, error=TypeError)
 
@@ -328,13 +313,7 @@ def _prior_on_unit(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array
         require(fine, "prior", expected, got, "give it a small floor, or narrow the bounds")
         return np.log(readings)
 
-    return log_prior
-
-
-def _normalise(log_prior: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The same prior with ∫ q₀ dx = 1, on a grid that resolves it."""
-    grid = Grid(1, log_prior)
-    nothing = np.zeros(1)
+    grid, nothing = Grid(1, log_prior), np.zeros(1)
     while grid.refine(masses(grid, nothing)[0], 1e-10):
         pass
     _, log_mass = masses(grid, nothing)
@@ -365,22 +344,20 @@ def density_of(
     shift = log_z + np.log(half) if not with_prior else log_z
     alpha = np.append(shift - 1.0, solution.coefficients)
     matched = bool((np.abs(residuals) <= np.maximum(10 * tol, errors)).all())
-    prior = grid.log_prior - np.log(half) if with_prior else None
     return MaxentDensity(
         bounds[0] + (grid.points + 1) * half,
         density,
         density * relative,
-        0.0,
-        grid.weights * half,
-        bounds,
-        alpha,
-        values,
-        errors,
-        residuals,
-        prior,
-        solution.penalty,
-        solution.steps,
-        Status.CONVERGED if matched else Status.MISMATCH,
+        weights=grid.weights * half,
+        bounds=bounds,
+        coefficients=alpha,
+        targets=values,
+        errors=errors,
+        residuals=residuals,
+        log_prior=grid.log_prior - np.log(half) if with_prior else None,
+        penalty=solution.penalty,
+        steps=solution.steps,
+        status=Status.CONVERGED if matched else Status.MISMATCH,
     )
 
 
@@ -391,19 +368,23 @@ def fit_classical(
     sweeps: int = 1000,
     tol: float = 1e-8,
 ) -> MaxentDensity:
-    """Maximum entropy by the scheme of Bandyopadhyay et al. (2005), BMxnt in Figure 2.1 of the
-    spectral thesis.
+    """Maximum entropy by the scheme of Bandyopadhyay et al. (2005), BMxnt in Figure 2.1.
 
     Power moments on u in [0, 1]; one multiplier after the other is moved by log(μ_i/⟨uⁱ⟩), as
     Fitzsimons et al. (2017) do, until all moments match to ``tol`` or after ``sweeps`` rounds. It
-    is here for comparison: the moves shrink as powers grow alike, so that with more than a few
+    is here for comparison: powers become alike with their order, so that with more than a few
     moments it stops short of the maximum.
     """
     values, covariance, bounds, _ = in_chebyshev(moments, basis, bounds, None)
     require_count(sweeps, "sweeps")
     require_positive(tol, "tol")
     count = len(values) - 1
-    wanted = _powers(values)
+    # moments of u = (1 + x)/2: uⁿ = 4⁻ⁿ·(C(2n, n) + 2 Σ_k C(2n, n − k) T_k)
+    table = np.zeros((count + 1, count + 1))
+    for n in range(count + 1):
+        for k in range(n + 1):
+            table[n, k] = comb(2 * n, n - k) / 4**n * (2 if k else 1)
+    wanted = table @ values
     fine = bool((wanted > 0).all())
     expected = "have positive power moments on the bounds"
     require(fine, "moments", expected, f"{wanted.min():.3g}", "pass bounds that hold the spectrum")
@@ -421,17 +402,5 @@ def fit_classical(
             break
     in_x = polynomial.Polynomial(exponents)(polynomial.Polynomial([0.5, 0.5])).coef
     alpha: Array = -chebyshev.poly2cheb(np.pad(in_x, (0, count + 1 - len(in_x)))).astype(np.float64)
-    _, log_z = masses(grid, alpha[1:])
-    return density_of(
-        grid, DualSolution(alpha[1:], log_z, 0.0, steps), values, covariance, bounds, False, tol
-    )
-
-
-def _powers(values: Array) -> Array:
-    """Moments of u = (1 + x)/2: uⁿ = 4⁻ⁿ·(C(2n, n) + 2 Σ_k C(2n, n − k) T_k)."""
-    count = len(values) - 1
-    table = [
-        [comb(2 * n, n - k) / 4**n * (2 if k else 1) if k <= n else 0.0 for k in range(count + 1)]
-        for n in range(count + 1)
-    ]
-    return np.asarray(table) @ values
+    solution = DualSolution(alpha[1:], masses(grid, alpha[1:])[1], 0.0, steps)
+    return density_of(grid, solution, values, covariance, bounds, False, tol)

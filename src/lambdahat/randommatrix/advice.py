@@ -1,18 +1,14 @@
 """How large a step, how large a batch: advice from measured curvature, with the reasons.
 
-Learning rates from the eigenvalues of single batches alone, where samples have no curvature of
-their own.
-
-With batch-norm by the batch's statistics a loss is that of a whole batch. Its Hessian is no mean
-over samples, so that there is none of all data and no τ², and batches of one size say nothing of
-those of another. What is left is λ₁ of the batches that were measured: of its s = E λ₁²/E λ₁ an
-unknown part is curvature that batches share, and the rest noise.
+With batch norm in training mode a loss is that of a whole batch. Its Hessian is no mean over
+samples, so that there is none of all data and no τ², and batches of one size say nothing of those
+of another. What is left is λ₁ of the batches that were measured: of its s = E λ₁²/E λ₁ an unknown
+part is curvature that batches share, and the rest is noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +41,7 @@ from lambdahat.randommatrix.rate_limits import (
     require_momentum,
     stability_limit,
 )
-from lambdahat.randommatrix.stable_rates import (
-    MakeOptimizer,
-    NoLimitError,
-    StableRate,
-    largest_stable_rate,
-)
+from lambdahat.randommatrix.stable_rates import NoLimitError, StableRate, largest_stable_rate
 from lambdahat.results import Estimate
 
 ALONE = "batch statistics couple samples, so nothing is predicted from all data or for other sizes"
@@ -75,25 +66,17 @@ def limits(
     if isinstance(levels, NoiseLevels):
         limit = stable_rate(levels, request, batch_size)
         return limit, limit
-    if math.isinf(levels.view(batch_size).effective):
-        limit = _positive(_limit(levels, request, batch_size, 0.0))
-        return limit, limit
-    return _positive(_limit(levels, request, batch_size, 1.0)), _positive(
-        _limit(levels, request, batch_size, 0.0)
-    )
-
-
-def _positive(limit: Estimate) -> PositiveEstimate:
-    """A limit of training by batch statistics, with the doubt of networks that have them."""
-    return PositiveEstimate.of(limit, BEYOND_QUADRATIC[True])
+    sure = math.isinf(levels.view(batch_size).effective)
+    found = [_limit(levels, request, batch_size, noise) for noise in (0.0 if sure else 1.0, 0.0)]
+    low, high = (PositiveEstimate.of(limit, BEYOND_QUADRATIC[True]) for limit in found)
+    return low, high
 
 
 def _limit(levels: BatchLevels, request: AdviceRequest, batch_size: int, noise: float) -> Estimate:
-    """The limit of s = λ + excess where ``noise`` (0 or 1) of it is excess: 2(1 − ρ)/s if all is,
-    2/s without momentum.
+    """The limit of s = λ + excess if ``noise`` (0 or 1) of it is excess: 2(1 − ρ)/s if all is.
 
-    That 2/s is the limit takes a sharpest direction that batches share. One that is sharp in few
-    has their λ₁ for its limit, so that the spread between batches is a further error of s.
+    Batches may not share the sharpest direction; one that is sharp in few has their λ₁ for its
+    limit, so that the spread between batches is a further error of s.
     """
     view, rho = levels.view(batch_size), request.momentum
     doubted = propagated(lambda s, doubt: s + doubt, view.sharpness, Estimate(0.0, view.spread))
@@ -105,10 +88,9 @@ def _limit(levels: BatchLevels, request: AdviceRequest, batch_size: int, noise: 
 def batch_recommendations(
     levels: BatchLevels, request: AdviceRequest
 ) -> tuple[Recommendation, ...]:
-    """The largest stable rates at the measured sizes and, without momentum, how they scale from one
-    to the other.
+    """The largest stable rates at the measured sizes and, without momentum, how they scale.
 
-    Of adaptive methods nothing: no eigenvalue limits their rate.
+    There is none for adaptive methods: no eigenvalue limits their rate.
     """
     if request.optimizer not in GRADIENT:
         return ()
@@ -136,21 +118,12 @@ def _rates(levels: BatchLevels, request: AdviceRequest, size: int) -> list[Recom
     if request.momentum == 0:
         reason = f"2/λ₁ of the batch (Eq. 5.34) in mean square over batches: {numbers}"
         return [Recommendation("largest stable rate", size, low, reason)]
-    rho = f"{request.momentum:g}"
+    rho = f"with momentum ρ = {request.momentum:g}"
+    noisy = f"2(1 − ρ)/λ₁ {rho}, were λ₁ of a batch all noise: {numbers}"
+    plain = f"the limit {rho}, were all batches alike; the true one lies between the two"
     return [
-        Recommendation(
-            "largest stable rate, all noise",
-            size,
-            low,
-            f"2(1 − ρ)/λ₁ with momentum ρ = {rho}, were λ₁ of a batch all noise: {numbers}",
-        ),
-        Recommendation(
-            "largest stable rate, no noise",
-            size,
-            high,
-            f"the limit with momentum ρ = {rho}, were all batches alike; the true one lies between"
-            " the two",
-        ),
+        Recommendation("largest stable rate, all noise", size, low, noisy),
+        Recommendation("largest stable rate, no noise", size, high, plain),
     ]
 
 
@@ -183,8 +156,8 @@ class Advice(Result):
     """Recommended learning rate, batch size and damping, from a problem's curvature.
 
     ``levels`` are the measured numbers (``BatchLevels`` of a problem with norm="train"),
-    ``recommendations`` what follows from them, each with its reason, and ``cautions`` what to mind.
-    ``advice["largest stable rate"]`` is the value of the first recommendation of that name,
+    ``recommendations`` what follows from them, each with its reason, and ``cautions`` what to
+    watch. ``advice["largest stable rate"]`` is the value of the first recommendation of that name,
     ``advice["largest stable rate", 1024]`` that for a batch size. ``cost`` counts passes over the
     data.
     """
@@ -205,83 +178,51 @@ class Advice(Result):
 
     def __getitem__(self, key: str | tuple[str, int]) -> Estimate:
         name, size = (key, None) if isinstance(key, str) else key
-        found = [
-            each
-            for each in self.recommendations
-            if each.name == name and size in (None, each.batch_size)
-        ]
+        named = [each for each in self.recommendations if each.name == name]
+        found = [each for each in named if size in (None, each.batch_size)]
         known = ", ".join(f"{each.name!r}, {each.batch_size}" for each in self.recommendations)
         require(bool(found), "a recommendation", f"be one of {known}", repr(key), "", KeyError)
         return found[0].value
 
     @property
     def headline(self) -> str:
-        """What to do, in one line: a rate, half of the largest stable one, which is the fastest on
-        a quadratic.
+        """The advice in one line: half of the largest stable rate, the fastest on a quadratic.
 
-        A rate by training goes before one by curvature, and one that was moved from another batch
-        size before both.
+        A rate by training takes precedence over one by curvature, and one that was moved from
+        another batch size over both.
         """
         point = "for this point of training"
-        named = {each.name: each for each in reversed(self.recommendations)}
-        if "learning rate" in named:
-            each, share = named["learning rate"], 1.0
-        elif "stable rate by training" in named:
-            each, share = named["stable rate by training"], 0.5
-        else:
-            stable = [
-                each for each in self.recommendations if each.name.startswith("largest stable rate")
-            ]
-            if not stable:
-                least = [each for each in self.recommendations if each.name.startswith("least")]
-                if least:
-                    told = f"use {least[0].name} ≈ {float(least[0].value):.2g} (error unknown)"
-                else:
-                    told = "no rate is known"
-                return (
-                    f"{told} at batch {self._batch(least)}, {point}: pass steps to find the rate by"
-                    " training"
-                )
-            each, share = stable[0], 0.5
-        low, high = each.value.interval()
-        at = f"at batch {each.batch_size:,}, {point}"
-        if not math.isfinite(low):
-            return f"use lr ≈ {share * float(each.value):.2g} (error unknown) {at}"
-        return (
-            f"use lr ≈ {share * float(each.value):.3g} ({share * low:.3g} to {share * high:.3g})"
-            f" {at}"
-        )
-
-    def _batch(self, found: Sequence[Recommendation]) -> str:
-        return f"{found[0].batch_size if found else self.levels.views[0].batch_size:,}"
+        starts = ("learning rate", 1.0), ("stable rate by training", 0.5)
+        for start, share in (*starts, ("largest stable rate", 0.5)):
+            found = [each for each in self.recommendations if each.name.startswith(start)]
+            if not found:
+                continue
+            value, (low, high) = float(found[0].value), found[0].value.interval()
+            at = f"at batch {found[0].batch_size:,}, {point}"
+            if not math.isfinite(low):
+                return f"use lr ≈ {share * value:.2g} (error unknown) {at}"
+            between = f"{share * low:.3g} to {share * high:.3g}"
+            return f"use lr ≈ {share * value:.3g} ({between}) {at}"
+        least = [each for each in self.recommendations if each.name.startswith("least")]
+        size, action = self.levels.views[0].batch_size, "no rate is known"
+        if least:
+            size = least[0].batch_size
+            action = f"use {least[0].name} ≈ {float(least[0].value):.2g} (error unknown)"
+        return f"{action} at batch {size:,}, {point}: pass steps to find the rate by training"
 
     def table(self) -> list[dict[str, Any]]:
         """One row per recommendation: name, batch_size, value, stderr, low, high (95 %), reason."""
         rows = []
         for each in self.recommendations:
             low, high = each.value.interval()
-            value = {
-                "value": float(each.value),
-                "stderr": float(each.value.stderr),
-                "low": low,
-                "high": high,
-            }
-            rows.append(
-                {
-                    "name": each.name,
-                    "batch_size": each.batch_size or None,
-                    **value,
-                    "reason": each.reason,
-                }
-            )
+            row: dict[str, Any] = {"name": each.name, "batch_size": each.batch_size or None}
+            row |= {"value": float(each.value), "stderr": float(each.value.stderr)}
+            rows.append(row | {"low": low, "high": high, "reason": each.reason})
         return rows
 
     def __str__(self) -> str:
-        about = self.levels
-        lines = [
-            self.headline,
-            f"{self.rule}, {about.parameters:,} parameters, {about.population:,} samples",
-        ]
+        sizes = f"{self.levels.parameters:,} parameters, {self.levels.population:,} samples"
+        lines = [self.headline, f"{self.rule}, {sizes}"]
         for each in self.recommendations:
             at = f", batch of {each.batch_size:,}" if each.batch_size else ""
             lines.append(f"{each.name}{at}: {text(each.value)}")
@@ -303,8 +244,7 @@ def advise(
     factor: float | None = None,
     seed: int = 0,
 ) -> Advice:
-    """Learning rate, batch size and damping from the curvature at the problem's parameters, each
-    with its reason.
+    """Learning rate, batch size and damping from the curvature at the problem's parameters.
 
     ``optimizer`` is "sgd", "momentum" or "nesterov" (with ``momentum``, default 0, 0.9 and 0.9),
     "adam", "adamw", "rmsprop", "kfac" (on the Gauss–Newton matrix) or "lanczos-newton". For the
@@ -316,34 +256,38 @@ def advise(
     λ₁ is measured on all data, τ² and σ² on ``samples`` samples (default at most 1,024), and λ₁ of
     ``batches`` batches of each size (default as many as hold all data once, from 10 to 30). Up to
     12 parameters rates are the exact limit of the coupled second moments; beyond, they follow τ² of
-    the direction with the lowest, or what the batches show where that is lower for sure. Their
-    intervals are positive and, unless the loss is quadratic, hold what networks do beyond the local
+    the direction with the lowest, or the batches if these show significantly less. Their intervals
+    are positive and, unless the loss is quadratic, include what networks do beyond the local
     quadratic. Predictions that miss are cautions. With ``steps`` the largest stable rates are also
     found by training that long, judged by ``factor`` as ``largest_stable_rate`` does. All holds at
     this point of parameter space: advice for the start of training is not advice for its end.
 
     With norm="train" no sample has a curvature of its own, and rates come from λ₁ of the measured
-    batches alone. With momentum that tells only two rates that the limit lies between; nothing is
-    predicted, and no ε or damping told.
+    batches alone: with momentum two rates that bracket the limit, no predictions, and no ε or
+    damping.
     """
     require_problem(problem)
     request = _request(problem, optimizer, batch_size, new_batch_size, learning_rate, momentum)
     if batches is not None:
         require_count(batches, "batches", 2, cure="one batch shows no error")
-    most = 0 if optimizer in SECOND_ORDER else None
-    require_count(
-        steps,
-        "steps",
-        0,
-        most,
-        "largest_stable_rate takes any torch optimiser" if most == 0 else "",
-    )
+    if optimizer in SECOND_ORDER:
+        require_count(steps, "steps", 0, 0, "largest_stable_rate takes any torch optimiser")
+    require_count(steps, "steps", 0)
     if samples is not None:
         require_count(samples, "samples", 2, problem.num_samples)
     if factor is not None:
         require_positive(factor, "factor")
     levels = _measured(problem, request, batches, samples, steps, seed)
-    _require_positive_curvature(levels)
+    if isinstance(levels, BatchLevels):
+        curvatures = [view.sharpness for view in levels.views]
+    else:
+        curvatures = [levels.largest]
+    for value in curvatures:
+        name, expected = f"the largest eigenvalue of the {levels.operator}", "be above 0"
+        cure = "measure at parameters where the loss bends upwards: train further"
+        require(
+            value.interval()[0] > 0, name, f"{expected} for any of these rules", text(value), cure
+        )
     if isinstance(levels, BatchLevels):
         found = batch_recommendations(levels, request)
     else:
@@ -355,17 +299,10 @@ def advise(
         *_mind_training(levels, request, trained),
         *failed,
     )
-    return Advice(
-        optimizer,
-        request.momentum,
-        learning_rate,
-        levels,
-        (*found, *map(_by_training, trained)),
-        cautions,
-        levels.cost
-        + sum(math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained),
-        levels.status,
-    )
+    every = (*found, *map(_by_training, trained))
+    passes = (math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained)
+    cost, asked = levels.cost + sum(passes), (optimizer, request.momentum, learning_rate)
+    return Advice(*asked, levels, every, cautions, cost, levels.status)
 
 
 def _request(
@@ -436,19 +373,6 @@ def _measured(
     return noise_levels(problem, operator, request.batch_sizes, batches, samples, seed)
 
 
-def _require_positive_curvature(levels: NoiseLevels | BatchLevels) -> None:
-    for value in (
-        [view.sharpness for view in levels.views]
-        if isinstance(levels, BatchLevels)
-        else [levels.largest]
-    ):
-        fine = value.interval()[0] > 0
-        expected = "be above 0 for any of these rules"
-        got = text(value)
-        cure = "measure at parameters where the loss bends upwards: train further"
-        require(fine, f"the largest eigenvalue of the {levels.operator}", expected, got, cure)
-
-
 def _train(
     problem: Problem,
     request: AdviceRequest,
@@ -458,7 +382,19 @@ def _train(
     seed: int,
 ) -> tuple[tuple[StableRate, ...], tuple[str, ...]]:
     """The largest stable rate at each batch size by bisection, and where none was found."""
-    make, found, failed = _maker(request), [], []
+    kinds: dict[str, Any] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "rmsprop": torch.optim.RMSprop,
+    }
+
+    def make(parameters: list[Tensor], rate: float) -> Optimizer:
+        if request.optimizer in kinds:
+            return kinds[request.optimizer](parameters, lr=rate)  # type: ignore[no-any-return]
+        rho, nesterov = request.momentum, request.nesterov
+        return torch.optim.SGD(parameters, rate, momentum=rho, nesterov=nesterov)
+
+    found, failed = [], []
     for size in request.batch_sizes:
         adaptive = request.optimizer in ADAPTIVE
         start = request.rate if adaptive else float(limits(levels, request, size)[0])
@@ -473,31 +409,11 @@ def _train(
     return tuple(found), tuple(failed)
 
 
-def _maker(request: AdviceRequest) -> MakeOptimizer:
-    kinds: dict[str, Any] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "rmsprop": torch.optim.RMSprop,
-    }
-
-    def make(parameters: list[Tensor], rate: float) -> Optimizer:
-        if request.optimizer in kinds:
-            return kinds[request.optimizer](parameters, lr=rate)  # type: ignore[no-any-return]
-        return torch.optim.SGD(
-            parameters, rate, momentum=request.momentum, nesterov=request.nesterov
-        )
-
-    return make
-
-
 def _by_training(rate: StableRate) -> Recommendation:
-    bound = (
-        "what noise lets expect" if rate.factor is None else f"{rate.factor:g} times the first loss"
-    )
-    reason = (
-        f"{rate.steps} steps from here at higher rates end above {bound}, or at no loss;"
-        f" {rate.cost:,} gradients"
-    )
+    factor = rate.factor
+    bound = "what noise lets expect" if factor is None else f"{factor:g} times the first loss"
+    above = f"{rate.steps} steps from here at higher rates end above {bound}"
+    reason = f"{above}, or at no loss; {rate.cost:,} gradients"
     return Recommendation("stable rate by training", rate.batch_size, rate, reason)
 
 
@@ -511,9 +427,8 @@ def _mind_layers(problem: Problem) -> list[str]:
             " so that this is advice for another network: ask for that of a problem with"
             ' norm="train"'
         )
-    if any(
-        isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in layers
-    ):
+    dropouts = (each for each in layers if isinstance(each, torch.nn.modules.dropout._DropoutNd))
+    if any(layer.p > 0 for layer in dropouts):
         found.append(
             "dropout is off here and on in training, where it adds noise: stay further below the"
             " limit"
@@ -554,11 +469,8 @@ def _mind_rules(levels: NoiseLevels, request: AdviceRequest) -> list[str]:
             " times that by isotropic noise (docs/minibatch-rates.md)"
         )
     for view in levels.views:
-        stray = [
-            f"{model} {text(view.predicted[model])}"
-            for model in view.predicted
-            if view.strays(model)
-        ]
+        missed = [model for model in view.predicted if view.strays(model)]
+        stray = [f"{model} {text(view.predicted[model])}" for model in missed]
         if stray and math.isfinite(view.effective):
             harmless = request.optimizer in GRADIENT and not view.strays("directional")
             found.append(
@@ -574,13 +486,10 @@ def _mind_training(
 ) -> list[str]:
     """Where training and the rule disagree, or where only training can tell."""
     if request.optimizer in ADAPTIVE:
-        return (
-            []
-            if trained
-            else [
-                "no eigenvalue limits an adaptive method's rate: pass steps to find it by training"
-            ]
+        unknown = (
+            "no eigenvalue limits an adaptive method's rate: pass steps to find it by training"
         )
+        return [] if trained else [unknown]
     found = []
     for rate in trained:
         low, high = limits(levels, request, rate.batch_size)

@@ -78,11 +78,8 @@ class AdviceRequest:
 def recommendations(levels: NoiseLevels, request: AdviceRequest) -> tuple[Recommendation, ...]:
     """Everything that follows for the optimiser."""
     if request.optimizer in GRADIENT:
-        return (
-            *_stable_rates(levels, request),
-            *_rate_kept(levels, request),
-            *_scaling(levels, request),
-        )
+        rates = *_stable_rates(levels, request), *_rate_kept(levels, request)
+        return (*rates, *_scaling(levels, request))
     if request.optimizer in ADAPTIVE:
         return (*_damping(levels, request, "least epsilon"), *_root_rate(levels, request))
     return tuple(_damping(levels, request, "least damping"))
@@ -91,8 +88,8 @@ def recommendations(levels: NoiseLevels, request: AdviceRequest) -> tuple[Recomm
 def rate_limit(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> Estimate:
     """The largest stable rate at a batch size on the local quadratic.
 
-    Where the known directions are all there are, this is the limit of their coupled second moments;
-    of more parameters, the lowest of single directions, as if all of their noise stayed along them.
+    If the known directions are all there are, this is the limit of their coupled second moments;
+    otherwise the lowest of single directions, as if all of their noise stayed along them.
     """
     b = levels.view(batch_size).effective
     if levels.complete and not math.isinf(b):
@@ -101,12 +98,10 @@ def rate_limit(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> 
 
 
 def stable_rate(levels: NoiseLevels, request: AdviceRequest, batch_size: int) -> PositiveEstimate:
-    """The largest stable rate of training: that on the local quadratic, and what this leaves out as
-    a doubt.
+    """The largest stable rate of training: that on the local quadratic, with a doubt for the rest.
 
     On a quadratic of more directions than are known, the limit lies between that of single
-    directions and that of the coupled second moments of the known ones, which leave out what noise
-    does to the others.
+    directions and that of the coupled second moments of the known ones.
     """
     limit, b = rate_limit(levels, request, batch_size), levels.view(batch_size).effective
     down, up = (0.0, 0.0) if levels.quadratic else BEYOND_QUADRATIC[levels.normalized]
@@ -131,10 +126,8 @@ def _coupled_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Est
     unsure = float((errors / tau2.clamp(min=1e-300))[kept].max())
 
     def of(scale: float) -> float:
-        share = levels.finite * scale / b
-        return coupled_limit(
-            values[kept].numpy(), matrices.numpy(), share, request.momentum, request.nesterov
-        )
+        share, rho = levels.finite * scale / b, request.momentum
+        return coupled_limit(values[kept].numpy(), matrices.numpy(), share, rho, request.nesterov)
 
     value, most = of(1.0), 1 + NORMAL_95 * unsure
     # τ² may be several times what a subset shows: its error is a factor, and so is that of the
@@ -152,7 +145,8 @@ def expected_limit(levels: NoiseLevels, request: AdviceRequest, b: float) -> Est
 class _Direction:
     """A direction of curvature λ, where batches of effective size b add noise/b to it.
 
-    Where ``rival``, the noise by another way, differs for sure, so much is added to the errors.
+    If ``rival``, another estimate of the noise, differs significantly, the difference is added to
+    the errors.
     """
 
     name: str
@@ -161,26 +155,19 @@ class _Direction:
     rival: Estimate | None = None
 
     def limit(self, request: AdviceRequest, b: float) -> Estimate:
-        limits = [
-            limit_of(
-                self.curvature,
-                propagated(lambda level: level / b, noise),
-                request.momentum,
-                request.nesterov,
-            )
-            for noise in (self.noise, self.rival)
-            if noise is not None
-        ]
+        limits = []
+        for noise in (self.noise, self.rival):
+            if noise is not None:
+                excess = propagated(lambda level: level / b, noise)
+                limits.append(limit_of(self.curvature, excess, request.momentum, request.nesterov))
         return _add_error(limits[0], abs(float(limits[0]) - float(limits[-1])))
 
     def exponent(self, request: AdviceRequest, b: float) -> Estimate:
         """p in limit ∝ bᵖ, over a doubling of b about its value."""
 
         def of(true: float, noise: float) -> float:
-            first, last = (
-                stability_limit(true, noise / (b * part), request.momentum, request.nesterov)
-                for part in HALF_DOUBLING
-            )
+            excess, rule = (noise / (b * part) for part in HALF_DOUBLING), request.nesterov
+            first, last = (stability_limit(true, e, request.momentum, rule) for e in excess)
             return math.log2(last / first)
 
         return self._both(of)
@@ -189,9 +176,8 @@ class _Direction:
         """The effective b at which the limit is ``rate``."""
 
         def of(true: float, noise: float, wanted: float) -> float:
-            return max(noise, 0.0) / allowed_excess(
-                wanted, true, request.momentum, request.nesterov
-            )
+            allowed = allowed_excess(wanted, true, request.momentum, request.nesterov)
+            return max(noise, 0.0) / allowed
 
         return self._both(of, rate)
 
@@ -206,8 +192,8 @@ class _Direction:
 def _expected(levels: NoiseLevels) -> list[_Direction]:
     """The sharpest direction and flatter ones, which can be noisier, with the noise τ²/λ of each.
 
-    E‖(I − αH_batch)φ‖² ≤ 1 along every eigenvector is not the limit of the coupled second moments.
-    The noise has the error MODEL for that.
+    E‖(I − αH_batch)φ‖² ≤ 1 along every eigenvector is not the limit of the coupled second moments,
+    hence the error MODEL of the noise.
     """
     known = {SHARPEST: (levels.largest, levels.tau2), **levels.flatter()}
     found = []
@@ -218,9 +204,9 @@ def _expected(levels: NoiseLevels) -> list[_Direction]:
 
 
 def _directions(levels: NoiseLevels, batch_size: int) -> list[_Direction]:
-    """The same; if batches show more noise for sure, that is taken, with τ² as its rival.
+    """The same, with the noise of the batches, and τ² as its rival, if they show more for sure.
 
-    If they show less it is not: a few batches miss rare samples, which τ² knows.
+    If they show less it is not used: a few batches miss rare samples, which τ² includes.
     """
     sharpest, *others = _expected(levels)
     b = levels.view(batch_size).effective
@@ -249,20 +235,15 @@ def _stable_rates(levels: NoiseLevels, request: AdviceRequest) -> list[Recommend
         added = propagated(lambda noise, b=view.effective: noise / b, binding.noise)
         adds = f"to which a batch of {size:,} adds {text(added)}"
         if binding.name == SHARPEST:
-            numbers = (
-                f"λ₁ = {text(levels.largest)} of all data, {adds}; the batches have"
-                f" {text(view.measured)}"
-            )
+            true, seen = text(levels.largest), text(view.measured)
+            numbers = f"λ₁ = {true} of all data, {adds}; the batches have {seen}"
         else:
-            numbers = (
-                f"{binding.name}, noisier than the sharpest direction, has λ ="
-                f" {text(binding.curvature)}, {adds}"
-            )
+            noisier = f"{binding.name}, noisier than the sharpest direction"
+            numbers = f"{noisier}, has λ = {text(binding.curvature)}, {adds}"
         beyond = "" if levels.quadratic else f"; {CALIBRATED}"
         reason = f"{_formula(request)}: {numbers}{beyond}"
-        found.append(
-            Recommendation("largest stable rate", size, stable_rate(levels, request, size), reason)
-        )
+        rate = stable_rate(levels, request, size)
+        found.append(Recommendation("largest stable rate", size, rate, reason))
     return found
 
 
@@ -271,10 +252,8 @@ def _formula(request: AdviceRequest) -> str:
         return "2/(λ + what a batch adds), 2/λ₁ of the batch (Eq. 5.34) in mean square over batches"
     rho = f"{request.momentum:g}"
     if request.nesterov:
-        return (
-            f"mean-square stability of Nesterov's momentum ρ = {rho}, 2(1 + ρ)/((1 + 2ρ)λ₁) with"
-            " all data"
-        )
+        limit = "2(1 + ρ)/((1 + 2ρ)λ₁) with all data"
+        return f"mean-square stability of Nesterov's momentum ρ = {rho}, {limit}"
     noise = (1 + request.momentum) / (1 - request.momentum)
     return f"2(1 + ρ)/(λ + {noise:.3g}·(what a batch adds)) with momentum ρ = {rho}"
 
@@ -287,11 +266,8 @@ def _rate_kept(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendati
     rate = request.learning_rate
     limits = [rate_limit(levels, request, size) for size in (old, new)]
     value = PositiveEstimate.of(propagated(lambda first, last: rate * last / first, *limits))
-    share = rate / float(limits[0])
-    reason = (
-        f"{rate:g} is {share:.0%} of the limit at {old:,}, and this is as much of the limit at"
-        f" {new:,}"
-    )
+    share = f"{rate:g} is {rate / float(limits[0]):.0%} of the limit at {old:,}"
+    reason = f"{share}, and this is as much of the limit at {new:,}"
     return [Recommendation("learning rate", new, value, reason)]
 
 
@@ -313,25 +289,22 @@ def in_words(exponent: Estimate) -> str:
     """What an exponent means, as far as its interval tells."""
     if math.isnan(float(exponent.stderr)):
         return "how, is unknown"
-    low, high = (_word(end) for end in exponent.interval())
+    low, high = (
+        "linear" if end > 0.75 else "square-root" if end > 0.25 else "hardly any"
+        for end in exponent.interval()
+    )
     return f"{low} scaling" if low == high else f"anything from {low} to {high} scaling"
-
-
-def _word(exponent: float) -> str:
-    return "linear" if exponent > 0.75 else "square-root" if exponent > 0.25 else "hardly any"
 
 
 def _end(levels: NoiseLevels, request: AdviceRequest) -> Recommendation:
     """B* = b*/(1 + b*/N), b* the effective batch at which the limit is half that of all data.
 
-    It is that of the direction which needs the largest batches. Below one sample it is told as 1,
-    with its error unless that is below 1 for sure.
+    It is that of the direction which needs the largest batches. Below one sample it is reported as
+    1.
     """
     total = levels.population
-    half = propagated(
-        lambda true: stability_limit(true, 0.0, request.momentum, request.nesterov) / 2,
-        levels.largest,
-    )
+    rule = request.momentum, request.nesterov
+    half = propagated(lambda true: stability_limit(true, 0.0, *rule) / 2, levels.largest)
     directions = _directions(levels, request.batch_sizes[0])
     reached = [(each.reaches(request, half), each) for each in directions]
     last, slowest = max(reached, key=lambda pair: float(pair[0]))
@@ -341,13 +314,10 @@ def _end(levels: NoiseLevels, request: AdviceRequest) -> Recommendation:
         past = "at B = 1 the limit is already more than half that of all data"
         return Recommendation("end of scaling", 0, Estimate(1.0), f"{past}; {about}")
     if float(value) <= 1:
-        past = (
-            f"it comes out at {text(value)}, so that at B = 1 the limit may already be more than"
-            " half that of all data"
-        )
-        return Recommendation(
-            "end of scaling", 0, PositiveEstimate.of(replace(value, value=1.0)), f"{past}; {about}"
-        )
+        past = "at B = 1 the limit may already be more than half that of all data"
+        reason = f"it comes out at {text(value)}, so that {past}; {about}"
+        value = replace(value, value=1.0)
+        return Recommendation("end of scaling", 0, PositiveEstimate.of(value), reason)
     reason = f"the limit is half that of all data there, and larger batches gain little; {about}"
     return Recommendation("end of scaling", 0, PositiveEstimate.of(value), reason)
 
@@ -355,34 +325,26 @@ def _end(levels: NoiseLevels, request: AdviceRequest) -> Recommendation:
 def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
     """b* without momentum: n/(2λ₁ − λ) where a batch adds n/b to λ; τ²/λ₁² for the sharpest."""
     true = float(levels.largest)
-    told = float(levels.tau2) / true**2
-    isotropic = (
-        f"Pσ²/λ₁² = {levels.parameters * float(levels.variance) / true**2:.3g} were the noise"
-        " isotropic"
-    )
+    ratio = f"τ²/λ₁² = {float(levels.tau2) / true**2:.3g}"
+    plain = levels.parameters * float(levels.variance) / true**2
+    isotropic = f"Pσ²/λ₁² = {plain:.3g} were the noise isotropic"
     near = max(float(slowest.noise), 0.0) / (2 * true - float(slowest.curvature))
+    about = f"without momentum it is near {near:.3g}"
     if slowest.name != SHARPEST:
-        return (
-            f"without momentum it is near {near:.3g} along {slowest.name}, noisier than the"
-            f" sharpest direction; along that it would be τ²/λ₁² = {told:.3g}, or {isotropic}"
-        )
+        noisier = f"{about} along {slowest.name}, noisier than the sharpest direction"
+        return f"{noisier}; along that it would be {ratio}, or {isotropic}"
     if slowest.rival is not None:
-        return (
-            f"without momentum it is near {near:.3g} by the batches, τ²/λ₁² = {told:.3g} by"
-            f" samples, or {isotropic}"
-        )
-    return f"without momentum it is near τ²/λ₁² = {told:.3g}, or {isotropic}"
+        return f"{about} by the batches, {ratio} by samples, or {isotropic}"
+    return f"without momentum it is near {ratio}, or {isotropic}"
 
 
 def _damping(levels: NoiseLevels, request: AdviceRequest, name: str) -> list[Recommendation]:
-    """What keeps a step along falsely flat directions from overshooting (Eq. 5.36 of the spectral
-    thesis, mended).
+    """The damping against overshooting along falsely flat directions (Eq. 5.36, corrected).
 
-    Training refutes the rule by factors (docs/minibatch-rates.md), so that its error is unknown.
-
-    A batch's flat directions together hold the share r = 1 − |φ̂₁ᵀφ₁|² of the sharpest one, so that
-    δ > αλ₁r/2. To first order r = τ²/(bλ₁²), and Pσ²/(bλ₁²) were the noise isotropic: δ >
-    ατ²/(2bλ₁) and αPσ²/(2bλ₁).
+    Training refutes the rule by factors (docs/minibatch-rates.md), so that its error is unknown. A
+    batch's flat directions together hold the share r = 1 − |φ̂₁ᵀφ₁|² of the sharpest one, so that δ
+    > αλ₁r/2. To first order r = τ²/(bλ₁²), and Pσ²/(bλ₁²) for isotropic noise: δ > ατ²/(2bλ₁) and
+    αPσ²/(2bλ₁).
     """
     rate = request.rate
     usual = "" if request.learning_rate is not None else " (the usual rate)"
@@ -402,18 +364,12 @@ def _damping_errors(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[flo
     expected, true = float(levels.expected_excess(b)), float(levels.largest)
     isotropic = levels.finite * order * float(levels.variance) / (b * true)
     seen = true * (1 - float(view.overlap))
+    spread = f"σ² = {text(levels.variance)}, P = {order:,}, b = {b:.5g}"
+    overlap = f"|φ̂₁ᵀφ₁|² = {text(view.overlap)} measured on the batches"
     return {
         "": (expected, "ατ²/(2bλ₁)", f"τ² = {text(levels.tau2)}, b = {b:.5g}"),
-        ", isotropic noise": (
-            isotropic,
-            "αPσ²/(2bλ₁)",
-            f"σ² = {text(levels.variance)}, P = {order:,}, b = {b:.5g}",
-        ),
-        ", from overlap": (
-            seen,
-            "αλ₁(1 − |φ̂₁ᵀφ₁|²)/2",
-            f"|φ̂₁ᵀφ₁|² = {text(view.overlap)} measured on the batches",
-        ),
+        ", isotropic noise": (isotropic, "αPσ²/(2bλ₁)", spread),
+        ", from overlap": (seen, "αλ₁(1 − |φ̂₁ᵀφ₁|²)/2", overlap),
     }
 
 
@@ -421,26 +377,18 @@ def _root_rate(levels: NoiseLevels, request: AdviceRequest) -> list[Recommendati
     """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule of thumb."""
     old, new = request.batch_sizes[0], request.batch_sizes[-1]
     noise = propagated(lambda level: levels.finite * level, levels.gradient_variance)
-    typical = propagated(
-        lambda mean, var: math.sqrt(mean + var / levels.view(old).effective), levels.gradient, noise
+    b = levels.view(old).effective
+    typical = propagated(lambda mean, var: math.sqrt(mean + var / b), levels.gradient, noise)
+    share = float(noise) / b / max(float(typical) ** 2, 1e-300)
+    reason = (
+        f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its"
+        " square from noise; with ε far above it Adam is SGD of rate α/ε, and scales as SGD does"
     )
-    share = float(noise) / levels.view(old).effective / max(float(typical) ** 2, 1e-300)
-    found = [
-        Recommendation(
-            "typical √v",
-            old,
-            typical,
-            f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its"
-            " square from noise; with ε far above it Adam is SGD of rate α/ε, and scales as SGD"
-            " does",
-        )
-    ]
+    found = [Recommendation("typical √v", old, typical, reason)]
     if request.learning_rate is not None and old != new:
         value = Estimate(request.learning_rate * math.sqrt(new / old), math.nan)
-        reason = (
-            f"α·√(B'/B), for ε far below √v = {text(typical)} (§5.8.1): a rule of thumb, not"
-            " measured here"
-        )
+        rule = f"α·√(B'/B), for ε far below √v = {text(typical)} (§5.8.1)"
+        reason = f"{rule}: a rule of thumb, not measured here"
         found.append(Recommendation("learning rate", new, value, reason))
     return found
 

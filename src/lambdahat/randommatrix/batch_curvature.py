@@ -1,6 +1,4 @@
-"""The extreme eigenvalues that single batches show, measured.
-
-How much the curvature along single eigenvectors differs from sample to sample.
+"""The curvature of single batches, and how much that of samples differs along eigenvectors.
 
 The noise of a batch is not alike in all directions: it is large where the curvature is. What moves
 an eigenvalue λ_m of the mean matrix M̄ is its noise to the other eigenvectors. To second order,
@@ -18,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -67,10 +65,8 @@ class BatchEigenvalues(Result):
     def mean(self, which: str = "largest", rank: int = 0) -> Estimate:
         """The mean over batches of "largest", "smallest" or "overlaps", with its standard error."""
         readings = self._readings(which)[:, rank]
-        error = readings.std(ddof=1) / math.sqrt(len(readings)) if len(readings) > 1 else math.nan
-        return Estimate(
-            float(readings.mean()), float(error), self.cost, self.status, max(len(readings) - 1, 1)
-        )
+        error, dof = self.spread(which, rank) / math.sqrt(len(readings)), max(len(readings) - 1, 1)
+        return Estimate(float(readings.mean()), error, self.cost, self.status, dof)
 
     def spread(self, which: str = "largest", rank: int = 0) -> float:
         """The standard deviation between batches."""
@@ -96,8 +92,7 @@ def batch_eigenpairs(
     full: Eigenpairs | None = None,
     tol: float = 1e-3,
 ) -> BatchEigenvalues:
-    """The k largest and k smallest eigenvalues of the Hessian (or "ggn") of each of several random
-    batches.
+    """The k largest and smallest eigenvalues of the Hessian (or "ggn") of several random batches.
 
     Batches are drawn without replacement within each, independently of one another and of batches
     of other sizes. ``full`` are the k largest or more eigenpairs of the same operator on all the
@@ -105,33 +100,30 @@ def batch_eigenpairs(
     more.
     """
     require_problem(problem)
-    require_count(
-        batch_size,
-        "batch_size",
-        1,
-        problem.num_samples,
-        "a batch is drawn from the problem's samples",
-    )
+    total, cure = problem.num_samples, "a batch is drawn from the problem's samples"
+    require_count(batch_size, "batch_size", 1, total, cure)
     require_count(batches, "batches")
     require_count(k, "k", 1, problem.num_parameters)
     require_choice(operator, "operator", tuple(CURVATURES))
     vectors = None if full is None else _reference(problem, full, k)
-    found = []
+    every, overlaps = [], []
     for i in range(batches):
-        pairs = _extremes(_batch(problem, batch_size, seed, i), operator, k, tol, seed)
-        found.append((pairs, None if vectors is None else _overlaps(pairs, vectors)))
+        curvature = CURVATURES[operator](_batch(problem, batch_size, seed, i))
+        pairs = eigenpairs(curvature, k, "both", tol=tol, seed=seed)
+        every.append(pairs)
+        if vectors is not None:
+            own = pairs.vectors[:, :k].double()
+            dots = (own * vectors.to(own.device).double()).sum(dim=0)
+            overlaps.append(dots.square().clamp(max=1.0).cpu().numpy())
         report("batch curvature", i + 1, batches)
-    every = [pairs for pairs, _ in found]
     return BatchEigenvalues(
         batch_size,
-        problem.num_samples,
+        total,
         problem.num_parameters,
         operator,
         largest=np.stack([pairs.values[:k].cpu().numpy() for pairs in every]),
         smallest=np.stack([pairs.values.flip(0)[:k].cpu().numpy() for pairs in every]),
-        overlaps=None
-        if vectors is None
-        else np.stack([overlap for _, overlap in found if overlap is not None]),
+        overlaps=np.stack(overlaps) if overlaps else None,
         cost=sum(pairs.cost for pairs in every),
         status=next((pairs.status for pairs in every if not pairs.status.ok), Status.CONVERGED),
     )
@@ -139,40 +131,23 @@ def batch_eigenpairs(
 
 def _batch(problem: Problem, batch_size: int, seed: int, i: int) -> Problem:
     """The problem on one random batch; only batch norm in training mode needs it in one piece."""
-    chosen = torch.randperm(
-        problem.num_samples, generator=generator(seed, "batch curvature", batch_size, i)
-    )
-    chosen = chosen[:batch_size]
+    rng = generator(seed, "batch curvature", batch_size, i)
+    chosen = torch.randperm(problem.num_samples, generator=rng)[:batch_size]
     most = batch_size if problem.norm == "train" else min(batch_size, max(problem.batches.sizes))
     return problem.subset(chosen, most)
 
 
-def _extremes(batch: Problem, operator: str, k: int, tol: float, seed: int) -> Eigenpairs:
-    """k pairs at each end, in descending order."""
-    return eigenpairs(CURVATURES[operator](batch), k, "both", tol=tol, seed=seed)
-
-
 def _reference(problem: Problem, full: Eigenpairs, k: int) -> torch.Tensor:
-    right = (
-        isinstance(full, Eigenpairs)
-        and full.vectors.shape[0] == problem.num_parameters
-        and len(full) >= k
-    )
+    right = isinstance(full, Eigenpairs) and len(full.vectors) == problem.num_parameters
+    right = right and len(full) >= k
     expected = f"be {k} eigenpairs or more of order {problem.num_parameters}"
     cure = "take them of the same problem: lh.eigenpairs(lh.hessian(problem), k)"
     require(right, "full", expected, full, cure)
-    falling = bool((full.values[:k].diff() <= 0).all()) and float(full.values[0]) >= float(
-        full.values.max()
-    )
+    falling = bool((full.values[:k].diff() <= 0).all())
+    falling = falling and float(full.values[0]) >= float(full.values.max())
     expected = "begin with the largest eigenvalues"
     require(falling, "full", expected, "others", 'ask for which="largest" or "both"')
     return full.vectors[:, :k]
-
-
-def _overlaps(pairs: Eigenpairs, vectors: torch.Tensor) -> Array:
-    own = pairs.vectors[:, : vectors.shape[1]]
-    dots = (own.double() * vectors.to(own.device).double()).sum(dim=0)
-    return np.asarray(dots.square().clamp(max=1.0).cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -182,7 +157,7 @@ class DirectionalVariance(Result):
     ``eigenvalues`` (k,) with their residuals as errors; ``tau2`` (k,) is mean_i ‖(M_i − M̄)φ_m‖²,
     ``couplings`` (k, k) Var_i(φ_jᵀM_iφ_m). ``elements`` (n, k(k+1)/2) are the upper triangles of
     Φᵀ(M_i − M̄)Φ, row by row, of all or 4,096 samples. ``bulk`` is the variance of one element of
-    M_i between directions orthogonal to all of them. Errors are 0 where all samples were used: the
+    M_i between directions orthogonal to all of them. Errors are 0 if all samples were used: the
     data set is the population. ``cost`` counts passes over the data.
     """
 
@@ -220,8 +195,7 @@ def directional_variance(
     samples: int | None = None,
     seed: int = 0,
 ) -> DirectionalVariance:
-    """τ², ω² and the couplings of the given eigenvectors of the problem's Hessian (or "ggn"), and
-    the bulk's variance.
+    """τ², ω² and couplings of eigenvectors of the Hessian (or "ggn"), and the bulk's variance.
 
     One pass of per-sample products for each eigenvector and each of the ``probes`` (random vectors
     orthogonal to them); with ``samples``, over a random subset. M̄φ = λφ is taken from the
@@ -230,7 +204,10 @@ def directional_variance(
     require_problem(problem)
     require_choice(operator, "operator", tuple(CURVATURES))
     require_count(probes, "probes")
-    _require_pairs(problem, eigenpairs)
+    order, cure = problem.num_parameters, "take lh.eigenpairs(lh.hessian(problem))"
+    fits = isinstance(eigenpairs, Eigenpairs) and len(eigenpairs.vectors) == order
+    expected = f"be Eigenpairs of order {order}"
+    require(fits, "eigenpairs", expected, eigenpairs, cure, TypeError)
     require_own_losses(problem)
     known = operator == "hessian" or problem.loss_function is not None
     require(known, "operator", 'be "hessian" for a problem made of one function', repr(operator))
@@ -253,38 +230,32 @@ def along_pairs(
     """``directional_variance`` without checks; ``refuse_foreign`` pairs of another problem."""
     total = problem.num_samples
     work = PerSample(problem)
-    products = _products(work, _draw_batches(problem, count, seed), operator)
+    batches: Iterable[Batch] = problem.batches
+    if count < total:
+        order = torch.randperm(total, generator=generator(seed, "directional samples"))
+        batches = problem.batches.subset(order[:count].sort().values)
+    products = _products(work, batches, operator)
     vectors = eigenpairs.vectors.to(problem.device, problem.dtype)
     rows = len(eigenpairs) + probes
     left = math.sqrt((1.0 - count / total) / count)
     tau2, couplings = [], []
     for m, (value, _) in enumerate(eigenpairs):
-        lengths, along, drift = _deviations(
-            products(vectors[:, m]), value, vectors, m, refuse_foreign and count == total
-        )
+        check, blocks = refuse_foreign and count == total, products(vectors[:, m])
+        lengths, along, drift = _deviations(blocks, value, vectors, m, check)
         known = _mean(lengths, left)
-        tau2.append(
-            replace(
-                known,
-                stderr=torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total)),
-            )
-        )
+        error = torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total))
+        tau2.append((torch.as_tensor(known.value), error))
         couplings.append(along)
         report("directional variance", m + 1, rows)
     between = torch.stack(couplings, dim=2)
     bulk = _bulk_variance(products, problem, vectors, probes, seed)
     report("directional variance", rows, rows)
-    return DirectionalVariance(
-        Estimate(eigenpairs.values.clone(), eigenpairs.residuals.clone()),
-        _stack(tau2),
-        _mean(between.square(), left),
-        _kept(between, seed),
-        bulk,
-        problem.num_parameters,
-        total,
-        operator,
-        math.ceil(work.products / total),
-    )
+    eigenvalues = Estimate(eigenpairs.values.clone(), eigenpairs.residuals.clone())
+    values, errors = (torch.stack(part, dim=-1) for part in zip(*tau2, strict=True))
+    noise = Estimate(values, errors)
+    spreads, elements = _mean(between.square(), left), _kept(between, seed)
+    sizes, cost = (problem.num_parameters, total), math.ceil(work.products / total)
+    return DirectionalVariance(eigenvalues, noise, spreads, elements, bulk, *sizes, operator, cost)
 
 
 Products = Callable[[Tensor], Iterable[Tensor]]
@@ -323,22 +294,21 @@ def _unseen(squares: Tensor, drift: Tensor, total: int) -> Tensor:
 
     Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice
     what chance explains, a few of the others differ from all that were seen: one sample that alone
-    made up for the drift d of the rest of N samples would have ‖(M_i − M̄)φ‖ = N‖d‖, and adds its
-    share of the square to τ². Unless the drift exceeds four times what chance explains, that sample
-    is taken to be at most ``FARTHEST`` times as far as the farthest seen.
+    made up for the drift d would have ‖(M_i − M̄)φ‖ = N‖d‖, and adds its share of the square to τ².
+    Unless the drift exceeds four times what chance explains, that sample is taken to be at most
+    ``FARTHEST`` times as far as the farthest seen.
     """
     count = len(squares)
     chance = (squares.mean() * (1 / count - 1 / total)).clamp(min=0.0)
-    likely, certain = (
-        total**2 * (drift.square().sum().cpu() - z**2 * chance).clamp(min=0.0) for z in (2, 4)
-    )
+    size = drift.square().sum().cpu()
+    likely, certain = (total**2 * (size - z**2 * chance).clamp(min=0.0) for z in (2, 4))
     return likely.minimum(FARTHEST**2 * squares.max()).maximum(certain) / total * (count < total)
 
 
 def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: float) -> None:
     """Over all samples the mean of M_iφ is λφ, if the pair is this problem's.
 
-    Products round by eps of what they are made of, however small they are: p(1 − p) by eps of p.
+    Products round by eps of their parts, however small they are: p(1 − p) by eps of p.
     """
     size = float(torch.linalg.vector_norm(drift))
     allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean())) + 10 * eps
@@ -357,9 +327,8 @@ def _bulk_variance(
     basis = vectors.double()
     readings = []
     for i in range(probes):
-        probe = torch.randn(
-            len(basis), dtype=torch.float64, generator=generator(seed, "directional variance", i)
-        )
+        rng = generator(seed, "directional variance", i)
+        probe = torch.randn(len(basis), dtype=torch.float64, generator=rng)
         probe = _outside(probe.to(basis.device)[None], basis)[0]
         probe = (probe / torch.linalg.vector_norm(probe)).to(vectors.dtype)
         outside = ([_outside(rows.double(), basis)] for rows in products(probe))
@@ -375,9 +344,8 @@ def _outside(rows: Tensor, basis: Tensor) -> Tensor:
 
 def _mean(readings: Tensor, error_factor: float) -> Estimate:
     """Mean over samples, with the error of a subset drawn without replacement."""
-    return Estimate(
-        readings.mean(dim=0), standard_error(readings) * math.sqrt(len(readings)) * error_factor
-    )
+    error = standard_error(readings) * math.sqrt(len(readings)) * error_factor
+    return Estimate(readings.mean(dim=0), error)
 
 
 def _kept(between: Tensor, seed: int) -> Tensor:
@@ -386,32 +354,6 @@ def _kept(between: Tensor, seed: int) -> Tensor:
     upper = between[:, rows, columns]
     if len(upper) <= KEPT:
         return upper
-    some = upper[
-        torch.randperm(len(upper), generator=generator(seed, "directional elements"))[:KEPT]
-    ]
+    order = torch.randperm(len(upper), generator=generator(seed, "directional elements"))
+    some = upper[order[:KEPT]]
     return some * (upper.square().mean() / some.square().mean()).sqrt()
-
-
-def _stack(parts: list[Estimate]) -> Estimate:
-    """Estimates of equal shape as the last axis of one."""
-    values = [torch.as_tensor(part.value) for part in parts]
-    errors = [torch.as_tensor(part.stderr) for part in parts]
-    return Estimate(torch.stack(values, dim=-1), torch.stack(errors, dim=-1))
-
-
-def _draw_batches(problem: Problem, count: int, seed: int) -> Iterable[Batch]:
-    if count == problem.num_samples:
-        return problem.batches
-    chosen = torch.randperm(problem.num_samples, generator=generator(seed, "directional samples"))[
-        :count
-    ]
-    return problem.batches.subset(chosen.sort().values)
-
-
-def _require_pairs(problem: Problem, eigenpairs: Eigenpairs) -> None:
-    right = (
-        isinstance(eigenpairs, Eigenpairs) and eigenpairs.vectors.shape[0] == problem.num_parameters
-    )
-    expected = f"be Eigenpairs of order {problem.num_parameters}"
-    cure = "take lh.eigenpairs(lh.hessian(problem))"
-    require(right, "eigenpairs", expected, eigenpairs, cure, TypeError)

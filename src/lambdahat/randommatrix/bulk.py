@@ -40,17 +40,16 @@ UNKNOWN_UNIT = 1.3  # the unit itself comes from a few nodes: measured on random
 
 @dataclass(frozen=True)
 class BulkFit(Result):
-    """``lower`` and ``upper`` edge of the bulk, and the ``candidates`` (k,) for outliers, in
-    descending order.
+    """``lower`` and ``upper`` edge of the bulk, and ``candidates`` (k,) for outliers, descending.
 
     ``confidences`` (k,) are the probabilities that a candidate is no part of the bulk, ``masses``
     (k,) how many eigenvalues each weighs as (χ²₁ over probes for one) and ``residuals`` (k,) how
-    near an eigenvalue is. The errors of the edges are those of the limit law's edge: what one
-    matrix's last eigenvalue fluctuates, and what the spacing of the nodes leaves open.
+    near an eigenvalue is. The errors of the edges are those of the limit law's edge: the
+    fluctuation of one matrix's last eigenvalue, and what the spacing of the nodes leaves open.
     ``weight_edges`` are those of ``continuous_region``, the rule of Figure 6.1. The status is
-    NO_OUTLIER where no candidate reaches ``level``, and NO_EDGE where the outliers follow one
-    another as the eigenvalues inside do in a tail of any power or exponential: then their
-    confidences, which rest on a square-root edge, are too high.
+    NO_OUTLIER if no candidate reaches ``level``, and NO_EDGE if the outliers are spaced like the
+    tail of a power law or an exponential: then their confidences, which rest on a square-root edge,
+    are too high.
     """
 
     lower: Estimate
@@ -70,11 +69,8 @@ class BulkFit(Result):
         return tuple(Estimate(float(self.candidates[i]), float(self.residuals[i])) for i in chosen)
 
     def __str__(self) -> str:
-        apart = len(self.outliers)
-        return (
-            f"bulk from {self.lower} to {self.upper}, {apart}"
-            f" {'outlier' if apart == 1 else 'outliers'}"
-        )
+        apart = f"{len(self.outliers)} outlier" + "s" * (len(self.outliers) != 1)
+        return f"bulk from {self.lower} to {self.upper}, {apart}"
 
 
 def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> BulkFit:
@@ -84,8 +80,8 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> B
     ≤ 30) are candidates as long as half of the weight is further in. Candidate i is apart with
     confidence 1 − k·exp(−g/s), k their number, g its gap to the next node and s the bulk's spacing
     at that edge, d/c^⅔ for c eigenvalues within d of a square-root edge: spacings of independent
-    eigenvalues are exponential, and those of random matrices have lighter tails. Who is beyond one
-    that is apart is apart too. Over several probes confidences are averaged.
+    eigenvalues are exponential, and those of random matrices have lighter tails. Candidates beyond
+    one that is apart are apart too. Over several probes confidences are averaged.
     """
     cure = "take it with lh.spectrum(lh.hessian(problem))"
     require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum, cure, TypeError)
@@ -96,14 +92,15 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> B
     require(fewest > 1, "spectrum", "have two nodes or more", repr(fewest), "raise depth")
     ends = {sign: [row.end(sign, level) for row in rows] for sign in (1, -1)}
     found = _merge([end for sign in (1, -1) for end in ends[sign]], len(rows))
-    apart = bool((found[1] >= level).any())
-    regions = continuous_region(spectrum, kappa)
-    return BulkFit(_edge(ends[-1]), _edge(ends[1]), *found, regions, level, _status(apart, ends))
+    status, regions = Status.NO_OUTLIER, continuous_region(spectrum, kappa)
+    if bool((found[1] >= level).any()):
+        tails = [float(np.mean([end.tail for end in probes])) for probes in ends.values()]
+        status = Status.NO_EDGE if max(tails) > TAIL else Status.CONVERGED
+    return BulkFit(_edge(ends[-1]), _edge(ends[1]), *found, regions, level, status)
 
 
 def continuous_region(spectrum: Spectrum, kappa: float = KAPPA) -> tuple[float, float]:
-    """The Ritz values from the heaviest outward to where the weight first drops below κ/P (§5.5,
-    Figure 6.1).
+    """The Ritz values from the heaviest outward to where the weight first drops below κ/P (§5.5).
 
     Beyond it a weight may exceed κ/P by chance: one eigenvalue's is χ²₁/P. The mean over probes.
     """
@@ -123,10 +120,9 @@ def _region(nodes: Array, masses: Array, kappa: float) -> tuple[float, float]:
 
 
 def bulk_within(spectrum: Spectrum, apart: Array | Sequence[float]) -> tuple[Array, Array]:
-    """Nodes and weights of all probes inside of the first probe's nodes ``apart``, none where these
-    are all there are.
+    """Nodes and weights of all probes inside of the first probe's nodes ``apart``, if any.
 
-    Other probes see the same eigenvalues beside these, so the bulk ends half-way to the first
+    Other probes see the same eigenvalues at other nodes, so the bulk ends half-way to the first
     probe's next node.
     """
     nodes, weights, first = spectrum.nodes.ravel(), spectrum.weights.ravel(), spectrum.nodes[0]
@@ -150,13 +146,6 @@ class _End:
     edge: float
     error: float
     tail: float  # the probability of outliers as far out as these, were they the tail of the bulk
-
-
-def _status(apart: bool, ends: dict[int, list[_End]]) -> Status:
-    if not apart:
-        return Status.NO_OUTLIER
-    tails = [float(np.mean([end.tail for end in probes])) for probes in ends.values()]
-    return Status.NO_EDGE if max(tails) > TAIL else Status.CONVERGED
 
 
 @dataclass(frozen=True)
@@ -200,29 +189,22 @@ class _Row:
         first = [0, *stops][int((confidences >= level).sum())]
         edge, error = _beyond(x[first:], counts[first:], residuals[first], bool(resolved[first]))
         groups = [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        values = np.array(
-            [sign * float(np.average(x[group], weights=masses[group])) for group in groups]
-        )
+        means = [sign * float(np.average(x[group], weights=masses[group])) for group in groups]
         widths = np.array([float(residuals[group].max() + np.ptp(x[group])) for group in groups])
         weights = np.array([float(masses[group].sum()) for group in groups])
-        return _End(
-            values, widths, weights, confidences, sign * edge, error, _tail(x, counts, first)
-        )
+        found, tail = (np.array(means), widths, weights, confidences), _tail(x, counts, first)
+        return _End(*found, sign * edge, error, tail)
 
 
 def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:
-    """Where, going inward, candidates end: nodes, or clusters of a few, much narrower than the gap
-    that follows.
+    """Where, going inward, candidates end: nodes or clusters, much narrower than the next gap.
 
     They end with the first that is not, or that has less than half of the weight further in.
     """
     stops: list[int] = []
     start, stop = 0, 1
-    while (
-        stop < len(x)
-        and masses[:stop].sum() <= masses.sum() / 2
-        and masses[start:stop].sum() <= FEW
-    ):
+    half = masses.sum() / 2
+    while stop < len(x) and masses[:stop].sum() <= half and masses[start:stop].sum() <= FEW:
         width = x[start] - x[stop - 1] + residuals[start:stop].max()
         outside = x[start - 1] - x[start] if start else math.inf
         if width <= ALONE * min(x[stop - 1] - x[stop], outside):
@@ -233,12 +215,11 @@ def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:
 
 
 def _spacing(x: Array, counts: Array, residual: float) -> float:
-    """The distance of eigenvalues at a square-root edge below which there are nodes ``x``,
-    descending, of ``counts``.
+    """The spacing of eigenvalues at a square-root edge above descending nodes ``x`` of ``counts``.
 
-    c eigenvalues within d of such an edge put the scale of the first spacing at d/c^⅔; the median
-    over a few nodes. One node alone, such as the null space of a matrix of low rank, is as wide as
-    its ``residual``.
+    c eigenvalues within d of such an edge give the first spacing the scale d/c^⅔; the median over a
+    few nodes. One node alone, such as the null space of a matrix of low rank, is as wide as its
+    ``residual``.
     """
     if len(x) == 1:
         return residual
@@ -249,13 +230,11 @@ def _spacing(x: Array, counts: Array, residual: float) -> float:
 
 
 def _tail(x: Array, counts: Array, first: int) -> float:
-    """The probability that ``first`` nodes, descending and called outliers, are so far out as the
-    tail of those below.
-
-    Of these as many eigenvalues count as there are outliers, or a few.
+    """The probability that the ``first`` nodes are so far out if they are the tail of the rest.
 
     Of a power law j·ln(x_j/x_{j+1}), with x from the centre, are independent and exponential (Rényi
-    1953), and so of an exponential law nearly: their means over two sets of them have the ratio F.
+    1953), and nearly so of an exponential law: their means over the outliers, and over as many
+    eigenvalues further in or a few, have the ratio F.
     """
     middle = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
     numbers = np.maximum((counts[:middle] + counts[1 : middle + 1]) / 2, 1.0)
@@ -263,9 +242,8 @@ def _tail(x: Array, counts: Array, first: int) -> float:
     if first == 0 or len(enough) == 0 or first + enough[0] + 1 >= middle:
         return 0.0
     last = first + int(enough[0]) + 1
-    steps = np.cumsum(counts)[:last] * np.log(
-        (x[:last] - x[middle]) / (x[1 : last + 1] - x[middle])
-    )
+    ratios = (x[:last] - x[middle]) / (x[1 : last + 1] - x[middle])
+    steps = np.cumsum(counts)[:last] * np.log(ratios)
     numbers = numbers[:last]
     out, inside = float(numbers[:first].sum()), float(numbers[first:].sum())
     ratio = (steps[:first].sum() / out) / (steps[first:].sum() / inside)
@@ -277,7 +255,7 @@ def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[f
 
     Nodes of a Gauss rule approach a square-root edge as 1, 4, 9, … of a unit: the edge is one
     beyond the first, by the unit's median over a few nodes. Beyond a resolved eigenvalue the edge
-    lies by what that one's law says.
+    follows from that eigenvalue's law.
     """
     if resolved or len(x) == 1:
         unit = residual if counts[0] > ONE else _spacing(x, counts, residual)
@@ -298,9 +276,8 @@ def _edge(ends: list[_End]) -> Estimate:
 
 def _merge(ends: list[_End], probes: int) -> tuple[Array, Array, Array, Array]:
     """Candidates, confidences, masses and residuals, merged over probes within residuals."""
-    columns = np.concatenate(
-        [np.stack([e.values, e.confidences, e.masses, e.residuals]) for e in ends], axis=1
-    )
+    tables = [np.stack([e.values, e.confidences, e.masses, e.residuals]) for e in ends]
+    columns = np.concatenate(tables, axis=1)
     columns = columns[:, np.argsort(-columns[0], kind="stable")]
     steps = columns[0][:-1] - columns[0][1:] > columns[3][:-1] + columns[3][1:]
     label = np.concatenate([[0], np.cumsum(steps)]) if columns.shape[1] else np.zeros(0)

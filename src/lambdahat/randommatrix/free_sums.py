@@ -10,13 +10,7 @@ most, and x(u) = H(u + iv(u)) grows with u (Biane 1997 for the semicircle). So e
 monotone search: none of the fixed points that converge slowly near the real axis, and edges are
 roots between known poles.
 
-Moments and free cumulants of one law, each from the other (Speicher 1994).
-
-The function H(ω) = ω + c + Σ_j ρ_j/(ω − p_j), ρ_j > 0, and its inverse on the upper
-half-plane.
-
-The law of Tracy and Widom: how the largest eigenvalue of real symmetric noise varies about
-the edge.
+The law of Tracy and Widom, also here, says how the largest eigenvalue varies about the edge.
 """
 
 from __future__ import annotations
@@ -44,6 +38,7 @@ TINY = 1e-200
 LEFT, RIGHT = -10.0, 16.0  # less than 1e-16 of the mass lies beyond
 ORDER = 40  # nodes of the Fredholm determinant, which then is right to 2e-14
 REACH = 16.0  # Ai(16) = 4e-20
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(ORDER)
 
 
 def moments_of(cumulants: Array) -> Array:
@@ -73,7 +68,7 @@ def _by_parts(cumulants: Array, moments: Array, n: int) -> float:
 
 
 class Secular:
-    """H with its ``shift`` c, ``residues`` ρ (n,) and ``poles`` p (n,).
+    """H(ω) = ω + c + Σ_j ρ_j/(ω − p_j) with ``shift`` c, ``residues`` ρ (n,) and ``poles`` p (n,).
 
     In the closed upper half-plane the curve Im H = 0 is a graph over the real axis: v(u) > 0 where
     Σρ_j/(u − p_j)² > 1, else 0. ``ends`` (k, 2) holds the intervals of u with v > 0, ``support``
@@ -91,9 +86,8 @@ class Secular:
         """H at real ``u``."""
         at = np.asarray(u, np.float64)
         with np.errstate(divide="ignore"):
-            return np.asarray(
-                at + self.shift + (self.residues / (at[..., None] - self.poles)).sum(axis=-1)
-            )
+            terms = self.residues / (at[..., None] - self.poles)
+        return np.asarray(at + self.shift + terms.sum(axis=-1))
 
     def slope(self, u: ArrayLike) -> Array:
         """H' = 1 − Σρ_j/(u − p_j)² at real ``u``: −∞ at a pole."""
@@ -154,9 +148,8 @@ class Secular:
             # every fourth step halves, come what may
             inside = (a < newton) & (newton < b) & (step % 4 < 3)
             u[active] = np.where(inside, newton, (a + b) / 2)
-            done = (np.abs(error) <= EPS * self.scale) | (
-                b - a <= EPS * np.maximum(np.abs(a), np.abs(b))
-            )
+            done = np.abs(error) <= EPS * self.scale
+            done |= b - a <= EPS * np.maximum(np.abs(a), np.abs(b))
             active = active[~done]
             if not len(active):
                 break
@@ -166,14 +159,9 @@ class Secular:
         """Real u on either side of Re ω(x): neighbouring ends, or H(u) ≷ u + c beyond them."""
         ends, marks = self.ends.ravel(), self.support.ravel()
         place = np.searchsorted(marks, x)
-        low = np.where(
-            place > 0, ends[np.maximum(place - 1, 0)], np.minimum(x - self.shift, ends[0])
-        )
-        high = np.where(
-            place < len(ends),
-            ends[np.minimum(place, len(ends) - 1)],
-            np.maximum(x - self.shift, ends[-1]),
-        )
+        beyond, last = x - self.shift, len(ends) - 1
+        low = np.where(place > 0, ends[np.maximum(place - 1, 0)], np.minimum(beyond, ends[0]))
+        high = np.where(place <= last, ends[np.minimum(place, last)], np.maximum(beyond, ends[-1]))
         return low, high
 
     def _height(self, u: Array) -> Array:
@@ -218,8 +206,7 @@ class Outlier:
 
 @dataclass(frozen=True, eq=False)
 class FreeSum:
-    """The spectrum of A + W: A with eigenvalues ``nodes`` in shares ``weights``, W noise with
-    spectrum ``law``.
+    """The spectrum of A + W: A with eigenvalues ``nodes`` in shares ``weights``, W of ``law``.
 
     ``spikes`` are eigenvalues of A too few to carry a share of the spectrum. Made by ``free_sum``.
     """
@@ -231,9 +218,8 @@ class FreeSum:
     _secular: Secular = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_secular", Secular(*self.law.partial_fractions(self.nodes, self.weights))
-        )
+        secular = Secular(*self.law.partial_fractions(self.nodes, self.weights))
+        object.__setattr__(self, "_secular", secular)
 
     @cached_property
     def edges(self) -> tuple[tuple[float, float], ...]:
@@ -244,11 +230,8 @@ class FreeSum:
     def atoms(self) -> tuple[tuple[float, float], ...]:
         """(place, mass) of what stays degenerate: λ with mass w + atom − 1 > 0."""
         left = self.weights + self.law.atom - 1
-        return tuple(
-            (float(node), float(mass))
-            for node, mass in zip(self.nodes, left, strict=True)
-            if mass > ROUNDING
-        )
+        kept = np.stack([self.nodes, left], axis=1)[left > ROUNDING]
+        return tuple((float(node), float(mass)) for node, mass in kept)
 
     @cached_property
     def masses(self) -> tuple[float, ...]:
@@ -260,26 +243,21 @@ class FreeSum:
     def outliers(self) -> tuple[Outlier, ...]:
         """Where the spikes appear, if beyond the bulk: λ' = H(λ) with overlap H'(λ), largest first.
 
-        Exists where H'(λ) > 0 (Benaych-Georges and Nadakuditi 2011; Belinschi et al. 2017). For A =
-        λφφᵀ and a semicircle these are λ + s²/λ and 1 − s²/λ² beyond |λ| > s (Theorems 14 and 17,
-        spectral thesis).
+        They exist where H'(λ) > 0 (Benaych-Georges and Nadakuditi 2011; Belinschi et al. 2017). For
+        A = λφφᵀ and a semicircle these are λ + s²/λ and 1 − s²/λ² beyond |λ| > s (Theorems 14 and
+        17, spectral thesis).
         """
         spikes = np.array(sorted(self.spikes, reverse=True))
         values, overlaps = self._secular.value(spikes), self._secular.slope(spikes)
-        found = zip(spikes, values, overlaps, strict=True)
-        return tuple(
-            Outlier(float(at), float(value), float(overlap))
-            for at, value, overlap in found
-            if overlap > 0
-        )
+        found = np.stack([spikes, values, overlaps], axis=1)[overlaps > 0]
+        return tuple(Outlier(*(float(part) for part in row)) for row in found)
 
     @property
     def edge_slope(self) -> float:
         """c in ρ(x) → (c/π)·√(λ₊ − x) at the upper edge: |S_μ'(u)|·√(2/H''(u)) where H'(u) = 0."""
         u = float(self._secular.ends[-1, 1])
-        return float(
-            (self.weights / (u - self.nodes) ** 2).sum() * math.sqrt(2 / self._secular.bend(u))
-        )
+        slope = (self.weights / (u - self.nodes) ** 2).sum()
+        return float(slope * math.sqrt(2 / self._secular.bend(u)))
 
     def density(self, x: ArrayLike) -> Array:
         """ρ at ``x``, without atoms and outliers."""
@@ -292,10 +270,9 @@ class FreeSum:
         """
         at = np.asarray(x, np.float64)
         flat, (low, high) = at.ravel(), np.array(self.edges).T[..., None]
-        jumps = [*zip(high[:, 0], self.masses, strict=True), *self.atoms]
-        found = sum(
-            (np.where(flat >= place, mass, 0.0) for place, mass in jumps), np.zeros_like(flat)
-        )
+        found = np.zeros_like(flat)
+        for place, mass in [*zip(high[:, 0], self.masses, strict=True), *self.atoms]:
+            found += np.where(flat >= place, mass, 0.0)
         inside = ((low < flat) & (flat < high)).any(axis=0)
         found[inside] = self._level(self._secular.preimage(flat[inside]))
         return np.asarray(np.clip(found, 0.0, 1.0).reshape(at.shape))
@@ -320,9 +297,8 @@ class FreeSum:
     def _level(self, omega: Complex) -> Array:
         """The share of eigenvalues below H(ω), by the closed form of ``cdf``."""
         s = self._bare(omega)
-        logs = np.array(
-            [(self.weights * np.log(self._gaps(at))).sum() for at in omega], np.complex128
-        )
+        sums = [(self.weights * np.log(self._gaps(at))).sum() for at in omega]
+        logs = np.array(sums, np.complex128)
         potential = logs + s * self.law.r_transform(s) - self.law.r_integral(s)
         return np.asarray(1 - potential.imag / math.pi)
 
@@ -368,9 +344,8 @@ def free_sum(
     require(sound, "weights", "be finite, none negative, not all 0", shares)
     fine = extra.ndim == 1 and bool(np.isfinite(extra).all())
     require(fine, "spikes", "be finite eigenvalues (k,)", extra)
-    return FreeSum(
-        *_merge(nodes, shares / shares.sum(), law), law, tuple(float(spike) for spike in extra)
-    )
+    merged = _merge(nodes, shares / shares.sum(), law)
+    return FreeSum(*merged, law, tuple(float(spike) for spike in extra))
 
 
 def _merge(nodes: Array, shares: Array, law: Law) -> tuple[Array, Array]:
@@ -395,12 +370,11 @@ def _without_outliers(spectrum: Spectrum) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class TracyWidom:
-    """The law TW₁ of the largest eigenvalue of real symmetric noise, centred and scaled by
-    ``edge_fluctuation``.
+    """The law TW₁ of the largest eigenvalue of real symmetric noise, standardised.
 
-    F(s) = det(1 − K_s) with K_s(x, y) = Ai(x + y + s) on L²(0, ∞) (Ferrari and Spohn 2005), by
-    Gauss–Legendre quadrature (Bornemann 2010): the error falls exponentially with the number of
-    nodes.
+    ``edge_fluctuation`` gives centre and scale. F(s) = det(1 − K_s) with K_s(x, y) = Ai(x + y + s)
+    on L²(0, ∞) (Ferrari and Spohn 2005), by Gauss–Legendre quadrature (Bornemann 2010): the error
+    falls exponentially with the number of nodes.
 
     >>> round(TracyWidom().mean, 4), round(TracyWidom().std, 4)
     (-1.2065, 1.268)
@@ -436,51 +410,38 @@ class TracyWidom:
 
 
 def edge_fluctuation(law: Law | FreeSum, dimension: int) -> tuple[float, float]:
-    """(centre, scale): the largest eigenvalue of P × P noise is centre + scale·TW₁, up to
-    O(P^(−2/3)) of the scale.
+    """(centre, scale): the largest eigenvalue of P × P noise is centre + scale·TW₁ for large P.
 
     Where ρ(x) → (c/π)·√(λ₊ − x), centre → λ₊ and scale → (Pc)^(−2/3): s·P^(−2/3) for a semicircle.
     For the two laws both have the corrections for finite sizes of Johnstone and Ma (2012): P and T
-    less ½. Of a ``FreeSum`` it is the edge of the bulk; an outlier beyond it varies by O(P^(−1/2))
+    less ½. For a ``FreeSum`` it is the edge of the bulk; an outlier beyond it varies by O(P^(−1/2))
     instead.
     """
     size = require_count(dimension, "dimension")
     fine = isinstance(law, Law | FreeSum)
     require(fine, "law", "be a Semicircle, MarchenkoPastur or FreeSum", law, error=TypeError)
     if isinstance(law, MarchenkoPastur):
-        return _covariance(law, size)
+        columns = max(size / law.ratio, 1.0)
+        p, t = math.sqrt(size - 0.5), math.sqrt(columns - 0.5)
+        unit = law.variance * (p + t) / columns
+        return unit * (p + t), unit * (1 / p + 1 / t) ** (1 / 3)
     scale = float((size * law.edge_slope) ** (-2 / 3))
     if isinstance(law, FreeSum):
         return law.edges[-1][1], scale
     return law.edges[1] * math.sqrt(1 - 0.5 / size), scale
 
 
-def _covariance(law: MarchenkoPastur, size: int) -> tuple[float, float]:
-    """Centre and scale of Johnstone and Ma (2012), with P' = P − ½ and T' = T − ½."""
-    columns = max(size / law.ratio, 1.0)
-    p, t = math.sqrt(size - 0.5), math.sqrt(columns - 0.5)
-    unit = law.variance * (p + t) / columns
-    return unit * (p + t), unit * (1 / p + 1 / t) ** (1 / 3)
-
-
 def _distribution(s: float) -> tuple[float, float]:
     """F(s) and F'(s)."""
     if not LEFT < s < RIGHT:
         return float(s >= RIGHT), 0.0
-    nodes, weights = _rule()
     half = (REACH - s) / 2
-    x, root = half * (nodes + 1), np.sqrt(half * weights)
+    x, root = half * (NODES + 1), np.sqrt(half * WEIGHTS)
     value, slope, _, _ = airy(x[:, None] + x + s)
     kernel = np.eye(ORDER) - root[:, None] * value * root
     change = np.linalg.solve(kernel, root[:, None] * slope * root)
     share = min(max(float(np.linalg.det(kernel)), 0.0), 1.0)
     return share, max(-share * float(np.trace(change)), 0.0)
-
-
-@cache
-def _rule() -> tuple[Array, Array]:
-    nodes, weights = np.polynomial.legendre.leggauss(ORDER)
-    return nodes, weights
 
 
 @cache

@@ -20,8 +20,7 @@ from lambdahat._core.check import require, require_choice, require_count
 def lanczos_bound(
     eigenvalues: ArrayLike, overlap: float, steps: int, which: str = "largest"
 ) -> float:
-    """A bound of the extreme Ritz value after ``steps`` = m Lanczos steps (Theorem 4, spectral
-    thesis; Kaniel, Paige).
+    """A bound of the extreme Ritz value after ``steps`` = m of Lanczos (Theorem 4, Kaniel–Paige).
 
     λ₁ ≥ θ₁ ≥ λ₁ − (λ₁ − λ_P) tan²∠(v, φ₁) / c_{m−1}(1 + 2ρ₁)², ρ₁ = (λ₁ − λ₂)/(λ₂ − λ_P), c_k the
     Chebyshev polynomial. ``overlap`` is |vᵀφ₁| for the unit start v: about 1/√P for a random one.
@@ -52,8 +51,7 @@ def power_bound(eigenvalues: ArrayLike, overlap: float, products: int) -> float:
 
 
 def convergence_terms(ratio: float, steps: int) -> tuple[float, float]:
-    """L and R of Table 4.5: the factors of (λ₁ − λ_P) tan²θ₁ in the bounds of Lanczos and power
-    iteration.
+    """L and R of Table 4.5: the factors of (λ₁ − λ_P) tan²θ₁ for Lanczos and power iteration.
 
     L = 1/c_{m−1}(2λ₁/λ₂ − 1)² and R = (λ₂/λ₁)^{2(m−1)} for ``ratio`` = λ₁/λ₂ and λ_P = 0: both have
     the same m vectors of the Krylov space to choose from.
@@ -67,14 +65,12 @@ def convergence_terms(ratio: float, steps: int) -> tuple[float, float]:
 
 
 def excludes_top_pairs(eigenvalues: ArrayLike, steps: int) -> bool:
-    """Whether the mean eigenvalue proves that ``steps`` = m Ritz values are not the m largest
-    eigenvalues (Theorem 8).
+    """Whether the mean eigenvalue proves that m Ritz values are not the m largest (Theorem 8).
 
-    The smallest Ritz value is at most vᵀHv, of mean tr H/P for a random start; where that is below
-    λ_m the Ritz values cannot be λ₁ … λ_m. The theorem asks for Σ_{j≤m} λ_j < Σ_{j>m} λ_j instead,
-    from which its proof does not follow: the trace of its shifted matrix may be positive then.
-    Where this is False they are others all the same, for any start outside the span of m
-    eigenvectors: only the mean does not prove it.
+    The smallest Ritz value is at most vᵀHv, of mean tr H/P for a random start; if that is below λ_m
+    the Ritz values cannot be λ₁ … λ_m. The theorem asks for Σ_{j≤m} λ_j < Σ_{j>m} λ_j instead,
+    which its proof does not support. If this is False they are others all the same, for any start
+    outside the span of m eigenvectors: only the mean does not prove it.
     """
     values = np.sort(_values(eigenvalues))[::-1]
     require_count(steps, "steps", 1, len(values))

@@ -23,8 +23,7 @@ Complex = NDArray[np.complex128]
 
 
 class Law(ABC):
-    """The limiting spectral law of a large random matrix: a density on ``edges``, and an ``atom``
-    at 0.
+    """The limiting spectrum of a large random matrix: a density on ``edges``, an ``atom`` at 0.
 
     Transforms follow Eqs. 5.11 and 5.12 of the spectral thesis: S(z) = ∫ρ(λ)/(z − λ)dλ and R(w) =
     B(w) − 1/w with S(B(w)) = w. Under free addition R transforms add. Both laws are freely
@@ -76,11 +75,9 @@ class Law(ABC):
 
     @abstractmethod
     def partial_fractions(self, nodes: Array, weights: Array) -> tuple[float, Array, Array]:
-        """c, ρ (n,), p (n,) such that R(S(ω)) = c + Σ_j ρ_j/(ω − p_j), with S(ω) = Σ_j w_j/(ω −
-        λ_j).
+        """c, ρ (n,), p (n,) with R(S(ω)) = c + Σ_j ρ_j/(ω − p_j) for S(ω) = Σ_j w_j/(ω − λ_j).
 
-        ``nodes`` λ are distinct and increasing, ``weights`` w positive. All ρ are positive: R(S)
-        maps the upper half-plane to the lower one, as S does.
+        ``nodes`` λ are distinct and increasing, ``weights`` w positive. All ρ are positive.
         """
 
     @abstractmethod
@@ -90,10 +87,9 @@ class Law(ABC):
 
 @dataclass(frozen=True)
 class Semicircle(Law):
-    """Wigner's law of symmetric noise with elements of variance ``scale``²/P: ρ(x) = √(4s² −
-    x²)/(2πs²).
+    """Wigner's law of symmetric noise with elements of variance s²/P: ρ(x) = √(4s² − x²)/(2πs²).
 
-    Theorem 9 of the spectral thesis has s = 1. A batch's noise has s = σ√(P/b).
+    Theorem 9 of the spectral thesis has s = ``scale`` = 1. A batch's noise has s = σ√(P/b).
 
     >>> Semicircle(0.5).edges
     (-1.0, 1.0)
@@ -157,8 +153,7 @@ class Semicircle(Law):
 
 @dataclass(frozen=True)
 class MarchenkoPastur(Law):
-    """The law of XXᵀ/T, X (P, T) with independent elements of variance σ² = ``variance``, and q =
-    ``ratio`` = P/T.
+    """The law of XXᵀ/T, X (P, T) with independent elements of ``variance`` σ², ``ratio`` q = P/T.
 
     ρ(x) = √((λ₊ − x)(x − λ₋))/(2πqσ²x) with λ± = σ²(1 ± √q)², and for q > 1 an atom 1 − 1/q at 0.
     Eq. 4.17 of the spectral thesis prints another denominator, whose mass is not 1.
@@ -202,19 +197,15 @@ class MarchenkoPastur(Law):
         up, down = np.sqrt(t - a), np.sqrt(b - t)
         area = up * down + (a + b) * np.arctan2(up, down)
         area -= 2 * math.sqrt(a * b) * np.arctan2(math.sqrt(b) * up, math.sqrt(a) * down)
-        return np.asarray(
-            np.where(at >= 0, self.atom, 0.0) + area / (2 * math.pi * self.ratio * self.variance)
-        )
+        area /= 2 * math.pi * self.ratio * self.variance
+        return np.asarray(np.where(at >= 0, self.atom, 0.0) + area)
 
     def moment(self, order: int) -> float:
         """σ^{2k}·Σ_r q^{k−r}·N(k, r), with the Narayana numbers N(k, r) = C(k, r)·C(k, r−1)/k."""
         k = require_count(order, "order", least=0)
         narayana = [math.comb(k, r) * math.comb(k, r - 1) // k for r in range(1, k + 1)]
-        total = (
-            sum(self.ratio ** (k - r) * number for r, number in enumerate(narayana, start=1))
-            if k
-            else 1.0
-        )
+        terms = [self.ratio ** (k - r) * number for r, number in enumerate(narayana, start=1)]
+        total = sum(terms) if k else 1.0
         return float(self.variance**k * total)
 
     def free_cumulant(self, order: int) -> float:
@@ -227,20 +218,17 @@ class MarchenkoPastur(Law):
         plus, minus = linear + square, linear - square
         first = np.abs(plus) >= np.abs(minus)
         with np.errstate(divide="ignore", invalid="ignore"):  # the atom, at z = 0
-            return np.asarray(
-                np.where(first, 2 / plus, minus / (2 * self.ratio * self.variance * at))
-            )
+            other = minus / (2 * self.ratio * self.variance * at)
+            return np.asarray(np.where(first, 2 / plus, other))
 
     def r_transform(self, w: ArrayLike) -> Complex:
         """σ²/(1 − qσ²w)."""
-        return np.asarray(
-            self.variance / (1 - self.ratio * self.variance * np.asarray(w, np.complex128))
-        )
+        scaled = self.ratio * self.variance * np.asarray(w, np.complex128)
+        return np.asarray(self.variance / (1 - scaled))
 
     def r_integral(self, w: ArrayLike) -> Complex:
-        return np.asarray(
-            -np.log(1 - self.ratio * self.variance * np.asarray(w, np.complex128)) / self.ratio
-        )
+        scaled = self.ratio * self.variance * np.asarray(w, np.complex128)
+        return np.asarray(-np.log(1 - scaled) / self.ratio)
 
     def partial_fractions(self, nodes: Array, weights: Array) -> tuple[float, Array, Array]:
         """By the eigenpairs of diag(λ) + qσ²·√w√wᵀ and the formula of Sherman and Morrison."""
@@ -254,9 +242,8 @@ class MarchenkoPastur(Law):
         columns = round(size / self.ratio)
         fine = columns >= 1
         require(fine, "dimension", "be at least ratio/2, so that X has a column", repr(dimension))
-        draw = torch.randn(
-            size, columns, generator=generator(seed, "marchenko-pastur"), dtype=torch.float64
-        )
+        rng = generator(seed, "marchenko-pastur")
+        draw = torch.randn(size, columns, generator=rng, dtype=torch.float64)
         return (draw @ draw.T).mul_(self.variance / columns)
 
 

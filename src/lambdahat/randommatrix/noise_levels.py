@@ -46,14 +46,12 @@ CONSTANT = 1e-3
 
 @dataclass(frozen=True)
 class BatchView(Result):
-    """λ₁ of batches of one size B of N: ``measured``, its mean over batches, and ``predicted`` by
-    each model.
+    """λ₁ of batches of one size B of N: ``measured``, its mean, and ``predicted`` by each model.
 
-    ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches,
-    the mean and what its variance adds; few batches miss rare samples and then show too little.
-    ``overlap`` is the mean |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data,
-    ``effective`` is b = B/(1 − B/N). Where all data have no curvature of their own, ``overlap`` is
-    NaN and nothing is predicted.
+    ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches;
+    few batches miss rare samples and then show too little. ``overlap`` is the mean |φ̂₁ᵀφ₁|² of a
+    batch's sharpest direction with that of all data, ``effective`` is b = B/(1 − B/N). If all data
+    have no curvature of their own, ``overlap`` is NaN and nothing is predicted.
     """
 
     batch_size: int
@@ -90,10 +88,10 @@ class NoiseLevels(Result):
     """Measured λ₁ and λ_P of the full data, and the variance of the per-sample curvature.
 
     ``variance`` is σ² per element, ``directions`` have λ_j and τ_j² = mean_i‖(H_i − H̄)φ_j‖² of the
-    sharpest eigenvectors, ``trace`` is tr H̄. Were the noise the same in all directions, τ² would
-    be Pσ². ``gradient`` is ‖ḡ‖²/P and ``gradient_variance`` σ_g², per element. ``operator`` names
-    H, "hessian" or "ggn", whose ``smallest`` is only known to be 0 or more. ``quadratic`` says that
-    H is the same a step away, as for linear regression, ``normalized`` that the model has
+    sharpest eigenvectors, ``trace`` is tr H̄. If the noise were the same in all directions, τ²
+    would be Pσ². ``gradient`` is ‖ḡ‖²/P and ``gradient_variance`` σ_g², per element. ``operator``
+    names H, "hessian" or "ggn", whose ``smallest`` is only known to be 0 or more. ``quadratic``
+    says that H is the same a step away, as for linear regression, ``normalized`` that the model has
     normalisation layers. ``cost`` counts passes over the data.
     """
 
@@ -129,12 +127,11 @@ class NoiseLevels(Result):
         return self.population / (self.population - 1)
 
     def flatter(self) -> dict[str, tuple[Estimate, Estimate]]:
-        """λ_j and τ_j² of other directions, both above 0 for sure: known eigenvectors, and the mean
-        of the rest.
+        """λ_j and τ_j² of other directions: eigenvectors, and the mean of the rest.
 
-        An eigenvalue counts from TOL of the largest on, which is as well as it is known. All λ_j
-        add up to tr H̄, and all τ_j² to P²σ². The rest counts where no eigenvalue is below 0, for
-        else its mean is no one's curvature.
+        Both must be above 0 for sure. An eigenvalue counts from TOL of the largest on, its
+        accuracy. All λ_j add up to tr H̄, and all τ_j² to P²σ². The rest counts if no eigenvalue is
+        below 0.
         """
         values, noises = _entries(self.directions.eigenvalues), _entries(self.directions.tau2)
         pairs = {
@@ -144,20 +141,17 @@ class NoiseLevels(Result):
         }
         left, order = self.parameters - len(values), self.parameters
         if left > 0 and float(self.smallest) >= -FLAT * float(self.largest):
-            mean = propagated(
-                lambda trace, *known: (trace - sum(known)) / left, self.trace, *values
-            )
-            rest = propagated(
-                lambda element, *known: (order**2 * element - sum(known)) / left,
-                self.variance,
-                *noises,
-            )
-            pairs["the mean of the rest"] = mean, rest
-        return {
-            name: pair
-            for name, pair in pairs.items()
-            if all(each.interval()[0] > 0 for each in pair)
-        }
+
+            def mean(total: float, *known: float) -> float:
+                return (total - sum(known)) / left
+
+            def rest(element: float, *known: float) -> float:
+                return (order**2 * element - sum(known)) / left
+
+            curvature = propagated(mean, self.trace, *values)
+            pairs["the mean of the rest"] = curvature, propagated(rest, self.variance, *noises)
+        positive = (name for name in pairs if all(one.interval()[0] > 0 for one in pairs[name]))
+        return {name: pairs[name] for name in positive}
 
     def view(self, batch_size: int) -> BatchView:
         """What batches of that size show."""
@@ -165,15 +159,16 @@ class NoiseLevels(Result):
 
     def excess(self, batch_size: int) -> Estimate:
         """By how much the sharpness of batches exceeds λ₁ of all data, measured."""
-        return propagated(
-            lambda seen, true: seen - true, self.view(batch_size).sharpness, self.largest
-        )
+        seen = self.view(batch_size).sharpness
+        return propagated(lambda seen, true: seen - true, seen, self.largest)
 
     def expected_excess(self, effective: float) -> Estimate:
         """τ²/(bλ₁): the excess by the variance over samples, E‖H_batch φ₁‖² = λ₁² + τ²/b."""
-        return propagated(
-            lambda noise, true: self.finite * noise / (effective * true), self.tau2, self.largest
-        )
+
+        def excess(noise: float, true: float) -> float:
+            return self.finite * noise / (effective * true)
+
+        return propagated(excess, self.tau2, self.largest)
 
 
 def noise_levels(
@@ -197,9 +192,8 @@ def noise_levels(
     views = []
     passes = float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost)
     for size in batch_sizes:
-        found = batch_eigenpairs(
-            problem, size, _count(batches, size, total), 1, seed, operator, top
-        )
+        number = _count(batches, size, total)
+        found = batch_eigenpairs(problem, size, number, 1, seed, operator, top)
         predicted = {
             "additive": predict(top, element, size, total, "additive").largest,
             "directional": predict(top, along, size, total, "directional").largest,
@@ -207,29 +201,20 @@ def noise_levels(
         views.append(_view(found, predicted))
         passes += found.cost * size / total
         report("advice", len(views), len(batch_sizes))
-    return NoiseLevels(
-        operator,
-        order,
-        total,
-        _entries(along.eigenvalues)[0],
-        replace(smallest, cost=0),
-        element,
-        along,
-        total_curvature,
-        Estimate(float(spread.gradient_mean_norm) ** 2 / order),
-        spread.gradient_variance,
-        tuple(views),
-        math.ceil(passes),
-        smallest.status if top.status.ok else top.status,
-        _is_quadratic(problem, operator, top),
-        _has_norms(problem),
-    )
-
-
-def _has_norms(problem: Problem) -> bool:
-    """Whether the model has layers before which the length of weights does not matter."""
     layers = problem.source.modules() if isinstance(problem.source, torch.nn.Module) else ()
-    return any(isinstance(layer, NORMS) for layer in layers)
+    ends = _entries(along.eigenvalues)[0], replace(smallest, cost=0)
+    gradient = Estimate(float(spread.gradient_mean_norm) ** 2 / order), spread.gradient_variance
+    measured = NoiseLevels(
+        operator, order, total, *ends, element, along, total_curvature, *gradient, tuple(views)
+    )
+    return replace(
+        measured,
+        cost=math.ceil(passes),
+        status=smallest.status if top.status.ok else top.status,
+        quadratic=_is_quadratic(problem, operator, top),
+        # layers before which the length of weights does not matter
+        normalized=any(isinstance(layer, NORMS) for layer in layers),
+    )
 
 
 def _is_quadratic(problem: Problem, operator: str, top: Eigenpairs) -> bool:

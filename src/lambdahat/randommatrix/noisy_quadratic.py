@@ -56,9 +56,7 @@ class IterateLaw(Result):
 
     @property
     def norm_spread(self) -> float:
-        """The standard deviation of ‖w‖ to first order, from Var‖w‖² = Σ_j (2·variance² +
-        4·mean²·variance).
-        """
+        """The standard deviation of ‖w‖, to first order in that of ‖w‖²."""
         spread = math.sqrt(float((2 * self.variance**2 + 4 * self.mean**2 * self.variance).sum()))
         return spread / (2 * math.sqrt(self.squared_norm)) if spread else 0.0
 
@@ -72,11 +70,10 @@ class Trajectories(NamedTuple):
 
 
 class NoisyQuadratic:
-    """Descent at a fixed ``rate`` on a quadratic with ``curvatures`` λ ≥ 0 (P,), its gradients of
-    variance ``noise``.
+    """Descent at a fixed ``rate`` on a quadratic with ``curvatures`` λ ≥ 0 (P,), with noise.
 
-    ``rate``, ``noise`` (that of a batch: σ²/B) and ``start`` are numbers, or (P,) along the
-    eigenvectors.
+    ``rate``, ``noise`` (the variance of a batch's gradient, σ²/B) and ``start`` are numbers, or
+    (P,) along the eigenvectors.
 
     >>> NoisyQuadratic([1.0, 10.0], rate=0.1).final(1000).variance.round(4)
     array([0.0526, 0.01  ])
@@ -86,11 +83,8 @@ class NoisyQuadratic:
         self, curvatures: ArrayLike, rate: ArrayLike, noise: ArrayLike = 1.0, start: ArrayLike = 0.0
     ) -> None:
         self.curvatures = np.asarray(curvatures, dtype=np.float64)
-        fine = (
-            self.curvatures.ndim == 1
-            and len(self.curvatures) > 0
-            and bool((self.curvatures >= 0).all())
-        )
+        fine = self.curvatures.ndim == 1 and self.curvatures.size > 0
+        fine = fine and bool((self.curvatures >= 0).all())
         require(fine, "curvatures", "be a list of numbers of at least 0", self.curvatures)
         size = len(self.curvatures)
         self.rate, self.noise = _along(rate, "rate", size), _along(noise, "noise", size)
@@ -115,10 +109,8 @@ class NoisyQuadratic:
 
     def stationary_ema_variance(self, decay: float) -> Array:
         """V(1−ρ)(1+ρφ)/((1+ρ)(1−ρφ)), (P,): the moving average's variance after many steps."""
-        rho, phi = _fraction(decay), self.contraction
-        return (
-            self.stationary_variance * (1 - rho) * (1 + rho * phi) / ((1 + rho) * (1 - rho * phi))
-        )
+        rho, phi, final = _fraction(decay), self.contraction, self.stationary_variance
+        return final * (1 - rho) * (1 + rho * phi) / ((1 + rho) * (1 - rho * phi))
 
     def final(self, steps: int) -> IterateLaw:
         """The law of w_n."""
@@ -177,7 +169,7 @@ class NoisyQuadratic:
     def _running(self, forget: float, take: float, begin: float, steps: int) -> tuple[Array, Array]:
         """Mean and variance (P,) of a_n, a ← forget·a + take·w from a = begin·w₀.
 
-        (w, a) is a linear recursion driven by noise, of which n steps are composed by doubling:
+        (w, a) is a linear recursion driven by noise; n steps are composed by doubling, which is
         exact where the closed forms cancel, as for λ → 0 or φ → ρ.
         """
         require_count(steps, "steps")
@@ -194,13 +186,11 @@ class NoisyQuadratic:
 
 
 def average_loss_bound(quadratic: NoisyQuadratic, steps: int) -> float:
-    """Martens's bound on the expected loss of the average of w₀ … w_n for αB⁻¹H ≤ 1 (Eq. 7.38,
-    spectral thesis).
+    """Martens's bound on the expected loss of the average of w₀ … w_n for αB⁻¹H ≤ 1 (Eq. 7.38).
 
     min(Tr(H⁻¹Σ)/(n+1), ½Tr(αB⁻¹Σ)) + min(‖H^{−½}Bw₀‖²/((n+1)α)², ‖B^½w₀‖²/((n+1)α), 3L(w₀)), Σ the
     noise. Only the rates α/B_j enter. SGD is α_j = α (Eq. 7.39), Adam with B = H^½ is α_j = α/√λ_j
-    (Eq. 7.40). The bound is about twice ``quadratic.average(n, with_start=True).loss`` where n is
-    large.
+    (Eq. 7.40). The bound is about twice ``quadratic.average(n, with_start=True).loss`` for large n.
     """
     require_count(steps, "steps")
     curvatures, rate, count = quadratic.curvatures, quadratic.rate, steps + 1
@@ -209,9 +199,8 @@ def average_loss_bound(quadratic: NoisyQuadratic, steps: int) -> float:
         inverse = np.where(quadratic.noise > 0, quadratic.noise / curvatures, 0.0).sum()
         bent = np.where(squares > 0, squares / (curvatures * (count * rate) ** 2), 0.0).sum()
     noise = min(inverse / count, 0.5 * (rate * quadratic.noise).sum())
-    return float(
-        noise + min(bent, (squares / rate).sum() / count, 1.5 * (curvatures * squares).sum())
-    )
+    start = min(bent, (squares / rate).sum() / count, 1.5 * (curvatures * squares).sum())
+    return float(noise + start)
 
 
 def final_loss_bound(quadratic: NoisyQuadratic) -> float:
@@ -224,18 +213,16 @@ def final_loss_bound(quadratic: NoisyQuadratic) -> float:
 
 
 def matching_rate(curvatures: ArrayLike, steps: int, noise: ArrayLike = 1.0) -> float:
-    """The rate below which the last of many iterates has less loss than an average of n: Theorem
-    19, solved exactly.
+    """The rate below which the last of many iterates beats an average of n (Theorem 19, exactly).
 
     The root of Eq. 7.27, Σ_j ασ_j²/(2 − αλ_j) = Σ_j σ_j²/(λ_j(n + 1)), on (0, 2/λ₁): it falls as
-    1/n. The printed solution, 2/(2 + n)·mean(1/λ) (Eq. 7.28), is it where all λ are equal, and may
-    be beyond 2/λ₁ where they are not.
+    1/n. The printed solution, 2/(2 + n)·mean(1/λ) (Eq. 7.28), is correct if all λ are equal, and
+    may otherwise be beyond 2/λ₁.
     """
     require_count(steps, "steps")
     require(np.size(curvatures) > 0, "curvatures", "be one or more numbers", "none")
-    given = NoisyQuadratic(
-        curvatures, 1e-3 / max(float(np.max(np.asarray(curvatures))), 1e-300), noise
-    )
+    rate = 1e-3 / max(float(np.max(np.asarray(curvatures))), 1e-300)
+    given = NoisyQuadratic(curvatures, rate, noise)
     values, sigma = given.curvatures, given.noise
     require(bool((values > 0).all()), "curvatures", "be above 0", values)
     target, most = float((sigma / values).sum()) / (steps + 1), 2 / float(values.max())
@@ -249,20 +236,22 @@ def matching_rate(curvatures: ArrayLike, steps: int, noise: ArrayLike = 1.0) -> 
 def crossing_steps(quadratic: NoisyQuadratic) -> int:
     """The n from which the average of n iterates has a lower expected loss than the n-th iterate.
 
-    Both by their exact laws, at the quadratic's own rate and start. Before it the start is what
-    matters, which the final iterate forgets as φⁿ and the average as 1/n.
+    Both by their exact laws, at the quadratic's own rate and start, which the final iterate forgets
+    as φⁿ and the average as 1/n.
     """
     noisy = bool((quadratic.noise * quadratic.curvatures > 0).any())
     expected = "be above 0 in a direction that bends"
     require(noisy, "noise", expected, quadratic.noise, "without it no average wins")
     bends = quadratic.curvatures > 0  # the rest has no loss
-    parts = (
-        part[bends]
-        for part in (quadratic.curvatures, quadratic.rate, quadratic.noise, quadratic.start)
-    )
-    quadratic, grid = NoisyQuadratic(*parts), [2]
+    parts = quadratic.curvatures, quadratic.rate, quadratic.noise, quadratic.start
+    quadratic, grid = NoisyQuadratic(*(part[bends] for part in parts)), [2]
+
+    def noise_loss(steps: int) -> float:
+        """The final iterate's loss by noise alone, which only grows with the steps."""
+        return float(0.5 * (quadratic.curvatures * quadratic.final(steps).variance).sum())
+
     # nothing changes beyond
-    while 8 * average_loss_bound(quadratic, grid[-1]) > _noise_loss(quadratic, grid[-1]):
+    while 8 * average_loss_bound(quadratic, grid[-1]) > noise_loss(grid[-1]):
         grid.append(max(grid[-1] + 1, round(grid[-1] * GRID)))
     good = grid.pop()
     while grid and _average_wins(quadratic, grid[-1]):
@@ -276,11 +265,6 @@ def crossing_steps(quadratic: NoisyQuadratic) -> int:
 
 def _average_wins(quadratic: NoisyQuadratic, steps: int) -> bool:
     return quadratic.average(steps).loss < quadratic.final(steps).loss
-
-
-def _noise_loss(quadratic: NoisyQuadratic, steps: int) -> float:
-    """What the noise alone adds to the final iterate's loss: it only grows with the steps."""
-    return float(0.5 * (quadratic.curvatures * quadratic.final(steps).variance).sum())
 
 
 def _along(value: ArrayLike, name: str, size: int) -> Array:

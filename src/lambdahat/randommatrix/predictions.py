@@ -1,20 +1,13 @@
 """What a batch of B samples will show of a spectrum known from all the data.
 
-What noise does to a few eigenvalues that stand near one another, by diagonalising draws of it.
-
 Second-order perturbation theory fails where the curvature along one eigenvector varies from batch
 to batch by more than its distance to the next: then they change places. Noise between k known
-eigenvectors is a k × k matrix, so that its effect is had by drawing it: Gaussian, or batches of the
-samples' own matrices where these were measured.
+eigenvectors is a k × k matrix, so its effect is found by drawing it: Gaussian, or batches of the
+samples' own matrices if these were measured.
 
-What a batch shows of known eigenvalues, under a model of its noise: the numbers behind
-``predict``.
-
-A noise model holds the ``inputs`` that a prediction depends on with their ``errors``, and reads
-everything off for given inputs and a given u = 1/b, so that errors and the dependence on the batch
-are differences of one function.
-
-Predicted against measured extreme eigenvalues of batches.
+A noise model holds the ``inputs`` of a prediction with their ``errors``, and reads everything off
+for given inputs and a given u = 1/b, so that errors and the dependence on the batch are differences
+of one function.
 """
 
 from __future__ import annotations
@@ -81,16 +74,16 @@ def independent_noise(variances: Array) -> Array:
     order = len(variances)
     drawn = np.triu(_normal(order * order).reshape(PAIRS, order, order))
     off, scale = np.triu(drawn, 1), np.sqrt(variances)
-    return _both_signs((off + off.transpose(0, 2, 1) + math.sqrt(2.0) * (drawn - off)) * scale)
+    noise = (off + off.transpose(0, 2, 1) + math.sqrt(2.0) * (drawn - off)) * scale
+    return np.concatenate([noise, -noise])
 
 
 def sampled_noise(elements: Array, order: int, batch_size: int) -> Array:
-    """√B times the mean deviation of batches of B samples, (DRAWS, k, k), from ``elements``, the
-    samples' own (n, q).
+    """√B times the mean deviation of batches of B samples, (DRAWS, k, k), from ``elements`` (n, q).
 
     Those are the upper triangles, row by row, q = k(k+1)/2, of each sample's deviation from the
-    mean. Batches are drawn with replacement, and Gaussian beyond B = n; the factor that replacement
-    costs is the caller's, who scales by 1/√b.
+    mean. Batches are drawn with replacement, and Gaussian beyond B = n; the caller corrects for
+    replacement by scaling with 1/√b.
     """
     count = len(elements)
     rng = generator(0, "mixing batches", batch_size)
@@ -99,9 +92,8 @@ def sampled_noise(elements: Array, order: int, batch_size: int) -> Array:
     else:
         chosen = torch.randint(count, (DRAWS, batch_size), generator=rng)
         weights = torch.zeros(DRAWS, count, dtype=torch.float64)
-        weights.scatter_add_(
-            1, chosen, torch.full(chosen.shape, 1.0 / math.sqrt(batch_size), dtype=torch.float64)
-        )
+        share = torch.full(chosen.shape, 1.0 / math.sqrt(batch_size), dtype=torch.float64)
+        weights.scatter_add_(1, chosen, share)
     drawn = weights.numpy() @ elements
     drawn = drawn - drawn.mean(axis=0)  # the mean over all batches is known: 0
     rows, columns = np.triu_indices(order)
@@ -117,13 +109,8 @@ def _normal(count: int) -> Array:
     return drawn.numpy()
 
 
-def _both_signs(noise: Array) -> Array:
-    return np.concatenate([noise, -noise])
-
-
 class NoiseReading(NamedTuple):
-    """One prediction: of each known eigenvalue, of the bulk, and of the extremes (smallest,
-    largest).
+    """One prediction: for each known eigenvalue, the bulk, and the extremes (smallest, largest).
 
     ``onsets`` are the effective batches at which λ₁ leaves the bulk, and at which noise adds as
     much as λ₁ itself.
@@ -154,8 +141,7 @@ class NoiseModel(ABC):
 
 @dataclass(frozen=True)
 class View:
-    """A measured spectrum as eigenvalues known one by one (k,) with errors, and a bulk of
-    ``counts`` at ``nodes``.
+    """A measured spectrum: eigenvalues known one by one (k,), a bulk of ``counts`` at ``nodes``.
 
     ``trace_error`` is the relative error of the trace, which is that of the bulk.
     """
@@ -169,8 +155,7 @@ class View:
 
 
 def view_of(spectrum: Spectrum | Eigenpairs) -> View:
-    """The k pairs and a bulk at 0; or the outliers of a spectrum, its ends among them, and a bulk
-    of all else.
+    """The k pairs and a bulk at 0; or the outliers of a spectrum with its ends, and a bulk.
 
     The theory is one of few eigenvalues beside many: at most a tenth of the spectrum, or 20, the
     farthest out, are few.
@@ -191,23 +176,13 @@ def view_of(spectrum: Spectrum | Eigenpairs) -> View:
     if not counts.sum() > 0:
         nodes, counts = np.array([centre]), np.ones(1)
     errors = np.array([found[value] for value in chosen])
-    return View(
-        spectrum.dim,
-        np.array(chosen),
-        errors,
-        nodes,
-        counts,
-        _trace_error(spectrum, chosen, nodes, counts),
-    )
-
-
-def _trace_error(spectrum: Spectrum, chosen: list[float], nodes: Array, counts: Array) -> float:
-    """By Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) of each probe, A the bulk."""
-    size, probes = float(counts.sum()), len(spectrum.nodes)
+    # of the trace, by Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) of each probe, A the bulk
+    size = float(counts.sum())
     mean = float(nodes @ counts) / size
-    variance = 2.0 * float((nodes - mean) ** 2 @ counts) / probes
+    variance = 2.0 * float((nodes - mean) ** 2 @ counts) / len(spectrum.nodes)
     total = abs(sum(chosen) + mean * size)
-    return math.sqrt(variance) / total if total > 0 else 0.0
+    error = math.sqrt(variance) / total if total > 0 else 0.0
+    return View(spectrum.dim, np.array(chosen), errors, nodes, counts, error)
 
 
 def _ends(spectrum: Spectrum) -> tuple[Estimate, Estimate]:
@@ -223,9 +198,9 @@ def _ends(spectrum: Spectrum) -> tuple[Estimate, Estimate]:
 class RandomMatrixNoise(NoiseModel):
     """Additive or multiplicative noise of variance σ² per element on a measured spectrum.
 
-    Eigenvalues that do not stand apart join the bulk; those that do mix among themselves
-    (``mixing``). The inputs are offsets of all eigenvalues and of the mixed ones in units of their
-    errors, σ², and a factor on tr G, 1 with the trace's relative error.
+    Eigenvalues that do not stand apart join the bulk; those that do mix among themselves. The
+    inputs are offsets of all eigenvalues and of the mixed ones in units of their errors, σ², and a
+    factor on tr G, 1 with the trace's relative error.
     """
 
     def __init__(self, view: View, variance: Estimate, model: str) -> None:
@@ -252,40 +227,22 @@ class RandomMatrixNoise(NoiseModel):
         positions[apart] += mixed.positions - some + inputs[1] * mixed.errors
         overlaps[apart] *= mixed.overlaps
         spreads[apart] = mixed.spreads * np.sqrt(1.0 - model.closeness(some))
-        extremes, extreme_spreads = self._extremes(model, positions, spreads, apart)
-        return NoiseReading(
-            positions,
-            overlaps,
-            spreads,
-            np.array(model.edges),
-            extremes,
-            extreme_spreads,
-            self._onsets(spikes, noise),
-        )
+        extremes = self._extremes(model, positions, spreads, apart)
+        edges, onsets = np.array(model.edges), self._onsets(spikes, noise)
+        return NoiseReading(positions, overlaps, spreads, edges, *extremes, onsets)
 
     def _mixed(
         self, spikes: Array, noise: float, inverse_batch: float
     ) -> tuple[SpikedModel, Mask, MixedLevels]:
-        """The model, which eigenvalues stand apart, and how these mix."""
-        model, apart = self._settled(spikes, noise, inverse_batch)
-        some = spikes[apart]
-        return (
-            model,
-            apart,
-            mix(some, independent_noise(model.coupling(some[:, None], some[None, :]))),
-        )
-
-    def _settled(
-        self, spikes: Array, noise: float, inverse_batch: float
-    ) -> tuple[SpikedModel, Mask]:
-        """The model with what does not stand apart in its bulk, and which eigenvalues do."""
-        apart = np.ones(len(spikes), dtype=bool)
-        while True:
+        """The model with the drowned eigenvalues in its bulk, the others, and how these mix."""
+        apart, settled = np.ones(len(spikes), dtype=bool), False
+        while not settled:
             model = self._at(spikes[~apart], noise, inverse_batch)
             now = apart & model.stands_apart(spikes)
-            if (now == apart).all():
-                return model, apart
-            apart = now
+            apart, settled = now, bool((now == apart).all())
+        some = spikes[apart]
+        variances = model.coupling(some[:, None], some[None, :])
+        return model, apart, mix(some, independent_noise(variances))
 
     def _at(self, drowned: Array, noise: float, inverse_batch: float) -> SpikedModel:
         nodes = np.append(self.view.nodes, drowned)
@@ -293,17 +250,14 @@ class RandomMatrixNoise(NoiseModel):
         if self.model == "additive":
             size = float(counts.sum())
             return Additive(math.sqrt(max(noise, 0.0) * size * inverse_batch), nodes, counts, size)
-        per_sample = self._ratio(noise) * inverse_batch
-        return Multiplicative(
-            nodes.clip(0.0), counts, 1.0 / per_sample if per_sample > 0 else math.inf
-        )
-
-    def _ratio(self, noise: float) -> float:
-        """c = P²σ²/((tr G)² + tr G²): 1 for Gaussian samples of rank one, whose noise it is."""
-        nodes = np.append(self.view.nodes, self.view.eigenvalues).clip(0.0)
-        counts = np.append(self.view.counts, np.ones_like(self.view.eigenvalues))
-        gaussian = float(nodes @ counts) ** 2 + float(nodes**2 @ counts)
-        return max(noise, 0.0) * self.view.dimension**2 / gaussian if gaussian > 0 else 0.0
+        # c = P²σ²/((tr G)² + tr G²): 1 for Gaussian samples of rank one, whose noise it is
+        every = np.append(self.view.nodes, self.view.eigenvalues).clip(0.0)
+        number = np.append(self.view.counts, np.ones_like(self.view.eigenvalues))
+        gaussian = float(every @ number) ** 2 + float(every**2 @ number)
+        ratio = max(noise, 0.0) * self.view.dimension**2 / gaussian if gaussian > 0 else 0.0
+        per_sample = ratio * inverse_batch
+        samples = 1.0 / per_sample if per_sample > 0 else math.inf
+        return Multiplicative(nodes.clip(0.0), counts, samples)
 
     def _extremes(
         self, model: SpikedModel, positions: Array, spreads: Array, apart: Mask
@@ -319,10 +273,9 @@ class RandomMatrixNoise(NoiseModel):
             if beyond.any():
                 chosen = int(np.argmax(np.where(beyond, sign * positions, -math.inf)))
                 values[side], widths[side] = positions[chosen], spreads[chosen]
-        if isinstance(model, Multiplicative) and (
-            model.nodes[0] == 0 or model.samples < self.view.dimension
-        ):
-            values[0], widths[0] = 0.0, 0.0  # fewer samples than dimensions leave a null space
+        fewer = isinstance(model, Multiplicative) and model.samples < self.view.dimension
+        if fewer or (isinstance(model, Multiplicative) and model.nodes[0] == 0):
+            values[0], widths[0] = 0.0, 0.0  # a null space
         return values, widths
 
     def _onsets(self, spikes: Array, noise: float) -> Array:
@@ -334,13 +287,13 @@ class RandomMatrixNoise(NoiseModel):
 
 
 class DirectionalNoise(NoiseModel):
-    """Noise measured along k eigenvectors (``directions``).
+    """Noise measured along k eigenvectors.
 
-    Among themselves they mix (``mixing``), by batches drawn of the samples' own matrices. Noise to
-    all other directions, as if these were at 0, adds r_m/(bλ_m) by second-order perturbation
-    theory; where r_m/b exceeds λ_m² it ends in 2√(r_m/b), as for isotropic noise. The inputs are
-    offsets of all λ, of all r and of the mixed positions in units of their errors, a factor on the
-    noise among the k, and the bulk's variance.
+    Among themselves they mix, by batches drawn of the samples' own matrices. Noise to all other
+    directions, as if these were at 0, adds r_m/(bλ_m) by second-order perturbation theory; where
+    r_m/b exceeds λ_m² it ends in 2√(r_m/b), as for isotropic noise. The inputs are offsets of all
+    λ, of all r and of the mixed positions in units of their errors, a factor on the noise among the
+    k, and the bulk's variance.
     """
 
     def __init__(self, variance: DirectionalVariance, batch_size: int) -> None:
@@ -363,19 +316,22 @@ class DirectionalNoise(NoiseModel):
         """Everything, at given inputs."""
         levels = self.eigenvalues + inputs[0] * self.eigenvalue_errors
         rest = (self.rest + inputs[1] * self.rest_errors).clip(0.0)
-        radius = 2.0 * math.sqrt(
-            (self.dimension - self.count) * max(inputs[4], 0.0) * inverse_batch
-        )
+        others = self.dimension - self.count
+        radius = 2.0 * math.sqrt(others * max(inputs[4], 0.0) * inverse_batch)
         edges = np.array([0.0 if self.psd else -radius, radius])
         scale = math.sqrt(max(inputs[3], 0.0) * inverse_batch)
         key = float(inputs[0]), scale  # the other inputs do not change how the levels mix
         if key not in self._found:
             self._found[key] = mix(levels, scale * self.noise)
         mixed = self._found[key]
-        outward, kept = _to_the_rest(np.abs(levels), rest * inverse_batch)
-        positions = (
-            mixed.positions + inputs[2] * mixed.errors + np.where(levels < 0, -outward, outward)
-        )
+        # noise to directions at 0 moves |λ| outward, and leaves 1 − noise/λ² of the overlap
+        sizes, noise = np.abs(levels), rest * inverse_batch
+        clear = noise < sizes**2
+        safe = np.where(clear, sizes, 1.0)
+        outward = np.where(clear, noise / safe, 2.0 * np.sqrt(noise) - sizes)
+        kept = np.where(clear, 1.0 - noise / safe**2, 0.0)
+        outward = np.where(levels < 0, -outward, outward)
+        positions = mixed.positions + inputs[2] * mixed.errors + outward
         apart = (kept > 0) & ((positions > edges[1]) | (positions < edges[0]))
         overlaps = np.where(apart, kept * mixed.overlaps, 0.0)
         extremes, widths = self._extremes(levels, positions, mixed.spreads, edges)
@@ -430,14 +386,6 @@ def noise_model(
         cure = "its noise is made of all the eigenvalues: take lh.spectrum(lh.ggn(problem))"
         require(isinstance(spectrum, Spectrum), "spectrum", expected, spectrum, cure, TypeError)
     return RandomMatrixNoise(view_of(spectrum), variance, model)
-
-
-def _to_the_rest(sizes: Array, noise: Array) -> tuple[Array, Array]:
-    """How far |λ| moves outward by noise to directions at 0, and what is left of the overlap."""
-    clear = noise < sizes**2
-    safe = np.where(clear, sizes, 1.0)
-    outward = np.where(clear, noise / safe, 2.0 * np.sqrt(noise) - sizes)
-    return outward, np.where(clear, 1.0 - noise / safe**2, 0.0)
 
 
 def _flat(values: float | torch.Tensor) -> Array:
@@ -498,8 +446,7 @@ def predict(
     population: int | None = None,
     model: str | None = None,
 ) -> BatchPrediction:
-    """Predict the extreme eigenvalues, bulk edges and overlaps of batches of ``batch_size``
-    samples.
+    """Predict extreme eigenvalues, bulk edges and overlaps of batches of ``batch_size`` samples.
 
     ``spectrum`` is that of all the data (with ``Eigenpairs`` the rest of it is taken to be 0),
     ``population`` its number of samples N: b = B/(1 − B/N), without it b = B. ``variance`` is σ² of
@@ -525,12 +472,19 @@ def predict(
         given = Estimate(float(variance))
     noise = noise_model(spectrum, given, chosen, batch_size)
     inverse = 0.0 if math.isinf(effective) else 1.0 / effective
+    step, here = 1e-3 / batch_size, _Read(noise, inverse)
+    beside = _Read(noise, max(inverse - step, 0.0)), _Read(noise, inverse + step)
+    low, high = here.measure(lambda r: r.edges)
+    smallest, largest = here.measure(lambda r: r.extremes)
 
-    here, (low, high) = _Read(noise, inverse), _beside(noise, inverse, batch_size)
-    edges, (smallest, largest) = here.measure(lambda r: r.edges), here.measure(lambda r: r.extremes)
-    onsets = here.measure(lambda r: _batch_of(r.onsets, population))
-    exponent = _exponent(low, here, high, batch_size)
-    reading = here.base
+    def batches(reading: NoiseReading) -> Array:
+        """B of the effective b of the onsets: b/(1 + b/N)."""
+        b = reading.onsets
+        return b if population is None else np.asarray(b / (1.0 + b / population))
+
+    exponent = _exponent(beside[0], here, beside[1], batch_size)
+    least, most = (float(width) for width in here.base.extreme_spreads)
+    separates_at, signal_at = here.measure(batches)
     return BatchPrediction(
         int(batch_size),
         population,
@@ -538,14 +492,14 @@ def predict(
         chosen,
         largest,
         smallest,
-        float(reading.extreme_spreads[1]),
-        float(reading.extreme_spreads[0]),
-        (edges[0], edges[1]),
+        most,
+        least,
+        (low, high),
         _outliers(here),
-        onsets[0],
-        onsets[1],
+        separates_at,
+        signal_at,
         exponent,
-        _regime(noise, reading, exponent),
+        _regime(noise, here.base, exponent),
     )
 
 
@@ -556,32 +510,23 @@ class _Read:
         self.noise, self.inverse = noise, inverse
         self.base = noise.read(noise.inputs, inverse)
         self.known = bool(np.isfinite(noise.errors).all())
-        steps = [step for step in np.diag(noise.errors) / 2 if step.any()] if self.known else []
-        self.ends = [
-            (noise.read(noise.inputs + s, inverse), noise.read(noise.inputs - s, inverse))
-            for s in steps
-        ]
+        self.ends = []
+        for step in np.diag(noise.errors) / 2 if self.known else []:
+            if step.any():
+                pair = (noise.inputs + step, noise.inputs - step)
+                self.ends.append((noise.read(pair[0], inverse), noise.read(pair[1], inverse)))
 
     def measure(self, read: Callable[[NoiseReading], Array]) -> list[Estimate]:
         """Values with their errors √Σ_i(∂f/∂x_i·s_i)²; NaN where an input's error is unknown."""
-        return self.propagate(
-            read(self.base), [(read(more), read(less)) for more, less in self.ends]
-        )
+        ends = [(read(more), read(less)) for more, less in self.ends]
+        return self.propagate(read(self.base), ends)
 
     def propagate(self, values: Array, ends: list[tuple[Array, Array]]) -> list[Estimate]:
         """Values with the errors that their changes at the ends make."""
         variance = sum(((more - less) ** 2 for more, less in ends), np.zeros_like(values))
         errors = np.sqrt(variance) if self.known else np.full_like(values, math.nan)
-        return [
-            Estimate(float(v), float(e), dof=self.noise.dof)
-            for v, e in zip(values, errors, strict=True)
-        ]
-
-
-def _beside(noise: NoiseModel, inverse: float, batch_size: int) -> tuple[_Read, _Read]:
-    """Readings at slightly larger and smaller batches."""
-    step = 1e-3 / batch_size
-    return _Read(noise, max(inverse - step, 0.0)), _Read(noise, inverse + step)
+        pairs = zip(values, errors, strict=True)
+        return [Estimate(float(v), float(e), dof=self.noise.dof) for v, e in pairs]
 
 
 def _exponent(low: _Read, here: _Read, high: _Read, batch_size: int) -> Estimate:
@@ -600,23 +545,12 @@ def _exponent(low: _Read, here: _Read, high: _Read, batch_size: int) -> Estimate
 
 
 def _outliers(here: _Read) -> tuple[PredictedOutlier, ...]:
-    noise = here.noise
-    full = [
-        Estimate(float(v), float(e))
-        for v, e in zip(noise.eigenvalues, noise.eigenvalue_errors, strict=True)
-    ]
+    pairs = zip(here.noise.eigenvalues, here.noise.eigenvalue_errors, strict=True)
+    full = [Estimate(float(value), float(error)) for value, error in pairs]
     seen, overlaps = here.measure(lambda r: r.positions), here.measure(lambda r: r.overlaps)
     spreads = (float(spread) for spread in here.base.spreads)
-    return tuple(
-        PredictedOutlier(*parts) for parts in zip(full, seen, overlaps, spreads, strict=True)
-    )
-
-
-def _batch_of(effective: Array, population: int | None) -> Array:
-    """B of an effective b: b/(1 + b/N)."""
-    return (
-        effective if population is None else np.asarray(effective / (1.0 + effective / population))
-    )
+    parts = zip(full, seen, overlaps, spreads, strict=True)
+    return tuple(PredictedOutlier(*part) for part in parts)
 
 
 def _regime(noise: NoiseModel, reading: NoiseReading, exponent: Estimate) -> str:
@@ -638,9 +572,8 @@ def _require_inputs(spectrum: object, variance: object) -> None:
     fine = isinstance(spectrum, Spectrum | Eigenpairs)
     cure = "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))"
     require(fine, "spectrum", "be a Spectrum or Eigenpairs", spectrum, cure, TypeError)
-    known = isinstance(variance, Estimate | DirectionalVariance | numbers.Real) and not isinstance(
-        variance, bool
-    )
+    known = isinstance(variance, Estimate | DirectionalVariance | numbers.Real)
+    known = known and not isinstance(variance, bool)
     expected = "be a number, an Estimate or a DirectionalVariance"
     cure = "take lh.variance(problem).hessian_variance"
     require(known, "variance", expected, variance, cure, TypeError)
@@ -659,9 +592,8 @@ class BatchComparison(Result):
     def __post_init__(self) -> None:
         known = {each.batch_size for each in self.measured}
         for model in self.models:
-            missing = sorted(
-                {each.batch_size for each in self.predictions if each.model == model} ^ known
-            )
+            sizes = {each.batch_size for each in self.predictions if each.model == model}
+            missing = sorted(sizes ^ known)
             expected = f"be of the batch sizes that were measured, for {model!r}"
             require(not missing, "predictions", expected, f"others: {missing}")
 
@@ -673,24 +605,23 @@ class BatchComparison(Result):
     def of(self, model: str) -> tuple[BatchPrediction, ...]:
         """One model's predictions, by rising batch size."""
         require_choice(model, "model", self.models)
-        return tuple(
-            sorted((p for p in self.predictions if p.model == model), key=lambda p: p.batch_size)
-        )
+        found = (each for each in self.predictions if each.model == model)
+        return tuple(sorted(found, key=lambda each: each.batch_size))
 
     def scores(self, model: str, which: str = "largest") -> Array:
-        """(λ − predicted)/√(spread² + stderr²) of every measured batch; ``which`` is "largest" or
-        "smallest".
+        """(λ − predicted)/√(spread² + stderr²) of every measured batch, "largest" or "smallest".
 
-        A batch of all data, of which an exact prediction has neither, is left out.
+        A batch of all data, for which an exact prediction has neither, is left out.
         """
         require_choice(which, "which", ("largest", "smallest"))
         by_size = {each.batch_size: each for each in self.of(model)}
         found = []
         for measured in self.measured:
             prediction = by_size[measured.batch_size]
-            expected = prediction.largest if which == "largest" else prediction.smallest
-            spread = prediction.spread if which == "largest" else prediction.smallest_spread
-            values = measured.largest[:, 0] if which == "largest" else measured.smallest[:, 0]
+            expected, spread = prediction.largest, prediction.spread
+            if which == "smallest":
+                expected, spread = prediction.smallest, prediction.smallest_spread
+            values = getattr(measured, which)[:, 0]
             width = math.hypot(spread, float(expected.stderr))
             if width > 0:
                 found.append((values - float(expected)) / width)
@@ -702,6 +633,5 @@ class BatchComparison(Result):
         """The share of batches within so many predicted standard deviations: ideally 0.68 for 1."""
         inside = np.abs(self.scores(model, which)) <= require_positive(deviations, "deviations")
         share = float(inside.mean())
-        return Estimate(
-            share, math.sqrt(max(share * (1 - share), 1 / (4 * inside.size)) / inside.size)
-        )
+        variance = max(share * (1 - share), 1 / (4 * inside.size)) / inside.size
+        return Estimate(share, math.sqrt(variance))

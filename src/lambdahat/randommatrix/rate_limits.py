@@ -24,8 +24,7 @@ FARTHEST = 300.0  # of an interval's ends, as logarithms: floats end at 709
 
 @dataclass(frozen=True)
 class PositiveEstimate(Estimate):
-    """An estimate of a positive number, whose error is a factor: its interval lies on a logarithmic
-    scale, above 0.
+    """An estimate of a positive number with an interval on a logarithmic scale.
 
     ``log_error`` is the standard error of ln value, known with ``dof`` degrees of freedom;
     ``doubt`` are further ones, downwards and upwards, for what the model leaves out. ``stderr``
@@ -56,8 +55,7 @@ class PositiveEstimate(Estimate):
 def stability_limit(
     curvature: float, excess: float = 0.0, momentum: float = 0.0, nesterov: bool = False
 ) -> float:
-    """The largest learning rate α at which E‖x‖² does not grow along a direction of mean curvature
-    λ.
+    """The largest learning rate α at which E‖x‖² does not grow along a direction of curvature λ.
 
     Each step sees the curvature h of its own batch, with E h = λ and E‖(H_batch − H̄)φ‖² =
     λ·``excess``: what a batch adds to the largest eigenvalue, τ²/(bλ), for λ' = λ + τ²/(bλ). With
@@ -65,8 +63,8 @@ def stability_limit(
 
         α = 2(1 + ρ)/(λ + excess·(1 + ρ)/(1 − ρ)),
 
-    which is 2/λ' without momentum (Eq. 5.34, spectral thesis) and 2(1 + ρ)/λ with all data. Where
-    the excess dominates, with small batches, it is 2(1 − ρ)/excess: momentum then lowers the limit.
+    which is 2/λ' without momentum (Eq. 5.34, spectral thesis) and 2(1 + ρ)/λ with all data. If the
+    excess dominates, with small batches, it is 2(1 − ρ)/excess: momentum then lowers the limit.
     Nesterov's, where x_{t+1} = (1 − αh_t)(x_t + ρ(x_t − x_{t−1})), is the positive root u = αλ of
 
         (1 + k)D·u² + ((1 + k)(1 + ρ) − 2D)·u = 2(1 − ρ²),    D = ρ(1 + 2ρ), k = excess/λ,
@@ -101,25 +99,22 @@ def allowed_excess(
     if not nesterov:
         return (2 * (1 + momentum) / rate - curvature) * (1 - momentum) / (1 + momentum)
     u, lead = rate * curvature, momentum * (1 + 2 * momentum)
-    return curvature * (
-        (2 * (1 - momentum**2) + 2 * lead * u) / (lead * u**2 + (1 + momentum) * u) - 1
-    )
+    growth = (2 * (1 - momentum**2) + 2 * lead * u) / (lead * u**2 + (1 + momentum) * u)
+    return curvature * (growth - 1)
 
 
 def limit_of(
     curvature: Estimate, excess: Estimate, momentum: float = 0.0, nesterov: bool = False
 ) -> Estimate:
     """``stability_limit`` of measured numbers; a negative excess counts as 0."""
-    half = 0.5 * float(excess.stderr)
-    inside = replace(
-        excess, value=max(float(excess), half)
-    )  # so that differences do not reach across the bound at 0
-    limit = propagated(
-        lambda true, more: stability_limit(true, more, momentum, nesterov), curvature, inside
-    )
-    return replace(
-        limit, value=stability_limit(float(curvature), float(excess), momentum, nesterov)
-    )
+
+    def limit(true: float, more: float) -> float:
+        return stability_limit(true, more, momentum, nesterov)
+
+    # differences must not reach across the bound at 0
+    inside = replace(excess, value=max(float(excess), 0.5 * float(excess.stderr)))
+    value = limit(float(curvature), float(excess))
+    return replace(propagated(limit, curvature, inside), value=value)
 
 
 def coupled_limit(
@@ -129,25 +124,20 @@ def coupled_limit(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> float:
-    """The largest learning rate at which E xxᵀ does not grow in a space of eigenvectors of the mean
-    curvature.
+    """The largest learning rate at which E xxᵀ does not grow in a space of coupled eigenvectors.
 
     ``curvatures`` (k,) are the eigenvalues, ``deviations`` (n, k, k) those of each sample's matrix
-    from diag λ, and ``share`` is the part of their variance that is left in the mean of a batch.
-    Directions that noise couples are stable or unstable together: X ↦ E[A X Aᵀ] over batches, A a
-    step, maps positive matrices to positive ones, so that its spectral radius is below 1 if and
-    only if X = E[A X Aᵀ] + I has a positive definite solution.
+    from diag λ, and ``share`` is the part of their variance that is left in the mean of a batch. X
+    ↦ E[A X Aᵀ] over batches, A a step, maps positive matrices to positive ones, so that its
+    spectral radius is below 1 if and only if X = E[A X Aᵀ] + I has a positive definite solution.
 
     >>> limit = coupled_limit(np.array([4.0]), np.array([[[2.0]], [[-2.0]]]), 1.0)
     >>> float(round(limit, 3))  # 2/(4 + 2²/4)
     0.4
     """
     order = len(curvatures)
-    noise = (
-        np.einsum("nij,nkl->ikjl", deviations, deviations).reshape(order**2, order**2)
-        / len(deviations)
-        * share
-    )
+    products = np.einsum("nij,nkl->ikjl", deviations, deviations)
+    noise = products.reshape(order**2, order**2) / len(deviations) * share
     highest = stability_limit(float(curvatures.max()), 0.0, momentum, nesterov)
     if not noise.any():
         return highest
@@ -158,23 +148,20 @@ def coupled_limit(
         if momentum == 0:
             moments = np.kron(step, step) + rate**2 * noise
         else:
+            seen = here = np.hstack([eye, 0 * eye])
+            ahead = np.hstack([step + momentum * eye, -momentum * eye])
             if nesterov:
                 seen = np.hstack([(1 + momentum) * eye, -momentum * eye])
-            else:
-                seen = np.hstack([eye, 0 * eye])
-            ahead = step @ seen if nesterov else np.hstack([step + momentum * eye, -momentum * eye])
-            whole = np.vstack([ahead, np.hstack([eye, 0 * eye])])
-            into = np.vstack([eye, 0 * eye])
-            moments = np.kron(whole, whole) + rate**2 * np.kron(into, into) @ noise @ np.kron(
-                seen, seen
-            )
+                ahead = step @ seen
+            whole, into = np.vstack([ahead, here]), np.vstack([eye, 0 * eye])
+            driven = rate**2 * np.kron(into, into) @ noise @ np.kron(seen, seen)
+            moments = np.kron(whole, whole) + driven
         size = math.isqrt(len(moments))
         try:
-            found = np.linalg.solve(np.eye(len(moments)) - moments, np.eye(size).ravel()).reshape(
-                size, size
-            )
+            found = np.linalg.solve(np.eye(len(moments)) - moments, np.eye(size).ravel())
         except np.linalg.LinAlgError:
             return False
+        found = found.reshape(size, size)
         return bool(np.isfinite(found).all() and np.linalg.eigvalsh((found + found.T) / 2)[0] > 0)
 
     rates = np.geomspace(LEAST_RATE, 1.0, RATES) * highest
@@ -203,25 +190,20 @@ def _is_real(value: object) -> bool:
 
 
 def propagated(function: Callable[..., float], *inputs: Estimate) -> Estimate:
-    """``function`` of estimates with independent errors: √Σ(∂f/∂x_i·s_i)², by differences over ±
-    half an error.
+    """``function`` of estimates with independent errors, √Σ(∂f/∂x_i·s_i)², by central differences.
 
-    The degrees of freedom are Welch and Satterthwaite's.
+    The differences are over ± half an error, the degrees of freedom Welch and Satterthwaite's.
     """
     values = [float(each) for each in inputs]
     parts = []
     for i, each in enumerate(inputs):
-        step = 0.5 * float(each.stderr)
-        ends = [
-            function(*values[:i], values[i] + sign * step, *values[i + 1 :]) for sign in (1, -1)
-        ]
+        step, before, after = 0.5 * float(each.stderr), values[:i], values[i + 1 :]
+        ends = [function(*before, values[i] + sign * step, *after) for sign in (1, -1)]
         parts.append((ends[0] - ends[1]) ** 2 if step else 0.0)
-    variance = sum(parts)
+    variance, cost = sum(parts), sum(each.cost for each in inputs)
     slack = sum(part**2 / each.dof for part, each in zip(parts, inputs, strict=True) if part)
     dof = variance**2 / slack if slack > 0 else math.inf
-    return Estimate(
-        function(*values), math.sqrt(variance), sum(each.cost for each in inputs), dof=dof
-    )
+    return Estimate(function(*values), math.sqrt(variance), cost, dof=dof)
 
 
 def differ(first: Estimate, second: Estimate) -> bool:

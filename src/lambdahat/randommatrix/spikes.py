@@ -1,5 +1,4 @@
-"""Where an eigenvalue that stands apart from the bulk is seen through sampling noise, and how well
-its direction.
+"""Outliers seen through sampling noise, and damping as linear shrinkage (§6.3.2, spectral thesis).
 
 A batch shows H̄ + noise, or G^{½}WG^{½} with W a Wishart matrix. Both have one form: with the
 bulk's eigenvalues λ_j an eigenvalue ℓ beyond it is seen at ψ(ℓ), as long as ψ'(ℓ) > 0; where ψ'
@@ -12,9 +11,6 @@ With the bulk at 0 the first is Theorems 14 and 17 of the spectral thesis: λ + 
 ±2s, overlap² 1 − s²/λ². With a flat bulk σ² the second is the spiked covariance σ²(1+θ)(1 + q/θ)
 that its Theorem 16 means (Baik and Silverstein 2006; Paul 2007; for any bulk Bai and Yao 2012,
 Benaych-Georges and Nadakuditi 2011).
-
-Damping read as linear shrinkage of a noisy curvature, and what a batch calls for (§6.3.2,
-spectral thesis).
 
 A step along (Ĥ + δI)⁻¹g at rate α is one along (βĤ + (1−β)tI)⁻¹g at rate αβ, with δ = t(1−β)/β. The
 thesis has t = 1 (Eq. 6.5), which is right for curvature in units of its mean eigenvalue alone; t =
@@ -42,11 +38,9 @@ from lambdahat.results import Array, Estimate, Spectrum
 
 
 def effective_batch(batch_size: int, population: int | None = None) -> float:
-    """b = B/(1 − B/N): the number of independent draws that is as noisy as B of N without
-    replacement.
+    """b = B/(1 − B/N): the number of independent draws as noisy as B of N without replacement.
 
-    Eq. 5.5 of the spectral thesis. Infinite at B = N, where nothing is left to chance; B itself
-    without ``population``.
+    Eq. 5.5 of the spectral thesis. Infinite at B = N; B itself without ``population``.
 
     >>> effective_batch(100, 200)
     200.0
@@ -62,8 +56,7 @@ def effective_batch(batch_size: int, population: int | None = None) -> float:
 
 
 def noise_scale(variance: float, dimension: int, batch: float) -> float:
-    """s = σ√(P/b): the noise of a batch has a semicircle of radius 2s (Theorem 13, spectral
-    thesis).
+    """s = σ√(P/b): a batch's noise has a semicircle of radius 2s (Theorem 13, spectral thesis).
 
     ``variance`` is σ², that of one element over samples; ``batch`` the effective b.
     """
@@ -78,9 +71,8 @@ def noise_scale(variance: float, dimension: int, batch: float) -> float:
 class SpikedModel(ABC):
     """A noisy bulk and its effect on eigenvalues outside it.
 
-    ``thresholds`` (lower, upper) are those of the true eigenvalue beyond which it stands apart,
-    ``edges`` those of the noisy bulk. Methods take numbers or arrays and give arrays of the same
-    shape.
+    ``thresholds`` (lower, upper) are the true eigenvalues beyond which one stands apart, ``edges``
+    those of the noisy bulk. Methods take numbers or arrays and give arrays of the same shape.
     """
 
     nodes: Array
@@ -148,20 +140,16 @@ class SpikedModel(ABC):
 
     def overlap(self, eigenvalue: ArrayLike) -> Array:
         """|φ̂ᵀφ|² of seen and true eigenvector; 0 if the eigenvalue does not stand apart."""
-        return self._where_apart(
-            eigenvalue, lambda values: self._slope(values) * self._shrinkage(values)
-        )
+        return self._where_apart(eigenvalue, lambda x: self._slope(x) * self._shrinkage(x))
 
     def spread(self, eigenvalue: ArrayLike) -> Array:
-        """Standard deviation √(2vψ') of the seen eigenvalue between batches, v its own coupling; 0
-        inside the bulk.
+        """Standard deviation √(2vψ') of the seen eigenvalue between batches; 0 inside the bulk.
 
-        For Gaussian noise, whose diagonal varies twice as much as the rest (Capitaine et al. 2009;
-        Bai and Yao 2008).
+        v is its own coupling. For Gaussian noise, whose diagonal varies twice as much as the rest
+        (Capitaine et al. 2009; Bai and Yao 2008).
         """
         return self._where_apart(
-            eigenvalue,
-            lambda values: np.sqrt(2.0 * self.coupling(values, values) * self._slope(values)),
+            eigenvalue, lambda x: np.sqrt(2.0 * self.coupling(x, x) * self._slope(x))
         )
 
     def relative_shift(self, eigenvalue: ArrayLike) -> Array:
@@ -175,9 +163,17 @@ class SpikedModel(ABC):
 
     def inverse(self, observed: ArrayLike) -> Array:
         """The true eigenvalue of one seen beyond the edges; NaN inside the bulk."""
-        values = np.asarray(observed, dtype=np.float64)
-        found = [self._inverse_of(float(value)) for value in values.ravel()]
-        return np.array(found, dtype=np.float64).reshape(values.shape)
+        values, (lower, upper), (low, high) = np.asarray(observed), self.thresholds, self.edges
+        found = np.full(values.size, math.nan)
+        for i, seen in enumerate(values.ravel().astype(np.float64).tolist()):
+            ends = (upper, seen) if seen > high else (seen, lower)
+            if seen > high or (seen < low and seen < lower):
+
+                def excess(x: float, seen: float = seen) -> float:
+                    return float(self._seen(np.array(x))) - seen
+
+                found[i] = brentq(excess, *ends, xtol=1e-14)
+        return found.reshape(values.shape)
 
     def _slope(self, at: Array) -> Array:
         return 1.0 - self._sum(at, 2)
@@ -195,22 +191,6 @@ class SpikedModel(ABC):
         out[apart] = beyond(values[apart])
         return out
 
-    def _inverse_of(self, observed: float) -> float:
-        (lower, upper), (low, high) = self.thresholds, self.edges
-        if observed > high:
-            return float(
-                brentq(
-                    lambda x: float(self._seen(np.array(x))) - observed, upper, observed, xtol=1e-14
-                )
-            )
-        if observed < low and observed < lower:
-            return float(
-                brentq(
-                    lambda x: float(self._seen(np.array(x))) - observed, observed, lower, xtol=1e-14
-                )
-            )
-        return math.nan
-
     def _root(self, low: float, high: float) -> float:
         """Where ψ' = 0 in an interval that holds one root, or has no width."""
         if high - low <= 1e-15 * max(abs(low), abs(high)):
@@ -218,14 +198,8 @@ class SpikedModel(ABC):
         slopes = [float(self._slope(np.array(end))) for end in (low, high)]
         if slopes[0] * slopes[1] >= 0:  # the root is an end, up to rounding
             return low if abs(slopes[0]) < abs(slopes[1]) else high
-        return float(
-            brentq(
-                lambda x: float(self._slope(np.array(x))),
-                low,
-                high,
-                xtol=1e-15 * (high - low) + 1e-300,
-            )
-        )
+        precision = 1e-15 * (high - low) + 1e-300
+        return float(brentq(lambda x: float(self._slope(np.array(x))), low, high, xtol=precision))
 
     def _at_threshold(self, side: int) -> float:
         at = self.thresholds[side]
@@ -233,12 +207,11 @@ class SpikedModel(ABC):
 
 
 class Additive(SpikedModel):
-    """Symmetric noise on top: H̄ + s·W, W of the Gaussian orthogonal ensemble with spectrum in [−2,
-    2].
+    """Symmetric noise on top: H̄ + s·W, W of the GOE with spectrum in [−2, 2].
 
-    ``scale`` is s = σ√(P/b) (``noise_scale``). By default the bulk of H̄ is at 0, as Theorem 14 of
-    the spectral thesis has it; with ``eigenvalues`` and ``weights`` (their shares, of any sum) it
-    is any other. The fluctuations depend on ``dimension``, P, and vanish at its default, infinity.
+    ``scale`` is s = σ√(P/b) (``noise_scale``). By default the bulk of H̄ is at 0, as in Theorem 14
+    of the spectral thesis; ``eigenvalues`` and ``weights`` (their shares, of any sum) give any
+    other. The fluctuations depend on ``dimension``, P, and vanish at its default, infinity.
 
     >>> model = Additive(1.0)
     >>> float(model.outlier(2.0)), float(model.overlap(2.0)), model.edge, float(model.outlier(-0.5))
@@ -275,9 +248,8 @@ class Additive(SpikedModel):
 
     def coupling(self, first: ArrayLike, second: ArrayLike) -> Array:
         """s²/P, the same for all."""
-        return np.full(
-            np.broadcast_shapes(np.shape(first), np.shape(second)), self.scale**2 / self.dimension
-        )
+        shape = np.broadcast_shapes(np.shape(first), np.shape(second))
+        return np.full(shape, self.scale**2 / self.dimension)
 
     @property
     def edge_scales(self) -> tuple[float, float]:
@@ -290,8 +262,7 @@ class Additive(SpikedModel):
 
 
 class Multiplicative(SpikedModel):
-    """The covariance of ``samples`` Gaussian vectors whose true covariance has the bulk
-    ``eigenvalues``.
+    """The covariance of ``samples`` Gaussian vectors of true covariance with bulk ``eigenvalues``.
 
     ``weights`` says how many eigenvalues each stands for (one, by default); ``samples`` is b, and
     need not be whole. Zeros are part of the bulk; negative eigenvalues are refused. With all other
@@ -335,20 +306,15 @@ class Multiplicative(SpikedModel):
         nodes, weights = self.nodes[positive], self.weights[positive]
         (low, high), near = nodes[[0, -1]], np.sqrt(weights[[0, -1]] / self.samples)
         far = math.sqrt(weights.sum() / self.samples)
-        if far <= 1:
-            below = (low * (1 - far), low * (1 - near[0]))
-        else:
-            below = (high * (1 - far), low * (1 - far))
-        return (float(below[0]), float(below[1])), (
-            float(high * (1 + near[1])),
-            float(high * (1 + far)),
-        )
+        least = (low if far <= 1 else high) * (1 - far)
+        most = low * (1 - (near[0] if far <= 1 else far))
+        above = float(high * (1 + near[1])), float(high * (1 + far))
+        return (float(least), float(most)), above
 
     def coupling(self, first: ArrayLike, second: ArrayLike) -> Array:
         """λ_mλ_j/b."""
-        return np.asarray(
-            np.asarray(first, np.float64) * np.asarray(second, np.float64) / self.samples
-        )
+        product = np.asarray(first, np.float64) * np.asarray(second, np.float64)
+        return np.asarray(product / self.samples)
 
     @property
     def edge_scales(self) -> tuple[float, float]:
@@ -356,9 +322,8 @@ class Multiplicative(SpikedModel):
         if math.isinf(self.samples) or not self.nodes.any():
             return 0.0, 0.0
         at = np.array(self.thresholds)
-        low, high = (
-            np.abs(at) * np.abs(1.0 + self._sum(at, 3)) ** (1 / 3) * self.samples ** (-2 / 3)
-        )
+        cubes = np.abs(1.0 + self._sum(at, 3)) ** (1 / 3)
+        low, high = np.abs(at) * cubes * self.samples ** (-2 / 3)
         return float(low), float(high)
 
 
@@ -388,8 +353,7 @@ class Shrinkage(NamedTuple):
 
 
 def damping_as_shrinkage(damping: float, target: float = 1.0) -> Shrinkage:
-    """κ = 1 + δ/t and β = 1/κ: the effect of a ``damping`` δ on rate and curvature (Eq. 6.5 at t =
-    ``target`` = 1).
+    """κ = 1 + δ/t and β = 1/κ: the effect of a ``damping`` δ (Eq. 6.5 at t = ``target`` = 1).
 
     >>> damping_as_shrinkage(0.25)
     Shrinkage(kappa=1.25, beta=0.8)
@@ -407,11 +371,10 @@ def shrinkage_as_damping(beta: float, target: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class LinearShrinkage(Result):
-    """The β of least expected error ‖βĤ + (1−β)tI − H̄‖_F² for a batch's Ĥ, and the ``damping`` δ
-    it is equal to.
+    """The β of least expected error ‖βĤ + (1−β)tI − H̄‖_F² for a batch's Ĥ, and its ``damping`` δ.
 
     ``signal`` is ‖H̄ − tI‖_F², ``noise`` E‖Ĥ − H̄‖_F² and ``target`` t = tr H̄/P. ``damping`` is
-    NaN where the trace is not positive: then no positive damping shrinks towards it.
+    NaN if the trace is not positive: then no positive damping shrinks towards it.
     """
 
     beta: Estimate
@@ -424,14 +387,13 @@ class LinearShrinkage(Result):
 def linear_shrinkage(
     spectrum: Spectrum, variance: Estimate | float, batch_size: int, population: int | None = None
 ) -> LinearShrinkage:
-    """The optimal shrinkage of a batch's curvature: β = signal/(signal + noise) (Ledoit and Wolf
-    2004).
+    """The optimal shrinkage of a batch's curvature, β = signal/(signal + noise).
 
-    ``spectrum`` is that of the full data's curvature H̄, ``variance`` σ² that of an element of it
-    over samples (``lh.variance``), ``population`` the N samples that the batch is drawn from. With
-    Ĥ = H̄ + E and mean E = 0, E‖βĤ + (1−β)tI − H̄‖_F² = β²·noise + (1−β)²·signal, noise = P²σ²/b,
-    signal = ‖H̄ − tI‖_F² = tr H̄² − (tr H̄)²/P; the β above is where that is least. Its error is
-    that of the spectrum's probes and of σ².
+    Ledoit and Wolf 2004. ``spectrum`` is that of the full data's curvature H̄, ``variance`` σ² that
+    of an element of it over samples (``lh.variance``), ``population`` the N samples that the batch
+    is drawn from. With Ĥ = H̄ + E and mean E = 0, E‖βĤ + (1−β)tI − H̄‖_F² = β²·noise +
+    (1−β)²·signal, noise = P²σ²/b, signal = ‖H̄ − tI‖_F² = tr H̄² − (tr H̄)²/P, which this β
+    minimises. Its error is that of the spectrum's probes and of σ².
     """
     cure = "take it with lh.spectrum(lh.hessian(problem))"
     require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum, cure, TypeError)
@@ -441,9 +403,8 @@ def linear_shrinkage(
     size, batch = spectrum.dim, effective_batch(batch_size, population)
     target = spectrum.mean
     signal = spectrum.expectation(lambda nodes: (nodes - float(target)) ** 2, size)
-    noise = Estimate(
-        size**2 * float(element) / batch, size**2 * float(element.stderr) / batch, dof=element.dof
-    )
+    spread = size**2 * float(element) / batch, size**2 * float(element.stderr) / batch
+    noise = Estimate(*spread, dof=element.dof)
     cure = "a multiple of the identity is its own target"
     require(float(signal) > 0, "spectrum", "have some spread", "one eigenvalue, P times", cure)
     beta = propagated(lambda kept, lost: kept / (kept + lost), signal, noise)

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,11 @@ class NoLimitError(ValueError):
 
 @dataclass(frozen=True)
 class StableRate(PositiveEstimate):
-    """The largest stable learning rate, the geometric mean over ``per_run``, runs with different
-    batch orders.
+    """The largest stable learning rate, the geometric mean over ``per_run``, runs in other orders.
 
     ``stderr`` is of the runs and of the bisection's last interval, in quadrature. ``cost`` counts
     gradients of batches of ``batch_size`` samples. A run is stable if ``steps`` steps end at a loss
-    below ``factor`` times the first, or, for None, below what noise lets expect.
+    below ``factor`` times the first, or, for None, below what noise explains.
     """
 
     per_run: Array = field(default_factory=lambda: np.zeros(0))
@@ -82,15 +81,14 @@ def largest_stable_rate(
     factor: float | None = 1.0,
     seed: int = 0,
 ) -> StableRate:
-    """The largest learning rate at which ``steps`` steps from the problem's parameters do not
-    diverge.
+    """The largest learning rate at which ``steps`` steps from the problem's point do not diverge.
 
     A run diverges if the loss of a batch is not finite, or if the loss of all data ends above
     ``factor`` times the first. A network that dies ends near the loss of chance, so at the start of
     training a factor below 1 asks that it learns. Near a minimum noise alone raises the loss: with
     None a run diverges if it ends above the first loss by 2·4² times as much as runs at a quarter
-    of ``start`` do, (α/start)² of that at rates α below ``start``, which is then to be the limit as
-    far as known. ``optimizer`` is "sgd", "momentum" or "nesterov" (both 0.9), "adam", or a function
+    of ``start`` do, (α/start)² of that at rates α below ``start``, which should then be near the
+    limit. ``optimizer`` is "sgd", "momentum" or "nesterov" (both 0.9), "adam", or a function
     ``(parameters, rate) -> torch.optim.Optimizer``. ``batch_size`` samples a step (default: all)
     are drawn without replacement, a new order each epoch.
 
@@ -111,12 +109,9 @@ def largest_stable_rate(
         )
     require_count(steps, "steps")
     require_count(runs, "runs", 2, cure="one run shows no error")
-    for value, name in (
-        (start, "start"),
-        (tol, "tol"),
-        (1.0 if factor is None else factor, "factor"),
-    ):
-        require_positive(value, name)
+    require_positive(start, "start")
+    require_positive(tol, "tol")
+    require_positive(1.0 if factor is None else factor, "factor")
     first = problem.loss()
     require(math.isfinite(first), "the loss at the start", "be finite", f"{first:.6g}")
     cure = "shift it, for growth is judged by its ratio, or pass factor=None"
@@ -137,10 +132,9 @@ def largest_stable_rate(
 def bisected(
     stable: Callable[[float], bool], start: float, tol: float = 0.05
 ) -> tuple[float, float]:
-    """(low, high) with ``low`` stable, ``high`` not and high ≤ (1 + tol)·low, by bisection in the
-    logarithm.
+    """(low, high) with ``low`` stable, ``high`` not and high ≤ (1 + tol)·low.
 
-    Where stability comes and goes more than once, one of the places where it goes.
+    By bisection in the logarithm; where stability comes and goes, one of the places where it goes.
 
     >>> low, high = bisected(lambda rate: rate < 2.0, 0.1, 0.01)
     >>> low < 2.0 <= high <= 1.01 * low
@@ -198,26 +192,20 @@ class _Trials:
     def know_noise(self, start: float, runs: int) -> None:
         """Measure how far runs at a small rate end above the first loss; that grows as α²."""
         ends = [self._end(QUIET * start, run) for run in range(runs)]
-        self.start = start
-        self.noise = (
-            max([0.0, *(end - self.first for end in ends if math.isfinite(end))]) / QUIET**2
-        )
+        rises = [end - self.first for end in ends if math.isfinite(end)]
+        self.start, self.noise = start, max([0.0, *rises]) / QUIET**2
 
     def stable(self, rate: float, run: int) -> bool:
         """Whether training at ``rate`` does not diverge."""
         if self.factor is None:
-            return (
-                self._end(rate, run)
-                <= self.first + MARGIN * self.noise * min(rate / self.start, 1.0) ** 2
-            )
+            allowed = MARGIN * self.noise * min(rate / self.start, 1.0) ** 2
+            return self._end(rate, run) <= self.first + allowed
         return self._end(rate, run) < self.factor * self.first
 
     def _end(self, rate: float, run: int) -> float:
         """The loss of all data after training; NaN where it ran away."""
-        named = {
-            n: t.detach().clone().requires_grad_()
-            for n, t in self.problem.named(self.problem.vector).items()
-        }
+        begin = self.problem.named(self.problem.vector)
+        named = {name: t.detach().clone().requires_grad_() for name, t in begin.items()}
         optimizer = self.make(list(named.values()), rate)
         fine = isinstance(optimizer, Optimizer)
         require(fine, "optimizer", "return a torch.optim.Optimizer", optimizer, "", TypeError)
@@ -227,9 +215,8 @@ class _Trials:
             self.gradients += 1
             if not (isinstance(loss, float) and abs(loss) < BEYOND_RETURN * scale):
                 return math.nan
-        theta = self.problem.space.flatten(
-            {name: tensor.detach() for name, tensor in named.items()}
-        )
+        detached = {name: tensor.detach() for name, tensor in named.items()}
+        theta = self.problem.space.flatten(detached)
         return self.problem.loss(theta) if bool(torch.isfinite(theta).all()) else math.nan
 
     def _backward(self, optimizer: Optimizer, named: dict[str, Tensor], parts: Parts) -> float:
@@ -250,19 +237,14 @@ class _Trials:
                 continue
             epoch, place = divmod(step, each)
             if place == 0:
-                order = torch.randperm(
-                    total, generator=generator(self.seed, "stable rate", run, epoch)
-                )
-            yield self._chosen(order[place * self.size : (place + 1) * self.size])
-
-    def _chosen(self, indices: Tensor) -> Parts:
-        if self._columns is None:
-            return list(
-                self.problem.subset(
-                    indices, self.size if self.problem.norm == "train" else None
-                ).weighted()
-            )
-        return [(1.0, take(self._columns, indices.to(self.problem.device)))]
+                rng = generator(self.seed, "stable rate", run, epoch)
+                order = torch.randperm(total, generator=rng)
+            indices = order[place * self.size : (place + 1) * self.size]
+            if self._columns is not None:
+                yield [(1.0, take(self._columns, indices.to(self.problem.device)))]
+            else:
+                whole = self.size if self.problem.norm == "train" else None
+                yield list(self.problem.subset(indices, whole).weighted())
 
 
 def _join_batches(problem: Problem) -> Batch | None:
@@ -281,18 +263,10 @@ def _summarise(found: list[tuple[float, float]], work: _Trials) -> StableRate:
     width = max(math.log(high / low) for low, high in found)
     spread = float(logs.var(ddof=1)) / len(logs) if len(logs) > 1 else 0.0
     value = float(np.exp(logs.mean()))
-    error = math.sqrt(spread + width**2 / 12)
-    return StableRate(
-        value,
-        value * error,
-        work.gradients,
-        log_error=error,
-        dof=len(logs) - 1 if len(logs) > 1 else math.inf,
-        per_run=np.exp(logs),
-        batch_size=work.size,
-        steps=work.steps,
-        factor=work.factor,
-    )
+    error, dof = math.sqrt(spread + width**2 / 12), len(logs) - 1 if len(logs) > 1 else math.inf
+    rate = StableRate(value, value * error, work.gradients, dof=dof, log_error=error)
+    rate = replace(rate, per_run=np.exp(logs), batch_size=work.size)
+    return replace(rate, steps=work.steps, factor=work.factor)
 
 
 @dataclass(frozen=True)
@@ -302,7 +276,7 @@ class RateRatio(Result):
     ``sharp`` (k,) are the rates along the eigenvectors of ``curvatures`` (k,), ``flat`` the mean
     over directions orthogonal to them, with its error; ``ratio`` is that mean over the rate along
     the sharpest. ``nonlinearity`` is ‖s(u + v) − s(u) − s(v)‖/‖s(u) + s(v)‖ of the steps s for a
-    sharp and a flat gradient together: where it is not near 0 the optimiser has no one
+    sharp and a flat gradient together: if it is not near 0 the optimiser has no single
     preconditioner, and the rates are those of gradients along one direction each.
     """
 
@@ -327,21 +301,20 @@ def rate_ratio(
     backward: Callable[[], object] | None = None,
     seed: int = 0,
 ) -> RateRatio:
-    """The estimated-curvature learning-rate ratio of any ``torch.optim.Optimizer`` at the problem's
-    point.
+    """The estimated-curvature learning-rate ratio of any torch optimiser at the problem's point.
 
     An optimiser that steps by −αB⁻¹g moves at the rate φᵀ(αB⁻¹)φ along a unit vector φ. It is
     measured: from the optimiser's present state, a step with gradient +tφ less one with −tφ, over
-    2t, t small. The preconditioner is the optimiser's state; momentum is put to 0 first and
+    2t, t small. The preconditioner is the optimiser's state; momentum is set to 0 first and
     multiplies all rates alike. ``eigenpairs`` are sharp directions, the sharpest first (default:
     the largest eigenvalue of the Hessian), ``flat`` the number of random directions orthogonal to
     them, or directions (P, k).
 
     An optimiser without a state takes its first step with the problem's gradient before. One that
     has ``observe`` is shown the problem when ``due``. One that listens to backward passes, as KFAC
-    does for the empirical Fisher, gets one from ``backward()`` ahead of each step. Where steps
-    depend on the gradient as a whole, as with NGD's ``rescale``, pass a ``gradient`` (P,) about
-    which to probe. Parameters, gradients and state are put back at the end.
+    does for the empirical Fisher, gets one from ``backward()`` ahead of each step. If steps depend
+    on the gradient as a whole, as with NGD's ``rescale``, pass a ``gradient`` (P,) about which to
+    probe. Parameters, gradients and state are restored at the end.
     """
     require_problem(problem)
     fine = isinstance(optimizer, Optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
@@ -377,10 +350,8 @@ def _flat_directions(problem: Problem, pairs: Eigenpairs, flat: int | Tensor, se
     require_count(flat, "flat", 1)
     fine = sharp.shape[1] < size
     require(fine, "eigenpairs", f"leave flat directions, fewer than {size}", pairs.vectors)
-    draws: Tensor = torch.randn(
-        size, flat, generator=generator(seed, "flat directions"), dtype=torch.float64
-    )
-    draws = draws.to(problem.device)
+    rng = generator(seed, "flat directions")
+    draws = torch.randn(size, flat, generator=rng, dtype=torch.float64).to(problem.device)
     for _ in range(2):
         draws = draws - sharp @ (sharp.T @ draws)
     return nn.functional.normalize(draws, dim=0)
@@ -447,9 +418,8 @@ class _Probe:
         """How far the response to two directions is from the sum of the two responses."""
         apart = self._response(first) + self._response(second)
         together = self._response(first.double() + second.double())
-        return float(
-            (together - apart).norm() / apart.norm().clamp_min(torch.finfo(torch.float64).tiny)
-        )
+        size = apart.norm().clamp_min(torch.finfo(torch.float64).tiny)
+        return float((together - apart).norm() / size)
 
     def _response(self, vector: Tensor) -> Tensor:
         """The derivative of the step (P,) along a change of the gradient."""
