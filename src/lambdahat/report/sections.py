@@ -44,6 +44,8 @@ FIRST = (
     "networks",
     "net",
     "nets",
+    "layers",
+    "width",
     "model",
     "training",
     "held_out",
