@@ -80,9 +80,7 @@ def regime_of(label: str) -> str:
 
 
 def printed_as(label: str) -> str:
-    """The rule of the thesis's tables that a label stands for: they have one Metric, in
-    whichever reading.
-    """
+    """The rule of the thesis's tables that a label stands for: they have one Metric."""
     return label.replace(" |H|", "")
 
 
@@ -95,18 +93,17 @@ def rule_of(
     is found by ``depth`` Lanczos steps.
     """
     tau, kind = round(setting.tau * steps), label.removesuffix(" Small").removesuffix(" Large")
+    l2, selective, omega = setting.l2, setting.selective, setting.omega
     if kind in ("Metric", "Metric |H|"):
         return Metric(setting.metric, reading=READINGS["|H|" in kind], depth=depth, decoupled=True)
     if kind == "L2":
-        return L2(setting.l2, decoupled=True)
+        return L2(l2, decoupled=True)
     if kind == "Selective L2":
-        return SelectiveL2(setting.selective, setting.omega, layers=layers, decoupled=True)
+        return SelectiveL2(selective, omega, layers=layers, decoupled=True)
     if kind == "L2 Stopped":
-        return StoppedL2(setting.l2, tau, decoupled=True)
+        return StoppedL2(l2, tau, decoupled=True)
     if kind == "L2 Stopped Selective":
-        return StoppedThenSelectiveL2(
-            setting.l2, tau, setting.omega, setting.selective, layers=layers, decoupled=True
-        )
+        return StoppedThenSelectiveL2(l2, tau, omega, selective, layers=layers, decoupled=True)
     return None
 
 
@@ -124,16 +121,10 @@ SETTINGS = {
 }
 
 
-ACCURACY, TEST_ACCURACY, TRAIN, TEST, NORM = (
-    "training accuracy",
-    "test accuracy",
-    "training error",
-    "test error",
-    "norm",
-)
-EARLY_ACCURACY, EARLY_ERROR = "early training accuracy", "early training error"
+ACCURACY, TEST_ACCURACY = "training accuracy", "test accuracy"
+TRAIN, TEST, NORM = "training error", "test error", "norm"
 # how fast a rule trains: read off the curve of the other
-EARLY = {EARLY_ACCURACY: ACCURACY, EARLY_ERROR: TRAIN}
+EARLY = {"early training accuracy": ACCURACY, "early training error": TRAIN}
 
 
 def _table(quantities: Sequence[str], *columns: Sequence[float]) -> dict[str, dict[str, float]]:
@@ -210,9 +201,7 @@ def quantities_of(task: str) -> tuple[str, ...]:
 
 
 def score_of(task: str) -> tuple[str, int]:
-    """The quantity that says how well a network generalises, and 1 where more is better, −1
-    where less is.
-    """
+    """The quantity that says how well a network generalises, and 1 if more is better, else −1."""
     names = quantities_of(task)
     if TEST_ACCURACY in names:
         return TEST_ACCURACY, 1

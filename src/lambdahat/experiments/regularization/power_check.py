@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +15,20 @@ from torch.nn.functional import cross_entropy
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.catalogue import load
 from lambdahat.estimators import eigenpairs, power_iteration
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, grid, settings_of
-from lambdahat.experiments.kit.claims import Claim, Table, mean_of, paired_difference
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, Size, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Row, Rows, Series, Table
 from lambdahat.models.perceptrons import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results.charts import Chart, Series
 
 DIGITS = 5  # the first five, "to decrease the difficulty"
 CENTRE = 10  # pixels along a side
 PRINTED = 2.146e-5
-EXACT = 1e-3  # relative distance called a match
+CLAIMS = kit.ClaimTexts("""
+    exact: the power method finds the eigenvalues of the whole Hessian (relative distance below
+      0.001) | §5.2 | distance {printed:g} | below 0.001
+    cost: Lanczos needs fewer products than the power method | here | not compared | | | ours
+""")
 
 
 @dataclass(frozen=True)
@@ -45,25 +48,21 @@ class PowerCheckScale:
 
 def cells(config: PowerCheckScale) -> list[Cell]:
     """A cell for each seed."""
-    return grid(settings_of(config, "seeds"), seed=range(config.seeds))
+    return kit.grid(kit.settings_of(config, "seeds"), seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row for each place: the eigenvalue from the dense matrix, and what the power method
-    gives there.
-    """
+    """A row for each place: the eigenvalue from the dense matrix, and that of the power method."""
     x, y = (tensor.to(device) for tensor in _data(cell))
-    model = mlp(
-        [x.shape[1], 10, DIGITS], "relu", seed=derived_seed(cell["seed"], "power check")
-    ).to(x)
+    seed, count = cell["seed"], cell["k"]
+    model = mlp([x.shape[1], 10, DIGITS], "relu", seed=derived_seed(seed, "power check")).to(x)
     _train(model, x, y, cell)
     operator = hessian(Problem(model, "cross_entropy", (x, y)))
     values = torch.linalg.eigvalsh(operator.dense().double()).cpu()
-    exact = values[values.abs().argsort(descending=True)][: cell["k"]]
-    found = power_iteration(
-        operator, cell["k"], tol=cell["tol"], max_matvecs=cell["products"], seed=cell["seed"]
-    )
-    lanczos = eigenpairs(operator, cell["k"], "magnitude", seed=cell["seed"])
+    exact = values[values.abs().argsort(descending=True)][:count]
+    limits = {"tol": cell["tol"], "max_matvecs": cell["products"]}
+    found = power_iteration(operator, count, **limits, seed=seed)
+    lanczos = eigenpairs(operator, count, "magnitude", seed=seed)
     gap = float((found.values.cpu() - exact).norm())
     whole = {
         "parameters": operator.dim,
@@ -73,18 +72,14 @@ def run(cell: Cell, device: str) -> list[Row]:
         "lanczos products": lanczos.cost,
         "accuracy": float((model(x).argmax(1) == y).double().mean()),
     }
-    return [
-        {"place": place + 1, "exact": float(exact[place]), "power": float(found.values[place])}
-        | whole
-        for place in range(cell["k"])
-    ]
+    pairs = enumerate(zip(exact.tolist(), found.values.tolist(), strict=True), 1)
+    return [{"place": place, "exact": one, "power": other} | whole for place, (one, other) in pairs]
 
 
 def _data(cell: Cell) -> tuple[Tensor, Tensor]:
     """The middle of images of the first five digits, as rows of float64 in [0, 1]."""
-    x, y = (
-        load("digits") if cell["data"] == "digits" else load(cell["data"], normalization="unit")
-    ).train
+    options: dict[str, Any] = {} if cell["data"] == "digits" else {"normalization": "unit"}
+    x, y = load(cell["data"], **options).train
     if cell["data"] == "mnist":
         edge = (x.shape[-1] - CENTRE) // 2
         x = x[..., edge : edge + CENTRE, edge : edge + CENTRE]
@@ -107,68 +102,35 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, cell: Cell) -> None:
 def claims(rows: Rows) -> Iterator[Claim]:
     """The eigenvalues match; and, beyond the thesis, what they cost."""
     firsts = rows.where(place=1)
-    relative = mean_of(list(firsts.paired("relative").values()))
-    spared = paired_difference(firsts.paired("power products"), firsts.paired("lanczos products"))
-    sentence = (
-        "the power method finds the eigenvalues of the whole Hessian (relative distance below"
-        " 0.001)"
-    )
-    yield Claim(sentence, "§5.2", f"distance {PRINTED:g}", relative, "below", EXACT)
-    sentence = "Lanczos needs fewer products than the power method"
-    yield Claim(sentence, "here", "not compared", spared, own=True)
+    yield CLAIMS("exact", kit.over_seeds(firsts, "relative"), printed=PRINTED)
+    products = (firsts.paired(f"{name} products") for name in ("power", "lanczos"))
+    yield CLAIMS("cost", kit.paired_difference(*products))
 
 
 def tables(rows: Rows) -> list[Table]:
     """Seed by seed."""
-    lines = tuple(
-        (
-            str(row["seed"]),
-            f"{row['distance']:.3g}",
-            f"{row['relative']:.2g}",
-            f"{row['power products']:,}",
-            f"{row['lanczos products']:,}",
-            f"{row['accuracy']:.3f}",
-        )
-        for row in rows.where(place=1)
-    )
-    header = (
-        "seed",
-        f"distance [{PRINTED:g}]",
-        "relative",
-        "products, power",
-        "products, Lanczos",
-        "accuracy",
-    )
-    title = (
-        f"Top {len(rows.distinct('place'))} eigenvalues, {rows[0]['data']},"
-        f" {rows[0]['parameters']:,} parameters"
-    )
-    return [Table(title, header, lines)]
+    line = "{seed} | {distance:.3g} | {relative:.2g} | {power products:,} | {lanczos products:,}"
+    lines = [f"{line} | {{accuracy:.3f}}".format(**row).split(" | ") for row in rows.where(place=1)]
+    names = "relative | products, power | products, Lanczos | accuracy"
+    size = f"{rows[0]['data']}, {rows[0]['parameters']:,} parameters"
+    title = f"Top {len(rows.distinct('place'))} eigenvalues, {size}"
+    return [kit.table(title, f"seed | distance [{PRINTED:g}] | {names}", lines)]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Figure 5.2, for the first seed."""
     part = rows.where(seed=0)
     places = [str(place) for place in part.values("place")]
-    series = (
-        Series("dense matrix", places, part.values("exact"), style="bars"),
-        Series("power method", places, part.values("power"), style="bars"),
-    )
-    return [
-        Chart(
-            "Top eigenvalues of the Hessian, seed 0",
-            "place",
-            "eigenvalue",
-            series,
-            source="Figure 5.2",
-        )
-    ]
+    names = {"dense matrix": "exact", "power method": "power"}.items()
+    series = [Series(label, places, part.values(name), style="bars") for label, name in names]
+    title, axes = "Top eigenvalues of the Hessian, seed 0", ("place", "eigenvalue")
+    return [Chart(title, *axes, tuple(series), source="Figure 5.2")]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "power-method",
     "The simultaneous power method finds the eigenvalues of the whole Hessian",
-    REGULARIZATION,
+    kit.REGULARIZATION,
     "§5.2, Figure 5.2",
     {
         "smoke": PowerCheckScale("digits", 200, 20, 3, k=5, products=20_000),
@@ -180,7 +142,7 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    sentences("""
+    kit.sentences("""
         ReLU and biases in the network of 100, 10 and 5 units, trained by SGD (rate 0.1, batches of
           64).
         Eigenvalues are ordered by magnitude, as a power method finds them; values are Rayleigh–Ritz
@@ -195,5 +157,5 @@ EXPERIMENT = Experiment(
         " the number of images (MNIST has 30,596 of these digits), epochs and runs are not in the"
         " text."
     ),
-    sizes=(Size(data="mnist", samples=30_596),),
+    sizes=(kit.Size(data="mnist", samples=30_596),),
 )

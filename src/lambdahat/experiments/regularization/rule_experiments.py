@@ -18,27 +18,15 @@ from torch.nn.functional import avg_pool2d
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.data.built_in import synthetic_regression, xor, xord
 from lambdahat.data.catalogue import load
-from lambdahat.experiments.kit.cells import Cell
-from lambdahat.experiments.kit.experiment import (
-    PRINTED_RATES,
-    REGULARIZATION,
-    Experiment,
-    Size,
-    sentences,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, sentences
+from lambdahat.experiments.regularization import rule_claims
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     DROPOUT,
     DROPPED,
     RULES,
     SETTINGS,
-)
-from lambdahat.experiments.regularization.rule_claims import (
-    READ,
-    RULE,
-    charts_of,
-    claims_of,
-    tables_of,
 )
 from lambdahat.experiments.regularization.rule_runs import (
     Pair,
@@ -73,14 +61,11 @@ def _points(cell: Cell) -> tuple[Pair, None]:
 def _detections(cell: Cell) -> tuple[Pair, Pair]:
     """12 training and 10 test samples of each seed's own; targets are ±1."""
     splits = [xord(seed=derived_seed(seed, "xord data")) for seed in cell["seeds"]]
-    parts = [
-        tuple(
-            torch.stack(tensors) for tensors in zip(*(split[part] for split in splits), strict=True)
-        )
-        for part in (0, 1)
-    ]
-    (x, y), (x_test, y_test) = parts
-    return (x, 2.0 * y - 1), (x_test, 2.0 * y_test - 1)
+    training, test = (
+        (torch.stack([x for x, _ in pairs]), 2.0 * torch.stack([y for _, y in pairs]) - 1)
+        for pairs in zip(*splits, strict=True)
+    )
+    return training, test
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -100,9 +85,8 @@ def _perceptron(name: str, cell: Cell, regime: str, dropout: float, seed: int) -
     activation, width = cell["activation"], cell["width"]
     spread = SETTINGS[name, activation].spread[regime == "large"]
     inputs, outputs = (256, 1) if name == "synthetic" else (math.prod(_shape(cell)), 10)
-    return draw_weights(
-        mlp([inputs, width, width, outputs], activation, dropout=dropout), spread**2, seed
-    )
+    model = mlp([inputs, width, width, outputs], activation, dropout=dropout)
+    return draw_weights(model, spread**2, seed)
 
 
 def _shape(cell: Cell) -> tuple[int, int, int]:
@@ -111,9 +95,7 @@ def _shape(cell: Cell) -> tuple[int, int, int]:
 
 
 def _convolutional(cell: Cell, regime: str, dropout: float, seed: int) -> nn.Module:
-    """Two convolutions with pooling and a hidden layer; Glorot-normal weights, their variance
-    times the spread.
-    """
+    """Two convolutions with pooling and a hidden layer, with Glorot-normal weights."""
     activation, width = cell["activation"], cell["width"]
     channels, side, _ = _shape(cell)
     kind, filters = ACTIVATIONS[activation], max(width // 16, 4)
@@ -132,12 +114,8 @@ def _convolutional(cell: Cell, regime: str, dropout: float, seed: int) -> nn.Mod
             nn.Dropout(dropout),
             nn.Linear(width, 10),
         )
-    initialize(
-        model,
-        seed,
-        "glorot",
-        partial(_glorot, SETTINGS["cifar10", activation].spread[regime == "large"]),
-    )
+    spread = SETTINGS["cifar10", activation].spread[regime == "large"]
+    initialize(model, seed, "glorot", partial(_glorot, spread))
     return model
 
 
@@ -152,16 +130,11 @@ def _glorot(scale: float, layer: nn.Module, rng: torch.Generator) -> None:
 
 
 def _images(cell: Cell) -> tuple[Pair, Pair]:
-    """Pixels in [0, 1] as rows, the same images for every seed: the first of an order drawn
-    once.
-    """
+    """Pixels in [0, 1] as rows, the same images for every seed: the first in random order."""
     name = cell["data"]
     # CIFAR-10 may be unpacked into other batches than the published archive's
-    split = (
-        load(name)
-        if name == "digits"
-        else load(name, verify=name != "cifar10", normalization="unit")
-    )
+    options: dict[str, Any] = {"verify": name != "cifar10", "normalization": "unit"}
+    split = load(name, **({} if name == "digits" else options))
     scale, seeds, parts = float(split.train[0].max()), len(cell["seeds"]), []
     for part, (x, y) in zip(("training", "test"), split, strict=True):
         kept = torch.randperm(len(x), generator=generator(0, "images", part))[: cell[part]]
@@ -176,17 +149,12 @@ def _regression(cell: Cell) -> tuple[Pair, Pair]:
     samples = cell["training"] + cell["test"]
     held_out = cell["test"] / samples
     splits = [synthetic_regression(samples, held_out=held_out, seed=seed) for seed in cell["seeds"]]
-    means = [split.train[1].mean() for split in splits]
-    parts = [
-        (
-            torch.stack([split[part][0] for split in splits]),
-            torch.stack(
-                [split[part][1][:, 0] - mean for split, mean in zip(splits, means, strict=True)]
-            ),
-        )
-        for part in (0, 1)
-    ]
-    return parts[0], parts[1]
+    means = torch.stack([split.train[1].mean() for split in splits]).unsqueeze(1)
+    training, test = (
+        (torch.stack([x for x, _ in pairs]), torch.stack([y[:, 0] for _, y in pairs]) - means)
+        for pairs in zip(*splits, strict=True)
+    )
+    return training, test
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -227,10 +195,9 @@ DEVIATION = (
 
 def _scale(data: str, training: int, test: int, batch: int, seeds: int, **more: Any) -> RulesScale:
     """A scale of XOR or XORD, whose rules and dropout train in three groups."""
-    groups = (RULES, (DROPOUT,), ABSOLUTE)
-    told: dict[str, Any] = {"eigenvalues": 3, "groups": groups, **more}
+    more = {"eigenvalues": 3, "groups": (RULES, (DROPOUT,), ABSOLUTE), **more}
     together = min(seeds, 20)
-    return RulesScale(data, training, test, batch=batch, seeds=seeds, together=together, **told)
+    return RulesScale(data, training, test, batch=batch, seeds=seeds, together=together, **more)
 
 
 def _experiment(
@@ -242,22 +209,22 @@ def _experiment(
     assumptions: tuple[str, ...],
     size: str,
     samples: int = 0,
-) -> Experiment:
-    return Experiment(
+) -> kit.Experiment:
+    return kit.Experiment(
         name,
         f"Six learning rules from small and large weights on {title}",
-        REGULARIZATION,
+        kit.REGULARIZATION,
         part,
         scales,
         cells_of,
         partial(run_rules, task),
-        partial(claims_of, task.name),
-        partial(tables_of, task.name),
-        partial(charts_of, task.name),
-        (*assumptions, RULE, *READ),
+        partial(rule_claims.claims_of, task.name),
+        partial(rule_claims.tables_of, task.name),
+        partial(rule_claims.charts_of, task.name),
+        (*assumptions, rule_claims.RULE, *rule_claims.READ),
         f"{size} runs, rates of Table 4.2; widths, epochs and batch sizes are only in figures that"
         " the text lacks.",
-        (Size(data=task.name, samples=samples, rate=PRINTED_RATES),),
+        (kit.Size(data=task.name, samples=samples, rate=kit.PRINTED_RATES),),
     )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from lambdahat._core.device import Replay, side_stream
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.estimators import eigenpairs
-from lambdahat.experiments.kit.cells import Cell, Row
+from lambdahat.experiments.kit import Cell, Row
 from lambdahat.experiments.regularization.learning_rules import (
     ABSOLUTE,
     CURVED,
@@ -31,7 +32,6 @@ from lambdahat.experiments.regularization.learning_rules import (
     EARLY,
     FLAT,
     SETTINGS,
-    RuleRates,
     regime_of,
     rule_of,
 )
@@ -47,9 +47,7 @@ SQUARINGS = 30
 
 @dataclass(frozen=True)
 class RuleMember:
-    """A rule from one initialisation regime: where it starts, how fast it learns, and what it
-    adds (None: SGD).
-    """
+    """A rule from one initialisation regime: what it adds (None: SGD), its starts and rate."""
 
     rule: Rule | None
     models: Sequence[nn.Module]
@@ -123,34 +121,20 @@ class Stack:
         curvature = product(held) if self.curved else []
         absolute = absolute_products(product, held, self.depth) if self.depth else []
         with torch.no_grad():
-            terms = [
-                self._terms(index, held, curvature, absolute, number)
-                for index in range(len(self.members))
-            ]
-            for tensor, rate, grad, *added in zip(
-                self.stacked, self.rates, graph, *terms, strict=True
-            ):
+            terms = []
+            for index, member in enumerate(self.members):
+                rows, rule = slice(index * self.seeds, (index + 1) * self.seeds), member.rule
+                own = [tensor[rows] for tensor in held]
+                if rule is None:
+                    terms.append([torch.zeros_like(tensor) for tensor in own])
+                    continue
+                source = absolute if _absolute(rule) else curvature if rule.needs_product else []
+                # seed by seed, for layers' maxima are those of one network
+                term = vmap(partial(rule.term, step=number))
+                terms.append(term(own, [tensor[rows] for tensor in source]))
+            parts = zip(self.stacked, self.rates, graph, *terms, strict=True)
+            for tensor, rate, grad, *added in parts:
                 tensor.sub_(rate * grad + torch.cat(added))
-
-    def _terms(
-        self,
-        index: int,
-        held: list[Tensor],
-        curvature: list[Tensor],
-        absolute: list[Tensor],
-        number: int,
-    ) -> list[Tensor]:
-        """What one member's rule subtracts, seed by seed: layers' maxima are those of one
-        network.
-        """
-        rows = slice(index * self.seeds, (index + 1) * self.seeds)
-        own, rule = [tensor[rows] for tensor in held], self.members[index].rule
-        if rule is None:
-            return [torch.zeros_like(tensor) for tensor in own]
-        source = absolute if _absolute(rule) else curvature if rule.needs_product else []
-        curved = [tensor[rows] for tensor in source]
-        found: list[Tensor] = vmap(lambda own, curved: rule.term(own, curved, number))(own, curved)
-        return found
 
     def per_member(self, values: Tensor) -> Tensor:
         """(R·S, …) as (R, S, …)."""
@@ -158,9 +142,8 @@ class Stack:
 
     def norms(self) -> Tensor:
         """‖θ‖₂ of every network, (R, S)."""
-        squares = torch.stack(
-            [tensor.detach().flatten(1).double().square().sum(1) for tensor in self.stacked]
-        )
+        flat = [tensor.detach().flatten(1) for tensor in self.stacked]
+        squares = torch.stack([tensor.double().square().sum(1) for tensor in flat])
         return self.per_member(squares.sum(0).sqrt())
 
     def network(self, member: int, seed: int) -> nn.Module:
@@ -187,9 +170,8 @@ def absolute_products(product: Product, vectors: list[Tensor], depth: int) -> li
     matrix = torch.zeros(count, depth, depth, dtype=torch.float64, device=flat.device)
     largest = torch.zeros_like(length)
     for step in range(depth):
-        grown = torch.cat(
-            [part.reshape(count, -1) for part in product(_shaped(basis[-1], vectors))], 1
-        )
+        products = product(_reshape(basis[-1], vectors))
+        grown = torch.cat([part.reshape(count, -1) for part in products], 1)
         alpha = (grown * basis[-1]).sum(1, keepdim=True)
         matrix[:, step, step] = alpha[:, 0]
         if step == depth - 1:
@@ -200,20 +182,16 @@ def absolute_products(product: Product, vectors: list[Tensor], depth: int) -> li
         beta = torch.where(beta > NEGLIGIBLE * largest, beta, 0)  # else the next vector is rounding
         basis.append(torch.where(beta > 0, grown / beta, 0))
         matrix[:, step, step + 1] = matrix[:, step + 1, step] = beta[:, 0]
-    weights = (matrix @ _sign(matrix))[:, :, 0].to(flat)
-    return _shaped(length * torch.stack(basis, 2).matmul(weights.unsqueeze(2)).squeeze(2), vectors)
-
-
-def _sign(matrix: Tensor) -> Tensor:
-    """The sign of symmetric matrices (N, d, d) by Newton and Schulz: X ← X(3 − X²)/2; 0 stays 0."""
+    # the sign of T by Newton and Schulz: X ← X(3 − X²)/2; 0 stays 0
     size = matrix.abs().sum(2).amax(1)[:, None, None]
     sign = matrix / torch.where(size > 0, size, 1)
     for _ in range(SQUARINGS):
         sign = 1.5 * sign - 0.5 * sign @ sign @ sign
-    return sign
+    weights = (matrix @ sign)[:, :, 0].to(flat)
+    return _reshape(length * torch.stack(basis, 2).matmul(weights.unsqueeze(2)).squeeze(2), vectors)
 
 
-def _shaped(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+def _reshape(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
     parts = flat.split([tensor[0].numel() for tensor in like], 1)
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
@@ -227,9 +205,7 @@ WITH_CURVES = 5  # seeds whose curves are stored: those of 100 seeds take severa
 
 
 def early(row: Row, quantity: str) -> float:
-    """The mean of a curve over the first quarter of its epochs, without the start; NaN where it
-    diverged.
-    """
+    """The mean of a curve over the first quarter of its epochs, without the start."""
     if quantity in row:
         return float(row[quantity])
     last = QUARTER * row["recorded"][-1]
@@ -242,17 +218,12 @@ def short_row(row: Row) -> Row:
     """The row as it is stored: six digits, and beyond the first seeds the speed in place of the
     curves.
     """
-    short = {
-        name: float(f"{value:.6g}") if isinstance(value, float) else value
-        for name, value in row.items()
-    }
-    if row["seed"] < WITH_CURVES:
-        return short
-    speeds = {
-        name: float(f"{early(row, name):.6g}") for name, of in EARLY.items() if f"{of} curve" in row
-    }
-    dropped = ["recorded", *(name for name in row if name.endswith(" curve"))]
-    return {name: value for name, value in short.items() if name not in dropped} | speeds
+    kept = dict(row)
+    if row["seed"] >= WITH_CURVES:
+        kept = {name: row[name] for name in row if not name.endswith((" curve", "recorded"))}
+        kept |= {name: early(row, name) for name, of in EARLY.items() if f"{of} curve" in row}
+    numbers = {name: value for name, value in kept.items() if isinstance(value, float)}
+    return kept | {name: float(f"{value:.6g}") for name, value in numbers.items()}
 
 
 Pair = tuple[Tensor, Tensor]
@@ -262,10 +233,8 @@ CHUNK = 5000  # samples evaluated at once
 @dataclass(frozen=True)
 class RulesScale:
     """One scale. ``gain`` and ``stretch`` adapt Table 4.2 to another width and a shorter run
-    (``RuleRates.scaled``).
-
-    ``steep`` is the gain of ReLU from the large regime, where gradients grow with the weights and
-    units die.
+    (``RuleRates.scaled``); ``steep`` is the gain of ReLU from the large regime, where gradients
+    grow with the weights and units die.
     """
 
     data: str
@@ -320,121 +289,77 @@ def cells_of(config: RulesScale) -> list[Cell]:
 
 def run_rules(task: RuleTask, cell: Cell, device: str) -> list[Row]:
     """A row for each rule and seed of the cell."""
-    training, test = (None if pair is None else _placed(pair, device) for pair in task.data(cell))
-    assert training is not None
+    parts = zip(("training", "test"), task.data(cell), strict=True)
+    data = {part: (pair[0].to(device), pair[1].to(device)) for part, pair in parts if pair}
+    x, y = data["training"]
     steps = math.ceil(cell["training"] / cell["batch"])
     stack = Stack([_member(task, cell, label, steps) for label in cell["rules"]], device)
     curves: dict[str, list[Tensor]] = {}
-    epochs = _recorded(cell["epochs"], cell["points"])
-    # dropout, the one thing that is random beyond the order of batches, draws from the global
-    # generator
+    # the epochs before which a curve has its points, and the end
+    places = range(cell["points"] + 1)
+    recorded = sorted({round(cell["epochs"] * place / cell["points"]) for place in places})
+    # an order of batches of each seed's own that is the same for all rules
+    rngs = [generator(seed, "order of batches") for seed in cell["seeds"]]
+    seeds = torch.arange(len(rngs), device=device).unsqueeze(1)
+    # dropout, the one other thing that is random, draws from the global generator
     with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):
         torch.manual_seed(derived_seed(cell["seeds"][0], task.name, cell["activation"], "dropout"))
-        for epoch, batches in enumerate(_epochs(cell, steps, device)):
-            if epoch in epochs:
-                _record(curves, _measured(task, stack, training, test))
+        for epoch in range(cell["epochs"]):
+            if epoch in recorded:
+                _extend(curves, task, stack, data)
+            orders = [torch.randperm(cell["training"], generator=rng) for rng in rngs]
+            batches = torch.stack(orders).to(device).split(cell["batch"], dim=1)
             for number, rows in enumerate(batches):
-                stack.step(*_taken(training, rows), task.losses, epoch * steps + number)
+                stack.step(x[seeds, rows], y[seeds, rows], task.losses, epoch * steps + number)
             report(f"{task.name} {cell['activation']}", epoch + 1, cell["epochs"])
-    _record(curves, _measured(task, stack, training, test))
-    return [
-        short_row(
-            {"rule": label, "seed": seed}
-            | _row(task, stack, training, cell, curves, epochs, (member, place))
-        )
-        for member, label in enumerate(cell["rules"])
-        for place, seed in enumerate(cell["seeds"])
-    ]
-
-
-def _setting(task: RuleTask, cell: Cell, regime: str) -> RuleRates:
-    gain = cell["steep" if (cell["activation"], regime) == ("relu", "large") else "gain"]
-    return SETTINGS[task.name, cell["activation"]].scaled(
-        gain, cell["stretch"], cell["epochs"] / task.epochs
-    )
+    _extend(curves, task, stack, data)
+    out = []
+    for member, label in enumerate(cell["rules"]):
+        for place, seed in enumerate(cell["seeds"]):
+            found = {
+                name: [float(values[member, place]) for values in points]
+                for name, points in curves.items()
+            }
+            row: Row = {"rule": label, "seed": seed}
+            row |= {name: values[-1] for name, values in found.items()}
+            for name, values in found.items():
+                row[f"{name} curve"] = [float(f"{value:.5g}") for value in values]
+            model, count = stack.network(member, place).eval(), cell["curvature"]
+            pair = x[place, :count], y[place, :count]
+            values = _eigenvalues(task, model, pair, cell["eigenvalues"])
+            row |= {"recorded": recorded, "eigenvalues": values}
+            out.append(short_row(row | _vectors(model, seed == 0)))
+    return out
 
 
 def _member(task: RuleTask, cell: Cell, label: str, steps: int) -> RuleMember:
     """The same initial weights for every rule of a regime (§4.4)."""
     regime, dropout = regime_of(label), DROPPED if label == DROPOUT else 0.0
-    setting = _setting(task, cell, regime)
+    gain = cell["steep" if (cell["activation"], regime) == ("relu", "large") else "gain"]
+    printed, share = SETTINGS[task.name, cell["activation"]], cell["epochs"] / task.epochs
+    setting = printed.scaled(gain, cell["stretch"], share)
     streams = [derived_seed(seed, task.name, regime) for seed in cell["seeds"]]
     models = [task.network(cell, regime, dropout, stream) for stream in streams]
-    return RuleMember(
-        rule_of(label, setting, steps, layers_of(models[0]), task.depth),
-        models,
-        setting.rate(label),
-    )
-
-
-def _placed(pair: Pair, device: str) -> Pair:
-    return pair[0].to(device), pair[1].to(device)
-
-
-def _recorded(epochs: int, points: int) -> list[int]:
-    """The epochs before which a curve has its points, and the end."""
-    return sorted({round(epochs * point / points) for point in range(points + 1)})
-
-
-def _epochs(cell: Cell, steps: int, device: str) -> Iterator[Iterator[Tensor]]:
-    """Each epoch's batches: samples (S, B), in an order of each seed's own that is the same for
-    all rules.
-    """
-    rngs = [generator(seed, "order of batches") for seed in cell["seeds"]]
-    for _ in range(cell["epochs"]):
-        orders = [torch.randperm(cell["training"], generator=rng) for rng in rngs]
-        yield iter(torch.stack(orders).to(device).split(cell["batch"], dim=1))
-
-
-def _taken(pair: Pair, rows: Tensor) -> Pair:
-    """The samples (S, B) of inputs and targets (S, n, …)."""
-    seeds = torch.arange(len(rows), device=rows.device).unsqueeze(1)
-    return pair[0][seeds, rows], pair[1][seeds, rows]
+    rule = rule_of(label, setting, steps, layers_of(models[0]), task.depth)
+    return RuleMember(rule, models, setting.rate(label))
 
 
 @torch.no_grad()
-def _measured(task: RuleTask, stack: Stack, training: Pair, test: Pair | None) -> dict[str, Tensor]:
-    """What is reported of both parts, and ‖θ‖₂, each (R, S)."""
+def _extend(
+    curves: dict[str, list[Tensor]], task: RuleTask, stack: Stack, data: dict[str, Pair]
+) -> None:
+    """Add a point to the curves, (R, S): what is reported of both parts, and ‖θ‖₂."""
     stack.template.eval()
-    out: dict[str, Tensor] = {}
-    for name, pair in (("training", training), ("test", test)):
-        if pair is not None:
-            parts = [stack.per_member(stack.outputs(part)) for part in pair[0].split(CHUNK, dim=1)]
-            outputs = torch.cat(parts, dim=2)
-            gone = ~outputs.isfinite().flatten(2).all(-1)
-            found = task.measures(outputs, pair[1])
-            out |= {
-                f"{name} {key}": value.double().masked_fill(gone, math.nan)
-                for key, value in found.items()
-            }
+    measured = {}
+    for name, (x, y) in data.items():
+        parts = [stack.per_member(stack.outputs(part)) for part in x.split(CHUNK, dim=1)]
+        outputs = torch.cat(parts, dim=2)
+        diverged = ~outputs.isfinite().flatten(2).all(-1)
+        for key, value in task.measures(outputs, y).items():
+            measured[f"{name} {key}"] = value.double().masked_fill(diverged, math.nan)
     stack.template.train()
-    return out | {"norm": stack.norms()}
-
-
-def _record(curves: dict[str, list[Tensor]], measured: dict[str, Tensor]) -> None:
-    for name, values in measured.items():
+    for name, values in (measured | {"norm": stack.norms()}).items():
         curves.setdefault(name, []).append(values.cpu())
-
-
-def _row(
-    task: RuleTask,
-    stack: Stack,
-    training: Pair,
-    cell: Cell,
-    curves: dict[str, list[Tensor]],
-    epochs: list[int],
-    place: tuple[int, int],
-) -> Row:
-    found = {name: [float(values[place]) for values in points] for name, points in curves.items()}
-    row: Row = {name: values[-1] for name, values in found.items()}
-    row |= {
-        f"{name} curve": [float(f"{value:.5g}") for value in values]
-        for name, values in found.items()
-    }
-    model = stack.network(*place).eval()
-    pair = training[0][place[1], : cell["curvature"]], training[1][place[1], : cell["curvature"]]
-    row |= {"recorded": epochs, "eigenvalues": _eigenvalues(task, model, pair, cell["eigenvalues"])}
-    return row | _vectors(model, cell["seeds"][place[1]] == 0)
 
 
 def _eigenvalues(task: RuleTask, model: nn.Module, pair: Pair, count: int) -> list[float]:
@@ -450,28 +375,22 @@ def _eigenvalues(task: RuleTask, model: nn.Module, pair: Pair, count: int) -> li
     problem = Problem(model, loss, pair)
     if not math.isfinite(float(problem.loss())):
         return []
-    return [
-        float(f"{value:.5g}") for value in eigenpairs(hessian(problem), k=count, tol=1e-4).values
-    ]
+    values = eigenpairs(hessian(problem), k=count, tol=1e-4).values
+    return [float(f"{value:.5g}") for value in values]
 
 
 def _vectors(model: nn.Module, shown: bool) -> Row:
-    """Input-to-hidden weights as vectors in the plane, and how many of them count:
-    (Σ‖w‖²)²/Σ‖w‖⁴.
-    """
-    first = next(
-        layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)
-    )
+    """Input-to-hidden weights, if pairs, and how many of them count: (Σ‖w‖²)²/Σ‖w‖⁴."""
+    kinds = nn.Linear | nn.Conv1d | nn.Conv2d
+    first = next(layer for layer in model.modules() if isinstance(layer, kinds))
     weights = first.weight.detach().flatten(1).double().cpu()
     if weights.shape[1] != 2:
         return {}
     squares = weights.square().sum(1)
     row: Row = {"vectors": float(squares.sum() ** 2 / squares.square().sum())}
-    return row | (
-        {"weights": [[float(f"{part:.4g}") for part in vector] for vector in weights]}
-        if shown
-        else {}
-    )
+    if shown:
+        row["weights"] = [[float(f"{part:.4g}") for part in vector] for vector in weights]
+    return row
 
 
 def logistic(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -13,16 +13,22 @@ import torch
 from torch import Tensor
 from torch.func import hessian, vmap
 
-from lambdahat.experiments.kit.cells import Cell, Row, Rows
-from lambdahat.experiments.kit.claims import Claim, Reading, Table
-from lambdahat.experiments.kit.experiment import REGULARIZATION, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claim, Heat, Reading, Row, Rows, Series, Table
 from lambdahat.optim.regularizers import L2, Metric
-from lambdahat.results.charts import Chart, Heat, Series
 
 TEACHER = (1.0, 1.0)
 UNEVEN = 4.0  # one parameter this many times the other
 FIELDS = ("L2", "Metric")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": torch.tanh}
+CLAIMS = kit.ClaimTexts("""
+    L2: {activation}: L2 points towards the origin everywhere (smallest cosine) | Figure 1.1 |
+      always | within 1e-9 of 1
+    Metric: {activation}: Metric does not point towards the origin everywhere (smallest cosine) |
+      Figure 1.1 | not always | below 0.9
+    uneven: {activation}: of two uneven parameters Metric moves the larger by a smaller share of
+      itself (share of points) | §1 | very little | above 0.9
+""")
 
 
 @dataclass(frozen=True)
@@ -47,22 +53,15 @@ def run(cell: Cell, device: str) -> list[Row]:
     losses, curvatures = vmap(loss)(grid), vmap(hessian(loss))(grid)
     products = (curvatures @ grid.unsqueeze(2)).squeeze(2)
     pulls, shrinks = Metric(1.0).term([grid], [products], 0)[0], L2(1.0).term([grid], [], 0)[0]
+    columns = zip(*(part.tolist() for part in (grid, losses, -shrinks, -pulls)), strict=True)
     return [
-        {
-            "first": float(theta[0]),
-            "second": float(theta[1]),
-            "loss": float(value),
-            "L2": (-shrink).tolist(),
-            "Metric": (-pull).tolist(),
-        }
-        for theta, value, shrink, pull in zip(grid, losses, shrinks, pulls, strict=True)
+        {"first": first, "second": second, "loss": value, "L2": shrink, "Metric": pull}
+        for (first, second), value, shrink, pull in columns
     ]
 
 
 def _loss(cell: Cell) -> Callable[[Tensor], Tensor]:
-    """½ mean (f(x, θ) − f(x, θ*))², f = θ₂·σ(θ₁x), over x spread evenly on [−√3, √3], where x²
-    has mean about 1.
-    """
+    """½ mean (f(x, θ) − f(x, θ*))², f = θ₂·σ(θ₁x), over x spread evenly on [−√3, √3]."""
     x = torch.linspace(-math.sqrt(3), math.sqrt(3), cell["samples"], dtype=torch.float64)
     bend = ACTIVATIONS[cell["activation"]]
     targets = TEACHER[1] * bend(TEACHER[0] * x)
@@ -71,23 +70,13 @@ def _loss(cell: Cell) -> Callable[[Tensor], Tensor]:
 
 def claims(rows: Rows) -> Iterator[Claim]:
     """What the thesis sees in its figure, as shares of the points; on a grid nothing is random."""
-    for activation in rows.distinct("activation"):
-        points, steps = _fields(rows.where(activation=activation))
-        inward = {name: _cosines(points, step) for name, step in steps.items()}
-        uneven = _uneven(points, steps["Metric"])
-        sentence = f"{activation}: L2 points towards the origin everywhere (smallest cosine)"
-        reading = Reading(float(inward["L2"].min()), 0.0)
-        yield Claim(sentence, "Figure 1.1", "always", reading, "within", 1.0, 1e-9)
-        sentence = (
-            f"{activation}: Metric does not point towards the origin everywhere (smallest cosine)"
-        )
-        reading = Reading(float(inward["Metric"].min()), 0.0)
-        yield Claim(sentence, "Figure 1.1", "not always", reading, "below", 0.9)
-        sentence = (
-            f"{activation}: of two uneven parameters Metric moves the larger by a smaller share"
-            " of itself (share of points)"
-        )
-        yield Claim(sentence, "§1", "very little", Reading(uneven, 0.0), "above", 0.9)
+    for activation, part in rows.groups("activation"):
+        points, steps = _fields(part)
+        for name in FIELDS:
+            least = float(_cosines(points, steps[name]).min())
+            yield CLAIMS(name, Reading(least, 0.0), activation=activation)
+        uneven = Reading(_uneven(points, steps["Metric"]), 0.0)
+        yield CLAIMS("uneven", uneven, activation=activation)
 
 
 def _fields(rows: Rows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -101,16 +90,13 @@ def _cosines(points: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Of the angles between the steps and the way to the origin; steps of length 0 are left out."""
     lengths = np.linalg.norm(steps, axis=1)
     moving = lengths > 1e-12
-    found: np.ndarray = (
-        -(points * steps).sum(1)[moving] / (lengths * np.linalg.norm(points, axis=1))[moving]
-    )
-    return found
+    products, scale = -(points * steps).sum(1), lengths * np.linalg.norm(points, axis=1)
+    cosines: np.ndarray = products[moving] / scale[moving]
+    return cosines
 
 
 def _uneven(points: np.ndarray, steps: np.ndarray) -> float:
-    """The share of uneven points at which the larger parameter changes by a smaller share of
-    itself.
-    """
+    """The share of uneven points where the larger parameter changes less, relative to itself."""
     sizes = np.abs(points)
     uneven = (sizes.max(1) >= UNEVEN * sizes.min(1)) & (sizes.min(1) > 1e-12)
     shares = np.abs(steps[uneven]) / sizes[uneven]
@@ -122,32 +108,25 @@ def _uneven(points: np.ndarray, steps: np.ndarray) -> float:
 def tables(rows: Rows) -> list[Table]:
     """How often each field points inward, and the mean cosine."""
     lines = []
-    for activation in rows.distinct("activation"):
-        points, steps = _fields(rows.where(activation=activation))
+    for activation, part in rows.groups("activation"):
+        points, steps = _fields(part)
         for name in FIELDS:
             cosines = _cosines(points, steps[name])
-            lines.append(
-                (
-                    activation,
-                    name,
-                    f"{cosines.mean():.3f}",
-                    f"{(cosines < 0).mean():.1%}",
-                    f"{_uneven(points, steps[name]):.1%}",
-                )
-            )
-    header = ("activation", "field", "mean cosine", "outward", "larger parameter spared")
-    return [Table("Steps against the way to the origin", header, tuple(lines))]
+            shares = f"{(cosines < 0).mean():.1%}", f"{_uneven(points, steps[name]):.1%}"
+            lines.append((activation, name, f"{cosines.mean():.3f}", *shares))
+    header = "activation | field | mean cosine | outward | larger parameter spared"
+    return [kit.table("Steps against the way to the origin", header, lines)]
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
     """The loss as a surface, and the two fields as arrows."""
-    for activation in rows.distinct("activation"):
-        part = rows.where(activation=activation)
+    for activation, part in rows.groups("activation"):
         across = part.distinct("first")
         losses = np.array(part.values("loss")).reshape(len(across), -1).T
         heat = Heat(across, part.distinct("second"), losses.tolist(), "loss")
         yield Chart(f"Loss, {activation}", "θ₁", "θ₂", heat=heat, surface=True, source="Figure 1.1")
-        yield from [_arrows(part, name, activation, across[1] - across[0]) for name in FIELDS]
+        for name in FIELDS:
+            yield _arrows(part, name, activation, across[1] - across[0])
 
 
 def _arrows(rows: Rows, name: str, activation: str, gap: float) -> Chart:
@@ -155,26 +134,21 @@ def _arrows(rows: Rows, name: str, activation: str, gap: float) -> Chart:
     points = np.array([[row["first"], row["second"]] for row in rows])
     steps = np.array([row[name] for row in rows])
     tips = points + 1.5 * gap * steps / np.linalg.norm(steps, axis=1).max()
-    x = [
-        float(value)
-        for start, tip in zip(points, tips, strict=True)
-        for value in (start[0], tip[0], tip[0])
-    ]
+    x: list[float] = []
     y: list[float | None] = []
-    for start, tip in zip(points, tips, strict=True):
-        y += [float(start[1]), float(tip[1]), None]  # None ends the stroke
-    series = (
-        Series("step", x, y),
-        Series("tip", tips[:, 0].tolist(), tips[:, 1].tolist(), style="points"),
-    )
+    for (x_start, y_start), (x_tip, y_tip) in zip(points.tolist(), tips.tolist(), strict=True):
+        x += [x_start, x_tip, x_tip]
+        y += [y_start, y_tip, None]  # None ends the stroke
+    marks = Series("tip", tips[:, 0].tolist(), tips[:, 1].tolist(), style="points")
+    series = Series("step", x, y), marks
     caption = "Strokes run from a point to its mark, the longest 1.5 steps of the grid."
     return Chart(f"{name}, {activation}", "θ₁", "θ₂", series, source="Figure 1.1", caption=caption)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "vector-fields",
     "Metric regularization follows the landscape, L2 points to the origin",
-    REGULARIZATION,
+    kit.REGULARIZATION,
     "§1, Figure 1.1",
     {"smoke": VectorFieldsScale(9), "cpu": VectorFieldsScale(17), "paper": VectorFieldsScale(33)},
     cells,
@@ -182,7 +156,7 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    sentences("""
+    kit.sentences("""
         f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).
         Metric's step is −Hθ with the Hessian of the loss as it is.
         A parameter is larger than another from 4 times its size on.
