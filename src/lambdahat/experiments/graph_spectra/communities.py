@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lambdahat.experiments import kit
 from lambdahat.experiments.graph_spectra.graph_subjects import (
     EGS,
     FIRST,
@@ -18,12 +19,9 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     real_graph,
     stand_in,
 )
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, grid, printed_points
-from lambdahat.experiments.kit.claims import MISSING, Claim, Table, mean_of, table
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.cluster_counts import TOLERANCE, WIDTH, smoothed
 from lambdahat.maxent import fit
-from lambdahat.results.charts import Chart, Series, short
 
 MOMENTS = (40, 70, 100)
 PRINTED = {
@@ -48,7 +46,7 @@ class CommunityScale:
 def cells(config: CommunityScale) -> list[Cell]:
     """Graph × seed of the probes."""
     base = {"orders": list(config.moments), "probes": config.probes, "nodes": config.nodes}
-    return grid(base, graph=PRINTED, seed=range(config.seeds))
+    return kit.grid(base, graph=PRINTED, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -66,14 +64,14 @@ def run(cell: Cell, device: str) -> list[Row]:
         depth = min(max(orders), len(graph))
         (spectrum,) = lanczos_spectra(graph, [depth], LANCZOS_PROBES, 0)
         rows[-1] |= {
-            "places": short(places),
-            "density": short(density.evaluate(places)),
-            "smoothed": short(smoothed(spectrum, places, WIDTH)),
+            "places": kit.short(places),
+            "density": kit.short(density.evaluate(places)),
+            "smoothed": kit.short(smoothed(spectrum, places, WIDTH)),
         }
     return rows
 
 
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     settles: {name}: the count changes by less than 10% over the last step in moments
       | §3.7.1.3, Table 3.3 | {change:.1%} | below 0.1 | over estimates of this graph
     grows: {name}: the count changes by more than 10% over the last step in moments
@@ -83,7 +81,7 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """DBLP and Amazon settle, YouTube does not; of a graph that stands for one of them our own
     claim is that it does.
 
@@ -94,14 +92,14 @@ def claims(rows: Rows) -> Iterator[Claim]:
         data, change = part[0]["data"], abs(printed[2] / printed[1] - 1)
         before, after = sorted(part.distinct("moments"))[-2:]
         early, late = (part.where(moments=order).paired("found") for order in (before, after))
-        reading = mean_of([abs(late[seed] / early[seed] - 1) for seed in late if seed in early])
+        reading = kit.mean_of([abs(late[seed] / early[seed] - 1) for seed in late if seed in early])
         key, other = "grows" if name == "YouTube" else "settles", stand_in(name, data)
-        yield CLAIMS(key, reading, name=name, change=change, unmet=other, barrier=MISSING)
+        yield CLAIMS(key, reading, name=name, change=change, unmet=other, barrier=kit.MISSING)
         if other:
             yield CLAIMS("ours", reading, data=data)
 
 
-def tables(rows: Rows) -> Iterator[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Table 3.3: counts by the first minimum, and by the widest gap."""
     orders = sorted(rows.distinct("moments"))
     for method, title, tail in ((FIRST, "first minimum", " [thesis]"), (EGS, "widest gap", "")):
@@ -114,39 +112,39 @@ def tables(rows: Rows) -> Iterator[Table]:
                 values = part.where(moments=order).values("found")
                 found = [value for value in values if math.isfinite(value)]
                 theirs = f" [{shown[order]:,.0f}]" if order in shown else ""
-                counts.append(f"{mean_of(found) if found else 'no gap'}{theirs}")
+                counts.append(f"{kit.mean_of(found) if found else 'no gap'}{theirs}")
             first = part[0]
             size, parts = f"{first['size']:,}", f"{first['components']:,}"
             lines.append((f"{name}: {first['data']}", size, parts, *counts))
         columns = [f"{order} moments{tail}" for order in orders]
         header = ("graph: data", "nodes", "components", *columns)
-        yield table(f"Clusters by the {title}", header, lines)
+        yield kit.table(f"Clusters by the {title}", header, lines)
 
 
-def charts(rows: Rows) -> Iterator[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Counts over moments, and the densities."""
     for name, printed in PRINTED.items():
         part = rows.where(graph=name)
-        ours = curve("first minimum", part.where(method=FIRST), "found", "moments")
+        ours = kit.curve("first minimum", part.where(method=FIRST), "found", "moments")
         shown = dict(zip(MOMENTS, printed, strict=True))
-        theirs = printed_points("first minimum, thesis", shown)
+        theirs = kit.printed_points("first minimum, thesis", shown)
         data = f"Data: {part[0]['data']}."
         labels = (f"{name}: number of clusters", "moments", "clusters")
         caption = f"{data} The thesis's graph is larger."
-        yield Chart(*labels, (ours, theirs), y_log=True, source="Table 3.3", caption=caption)
+        yield kit.Chart(*labels, (ours, theirs), y_log=True, source="Table 3.3", caption=caption)
         (row,) = [row for row in part if "places" in row]
         lines = (
-            Series(f"EGS, {row['moments']} moments", row["places"], row["density"]),
-            Series(f"Lanczos, width {WIDTH:g}", row["places"], row["smoothed"]),
+            kit.Series(f"EGS, {row['moments']} moments", row["places"], row["density"]),
+            kit.Series(f"Lanczos, width {WIDTH:g}", row["places"], row["smoothed"]),
         )
         labels, source = (f"{name}: spectral density", "λ", "density"), "Figure 3.7"
-        yield Chart(*labels, lines, y_log=True, source=source, caption=data)
+        yield kit.Chart(*labels, lines, y_log=True, source=source, caption=data)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "graph-communities",
     "Numbers of clusters in large real graphs",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§3.7.1.3, Table 3.3, Figure 3.7",
     {
         "smoke": CommunityScale(2, (12, 18, 24), 10, 150),
@@ -154,7 +152,7 @@ EXPERIMENT = Experiment(
         "paper": CommunityScale(10),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         DBLP, Amazon and YouTube are com-dblp, com-amazon and com-youtube.ungraph.* in
           <LAMBDAHAT_DATA>/graphs.
         Without them the largest components of ca-CondMat, ca-HepTh and soc-brightkite, or else made

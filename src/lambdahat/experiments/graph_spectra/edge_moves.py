@@ -9,14 +9,12 @@ import networkx as nx
 import numpy as np
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, grid, means
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, table
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs import edge_perturbation
 from lambdahat.graphs.read import graph
 from lambdahat.graphs.structure import Graph
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series
 
 REGULAR, ER, BA, PAIR = "regular", "Erdős–Rényi", "Barabási–Albert", "single edge"
 ROUNDING = 1e-9
@@ -36,7 +34,7 @@ def cells(config: EdgeScale) -> list[Cell]:
     kinds = [(REGULAR, degree) for degree in config.degrees] + [(ER, 8), (BA, 8)]
     found = [{"graph": PAIR, "degree": 1, "nodes": 2, "seed": 0}]
     for kind, degree in kinds:
-        found += grid(
+        found += kit.grid(
             {"graph": kind, "degree": degree, "nodes": config.nodes}, seed=range(config.seeds)
         )
     return found
@@ -89,7 +87,7 @@ def _printed_bound(found: Graph, first: int, second: int) -> float:
     return float(abs(sum(shares) - 2 / np.sqrt(degrees[first] * degrees[second])))
 
 
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     Weyl: no eigenvalue moves farther than ‖L' − L‖ (largest ratio) | Eq. 3.14 | at most 1 | below
     printed: clusters of degree 4 and more: no eigenvalue moves farther than Eq. 3.13 (largest
       ratio) | Theorem 3 | at most 1 | below 1
@@ -103,29 +101,29 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Largest ratios over all graphs, for a bound falls with one that is beyond it."""
     drawn, regular = rows.where(graph=(REGULAR, ER, BA), links=1), rows.where(graph=REGULAR)
     (pair,) = rows.where(graph=PAIR)
 
-    def worst(part: Rows, column: str, bound: str) -> Reading:
-        return Reading(max(row[column] / row[bound] for row in part), 0.0)
+    def worst(part: Rows, column: str, bound: str) -> kit.Reading:
+        return kit.Reading(max(row[column] / row[bound] for row in part), 0.0)
 
     over = Rows([{**row, "share": row["links"] / row["degree"]} for row in regular])
     weyl = worst(rows.where(links=1), "largest move", "Weyl")
     yield CLAIMS("Weyl", weyl, bound=1 + ROUNDING)
     yield CLAIMS("printed", worst(drawn, "largest move", "printed"))
-    yield CLAIMS("single", Reading(pair["largest move"] - pair["printed"], 0.0), bound=ROUNDING)
+    yield CLAIMS("single", kit.Reading(pair["largest move"] - pair["printed"], 0.0), bound=ROUNDING)
     yield CLAIMS("first order", worst(drawn, "largest move", "first order"))
     yield CLAIMS("link", worst(over.where(links=1), "zero's move", "share"))
     yield CLAIMS("links", worst(over, "zero's move", "share"))
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> list[kit.Table]:
     """Moves by one link beside the bounds."""
     columns = ("zero's move", "largest move", "Weyl", "first order", "printed")
     lines = [
-        (kind, degree, *means(part, *columns), f"{1 / degree:g}")
+        (kind, degree, *kit.means(part, *columns), f"{1 / degree:g}")
         for (kind, degree), part in rows.where(links=1).groups("graph", "degree")
     ]
     header = (
@@ -133,28 +131,30 @@ def tables(rows: Rows) -> list[Table]:
         "Eq. 3.13 | 1/d"
     )
     nodes = max(rows.values("nodes"))
-    return [table(f"One link between two clusters of {nodes} nodes", header, lines)]
+    return [kit.table(f"One link between two clusters of {nodes} nodes", header, lines)]
 
 
-def charts(rows: Rows) -> Iterator[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """The move of the eigenvalue 0 over the links, and E/d."""
     for degree, part in rows.where(graph=REGULAR).groups("degree"):
-        ours = curve("measured", part, "zero's move", "links")
-        bound = Series(
+        ours = kit.curve("measured", part, "zero's move", "links")
+        bound = kit.Series(
             "E/d", ours.x, [links / degree for links in part.distinct("links")], published=True
         )
         title, source = f"Move of the eigenvalue 0, degree {degree}", "Corollary 3.1"
-        yield Chart(title, "links", "move", (ours, bound), x_log=True, y_log=True, source=source)
+        yield kit.Chart(
+            title, "links", "move", (ours, bound), x_log=True, y_log=True, source=source
+        )
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "graph-edges",
     "What one more edge between two clusters does to the eigenvalues",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§3.7, Theorem 3, Corollary 3.1",
     {"smoke": EdgeScale(2, 20, (4, 8)), "cpu": EdgeScale(5), "paper": EdgeScale(20, 200)},
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         Two connected clusters without an edge between them, then links between different random
           nodes.
         Eigenvalues are exact and compared in order; of the joined graph the second is what the

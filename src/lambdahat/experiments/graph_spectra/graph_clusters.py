@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lambdahat.experiments import kit
 from lambdahat.experiments.graph_spectra.graph_subjects import (
     EGS,
     FIRST,
@@ -22,22 +23,11 @@ from lambdahat.experiments.graph_spectra.graph_subjects import (
     real_graph,
     stand_in,
 )
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    decades,
-    grid,
-    over_seeds,
-    printed_points,
-)
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, mean_of, slope, table
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.spectra import eigenvalues
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import fit
-from lambdahat.results.charts import Chart, Series, short
 
 METHODS = (EGS, FIRST, LANCZOS, OURS)
 PRINTED = {
@@ -85,13 +75,13 @@ def cells(config: ClusterScale) -> list[Cell]:
     base = {"probes": config.probes}
     planted = {**base, "kind": "planted", "orders": [config.steps]}
     seeds = range(config.seeds)
-    found = grid(planted, clusters=config.planted, links=config.links, seed=seeds)
+    found = kit.grid(planted, clusters=config.planted, links=config.links, seed=seeds)
     curve = {**base, "kind": "curve", "orders": list(config.moments)}
     for one in config.mixed:
         made = {"nodes": one.nodes, "clusters": one.clusters, "sizes": [one.least, one.most]}
-        found += grid({**curve, "graph": one.name, **made}, seed=range(config.mixed_seeds))
+        found += kit.grid({**curve, "graph": one.name, **made}, seed=range(config.mixed_seeds))
     real = {**curve, "nodes": config.small}
-    found += grid(real, graph=("Email", "NetScience"), seed=range(config.real_seeds))
+    found += kit.grid(real, graph=("Email", "NetScience"), seed=range(config.real_seeds))
     near = {"kind": "eigenvalues", "graph": "Email", "order": max(config.moments)}
     return [*found, {**base, **near, "nodes": config.small, "seed": 0}]
 
@@ -127,11 +117,11 @@ def _near_zero(graph: Graph, data: str, cell: Cell) -> Row:
     below = int((values <= cut).sum())
     counted = {"found": found, "cut": cut, "below": below, "gap found": gap, "gap cut": wide}
     shown = {"smallest": values[:SHOWN], "places": places, "density": density.evaluate(places)}
-    curves = {name: short(numbers) for name, numbers in shown.items()}
+    curves = {name: kit.short(numbers) for name, numbers in shown.items()}
     return {"data": data, "size": len(graph), **counted, **curves}
 
 
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     less: EGS errs less than smoothed Lanczos on {count} clusters | §3.7.1.1, Table 3.2
       | {printed[0]:g} against {printed[1]:g} | above | decades
     more: EGS errs more than smoothed Lanczos on {count} clusters | §3.7.1.1, Table 3.2
@@ -153,7 +143,7 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> list[kit.Claim]:
     """Of the table, of the curves, and of the Email graph."""
     return [
         *_table_claims(rows.where(kind="planted", links=LINKS)),
@@ -162,21 +152,21 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def _table_claims(rows: Rows) -> Iterator[Claim]:
+def _table_claims(rows: Rows) -> Iterator[kit.Claim]:
     for count, part in rows.groups("clusters"):
         egs, first, lanczos, ours = (part.where(method=method) for method in METHODS)
         values = {"count": count, "printed": [PRINTED[method][count] for method in (EGS, LANCZOS)]}
         key = "less" if values["printed"][0] < values["printed"][1] else "more"
-        claim = CLAIMS(key, decades(lanczos, egs, "error"), **values)
+        claim = CLAIMS(key, kit.decades(lanczos, egs, "error"), **values)
         yield claim
-        yield _at_first_minimum(claim, decades(lanczos, first, "error"))
-        yield CLAIMS("split", over_seeds(ours, "off"), **values)
+        yield _at_first_minimum(claim, kit.decades(lanczos, first, "error"))
+        yield CLAIMS("split", kit.over_seeds(ours, "off"), **values)
     for method in (EGS, LANCZOS):
         growth = _slopes(rows.where(method=method), lambda row: math.log10(row["clusters"]))
-        yield CLAIMS(method, mean_of(growth), slope=_printed_slope(method))
+        yield CLAIMS(method, kit.mean_of(growth), slope=_printed_slope(method))
 
 
-def _at_first_minimum(claim: Claim, reading: Reading) -> Claim:
+def _at_first_minimum(claim: kit.Claim, reading: kit.Reading) -> kit.Claim:
     """The same claim of our own for EGS at its first minimum."""
     sentence = claim.sentence.replace("EGS errs", "at its first minimum EGS errs")
     return replace(claim, sentence=sentence, reading=reading, own=True)
@@ -188,7 +178,7 @@ def _slopes(rows: Rows, x: Callable[[Row], float]) -> list[float]:
     for _, part in rows.groups("seed"):
         known = [row for row in part if math.isfinite(row["error"])]
         errors = [math.log10(row["error"]) for row in known]
-        slopes.append(slope([x(row) for row in known], errors).value)
+        slopes.append(kit.slope([x(row) for row in known], errors).value)
     return slopes
 
 
@@ -196,10 +186,10 @@ def _printed_slope(method: str) -> float:
     x, y = (
         [math.log10(value) for value in side] for side in zip(*PRINTED[method].items(), strict=True)
     )
-    return slope(x, y).value
+    return kit.slope(x, y).value
 
 
-def _curve_claims(rows: Rows) -> Iterator[Claim]:
+def _curve_claims(rows: Rows) -> Iterator[kit.Claim]:
     """Of each graph of Figure 3.5; of a real one n counts estimates, of a made one graphs."""
     for name, part in rows.groups("graph"):
         first, title, over, unmet = part[0], name, OVER, ""
@@ -212,25 +202,25 @@ def _curve_claims(rows: Rows) -> Iterator[Claim]:
         shared = {"title": title, "panel": PANELS.get(name, ""), "over": over, "unmet": unmet}
         late = part.where(moments=[order for order in part.distinct("moments") if order > 20])
         egs, least, lanczos = (late.where(method=method) for method in (EGS, FIRST, LANCZOS))
-        claim = CLAIMS("curve", decades(lanczos, egs, "error"), **shared)
+        claim = CLAIMS("curve", kit.decades(lanczos, egs, "error"), **shared)
         yield claim
-        yield _at_first_minimum(claim, decades(lanczos, least, "error"))
+        yield _at_first_minimum(claim, kit.decades(lanczos, least, "error"))
         trend = _slopes(part.where(method=EGS), lambda row: float(row["moments"]))
-        yield CLAIMS("falls", mean_of([10 * value for value in trend]), **shared)
+        yield CLAIMS("falls", kit.mean_of([10 * value for value in trend]), **shared)
 
 
-def _email_claims(rows: Rows) -> Iterator[Claim]:
+def _email_claims(rows: Rows) -> Iterator[kit.Claim]:
     """Of one graph, over the seeds of the probes: each places λ* anew."""
     (row,) = rows.where(kind="eigenvalues")
     unmet = stand_in("Email", row["data"])
     part = rows.where(kind="curve", graph="Email", method=FIRST, moments=row["order"])
     cuts = [cut for cut in part.values("cut") if math.isfinite(cut)]
     below = [float(sum(value <= cut for value in row["smallest"])) for cut in cuts]
-    yield CLAIMS("below", mean_of(below), unmet=unmet)
-    yield CLAIMS("area", mean_of(part.values("found")), unmet=unmet)
+    yield CLAIMS("below", kit.mean_of(below), unmet=unmet)
+    yield CLAIMS("area", kit.mean_of(part.values("found")), unmet=unmet)
 
 
-def tables(rows: Rows) -> Iterator[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Table 3.2, counts over moments, and where Email's minimum lies."""
     for links, part in rows.where(kind="planted").groups("links"):
         lines = []
@@ -239,68 +229,69 @@ def tables(rows: Rows) -> Iterator[Table]:
             for method in METHODS:
                 printed = PRINTED.get(method, {}).get(count)
                 tail = f" [{printed:.2g}]" if printed is not None else ""
-                line.append(f"{over_seeds(same.where(method=method), 'off')}{tail}")
+                line.append(f"{kit.over_seeds(same.where(method=method), 'off')}{tail}")
             lines.append((*line, len(part.distinct("seed"))))
         columns = [f"{method} [thesis]" if method in PRINTED else method for method in METHODS]
         title = f"Fractional error of the count, {part[0]['moments']} moments"
         header = ("clusters", *columns, "graphs")
-        yield table(f"{title}, {links:g} links out of a node", header, lines)
+        yield kit.table(f"{title}, {links:g} links out of a node", header, lines)
     for name, part in rows.where(kind="curve").groups("graph"):
         lines = []
         for order, same in part.groups("moments"):
             counts = [same.where(method=method).values("found") for method in METHODS]
-            known = [mean_of([v for v in values if math.isfinite(v)]) for values in counts]
+            known = [kit.mean_of([v for v in values if math.isfinite(v)]) for values in counts]
             cells = [f"{mean.value:,.2f}" if mean.count else "no minimum" for mean in known]
             lines.append((order, *cells))
         first = part[0]
         title = f"{name} ({first['data']}): {first['size']:,} nodes, {first['truth']:,} clusters"
-        yield table(title, ("moments", *METHODS), lines)
+        yield kit.table(title, ("moments", *METHODS), lines)
     (row,) = rows.where(kind="eigenvalues")
     figures = (
         f"{row['cut']:.2g} [{PRINTED_CUT:g}]",
         f"{row['below']} [20]",
         f"{row['found']:.2f} [20]",
     )
-    yield table(
+    yield kit.table(
         f"The first minimum of the Email graph's spectrum, {row['order']} moments",
         "graph | λ* [thesis] | eigenvalues below [thesis] | n∫₀^{λ*}p [thesis]",
         [(f"Email ({row['data']})", *figures)],
     )
 
 
-def charts(rows: Rows) -> Iterator[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Errors over the number of clusters, over moments, and Email's spectrum near 0."""
     planted, series = rows.where(kind="planted", links=LINKS), []
     for method in METHODS:
         series.append(_log_mean(method, planted.where(method=method), "clusters"))
         if method in PRINTED:
-            series.append(printed_points(f"{method}, thesis", PRINTED[method]))
+            series.append(kit.printed_points(f"{method}, thesis", PRINTED[method]))
     labels = ("Error of the number of clusters, planted", "clusters", "fractional error")
-    yield Chart(*labels, tuple(series), x_log=True, y_log=True, source="Table 3.2")
+    yield kit.Chart(*labels, tuple(series), x_log=True, y_log=True, source="Table 3.2")
     for name, part in rows.where(kind="curve").groups("graph"):
         lines = tuple(_log_mean(method, part.where(method=method), "moments") for method in METHODS)
         labels = (f"{name}: error of the number of clusters", "moments", "fractional error")
         source, caption = f"Figure 3.5{PANELS.get(name, '')}", f"Data: {part[0]['data']}."
-        yield Chart(*labels, lines, y_log=True, source=source, caption=caption)
+        yield kit.Chart(*labels, lines, y_log=True, source=source, caption=caption)
     (row,) = rows.where(kind="eigenvalues")
     numbers = [float(i + 1) for i in range(len(row["smallest"]))]
-    stems = (Series("eigenvalues", numbers, row["smallest"], style="stems"),)
+    stems = (kit.Series("eigenvalues", numbers, row["smallest"], style="stems"),)
     labels = ("Smallest eigenvalues of the Email graph", "number", "eigenvalue")
-    yield Chart(*labels, stems, source="Figure 3.6, top", caption=f"Data: {row['data']}.")
-    density = (Series(f"EGS, {row['order']} moments", row["places"], row["density"]),)
+    yield kit.Chart(*labels, stems, source="Figure 3.6, top", caption=f"Data: {row['data']}.")
+    density = (kit.Series(f"EGS, {row['order']} moments", row["places"], row["density"]),)
     labels = ("Entropic spectrum of the Email graph near 0", "λ", "density")
     caption = f"The first minimum is at {row['cut']:.2g}."
-    yield Chart(*labels, density, y_log=True, source="Figure 3.6, bottom", caption=caption)
+    yield kit.Chart(*labels, density, y_log=True, source="Figure 3.6, bottom", caption=caption)
 
 
-def _log_mean(label: str, rows: Rows, x: str) -> Series:
+def _log_mean(label: str, rows: Rows, x: str) -> kit.Series:
     """The geometric mean over seeds at each x."""
     groups = sorted(rows.groups(x), key=lambda group: group[0])
     errors = [[v for v in part.values("error") if math.isfinite(v)] for _, part in groups]
     means = [
-        10 ** mean_of([math.log10(v) for v in found]).value if found else None for found in errors
+        10 ** kit.mean_of([math.log10(v) for v in found]).value if found else None
+        for found in errors
     ]
-    return Series(label, [place for place, _ in groups], means)
+    return kit.Series(label, [place for place, _ in groups], means)
 
 
 SMALL = (MixedGraph("mixed 305", 300, 4, 60, 90),)
@@ -313,10 +304,10 @@ TENTH = (
     MixedGraph("mixed 1355", 40_442, 135, 200, 400),
 )
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "graph-clusters",
     "Numbers of clusters from entropic spectra and from smoothed Lanczos",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§3.7.1, Table 3.2, Figures 3.5 and 3.6",
     {
         "smoke": ClusterScale((9, 30), SMALL, 2, 1, 1, (12, 16, 24), 24, probes=10, small=120),
@@ -324,7 +315,7 @@ EXPERIMENT = Experiment(
         "paper": ClusterScale((9, 30, 90, 240), LARGE, 10, 3, 10, links=(LINKS, 1.0)),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         Planted graphs: clusters of 20 to 40 nodes, inner edges with probability ½; the thesis gives
           neither.
         The two large graphs are made at a tenth of their size at the scale cpu, with a tenth of the

@@ -6,22 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lambdahat._core.rng import derived_seed
+from lambdahat.experiments import kit
 from lambdahat.experiments.graph_spectra.graph_subjects import real_graph, stand_in
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    curve,
-    decades,
-    grid,
-    means,
-    over_seeds,
-    printed_points,
-)
-from lambdahat.experiments.kit.claims import MISSING, Claim, Table, table
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.random_models import Model, fit_model, which_model
-from lambdahat.results.charts import Chart, Series
 
 ER, WS, BA = "erdos_renyi", "watts_strogatz", "barabasi_albert"
 NAMES = {ER: "Erdős–Rényi", WS: "Watts–Strogatz", BA: "Barabási–Albert"}
@@ -59,11 +47,11 @@ class ModelScale:
 def cells(config: ModelScale) -> list[Cell]:
     """Model × size × seed, then large graph × seed. ``nodes`` of 0 is the real graph itself."""
     base = {"kind": "parameter", "moments": config.moments, "draws": config.draws}
-    found = grid(base, model=PRINTED, size=config.sizes, seed=range(config.seeds))
+    found = kit.grid(base, model=PRINTED, size=config.sizes, seed=range(config.seeds))
     base = {"kind": "type", "moments": config.type_moments, "draws": config.type_draws}
     for name, nodes in ((LARGE_BA, config.large), (YOUTUBE, config.youtube)):
         own = {**base, "graph": name, "nodes": nodes, "size": config.model_size}
-        found += grid(own, seed=range(config.type_seeds))
+        found += kit.grid(own, seed=range(config.type_seeds))
     return found
 
 
@@ -98,7 +86,7 @@ def true_parameter(model: str, size: int) -> float:
 
 
 # a tenth of the true parameter is allowed: the printed ones are up to 17 % off
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     parameter: {name}, n = {size}: the parameter is found (over the true one, {truth:g})
       | §3.6.1, Table 3.1a | {share:.3g} | within 0.1 of 1
     nearer: {name} ({data}): Barabási–Albert is nearer than {other}
@@ -108,7 +96,7 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Every parameter within a tenth of the truth, and the models' order for two large graphs.
 
     YouTube is one graph, n counting estimates; of a substitute for it the claim is our own.
@@ -118,16 +106,16 @@ def claims(rows: Rows) -> Iterator[Claim]:
         for size in fits.distinct("size"):
             truth = true_parameter(model, size)
             values = {"name": NAMES[model], "truth": truth, "share": printed[size] / truth}
-            reading = over_seeds(fits.where(model=model, size=size), "share")
+            reading = kit.over_seeds(fits.where(model=model, size=size), "share")
             yield CLAIMS("parameter", reading, size=size, **values)
     for name, part in rows.where(kind="type").groups("graph"):
         data, real = part[0]["data"], name == YOUTUBE
         other_graph = stand_in(YOUTUBE, data) if real else ""
-        settings = {"unmet": other_graph, "barrier": MISSING} if real else {}
+        settings = {"unmet": other_graph, "barrier": kit.MISSING} if real else {}
         if real:
             settings["unit"] = " decades over estimates of this graph"
         readings = {
-            NAMES[model]: decades(part.where(model=model), part.where(model=BA), "divergence")
+            NAMES[model]: kit.decades(part.where(model=model), part.where(model=BA), "divergence")
             for model in (ER, WS)
         }
         for model in (ER, WS):
@@ -135,52 +123,56 @@ def claims(rows: Rows) -> Iterator[Claim]:
             values = {"name": name, "data": data, "other": NAMES[model], "theirs": theirs}
             yield CLAIMS("nearer", readings[NAMES[model]], **values, **settings)
         for other, reading in readings.items() if other_graph else ():
-            yield CLAIMS("ours", reading, data=data, other=other, barrier=MISSING)
+            yield CLAIMS("ours", reading, data=data, other=other, barrier=kit.MISSING)
 
 
-def tables(rows: Rows) -> Iterator[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Both parts of Table 3.1, ours and the thesis's."""
     fits = rows.where(kind="parameter")
     sizes, lines = fits.distinct("size"), []
     for model, printed in PRINTED.items():
         parts = {size: fits.where(model=model, size=size) for size in sizes}
-        cells = [f"{over_seeds(part, 'found')} [{printed[size]:g}]" for size, part in parts.items()]
+        cells = [
+            f"{kit.over_seeds(part, 'found')} [{printed[size]:g}]" for size, part in parts.items()
+        ]
         truth = "r = 0.4·n" if model == BA else f"p = {true_parameter(model, 0):g}"
         lines.append((f"{NAMES[model]}, {truth}", *cells))
     header = ("model", *(f"n = {size} [thesis]" for size in sizes))
-    yield table(f"Parameters found, mean of {len(fits.distinct('seed'))} graphs", header, lines)
+    yield kit.table(f"Parameters found, mean of {len(fits.distinct('seed'))} graphs", header, lines)
     columns = ("found", "divergence", "typical")
     for name, part in rows.where(kind="type").groups("graph"):
         lines = [
-            (NAMES[model], *means(part.where(model=model), *columns), f"{printed:g}")
+            (NAMES[model], *kit.means(part.where(model=model), *columns), f"{printed:g}")
             for model, printed in DIVERGENCES[name].items()
         ]
         title = f"{name} ({part[0]['data']}) and models of {part[0]['size']:,} nodes"
-        yield table(title, "model | parameter | divergence | typical of the model | thesis", lines)
+        yield kit.table(
+            title, "model | parameter | divergence | typical of the model | thesis", lines
+        )
 
 
-def charts(rows: Rows) -> Iterator[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Parameters over the size, and divergences of the models."""
     fits, shares = rows.where(kind="parameter"), []
     for model, found in PRINTED.items():
-        shares.append(curve(NAMES[model], fits.where(model=model), "share", "size"))
+        shares.append(kit.curve(NAMES[model], fits.where(model=model), "share", "size"))
         theirs = {size: value / true_parameter(model, size) for size, value in found.items()}
-        shares.append(printed_points(f"{NAMES[model]}, thesis", theirs))
+        shares.append(kit.printed_points(f"{NAMES[model]}, thesis", theirs))
     labels = ("Parameters found over the true ones", "nodes", "found / true")
-    yield Chart(*labels, tuple(shares), source="Table 3.1a", lines=(("true", 1.0),))
+    yield kit.Chart(*labels, tuple(shares), source="Table 3.1a", lines=(("true", 1.0),))
     for name, part in rows.where(kind="type").groups("graph"):
         printed = {NAMES[model]: value for model, value in DIVERGENCES[name].items()}
-        heights = [over_seeds(part.where(model=model), "divergence").value for model in PRINTED]
-        ours = Series("ours", list(printed), heights, style="bars")
+        heights = [kit.over_seeds(part.where(model=model), "divergence").value for model in PRINTED]
+        ours = kit.Series("ours", list(printed), heights, style="bars")
         labels = (f"Divergence from {name}", "model", "divergence")
-        both, caption = (ours, printed_points("thesis", printed)), f"Data: {part[0]['data']}."
-        yield Chart(*labels, both, y_log=True, source="Table 3.1b", caption=caption)
+        both, caption = (ours, kit.printed_points("thesis", printed)), f"Data: {part[0]['data']}."
+        yield kit.Chart(*labels, both, y_log=True, source="Table 3.1b", caption=caption)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "graph-models",
     "Parameters and types of random graphs from their entropic spectra",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§3.6.1 and 3.6.2, Table 3.1",
     {
         "smoke": ModelScale((50,), 1, 120, 50, 1, 2, 2, youtube=120, moments=8, type_moments=8),
@@ -188,7 +180,7 @@ EXPERIMENT = Experiment(
         "paper": ModelScale(SIZES, 20, 5000, 1000, 5),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         Watts–Strogatz has k = {NEIGHBOURS} neighbours; the thesis gives none.
         A model's spectrum is that of its moments averaged over several draws; the thesis compares
           single draws.

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from lambdahat.experiments import kit
 from lambdahat.experiments.graph_spectra.graph_subjects import SUBJECTS, real_graph, stand_in
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, grid, over_seeds
-from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of, table
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.similarities import Similarity, similarity
 from lambdahat.graphs.structure import Graph
-from lambdahat.results.charts import Chart, Heat
 
 COLLABORATIONS = ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")
 ROADS = ("roadNet-CA", "roadNet-PA", "roadNet-TX")
@@ -38,7 +36,7 @@ class LikenessScale:
 
 def cells(config: LikenessScale) -> list[Cell]:
     """A cell for each seed: the spectra of all graphs share one penalty."""
-    return grid({"moments": config.moments, "nodes": config.nodes}, seed=range(config.seeds))
+    return kit.grid({"moments": config.moments, "nodes": config.nodes}, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -57,7 +55,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     ]
 
 
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     thesis: {thesis}: divergences within are much smaller than those to other kinds
       | §3.6.3, Figure 3.4 | much smaller | above | decades over estimates of these graphs
     largest: {kind}: the largest divergence within is below the smallest to all others
@@ -69,7 +67,7 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Graphs of one kind are nearer to each other than to others; the graphs are fixed, and n
     counts estimates.
 
@@ -78,7 +76,7 @@ def claims(rows: Rows) -> Iterator[Claim]:
     unmet = _unlike(rows)
     for kind, (group, thesis) in KINDS.items():
         worst, mean = _parting(rows, group, max, min), _parting(rows, group, np.mean, np.mean)
-        yield CLAIMS("thesis", worst, thesis=thesis, unmet=unmet, barrier=MISSING)
+        yield CLAIMS("thesis", worst, thesis=thesis, unmet=unmet, barrier=kit.MISSING)
         yield CLAIMS("largest", worst, kind=kind)
         yield CLAIMS("mean", mean, kind=kind)
     known = rows.where(one=COLLABORATIONS + ROADS, other=COLLABORATIONS + ROADS)
@@ -101,14 +99,14 @@ def _unlike(rows: Rows) -> str:
 
 def _parting(
     rows: Rows, group: Sequence[str], within: Callable[..., Any], outside: Callable[..., Any]
-) -> Reading:
+) -> kit.Reading:
     """log₁₀ of outer over inner divergence, each reduced as said, over the seeds."""
     out = []
     for _, part in rows.where(one=group).groups("seed"):
         inner = [row["divergence"] for row in part if row["other"] in group]
         outer = [row["divergence"] for row in part if row["other"] not in group]
         out.append(math.log10(outside(outer) / within(inner)))
-    return mean_of(out)
+    return kit.mean_of(out)
 
 
 def similarity_of(rows: Rows) -> Similarity:
@@ -121,7 +119,7 @@ def similarity_of(rows: Rows) -> Similarity:
     for (a, b), part in rows.groups("one", "other"):
         place = names.index(a), names.index(b)
         for matrix, column in zip(matrices, ("divergence", "stderr", "floor"), strict=True):
-            matrix[place] = over_seeds(part, column).value
+            matrix[place] = kit.over_seeds(part, column).value
     data = [str(rows.where(one=name)[0]["data"]) for name in names]
     labels = [
         f"{name} (made)" if found.startswith("made") else found
@@ -130,14 +128,14 @@ def similarity_of(rows: Rows) -> Similarity:
     return Similarity(tuple(labels), matrices[0], matrices[1], (), matrices[2])
 
 
-def tables(rows: Rows) -> Iterator[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """What each graph is, and the divergences."""
     graphs = {name: part[0] for name, part in rows.groups("one")}
     about = [
         (name, SUBJECTS[name].kind, row["data"], f"{row['size']:,}") for name, row in graphs.items()
     ]
     title = "The graphs of Figure 3.4, and what was taken for them"
-    yield table(title, "graph | kind | data | nodes", about)
+    yield kit.table(title, "graph | kind | data | nodes", about)
     found = similarity_of(rows)
     lines = [
         (name, *(f"{value:.3g}" if i != j else "" for j, value in enumerate(found.divergences[i])))
@@ -145,29 +143,29 @@ def tables(rows: Rows) -> Iterator[Table]:
     ]
     count, moments = len(rows.distinct("seed")), rows[0]["moments"]
     title = f"Symmetric divergences, {moments} moments, mean of {count} seeds"
-    yield table(title, ("graph", *found.names), lines)
+    yield kit.table(title, ("graph", *found.names), lines)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> list[kit.Chart]:
     """The heat map of Figure 3.4, in decades."""
     found = similarity_of(rows)
     values = [
         [math.log10(value) if value > 0 else None for value in line] for line in found.divergences
     ]
-    heat = Heat(list(found.names), list(found.names), values, "log₁₀ divergence")
+    heat = kit.Heat(list(found.names), list(found.names), values, "log₁₀ divergence")
     title = "Divergence between entropic spectra"
     caption = "Collaboration graphs first, then roads, then social networks."
-    return [Chart(title, "graph", "graph", heat=heat, source="Figure 3.4", caption=caption)]
+    return [kit.Chart(title, "graph", "graph", heat=heat, source="Figure 3.4", caption=caption)]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "graph-similarity",
     "Graphs of one kind have like spectra",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§3.6.3, Figure 3.4",
     {"smoke": LikenessScale(2, 16, 150), "cpu": LikenessScale(5), "paper": LikenessScale(10)},
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         The five collaboration graphs are the thesis's, read from <LAMBDAHAT_DATA>/graphs.
         Luxembourg's roads in three parts, cut by distance, stand for those of three states where
           their files lack.

@@ -11,22 +11,13 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._core.rng import derived_seed
+from lambdahat.experiments import kit
 from lambdahat.experiments.graph_spectra.graph_subjects import first_moments
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, grid, means
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Reading,
-    Table,
-    mean_of,
-    paired_difference,
-    table,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import BOUNDS, TOLERANCE, components, eigenvalues, probed_moments
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series, short
 
 SEMICIRCLE = "semicircle"
 ER, BA, TREE = "Erdős–Rényi, np = 5", "Barabási–Albert, r = 5", "Barabási–Albert, r = 1"
@@ -54,7 +45,7 @@ def cells(config: SpectraScale) -> list[Cell]:
     """The semicircle; and random graph × seed, of which the first is drawn."""
     base = {"nodes": config.nodes, "probes": config.probes, "orders": list(config.moments)}
     circle = {"graph": SEMICIRCLE, "orders": list(config.semicircle), "seed": 0}
-    return [circle, *grid(base, graph=MODELS, seed=range(config.seeds))]
+    return [circle, *kit.grid(base, graph=MODELS, seed=range(config.seeds))]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -101,7 +92,7 @@ def _distances_to_truth(density: MaxentDensity, values: Array, cell: Cell) -> Ro
 def _curve(density: MaxentDensity) -> Row:
     low, high = density.bounds
     places = np.linspace(low + 1e-3, high - 1e-3, PLACES)
-    return {"places": short(places), "density": short(density.evaluate(places))}
+    return {"places": kit.short(places), "density": kit.short(density.evaluate(places))}
 
 
 def _histogram(values: Array) -> Row:
@@ -110,7 +101,7 @@ def _histogram(values: Array) -> Row:
     for bins in BINS:
         heights, edges = np.histogram(values, bins, BOUNDS, density=True)
         centres = (edges[1:] + edges[:-1]) / 2
-        row |= {f"centres {bins}": short(centres), f"heights {bins}": short(heights)}
+        row |= {f"centres {bins}": kit.short(centres), f"heights {bins}": kit.short(heights)}
     return row
 
 
@@ -130,7 +121,7 @@ def _kernel_growth(values: Array) -> Row:
     return row
 
 
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     circle: the divergence from the semicircle falls with the moments, {few} to {many} (largest
       rise) | §3.5.1, Figure 3.2b | it falls | below
     near: {name}: {many} moments are nearer to the histogram than {few} ({bins} bins)
@@ -146,80 +137,84 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """The semicircle's divergence, the fit of random graphs, and what a kernel does to moments."""
     circle = sorted(rows.where(graph=SEMICIRCLE), key=lambda row: row["moments"])
     rise = max(after["kl"] - before["kl"] for before, after in pairwise(circle))
     few, many = circle[0]["moments"], circle[-1]["moments"]
-    yield CLAIMS("circle", Reading(rise, 0.0), few=few, many=many)
+    yield CLAIMS("circle", kit.Reading(rise, 0.0), few=few, many=many)
     for name, figure in ((ER, "3.1"), (BA, "3.3"), (TREE, "3.3")):
         part = rows.where(graph=name)
         few, *_, many = sorted(part[0]["orders"])
         first, last = part.where(moments=few), part.where(moments=many)
         values = {"name": name, "few": few, "many": many, "figure": figure}
-        yield CLAIMS("near", decades(first, last, f"off {BINS[0]}"), bins=BINS[0], **values)
+        yield CLAIMS("near", kit.decades(first, last, f"off {BINS[0]}"), bins=BINS[0], **values)
         if name != TREE:  # its spectrum fills the interval: there is no outside
-            yield CLAIMS("outside", decades(first, last, "outside"), **values)
+            yield CLAIMS("outside", kit.decades(first, last, "outside"), **values)
     middle = sorted(rows.where(graph=ER)[0]["orders"])[1]
     plain = rows.where(graph=ER, moments=middle)
     for name in (TREE, BA):
-        further = decades(rows.where(graph=name, moments=middle), plain, f"off {BINS[1]}")
+        further = kit.decades(rows.where(graph=name, moments=middle), plain, f"off {BINS[1]}")
         yield CLAIMS("more", further, name=name, middle=middle)
     kernels = rows.where(moments=KERNEL_ROW)
     second, tenth = kernels.paired("bias 2"), kernels.paired("bias 10")
-    yield CLAIMS("second", mean_of(list(second.values())), width=KERNEL)
-    yield CLAIMS("tenth", paired_difference(tenth, second), width=KERNEL)
+    yield CLAIMS("second", kit.mean_of(list(second.values())), width=KERNEL)
+    yield CLAIMS("tenth", kit.paired_difference(tenth, second), width=KERNEL)
 
 
-def tables(rows: Rows) -> Iterator[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Divergences of the semicircle, and how far random graphs' densities are off."""
     lines = [(row["moments"], f"{row['kl']:.3g}") for row in rows.where(graph=SEMICIRCLE)]
-    yield table("KL(semicircle‖p), exact moments", "moments | divergence", lines)
+    yield kit.table("KL(semicircle‖p), exact moments", "moments | divergence", lines)
     columns = (*(f"off {bins}" for bins in BINS), "outside")
     off = [f"off in total variation, {bins} bins" for bins in BINS]
     header = ("moments", *off, "mass outside of the spectrum")
     for name in MODELS:
         part = rows.where(graph=name)
         lines = [
-            (order, *means(part.where(moments=order), *columns)) for order in part[0]["orders"]
+            (order, *kit.means(part.where(moments=order), *columns)) for order in part[0]["orders"]
         ]
-        yield table(f"{name}, n = {part[0]['nodes']:,}", header, lines)
+        yield kit.table(f"{name}, n = {part[0]['nodes']:,}", header, lines)
 
 
-def charts(rows: Rows) -> Iterator[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Figure 3.2, then Figures 3.1 and 3.3."""
     circle, places = rows.where(graph=SEMICIRCLE), np.linspace(0.0, 1.0, PLACES)
-    truth = Series("semicircle", short(places), short(8 / np.pi * np.sqrt(places * (1 - places))))
+    truth = kit.Series(
+        "semicircle", kit.short(places), kit.short(8 / np.pi * np.sqrt(places * (1 - places)))
+    )
     labels = ("The semicircle and its entropic spectra", "λ", "density")
-    yield Chart(*labels, (truth, *_fits(circle)), source="Figure 3.2a")
-    falling = Series("KL(semicircle‖p)", circle.values("moments"), circle.values("kl"))
+    yield kit.Chart(*labels, (truth, *_fits(circle)), source="Figure 3.2a")
+    falling = kit.Series("KL(semicircle‖p)", circle.values("moments"), circle.values("kl"))
     labels = ("Divergence from the semicircle", "moments", "divergence")
-    yield Chart(*labels, (falling,), y_log=True, source="Figure 3.2b")
+    yield kit.Chart(*labels, (falling,), y_log=True, source="Figure 3.2b")
     for name in MODELS:
         part, source = rows.where(graph=name), f"Figure {'3.1' if name == ER else '3.3'}"
         (seen,) = part.where(moments=HISTOGRAM_ROW)
         bins = BINS[1] if name == ER else BINS[0]
-        bars = Series("eigenvalues", seen[f"centres {bins}"], seen[f"heights {bins}"], style="step")
+        bars = kit.Series(
+            "eigenvalues", seen[f"centres {bins}"], seen[f"heights {bins}"], style="step"
+        )
         labels = (f"Spectrum of {name}, n = {seen['nodes']:,}", "λ", "density")
         caption = f"Histogram of all eigenvalues in {bins} bins."
         series = (bars, *_fits(part.where(seed=0)))
-        yield Chart(*labels, series, source=source, caption=caption)
+        yield kit.Chart(*labels, series, source=source, caption=caption)
         fits = Rows(row for row in part if row["moments"] > 0)
-        off = tuple(curve(f"{bins} bins", fits, f"off {bins}", "moments") for bins in BINS)
+        off = tuple(kit.curve(f"{bins} bins", fits, f"off {bins}", "moments") for bins in BINS)
         labels = (f"Distance from the histogram: {name}", "moments", "total variation")
-        yield Chart(*labels, off, y_log=True, source=source)
+        yield kit.Chart(*labels, off, y_log=True, source=source)
 
 
-def _fits(rows: Rows) -> list[Series]:
+def _fits(rows: Rows) -> list[kit.Series]:
     """The densities that rows hold."""
     drawn = [row for row in rows if "places" in row]
-    return [Series(f"{row['moments']} moments", row["places"], row["density"]) for row in drawn]
+    return [kit.Series(f"{row['moments']} moments", row["places"], row["density"]) for row in drawn]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "graph-spectra",
     "Entropic spectra of the semicircle and of random graphs",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§3.5, Figures 3.1–3.3",
     {
         "smoke": SpectraScale(120, 2, (3, 12, 24), (3, 5, 10), probes=20),
@@ -227,7 +222,7 @@ EXPERIMENT = Experiment(
         "paper": SpectraScale(5000, 10),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         Barabási–Albert: a new node brings 5 edges, or 1, which gives the sharp peak of the text; it
           has no number.
         That it needs many more moments is judged at both; the second was added after the results

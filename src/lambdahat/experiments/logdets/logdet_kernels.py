@@ -14,24 +14,12 @@ from torch import Tensor
 
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    curve,
-    decades,
-    grid,
-    over_seeds,
-    printed_points,
-    settings_of,
-)
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, table
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.maxent import fit
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kernel_matrix import kernel_matrix
 from lambdahat.results import Array, Moments
-from lambdahat.results.charts import Chart
 
 NOISE, DIMENSIONS, SCALE = 1e-8, 6, 0.2  # SCALE: deviation of the inputs
 CLOSE = 0.02  # of log κ
@@ -75,8 +63,8 @@ class KernelScale:
 
 def cells(config: KernelScale) -> list[Cell]:
     """Condition number × draw."""
-    base = settings_of(config, "draws", "conditions")
-    return grid(base, condition=config.conditions, seed=range(config.draws))
+    base = kit.settings_of(config, "draws", "conditions")
+    return kit.grid(base, condition=config.conditions, seed=range(config.draws))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -150,18 +138,18 @@ def grid_masses(values: Array, places: Array) -> Array:
 
     Newton's method with backtracking on the dual log Σexp(−Σα_kT_k) + Σα_kμ_k, k ≥ 1.
     """
-    table: Array = chebvander(2 * places - 1, len(values) - 1)[:, 1:].astype(np.float64)
+    basis: Array = chebvander(2 * places - 1, len(values) - 1)[:, 1:].astype(np.float64)
     wanted, alpha = values[1:], np.zeros(len(values) - 1)
-    value, masses = _dual(alpha, table, wanted)
+    value, masses = _dual(alpha, basis, wanted)
     for _ in range(200):
-        means = masses @ table
+        means = masses @ basis
         if np.abs(means - wanted).max() < 1e-7:
             break
-        hessian = (table.T * masses) @ table - np.outer(means, means) + JITTER * np.eye(len(alpha))
+        hessian = (basis.T * masses) @ basis - np.outer(means, means) + JITTER * np.eye(len(alpha))
         step, length = np.linalg.solve(hessian, means - wanted), 1.0
         slope = float((means - wanted) @ step)
         while length > 1e-10:
-            after, moved = _dual(alpha + length * step, table, wanted)
+            after, moved = _dual(alpha + length * step, basis, wanted)
             if after <= value - 1e-4 * length * slope:
                 break
             length /= 2
@@ -171,15 +159,15 @@ def grid_masses(values: Array, places: Array) -> Array:
     return masses
 
 
-def _dual(alpha: Array, table: Array, wanted: Array) -> tuple[float, Array]:
-    exponent = -(table @ alpha)
+def _dual(alpha: Array, basis: Array, wanted: Array) -> tuple[float, Array]:
+    exponent = -(basis @ alpha)
     most = float(exponent.max())
     weights = np.exp(exponent - most)
     total = float(weights.sum())
     return most + math.log(total) + float(alpha @ wanted), weights / total
 
 
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     less: MEMe errs less than {other} at κ = {condition:.1e}, by {least:.2f} decades or more
       | Table 2.1 | {mine:g} against {theirs:g} | above | decades (above 0: MEMe errs less)
     more: MEMe errs more than {other} at κ = {condition:.1e}, by {least:.2f} decades or more
@@ -191,7 +179,7 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Which method errs least at low and at high condition numbers, and the printed errors.
 
     One is to err less than another by at least half of the printed decades.
@@ -201,14 +189,14 @@ def claims(rows: Rows) -> Iterator[Claim]:
             mine, theirs = errors[MEME], errors[other]
             bound = LEAST * math.log10(theirs / mine)
             values = {"other": other, "condition": condition, "mine": mine, "theirs": theirs}
-            reading = decades(part.where(method=other), part.where(method=MEME), "error")
+            reading = kit.decades(part.where(method=other), part.where(method=MEME), "error")
             key = "less" if bound > 0 else "more"
             yield CLAIMS(key, reading, bound=bound, least=abs(bound), **values)
     last = rows.where(condition=max(rows.values("condition")))
     sides = last.where(method=CHEBYSHEV), last.where(method=MEME)
-    yield CLAIMS("tenth", decades(*sides, "error"))
+    yield CLAIMS("tenth", kit.decades(*sides, "error"))
     worst = max(rows.where(method=OURS["maxent"]).values("error"))
-    yield CLAIMS("ours", Reading(worst, 0.0))
+    yield CLAIMS("ours", kit.Reading(worst, 0.0))
 
 
 def _printed_rows(rows: Rows) -> Iterator[tuple[float, Rows, float, dict[str, float]]]:
@@ -219,13 +207,13 @@ def _printed_rows(rows: Rows) -> Iterator[tuple[float, Rows, float, dict[str, fl
             yield condition, part, length, errors
 
 
-def tables(rows: Rows) -> Iterator[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """Table 2.1 with the printed errors behind ours, and what our own settings add."""
     lines, mine = [], []
     for condition, part, length, errors in _printed_rows(rows):
         cells = {method: _spread(part.where(method=method)) for method in METHODS}
         shown = {name: f"{cells[name]} [{error:g}]" for name, error in errors.items()}
-        scale = f"{over_seeds(part, 'length').value:.3f} [{length:g}]"
+        scale = f"{kit.over_seeds(part, 'length').value:.3f} [{length:g}]"
         rest = shown[MEME], cells[GRIDDED], shown[CHEBYSHEV], shown[LANCZOS]
         lines.append((f"{condition:.1e}", scale, *rest))
         worst = max(part.where(method=OURS["maxent"]).values("error"))
@@ -233,46 +221,47 @@ def tables(rows: Rows) -> Iterator[Table]:
         mine.append((f"{condition:.1e}", *ours, f"{worst:.4f}"))
     title = f"Relative error of log det, kernel matrices of {rows[0]['size']:,} points"
     header = f"{MEME} [thesis] | {GRIDDED} | {CHEBYSHEV} [thesis] | {LANCZOS} [thesis]"
-    yield table(title, f"κ | length scale [thesis] | {header}", lines)
+    yield kit.table(title, f"κ | length scale [thesis] | {header}", lines)
     columns = ("κ", *OURS.values(), f"{OURS['maxent']}, largest")
-    yield table("The same with a preconditioner", columns, mine)
+    yield kit.table("The same with a preconditioner", columns, mine)
     coverage = []
     for method in METHODS:
         part = rows.where(method=method)
         held = f"{np.mean(part.values('held')):.0%}" if method in METHODS[2:] else "no interval"
         coverage.append((method, f"{max(part.values('products')):,}", held))
     title = "Products, and 95 % intervals that held the truth"
-    yield table(title, "method | products | held", coverage)
+    yield kit.table(title, "method | products | held", coverage)
 
 
 def _spread(rows: Rows) -> str:
-    reading = over_seeds(rows, "error")
+    reading = kit.over_seeds(rows, "error")
     tail = f" ± {reading.stderr:.4f}" if math.isfinite(reading.stderr) else ""
     return f"{reading.value:.4f}{tail}"
 
 
-def charts(rows: Rows) -> Iterator[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Errors over κ: those of the table, and ours."""
     curves = {
-        method: curve(method, rows.where(method=method), "error", "condition") for method in METHODS
+        method: kit.curve(method, rows.where(method=method), "error", "condition")
+        for method in METHODS
     }
     series = []
     for method in (MEME, CHEBYSHEV, LANCZOS):
         theirs = {condition: errors[method] for condition, *_, errors in _printed_rows(rows)}
-        series += [curves[method], printed_points(f"{method}, thesis", theirs)]
+        series += [curves[method], kit.printed_points(f"{method}, thesis", theirs)]
     words = ("condition number", "relative error of log det")
     title = "Log-determinants of kernel matrices"
-    yield Chart(title, *words, tuple(series), x_log=True, y_log=True, source="Table 2.1")
+    yield kit.Chart(title, *words, tuple(series), x_log=True, y_log=True, source="Table 2.1")
     mine = tuple(curves[method] for method in METHODS[3:])
     source, caption = "not in the thesis", "At most 1,500 products each."
     labels = ("With a preconditioner", *words)
-    yield Chart(*labels, mine, x_log=True, y_log=True, source=source, caption=caption)
+    yield kit.Chart(*labels, mine, x_log=True, y_log=True, source=source, caption=caption)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "logdet-kernels",
     "Log-determinants of kernel matrices by maximum entropy, Chebyshev and Lanczos",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§2.6.1, Table 2.1",
     {
         "smoke": KernelScale(100, 2, CONDITIONS[::8], rank=50, moments=16, probes=12),
@@ -280,7 +269,7 @@ EXPERIMENT = Experiment(
         "paper": KernelScale(1000, 20),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is chosen
           for the row's κ.
         MEMe is Algorithm 3: moments on [0, λ_u], λ_u the largest absolute row sum, 50 probes of ±1,

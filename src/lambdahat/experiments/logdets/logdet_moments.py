@@ -16,15 +16,12 @@ from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._core.rng import generator
 from lambdahat.estimators import logdet, moments
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, decades, over_seeds
-from lambdahat.experiments.kit.cells import grid as product_grid
-from lambdahat.experiments.kit.claims import MISSING, Claim, Reading, Table, mean_of, table
-from lambdahat.experiments.kit.experiment import SPECTRAL, ClaimTexts, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit.cells import Cell, Row, Rows
 from lambdahat.experiments.kit.store import outside_file
 from lambdahat.maxent import fit, fit_classical
 from lambdahat.operators.matrix import Matrix, operator
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart
 
 STIFFNESS = "bcsstk16"
 STAND_IN = (30, 31)  # sides of the grid in place of bcsstk16
@@ -117,8 +114,8 @@ def cells(config: MomentScale) -> list[Cell]:
     """Matrix × seed of the probes, and each matrix with its exact moments: 0 probes."""
     base = {"sides": list(config.sides), "sweeps": config.sweeps}
     names = (GRID, *config.others)
-    drawn = product_grid({**base, "probes": config.probes}, matrix=names, seed=range(config.seeds))
-    return drawn + product_grid({**base, "probes": 0, "seed": 0}, matrix=names)
+    drawn = kit.grid({**base, "probes": config.probes}, matrix=names, seed=range(config.seeds))
+    return drawn + kit.grid({**base, "probes": 0, "seed": 0}, matrix=names)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -156,7 +153,7 @@ def _moments(found: Known, bounds: tuple[float, float], cell: Cell) -> tuple[Arr
     return exact, np.zeros_like(exact)
 
 
-CLAIMS = ClaimTexts("""
+CLAIMS = kit.ClaimTexts("""
     falls: the entropy of MEMe falls with every moment (largest rise of all seeds)
       | §2.6.1, Figure 2.1 | smoothly | below
     rises: the entropy of BMxnt rises somewhere (largest rise)
@@ -174,7 +171,7 @@ CLAIMS = ClaimTexts("""
 """)
 
 
-def claims(rows: Rows) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[kit.Claim]:
     """Of the grid, with measured moments; what is said of the Ecology matrix is not judged."""
     main = rows.where(matrix=GRID)
     drawn, last = main.where(probes=max(main.values("probes"))), max(COUNTS)
@@ -184,15 +181,15 @@ def claims(rows: Rows) -> Iterator[Claim]:
     rises, other = (
         [max(_steps(one, "entropy")) for _, one in part.groups("seed")] for part in (ours, theirs)
     )
-    yield claim("falls", Reading(max(rises), 0.0), bound=ROUNDING)
-    yield claim("rises", mean_of(other), bound=ROUNDING)
-    yield claim("MEMe", decades(ours.where(moments=2), mine, "error"))
-    growth = decades(end, theirs.where(moments=4), "error")
+    yield claim("falls", kit.Reading(max(rises), 0.0), bound=ROUNDING)
+    yield claim("rises", kit.mean_of(other), bound=ROUNDING)
+    yield claim("MEMe", kit.decades(ours.where(moments=2), mine, "error"))
+    growth = kit.decades(end, theirs.where(moments=4), "error")
     unmet = f"measured on another matrix, {main[0]['data']}"
-    yield claim("Ecology", growth, unmet=unmet, barrier=MISSING)
+    yield claim("Ecology", growth, unmet=unmet, barrier=kit.MISSING)
     yield claim("grid", growth)
-    yield claim("less", decades(end, mine, "error"))
-    yield claim("exact", Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0))
+    yield claim("less", kit.decades(end, mine, "error"))
+    yield claim("exact", kit.Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0))
 
 
 def _steps(rows: Rows, name: str) -> list[float]:
@@ -208,7 +205,7 @@ def _curves(rows: Rows, column: str) -> dict[str, Rows]:
     return {by: drawn.where(by=by) for by in (CLASSICAL, MEME)} | exact
 
 
-def tables(rows: Rows) -> Iterator[Table]:
+def tables(rows: Rows) -> Iterator[kit.Table]:
     """For each matrix: entropies and errors by the number of moments."""
     for _, part in rows.groups("matrix"):
         shown = {
@@ -218,34 +215,36 @@ def tables(rows: Rows) -> Iterator[Table]:
         }
         lines = []
         for count in COUNTS:
-            readings = [over_seeds(one.where(moments=count), name) for one, name in shown.values()]
+            readings = [
+                kit.over_seeds(one.where(moments=count), name) for one, name in shown.values()
+            ]
             known = [str(r) if math.isfinite(r.stderr) else f"{r.value:.4g}" for r in readings]
             lines.append((count, *known))
         first = part[0]
         title = f"{first['data']}, n = {first['nodes']:,}: relative error of log det"
-        yield table(title, ("moments", *shown), lines)
+        yield kit.table(title, ("moments", *shown), lines)
 
 
-def charts(rows: Rows) -> Iterator[Chart]:
+def charts(rows: Rows) -> Iterator[kit.Chart]:
     """Entropy and error over moments for each matrix."""
     for _, part in rows.groups("matrix"):
         entropy, errors = (
             tuple(
-                curve(name, found, column, "moments")
+                kit.curve(name, found, column, "moments")
                 for name, found in _curves(part, column).items()
             )
             for column in ("entropy", "error")
         )
         title, source = f"Entropy: {part[0]['data']}", "Figure 2.1a, c"
-        yield Chart(title, "moments", "entropy", entropy, source=source)
+        yield kit.Chart(title, "moments", "entropy", entropy, source=source)
         title, source = f"Error of log det: {part[0]['data']}", "Figure 2.1b, d"
-        yield Chart(title, "moments", "relative error", errors, y_log=True, source=source)
+        yield kit.Chart(title, "moments", "relative error", errors, y_log=True, source=source)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "logdet-moments",
     "Entropy and error of log det over the number of moments: the classical algorithm and MEMe",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§2.6.1, Figure 2.1",
     {
         "smoke": MomentScale((12, 13), (), 3, sweeps=100, probes=20),
@@ -253,7 +252,7 @@ EXPERIMENT = Experiment(
         "paper": MomentScale((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 20),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         The Ecology matrix (n = 80,900; a landscape as a grid) cannot be had: a 5-point Laplacian
           stands for it.
         bcsstk16 is in <LAMBDAHAT_DATA>/matrices; without it a small grid with entries over nine

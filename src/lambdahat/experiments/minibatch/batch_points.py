@@ -37,10 +37,11 @@ from lambdahat.randommatrix.batch_curvature import (
     DirectionalVariance,
     directional_variance,
 )
-from lambdahat.randommatrix.bulk import BulkFit, continuous_region, fit_bulk
+from lambdahat.randommatrix.bulk import continuous_region, fit_bulk
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
+from lambdahat.results.charts import short
 from lambdahat.training._loop import fit
 
 MODELS = ("additive", "multiplicative", "directional")
@@ -58,7 +59,6 @@ class BatchCell(Result):
 
     @property
     def batch_size(self) -> int:
-        """B."""
         return self.measured.batch_size
 
     def values(self, what: str) -> Array:
@@ -102,10 +102,6 @@ class CurvaturePoint(Result):
     batch_spectra: tuple[Spectrum, ...]
 
     @property
-    def parameters(self) -> int:
-        return self.spectrum.dim
-
-    @property
     def largest(self) -> float:
         """λ₁ of the full data."""
         return float(self.pairs.values[0])
@@ -116,20 +112,9 @@ class CurvaturePoint(Result):
         return float(self.pairs.values[-1]) if self.operator == "hessian" else 0.0
 
     @property
-    def anisotropy(self) -> float:
-        """τ²/(Pσ²), the noise along φ₁ over what it would be were noise alike in all directions."""
-        along = float(torch.as_tensor(self.along.tau2.value)[0])
-        return along / (self.parameters * float(self.variance))
-
-    @property
     def indefinite(self) -> bool:
         """Whether the full data has eigenvalues below 0 by more than rounding."""
         return self.smallest < -ROUNDING * self.largest
-
-    @cached_property
-    def bulk(self) -> BulkFit:
-        """The bulk of the full data's spectrum, and its outliers."""
-        return fit_bulk(self.spectrum)
 
     def with_predictions(self) -> CurvaturePoint:
         """The same with every model's predictions and without the bulky per-sample figures."""
@@ -326,8 +311,7 @@ def batch_extremes(
         part = problem.subset(order[:size], min(size, max(problem.batches.sizes)))
         found.append(_extremes(OPERATORS[operator](part), steps, vector, seed))
         report(f"{operator}, batches of {size}", i + 1, batches)
-    columns = np.array(found).T[:, :, None]
-    largest, smallest, overlaps = columns
+    largest, smallest, overlaps = np.array(found).T[:, :, None]
     where = (size, count, problem.num_parameters, operator)
     return BatchEigenvalues(*where, largest, smallest, overlaps, batches * steps)
 
@@ -367,25 +351,37 @@ def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
     return [row for point in points for row in (_bulk_row(point), *batch_rows(point))]
 
 
+def where(point: CurvaturePoint) -> Row:
+    """Which point of training a row is of."""
+    return {"network": point.network, "epoch": point.epoch, "operator": point.operator}
+
+
 def point_row(point: CurvaturePoint) -> Row:
-    """The row of a point: what the full data show there."""
+    """The row of a point: what the full data show there.
+
+    The anisotropy is τ²/(Pσ²): the noise along φ₁ over what it would be were noise alike in all
+    directions.
+    """
+    parameters, element = point.spectrum.dim, float(point.variance)
+    along = float(torch.as_tensor(point.along.tau2.value)[0])
     return {
         **where(point),
         "part": "point",
         "population": point.samples,
-        "parameters": point.parameters,
+        "parameters": parameters,
         "loss": point.loss,
-        "variance": float(point.variance),
+        "variance": element,
         "variance error": float(point.variance.stderr),
-        "anisotropy": point.anisotropy,
+        "anisotropy": along / (parameters * element),
         "full largest": point.largest,
         "full smallest": point.smallest,
     }
 
 
 def _bulk_row(point: CurvaturePoint) -> Row:
-    """The row of a point with its bulk, and the spectra behind it."""
-    edges = (point.bulk.lower, point.bulk.upper)
+    """The row of a point with its bulk, and the Ritz values of the spectra behind it."""
+    bulk, first = fit_bulk(point.spectrum), point.batch_spectra[0]
+    edges = (bulk.lower, bulk.upper)
     whole, *batches = (continuous_region(each) for each in (point.spectrum, *point.batch_spectra))
     return {
         **point_row(point),
@@ -395,22 +391,9 @@ def _bulk_row(point: CurvaturePoint) -> Row:
         "batch widths": [high - low for low, high in batches],
         "bulk": [float(edge) for edge in edges],
         "bulk errors": [float(edge.stderr) for edge in edges],
-        "outliers": [float(value) for value in point.bulk.outliers],
-        **_ritz(point.spectrum, ""),
-        **_ritz(point.batch_spectra[0], "batch "),
-    }
-
-
-def where(point: CurvaturePoint) -> Row:
-    """Which point of training a row is of."""
-    return {"network": point.network, "epoch": point.epoch, "operator": point.operator}
-
-
-def _ritz(spectrum: Spectrum, name: str) -> Row:
-    """Ritz values and weights to four digits: a figure shows no more."""
-    return {
-        f"{name}nodes": [float(f"{node:.4g}") for node in spectrum.nodes[0]],
-        f"{name}weights": [float(f"{weight:.4g}") for weight in spectrum.weights[0]],
+        "outliers": [float(value) for value in bulk.outliers],
+        **{"nodes": short(point.spectrum.nodes[0]), "weights": short(point.spectrum.weights[0])},
+        **{"batch nodes": short(first.nodes[0]), "batch weights": short(first.weights[0])},
     }
 
 
@@ -488,25 +471,15 @@ class TrainingPoint:
 
 def points_of(rows: Rows) -> list[TrainingPoint]:
     """The points whose rows are whole, in order of the epochs."""
-    batches: dict[tuple[str, int, str], dict[int, list[Row]]] = {}
-    for row in rows.where(part="batch"):
-        batches.setdefault(_key(row), {}).setdefault(row["batch_size"], []).append(row)
-    found = []
+    names, found = ("network", "epoch", "operator"), []
+    batches = dict(rows.where(part="batch").groups(*names))
     for row in rows.where(part="point"):
-        sizes = sorted(batches[_key(row)].items())
-        parts = (SizeBatches(size, row["population"], Rows(part)) for size, part in sizes)
+        sizes = sorted(batches[tuple(row[name] for name in names)].groups("batch_size"))
+        parts = (SizeBatches(size, row["population"], part) for size, part in sizes)
         found.append(TrainingPoint(row, tuple(parts)))
     return sorted(found, key=lambda point: int(point["epoch"]))
 
 
 def groups_of(rows: Rows) -> list[list[TrainingPoint]]:
     """The points of each network and operator, by epoch."""
-    points = points_of(rows)
-    keys = dict.fromkeys((row["network"], row["operator"]) for row in rows.where(part="point"))
-    return [
-        [point for point in points if (point["network"], point["operator"]) == key] for key in keys
-    ]
-
-
-def _key(row: Row) -> tuple[str, int, str]:
-    return row["network"], row["epoch"], row["operator"]
+    return [points_of(part) for _, part in rows.groups("network", "operator")]

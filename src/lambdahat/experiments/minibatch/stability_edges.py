@@ -46,7 +46,6 @@ from lambdahat.results import Estimate
 
 Array = NDArray[np.float64]
 Passes = Callable[[Tensor], Tensor]
-MARGIN = 0.2  # of a slope that counts as the one claimed
 FEWEST = 3  # batch sizes that a slope is fitted to
 
 
