@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,42 +11,14 @@ import torch
 
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import eigenpairs, spectrum
-from lambdahat.experiments.kit.cells import (
-    Cell,
-    Row,
-    Rows,
-    Scale,
-    means,
-    over_seeds,
-    settings_of,
-    stems,
-)
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Table,
-    TableLines,
-    mean_of,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
-from lambdahat.experiments.kit.training import (
-    Images,
-    Watch,
-    curvature_problem,
-    final_row,
-    images,
-    network,
-    train_by_sgd,
-)
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table, short, training
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import Additive, Semicircle, TracyWidom, edge_fluctuation, fit_bulk
 from lambdahat.randommatrix.bulk import KAPPA
 from lambdahat.results import Spectrum
-from lambdahat.results.charts import Chart, Series, short
 
 SPIKES = (4.0, 3.0, 2.5)  # in units of the noise, whose bulk ends at 2 and hides spikes below 1
 HIDDEN = 0.5
@@ -57,7 +30,7 @@ THEIRS = "VGG-16, CIFAR-100"
 
 
 @dataclass(frozen=True)
-class BulkScale(Scale):
+class BulkScale(kit.Scale):
     """One scale: spiked matrices of ``size``, and networks with ``samples`` images per Hessian."""
 
     network: str
@@ -73,15 +46,26 @@ class BulkScale(Scale):
 
 def cells(config: BulkScale) -> list[Cell]:
     """Matrices, then networks, seed by seed."""
-    base = settings_of(config, "size", "matrices", "seeds")
+    base = kit.settings_of(config, "size", "matrices", "seeds")
     matrix = {"part": "matrix", "size": config.size, "depth": config.depth}
-    found: list[Cell] = [{**matrix, "seed": seed} for seed in range(config.matrices)]
-    return found + [{"part": "network", **base, "seed": seed} for seed in range(config.seeds)]
+    matrices = kit.grid(matrix, seed=range(config.matrices))
+    return matrices + kit.grid({"part": "network", **base}, seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """One row of a matrix, or two of a network: half of the way, and at the end."""
-    return [_matrix_row(cell, device)] if cell["part"] == "matrix" else _network_rows(cell, device)
+    if cell["part"] == "matrix":
+        return [_matrix_row(cell, device)]
+    found = training.images(cell, device)
+    model = training.network(cell["network"], found, cell["seed"])
+    # images that were not trained on stand for the true loss
+    swapped = training.Images(found.held_out, found.training, found.classes)
+    problem, other = (training.curvature_problem(model, part, cell) for part in (found, swapped))
+    watch = training.Watch(lambda: _reading(problem, other, cell), max(1, cell["epochs"] // 2))
+    training.train_by_sgd(model, found, cell, DECAY, [watch])
+    last = watch.rows[-1]["epoch"]
+    watch.rows[-1] |= training.final_row(model, found)
+    return [{**row, "last": row["epoch"] == last, "classes": found.classes} for row in watch.rows]
 
 
 def _matrix_row(cell: Cell, device: str) -> Row:
@@ -118,35 +102,8 @@ def _above(shape: Spectrum) -> int:
 
 def _stems_of(shape: Spectrum) -> Row:
     order = np.argsort(shape.nodes[0])
-    return {
-        "nodes": short(shape.nodes[0][order]),
-        "weights": short(shape.weights[0][order]),
-        "dim": shape.dim,
-    }
-
-
-def _network_rows(cell: Cell, device: str) -> list[Row]:
-    found = images(cell, device)
-    model = network(cell["network"], found, cell["seed"])
-    problem, other = curvature_problem(model, found, cell), _held_out(model, found, cell)
-    watch = Watch(lambda: _reading(problem, other, cell), max(1, cell["epochs"] // 2))
-    train_by_sgd(model, found, cell, DECAY, [watch])
-    quality, last = final_row(model, found), watch.rows[-1]["epoch"]
-    return [
-        {
-            **row,
-            **(quality if row["epoch"] == last else {}),
-            "last": row["epoch"] == last,
-            "classes": found.classes,
-        }
-        for row in watch.rows
-    ]
-
-
-def _held_out(model: torch.nn.Module, found: Images, cell: Cell) -> Problem:
-    """The same loss on images that were not trained on, which stand for the true loss."""
-    swapped = Images(found.held_out, found.training, found.classes)
-    return curvature_problem(model, swapped, cell)
+    nodes, weights = short(shape.nodes[0][order]), short(shape.weights[0][order])
+    return {"nodes": nodes, "weights": weights, "dim": shape.dim}
 
 
 def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
@@ -171,175 +128,111 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
     }
 
 
-def claims(rows: Rows) -> list[Claim]:
-    """Of the spiked model, then of networks."""
-    return [
-        *_matrix_claims(rows.where(part="matrix")),
-        *_network_claims(rows.where(part="network")),
-    ]
-
-
-def _matrix_claims(rows: Rows) -> list[Claim]:
-    misses = [
-        max(abs(a - b) for a, b in zip(row["overlaps"], row["told"], strict=True)) for row in rows
-    ]
-    law = TracyWidom()
+def claims(rows: Rows) -> Claims:
+    """Of the spiked model, then of networks half-way through training."""
+    matrices, half = rows.where(part="matrix"), rows.where(part="network", last=False)
+    what, classes, law = kit.subject(half), half[0]["classes"], TracyWidom()
+    text = kit.claim_texts(f"""
+        outliers: spiked matrix: its three outliers are seen as such, and no other
+          | Figure 6.1a | three
+        edge: spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law,
+          {law.mean:.3f}, in units of its fluctuation, within {EDGE:g} | Tracy and Widom (1994)
+          | none: Figure 6.1a shows such a region without figures
+        cone: spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the
+          squared cosine, below 0.1) | Theorem 17 | 1 − σ²P/(Bλ²)
+        hidden: spiked matrix: in the bulk all information is lost (squared cosine of a hidden
+          spike, below 0.1) | §6.2.1 | 0
+        several: {what}: several outliers stand apart from the bulk (their number)
+          | Figure 6.1b | several ({THEIRS})
+        classes: {what}: no more outliers than classes, {classes} | §6.4.1 | at most the classes
+        threshold: {what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of
+          the fitted edge | Figure 6.1b | an approximate threshold ({THEIRS})
+        kept: {what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS}
+          (share within their leading {PAIRS})
+          | §6.2.1, Theorem 17 | sharp directions retain more
+    """)
     found = Claims()
-    sentence = "spiked matrix: its three outliers are seen as such, and no other"
-    source = "Figure 6.1a"
-    reading = over_seeds(rows, "outliers")
-    found.add(sentence, source, "three", reading, "within", len(SPIKES), 0.1, general=True)
-    sentence = (
-        "spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law,"
-        f" {law.mean:.3f}, in units of its fluctuation, within {EDGE:g}"
-    )
-    source = "Tracy and Widom (1994)"
-    published = "none: Figure 6.1a shows such a region without figures"
-    reading = over_seeds(rows, "last of the bulk")
-    found.add(sentence, source, published, reading, "within", law.mean, EDGE, own=True)
-    sentence = (
-        "spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the"
-        " squared cosine, below 0.1)"
-    )
-    published = "1 − σ²P/(Bλ²)"
-    found.add(sentence, "Theorem 17", published, mean_of(misses), "below", 0.1, general=True)
-    sentence = (
-        "spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike,"
-        " below 0.1)"
-    )
-    found.add(sentence, "§6.2.1", "0", over_seeds(rows, "hidden"), "below", 0.1, general=True)
-    return found
-
-
-def _network_claims(rows: Rows) -> list[Claim]:
-    half, what = rows.where(last=False), subject(rows)
-    classes = half[0]["classes"]
-    ratios = [
-        math.log10(row["weight edge"] / row["edge"])
-        for row in half
-        if row["weight edge"] > 0 < row["edge"]
-    ]
+    reading = kit.over_seeds(matrices, "outliers")
+    found.add(*text["outliers"], reading, "within", len(SPIKES), 0.1, general=True)
+    reading = kit.over_seeds(matrices, "last of the bulk")
+    found.add(*text["edge"], reading, "within", law.mean, EDGE, own=True)
+    pairs = [zip(row["overlaps"], row["told"], strict=True) for row in matrices]
+    misses = kit.mean_of([max(abs(ours - told) for ours, told in pair) for pair in pairs])
+    found.add(*text["cone"], misses, "below", 0.1, general=True)
+    hidden = kit.over_seeds(matrices, "hidden")
+    found.add(*text["hidden"], hidden, "below", 0.1, general=True)
+    outliers = kit.over_seeds(half, "outliers")
+    found.add(*text["several"], outliers, bound=1.0)
+    found.add(*text["classes"], outliers, "below", classes + 0.5)
+    known = [row for row in half if row["weight edge"] > 0 < row["edge"]]
+    ratios = kit.mean_of([math.log10(row["weight edge"] / row["edge"]) for row in known])
+    found.add(*text["threshold"], ratios, "within", 0.0, FACTOR, " decades")
     sharp, flat = ({row["seed"]: row["kept"][place] for row in half} for place in (0, -1))
-    found = Claims()
-    sentence = f"{what}: several outliers stand apart from the bulk (their number)"
-    source = "Figure 6.1b"
-    found.add(sentence, source, f"several ({THEIRS})", over_seeds(half, "outliers"), bound=1.0)
-    sentence = f"{what}: no more outliers than classes, {classes}"
-    reading = over_seeds(half, "outliers")
-    found.add(sentence, "§6.4.1", "at most the classes", reading, "below", classes + 0.5)
-    sentence = (
-        f"{what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the"
-        " fitted edge"
-    )
-    source = "Figure 6.1b"
-    published = f"an approximate threshold ({THEIRS})"
-    found.add(sentence, source, published, mean_of(ratios), "within", 0.0, FACTOR, " decades")
-    sentence = (
-        f"{what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS}"
-        f" (share within their leading {PAIRS})"
-    )
-    source = "§6.2.1, Theorem 17"
-    found.add(sentence, source, "sharp directions retain more", paired_difference(sharp, flat))
+    found.add(*text["kept"], kit.paired_difference(sharp, flat))
     return found
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Spikes as told and as found; the networks' bulks."""
-    return [_spike_table(rows.where(part="matrix")), _network_table(rows.where(part="network"))]
-
-
-def _spike_table(rows: Rows) -> Table:
-    lines, told = TableLines(), rows[0]
+    matrices, networks = rows.where(part="matrix"), rows.where(part="network")
+    first, lines = matrices[0], kit.TableLines()
     for place, spike in enumerate(SPIKES):
-        value, overlap = (
-            str(mean_of([row[key][place] for row in rows])) for key in ("values", "overlaps")
-        )
-        lines.add(
-            f"{spike:g}",
-            f"{told['told values'][place]:.4g}",
-            value,
-            f"{told['told'][place]:.4g}",
-            overlap,
-        )
+        line = [f"{spike:g}"]
+        for told, found in (("told values", "values"), ("told", "overlaps")):
+            ours = kit.mean_of([row[found][place] for row in matrices])
+            line += [f"{first[told][place]:.4g}", str(ours)]
+        lines.add(*line)
     header = ("spike", "eigenvalue told", "found", "squared cosine told", "found")
-    return Table(f"Spikes in Wigner noise, P = {told['size']:,}", header, tuple(lines))
-
-
-def _network_table(rows: Rows) -> Table:
-    lines = []
-    for epoch in rows.distinct("epoch"):
-        part = rows.where(epoch=epoch)
-        keys = ("largest", "edge", "weight edge", "outliers", "below")
-        kept = [str(mean_of([row["kept"][place] for row in part])) for place in (0, -1)]
-        lines.append((str(epoch), *means(part, *keys), *kept))
-    header = split_header(
+    yield Table(f"Spikes in Wigner noise, P = {first['size']:,}", header, tuple(lines))
+    lines, shown = kit.TableLines(), ("largest", "edge", "weight edge", "outliers", "below")
+    for epoch in networks.distinct("epoch"):
+        part = networks.where(epoch=epoch)
+        kept = (str(kit.mean_of([row["kept"][place] for row in part])) for place in (0, -1))
+        lines.add(str(epoch), *kit.means(part, *shown), *kept)
+    columns = kit.split_header(
         "epoch | λ₁ | edge of the bulk | edge by κ/P | outliers above | below 0 | "
         f"of φ₁ in the held-out top | of φ_{PAIRS}"
     )
-    return Table(f"{rows[0]['network']}, {rows[0]['dim']:,} parameters", header, tuple(lines))
+    title = f"{networks[0]['network']}, {networks[0]['dim']:,} parameters"
+    yield Table(title, columns, tuple(lines))
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Both spectra, and how much of each eigenvector is kept."""
-    matrix, net = (
-        rows.where(part="matrix", seed=0)[0],
-        rows.where(part="network", seed=0, last=False)[0],
-    )
-    kept = rows.where(part="network", last=False)
-    readings = [mean_of([row["kept"][place] for row in kept]) for place in range(PAIRS)]
-    out = [
-        Chart(
-            title,
-            "eigenvalue",
-            "weight",
-            (stems("Ritz values", row),),
-            y_log=True,
-            source=source,
-            lines=(("κ/P, κ = 5", KAPPA / row["dim"]),),
-        )
-        for title, row, source in (
-            ("Spiked matrix", matrix, "Figure 6.1a"),
-            (f"Hessian of {net['network']}, epoch {net['epoch']}", net, "Figure 6.1b"),
-        )
-    ]
-    errors = [r.stderr if math.isfinite(r.stderr) else None for r in readings]
-    shares = Series(
-        "trained network", list(range(1, PAIRS + 1)), [r.value for r in readings], errors, "points"
-    )
+    half = rows.where(part="network", last=False)
+    matrix, net = rows.where(part="matrix", seed=0)[0], half.where(seed=0)[0]
+    for title, row, source in (
+        ("Spiked matrix", matrix, "Figure 6.1a"),
+        (f"Hessian of {net['network']}, epoch {net['epoch']}", net, "Figure 6.1b"),
+    ):
+        axes, values = ("eigenvalue", "weight"), (kit.stems("Ritz values", row),)
+        lines = (("κ/P, κ = 5", KAPPA / row["dim"]),)
+        yield Chart(title, *axes, values, y_log=True, source=source, lines=lines)
+    readings = [kit.mean_of([row["kept"][place] for row in half]) for place in range(PAIRS)]
+    places = list(range(1, PAIRS + 1))
+    shares = kit.reading_series("trained network", places, readings, "points")
     title = f"Share of an eigenvector in the leading {PAIRS} of held-out images"
-    return [
-        *out,
-        Chart(title, "eigenvector, sharpest first", "share", (shares,), source="Theorem 17"),
-    ]
+    yield Chart(title, "eigenvector, sharpest first", "share", (shares,), source="Theorem 17")
 
 
-# data set, training and held-out samples, epochs, seeds
-SMOKE = ("digits", 400, 300, 6, 3)
-PAPER = ("cifar10", 45_000, 5_000, 30, 3)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; network, images and depth of the Hessian
+SMOKE = ("digits", 400, 300, 6, 3, "MLP-16", 300, 40)
+CPU = ("mnist", 4000, 2000, 6, 5, "LeNet-5", 1000, 60)
+PAPER = ("cifar10", 45_000, 5_000, 30, 3, "VGG-16", 1000, 80)
+EXPERIMENT = kit.Experiment(
     "bulk-outliers",
     "Bulk and outliers of a spiked matrix and of a trained network",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§6.2, Figure 6.1",
     {
-        "smoke": BulkScale(*SMOKE, "MLP-16", samples=300, depth=40, size=200, matrices=4, batch=32),
-        "cpu": BulkScale(
-            "mnist", 4000, 2000, 6, 5, "LeNet-5", samples=1000, depth=60, size=1000, matrices=20
-        ),
+        "smoke": BulkScale(*SMOKE, size=200, matrices=4, batch=32),
+        "cpu": BulkScale(*CPU, size=1000, matrices=20),
         "paper": BulkScale(
-            *PAPER,
-            "VGG-16",
-            samples=1000,
-            depth=80,
-            size=2000,
-            matrices=50,
-            rate=0.05,
-            augmented=True,
-            precision="bfloat16",
+            *PAPER, size=2000, matrices=50, rate=0.05, augmented=True, precision="bfloat16"
         ),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         The spiked matrix: Wigner noise of scale 1 with spikes 4, 3, 2.5, and 0.5 below the
           threshold 1.
         The network is measured half-way, as in the figure, before the rate falls; CIFAR-10 in place
@@ -348,8 +241,6 @@ EXPERIMENT = Experiment(
           leading ones.
         On a CPU LeNet-5 and images of MNIST.
     """),
-    size=(
-        "VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a)."
-    ),
-    sizes=(Size("VGG-16", "cifar100", epochs=150),),
+    "VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a).",
+    (kit.Size("VGG-16", "cifar100", epochs=150),),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,34 +12,18 @@ import torch
 from torch import Tensor
 
 from lambdahat.estimators import landscape, quadrature
-from lambdahat.experiments.kit.cells import (
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import (
     Cell,
-    Row,
-    Rows,
-    Scale,
-    decades,
-    gap,
-    means,
-    over_seeds,
-    settings_of,
-    stems,
-)
-from lambdahat.experiments.kit.claims import (
+    Chart,
     Claim,
     Claims,
+    Row,
+    Rows,
+    Series,
     Table,
-    mean_of,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, Size, sentences, subject
-from lambdahat.experiments.kit.training import (
-    Images,
-    curvature_problem,
-    final_row,
-    images,
-    network,
-    train_by_sgd,
+    short,
+    training,
 )
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
@@ -47,7 +31,6 @@ from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hess
 from lambdahat.problem import Problem
 from lambdahat.randommatrix.bulk import continuous_region
 from lambdahat.results import Spectrum
-from lambdahat.results.charts import Chart, Series, short
 
 NAMES = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix", "covariance": "gradient covariance"}
 DIRECTIONS = {
@@ -62,80 +45,56 @@ SAME_MASS = 0.02
 THEIRS = "VGG-16, CIFAR-100"
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """Two similar matrices, a dissimilar diagonal, consistent probes, and lines of the loss."""
-    found = [
-        *_matrix_claims(rows),
-        *_diagonal_claims(rows),
-        *_probe_claims(rows),
-        *_line_claims(rows),
-    ]
-    return [
-        replace(
-            claim,
-            sentence=f"{subject(rows)}: {claim.sentence}",
-            published=f"{claim.published} ({THEIRS})",
-        )
-        for claim in found
-    ]
+    for claim in [*_matrix_claims(rows), *_line_claims(rows)]:
+        sentence = f"{kit.subject(rows)}: {claim.sentence}"
+        yield replace(claim, sentence=sentence, published=f"{claim.published} ({THEIRS})")
 
 
 def _spectra(rows: Rows, name: str, probe: int = 0) -> Rows:
     return rows.where(kind="spectrum", curvature=name, probe=probe)
 
 
-def _matrix_claims(rows: Rows) -> list[Claim]:
+def _matrix_claims(rows: Rows) -> Claims:
+    text = kit.claim_texts(f"""
+        outliers: the Gauss–Newton matrix has the outliers of the Hessian (mean relative difference
+          of the largest four, below {CLOSE:g}) | §4.6.1, Figure 4.7 | quite closely
+        negative: the Hessian has mass below 0, more than 1 % | §4.6.1 | 37 %
+        rest: without the Ritz value of most weight less than 1 % of the Hessian's mass is left
+          below 0 | §4.6.1 | 0.05 %
+        covariance: λ₁ of the gradient covariance is that of the Hessian, within a factor 2
+          | §4.1.1 | close
+        diagonal: the diagonal misses λ₁: its largest element is less than half of it
+          | §4.6.1, Figure 4.7 | about 3 of 6.88
+        spurious: more elements of the diagonal are beyond the bulk than eigenvalues (difference of
+          their numbers) | §4.6.1, Figure 4.7 | many spurious
+        extremes: two random vectors give the same extremes (difference over λ₁, below {SAME:g})
+          | Figure 4.8 | 6.8885 and 6.8891
+        mass: two random vectors give the same mass at 0 (within {SAME_MASS:g})
+          | Figure 4.8 | unchanged
+    """)
     full, near, noise = (_spectra(rows, name) for name in NAMES)
+    flat, second = rows.where(kind="diagonal"), _spectra(rows, "hessian", 1)
+    found = Claims()
     tops = {row["seed"]: np.array(row["top"]) for row in near}
     apart = [float(np.abs(tops[row["seed"]] / np.array(row["top"]) - 1).mean()) for row in full]
-    found = Claims()
-    sentence = (
-        "the Gauss–Newton matrix has the outliers of the Hessian (mean relative difference of"
-        f" the largest four, below {CLOSE:g})"
-    )
-    found.add(sentence, "§4.6.1, Figure 4.7", "quite closely", mean_of(apart), "below", CLOSE)
-    sentence = "the Hessian has mass below 0, more than 1 %"
-    found.add(sentence, "§4.6.1", "37 %", over_seeds(full, "negative"), bound=0.01)
-    sentence = (
-        "without the Ritz value of most weight less than 1 % of the Hessian's mass is left below 0"
-    )
-    found.add(sentence, "§4.6.1", "0.05 %", over_seeds(full, "negative rest"), "below", 0.01)
-    sentence = "λ₁ of the gradient covariance is that of the Hessian, within a factor 2"
-    reading = decades(noise, full, "largest")
-    found.add(sentence, "§4.1.1", "close", reading, "within", 0.0, FACTOR, " decades")
-    return found
-
-
-def _diagonal_claims(rows: Rows) -> list[Claim]:
-    flat, near = rows.where(kind="diagonal"), _spectra(rows, "ggn")
-    found = Claims()
-    sentence = "the diagonal misses λ₁: its largest element is less than half of it"
-    source = "§4.6.1, Figure 4.7"
-    reading = decades(flat, near, "largest")
-    found.add(sentence, source, "about 3 of 6.88", reading, "below", -FACTOR, unit=" decades")
-    sentence = (
-        "more elements of the diagonal are beyond the bulk than eigenvalues (difference of"
-        " their numbers)"
-    )
-    reading = paired_difference(flat.paired("beyond"), flat.paired("eigenvalues beyond"))
-    found.add(sentence, "§4.6.1, Figure 4.7", "many spurious", reading)
-    return found
-
-
-def _probe_claims(rows: Rows) -> list[Claim]:
-    first, second = (_spectra(rows, "hessian", probe) for probe in (0, 1))
-    ends, both = [], {row["seed"]: row for row in second}
-    for row in first:
-        other = both[row["seed"]]
-        ends.append(
-            max(abs(row[key] - other[key]) for key in ("largest", "smallest")) / row["largest"]
-        )
-    found = Claims()
-    sentence = f"two random vectors give the same extremes (difference over λ₁, below {SAME:g})"
-    found.add(sentence, "Figure 4.8", "6.8885 and 6.8891", mean_of(ends), "below", SAME)
-    sentence = f"two random vectors give the same mass at 0 (within {SAME_MASS:g})"
-    reading = gap(first, second, "at zero")
-    found.add(sentence, "Figure 4.8", "unchanged", reading, "within", 0.0, SAME_MASS)
+    found.add(*text["outliers"], kit.mean_of(apart), "below", CLOSE)
+    found.add(*text["negative"], kit.over_seeds(full, "negative"), bound=0.01)
+    found.add(*text["rest"], kit.over_seeds(full, "negative rest"), "below", 0.01)
+    reading = kit.decades(noise, full, "largest")
+    found.add(*text["covariance"], reading, "within", 0.0, FACTOR, " decades")
+    reading = kit.decades(flat, near, "largest")
+    found.add(*text["diagonal"], reading, "below", -FACTOR, unit=" decades")
+    reading = kit.paired_difference(flat.paired("beyond"), flat.paired("eigenvalues beyond"))
+    found.add(*text["spurious"], reading)
+    others, ends = {row["seed"]: row for row in second}, []
+    for row in full:
+        other = others[row["seed"]]
+        gaps = (abs(row[key] - other[key]) for key in ("largest", "smallest"))
+        ends.append(max(gaps) / row["largest"])
+    found.add(*text["extremes"], kit.mean_of(ends), "below", SAME)
+    found.add(*text["mass"], kit.gap(full, second, "at zero"), "within", 0.0, SAME_MASS)
     return found
 
 
@@ -146,86 +105,71 @@ def excess(row: Row) -> float:
     return float(math.log10(max(changes[0], 1e-12) / max(changes[1], 1e-12)))
 
 
-def _line_claims(rows: Rows) -> list[Claim]:
-    lines = {name: rows.where(kind="line", direction=name) for name in DIRECTIONS}
+def _line_claims(rows: Rows) -> Claims:
+    text = kit.claim_texts("""
+        sharp: along the sharpest direction training and test loss change alike (within a factor 2)
+          | Table 4.3 | similar
+        flat: along a flat direction training and test loss change less alike (distance of the ratio
+          from 1) | Table 4.3 | not necessarily flat
+    """)
+    lines = rows.where(kind="line")
     sharp, flat = (
-        {row["seed"]: excess(row) for row in lines[name]} for name in ("largest", "flattest")
+        {row["seed"]: excess(row) for row in lines.where(direction=name)}
+        for name in ("largest", "flattest")
     )
+    found, alike = Claims(unit=" decades"), kit.mean_of(list(sharp.values()))
+    found.add(*text["sharp"], alike, "within", 0.0, FACTOR)
     distances = [{seed: abs(value) for seed, value in part.items()} for part in (flat, sharp)]
-    found = Claims()
-    sentence = (
-        "along the sharpest direction training and test loss change alike (within a factor 2)"
-    )
-    reading = mean_of(list(sharp.values()))
-    found.add(sentence, "Table 4.3", "similar", reading, "within", 0.0, FACTOR, " decades")
-    sentence = (
-        "along a flat direction training and test loss change less alike (distance of the ratio"
-        " from 1)"
-    )
-    published = "not necessarily flat"
-    found.add(sentence, "Table 4.3", published, paired_difference(*distances), unit=" decades")
+    found.add(*text["flat"], kit.paired_difference(*distances))
     return found
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """The spectra, the diagonal, and the lines."""
-    lines = []
-    for name, words in NAMES.items():
-        part = _spectra(rows, name)
-        keys = ("largest", "smallest", "negative", "negative rest", "at zero")
-        lines.append((words, *means(part, *keys)))
-    header = split_header(
+    shown = "largest", "smallest", "negative", "negative rest", "at zero"
+    lines = tuple(
+        (words, *kit.means(_spectra(rows, name), *shown)) for name, words in NAMES.items()
+    )
+    header = kit.split_header(
         "matrix | largest | smallest | mass below 0 | without its heaviest Ritz value | mass at 0"
     )
     first = rows.where(kind="spectrum")[0]
-    title = f"{first['network']}, {first['parameters']:,} parameters"
+    yield Table(f"{first['network']}, {first['parameters']:,} parameters", header, lines)
     flat = rows.where(kind="diagonal")
-    diagonal = tuple(means(flat, "largest", "edge", "eigenvalues beyond", "beyond"))
-    out = []
-    out.append(Table(title, header, tuple(lines)))
-    columns = ("largest element", "edge of the bulk", "eigenvalues beyond", "elements beyond")
-    out.append(Table("The diagonal of the Gauss–Newton matrix", columns, (diagonal,)))
-    heading = "Mean change of the loss within 1 of the solution"
-    named = ("direction of", "Ritz value", "log₁₀ test over training")
-    out.append(Table(heading, named, tuple(_line_row(rows, name) for name in DIRECTIONS)))
-    return out
+    header = ("largest element", "edge of the bulk", "eigenvalues beyond", "elements beyond")
+    diagonal = tuple(kit.means(flat, "largest", "edge", "eigenvalues beyond", "beyond"))
+    yield Table("The diagonal of the Gauss–Newton matrix", header, (diagonal,))
+    changes = kit.TableLines()
+    for name, words in DIRECTIONS.items():
+        part = rows.where(kind="line", direction=name)
+        ratio = kit.mean_of([excess(row) for row in part])
+        changes.add(words, str(kit.over_seeds(part, "value")), str(ratio))
+    header = ("direction of", "Ritz value", "log₁₀ test over training")
+    yield Table("Mean change of the loss within 1 of the solution", header, tuple(changes))
 
 
-def _line_row(rows: Rows, name: str) -> tuple[str, str, str]:
-    part = rows.where(kind="line", direction=name)
-    return (
-        DIRECTIONS[name],
-        str(over_seeds(part, "value")),
-        str(mean_of([excess(row) for row in part])),
-    )
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Stem plots of the first seed, the diagonal among them, and the lines."""
     first = rows.where(seed=0)
     flat = first.where(kind="diagonal")[0]
-    shown = [stems(words, _spectra(first, name)[0]) for name, words in NAMES.items()]
-    diagonal = Series(
-        "diagonal of the Gauss–Newton matrix", flat["centres"], flat["shares"], style="step"
-    )
-    probes = tuple(
-        stems(f"random vector {probe + 1}", _spectra(first, "hessian", probe)[0])
+    shown = [kit.stems(words, _spectra(first, name)[0]) for name, words in NAMES.items()]
+    label = "diagonal of the Gauss–Newton matrix"
+    diagonal = Series(label, flat["centres"], flat["shares"], style="step")
+    probes = [
+        kit.stems(f"random vector {probe + 1}", _spectra(first, "hessian", probe)[0])
         for probe in (0, 1)
-    )
-    out = []
-    source = "Tables 4.1 and 4.2, Figure 4.7"
-    out.append(Chart("Spectra", "eigenvalue", "weight", tuple(shown), y_log=True, source=source))
-    title = "Ritz values and the diagonal"
-    curves = (diagonal, shown[1], shown[0])
-    out.append(Chart(title, "eigenvalue", "share", curves, y_log=True, source="Figure 4.7"))
-    title = "Two random vectors, Hessian"
-    out.append(Chart(title, "eigenvalue", "weight", probes, y_log=True, source="Figure 4.8"))
+    ]
+    for title, axis, series, source in (
+        ("Spectra", "weight", shown, "Tables 4.1 and 4.2, Figure 4.7"),
+        ("Ritz values and the diagonal", "share", [diagonal, shown[1], shown[0]], "Figure 4.7"),
+        ("Two random vectors, Hessian", "weight", probes, "Figure 4.8"),
+    ):
+        yield Chart(title, "eigenvalue", axis, tuple(series), y_log=True, source=source)
     for name, words in DIRECTIONS.items():
         row = first.where(kind="line", direction=name)[0]
-        series = tuple(Series(part, row["offsets"], row[part]) for part in ("train", "test"))
+        losses = tuple(Series(part, row["offsets"], row[part]) for part in ("train", "test"))
         title = f"Loss along the Ritz vector of {words} value"
-        out.append(Chart(title, "offset", "loss", series, source="Table 4.3"))
-    return out
+        yield Chart(title, "offset", "loss", losses, source="Table 4.3")
 
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
@@ -241,7 +185,7 @@ BINS = 60
 
 
 @dataclass(frozen=True)
-class SuiteScale(Scale):
+class SuiteScale(kit.Scale):
     """One scale; curvature is over ``samples`` training images by ``depth`` Lanczos steps."""
 
     network: str
@@ -255,38 +199,26 @@ class SuiteScale(Scale):
 
 def cells(config: SuiteScale) -> list[Cell]:
     """Seed by seed."""
-    base = settings_of(config, "seeds")
-    return [{**base, "seed": seed} for seed in range(config.seeds)]
+    return kit.grid(kit.settings_of(config, "seeds"), seed=range(config.seeds))
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Train; then a row per spectrum, one for the diagonal, one per line of the landscape."""
-    found = images(cell, device)
-    model = network(cell["network"], found, cell["seed"])
-    train_by_sgd(model, found, cell, DECAY)
-    problem = curvature_problem(model, found, cell)
-    common = {"parameters": problem.num_parameters, **final_row(model, found)}
+    found = training.images(cell, device)
+    model = training.network(cell["network"], found, cell["seed"])
+    training.train_by_sgd(model, found, cell, DECAY)
+    problem = training.curvature_problem(model, found, cell)
+    common = {"parameters": problem.num_parameters, **training.final_row(model, found)}
     rows, spectra = [], {}
     for name, make in CURVATURES.items():
         for probe in range(PROBES if name == "hessian" else 1):
             operator = make(problem)
             start = random_vector(operator, cell["seed"], "suite", name, probe)
-            steps = lanczos(
-                operator,
-                start,
-                min(cell["depth"], operator.dim),
-                f"{name}, random vector {probe + 1}",
-            )
+            depth, task = min(cell["depth"], operator.dim), f"{name}, random vector {probe + 1}"
+            steps = lanczos(operator, start, depth, task)
             shape = quadrature(operator, [steps])
-            rows.append(
-                {
-                    "kind": "spectrum",
-                    "curvature": name,
-                    "probe": probe,
-                    **common,
-                    **_shape_row(shape),
-                }
-            )
+            row = {"kind": "spectrum", "curvature": name, "probe": probe}
+            rows.append({**row, **common, **_shape_row(shape)})
             if probe == 0:
                 spectra[name] = steps, shape
     rows.append({"kind": "diagonal", **_diagonal_row(problem, spectra["ggn"][1], cell["seed"])})
@@ -327,28 +259,16 @@ def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
     }
 
 
-def _lines(problem: Problem, found: Images, steps: Lanczos) -> list[Row]:
+def _lines(problem: Problem, found: training.Images, steps: Lanczos) -> list[Row]:
     """Both losses along the Ritz vectors of the largest, the smallest and the smallest |θ|."""
-    values = steps.ritz()[0]
-    places = {
-        "largest": int(values.argmax()),
-        "smallest": int(values.argmin()),
-        "flattest": int(values.abs().argmin()),
-    }
-    rows = []
-    for name, place in places.items():
+    values, rows = steps.ritz()[0], []
+    places = values.argmax(), values.argmin(), values.abs().argmin()
+    for name, place in zip(DIRECTIONS, map(int, places), strict=True):
         line = landscape(problem, ritz_vector(steps, place), 1.0, POINTS, found.held_out)
         assert line.held_out is not None
-        rows.append(
-            {
-                "kind": "line",
-                "direction": name,
-                "value": float(values[place]),
-                "offsets": short(line.offsets),
-                "train": _fine(line.loss),
-                "test": _fine(line.held_out),
-            }
-        )
+        row = {"kind": "line", "direction": name, "value": float(values[place])}
+        losses = {"train": _fine(line.loss), "test": _fine(line.held_out)}
+        rows.append({**row, "offsets": short(line.offsets), **losses})
     return rows
 
 
@@ -367,29 +287,23 @@ def ritz_vector(steps: Lanczos, place: int) -> Tensor:
     return torch.nn.functional.normalize(vector, dim=0)
 
 
-# data set, training and held-out samples, epochs, seeds
-PAPER = ("cifar10", 45_000, 5_000, 60, 3)
-EXPERIMENT = Experiment(
+# data set, training and held-out samples, epochs, seeds; network, images and depth of the Hessian
+SMOKE = ("digits", 400, 300, 8, 3, "MLP-16", 400, 30)
+CPU = ("mnist", 4000, 2000, 6, 6, "LeNet-5", 1000, 60)
+PAPER = ("cifar10", 45_000, 5_000, 60, 3, "VGG-16", 5000, 100)
+EXPERIMENT = kit.Experiment(
     "curvature-suite",
     "Hessian, Gauss–Newton matrix and gradient covariance of a trained network, and the loss along"
     " their directions",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§§4.2 and 4.6, Tables 4.1–4.3, Figures 4.7 and 4.8",
     {
-        "smoke": SuiteScale("digits", 400, 300, 8, 3, "MLP-16", samples=400, depth=30, batch=32),
-        "cpu": SuiteScale("mnist", 4000, 2000, 6, 6, "LeNet-5", samples=1000, depth=60),
-        "paper": SuiteScale(
-            *PAPER,
-            "VGG-16",
-            samples=5000,
-            depth=100,
-            rate=0.05,
-            augmented=True,
-            precision="bfloat16",
-        ),
+        "smoke": SuiteScale(*SMOKE, batch=32),
+        "cpu": SuiteScale(*CPU),
+        "paper": SuiteScale(*PAPER, rate=0.05, augmented=True, precision="bfloat16"),
     },
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         CIFAR-10 in place of CIFAR-100, 60 epochs of 300, and 5,000 images for the curvature at
           paper scale.
         On a CPU LeNet-5 and images of MNIST.
@@ -400,9 +314,7 @@ EXPERIMENT = Experiment(
         The diagonal is that of the Gauss–Newton matrix with one label drawn from the network for
           each image.
     """),
-    size=(
-        "VGG-16 on CIFAR-100, 100 epochs in §4.2 and 300 in Figure 4.8, rate 0.05, 100 Lanczos"
-        " steps, one run."
-    ),
-    sizes=(Size("VGG-16", "cifar100", epochs=300),),
+    "VGG-16 on CIFAR-100, 100 epochs in §4.2 and 300 in Figure 4.8, rate 0.05, 100 Lanczos"
+    " steps, one run.",
+    (kit.Size("VGG-16", "cifar100", epochs=300),),
 )
