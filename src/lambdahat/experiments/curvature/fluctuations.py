@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, over_seeds
-from lambdahat.experiments.kit.claims import Claim, Claims, Reading, Table, mean_of, slope
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table, short
 from lambdahat.randommatrix import Semicircle
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series, short
 
 NORMAL, BOUNDED, UNEVEN = "independent, normal", "independent, bounded", "independent, uneven rows"
 WIDE, NARROW = "samples, P/b = 1", "samples, P/b = 1/50"
@@ -31,20 +30,14 @@ class NoiseScale:
 
 def cells(config: NoiseScale) -> list[Cell]:
     """Kind of noise × size × seed."""
-    return [
-        {"noise": kind, "size": size, "seed": seed}
-        for kind in (*MET, *UNMET, NARROW)
-        for size in config.sizes
-        for seed in range(config.seeds)
-    ]
+    axes = {"size": config.sizes, "seed": range(config.seeds)}
+    return kit.grid({}, noise=(*MET, *UNMET, NARROW), **axes)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Eigenvalues over σ_ε: the Kolmogorov distance from the semicircle, and the largest."""
-    rng = np.random.default_rng(
-        derived_seed(cell["seed"], "fluctuations", cell["noise"], cell["size"])
-    )
-    noise = _noise(cell["noise"], cell["size"], rng)
+    seed = derived_seed(cell["seed"], "fluctuations", cell["noise"], cell["size"])
+    noise = _noise(cell["noise"], cell["size"], np.random.default_rng(seed))
     values = np.sort(np.linalg.eigvalsh(noise)) / math.sqrt(np.square(noise).sum() / len(noise))
     told, ranks = Semicircle(1.0).cdf(values), np.arange(len(values) + 1) / len(values)
     distance = float(np.maximum(np.abs(told - ranks[:-1]), np.abs(told - ranks[1:])).max())
@@ -67,85 +60,74 @@ def _noise(kind: str, size: int, rng: np.random.Generator) -> Array:
     return np.asarray(half * np.sqrt(np.outer(rows, rows)))
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """The distance vanishes where the conditions are met; n counts matrices, or seeds."""
-    largest = max(rows.values("size"))
-    found = Claims()
+    largest, found = max(rows.values("size")), Claims()
     for kind in MET:
-        part = rows.where(noise=kind)
-        end = part.where(size=largest)
-        sentence = f"{kind}: the distance from the semicircle falls with P (exponent)"
-        found.add(sentence, "Theorem 13", "to 0", _exponent(part), "below")
-        sentence = f"{kind}: at P = {largest} it is below {NEAR:g}"
-        found.add(sentence, "Theorem 13", "0", over_seeds(end, "distance"), "below", NEAR)
-        sentence = f"{kind}: the spectrum ends at 2σ_ε, within {EDGE:.0%} at P = {largest}"
-        found.add(sentence, "Theorem 13", "2", over_seeds(end, "largest"), "within", 2.0, 2 * EDGE)
-    for kind, why in (
-        (UNEVEN, "condition (ii) is broken"),
-        (WIDE, "elements depend on each other"),
-    ):
-        sentence = f"{kind}: {why}, and at P = {largest} the distance is above {APART:g}"
-        reading = over_seeds(rows.where(noise=kind, size=largest), "distance")
-        found.add(sentence, "here", "not covered by Theorem 13", reading, "above", APART, own=True)
-    near = mean_of([math.log10(row["distance"]) for row in rows.where(noise=NARROW, size=largest)])
-    wide = mean_of([math.log10(row["distance"]) for row in rows.where(noise=WIDE, size=largest)])
-    gap = Reading(
-        near.value - wide.value,
-        math.hypot(near.stderr, wide.stderr),
-        near.dof + wide.dof,
-        near.count,
+        part, end = rows.where(noise=kind), rows.where(noise=kind, size=largest)
+        text = kit.claim_texts(f"""
+            falls: {kind}: the distance from the semicircle falls with P (exponent)
+              | Theorem 13 | to 0
+            near: {kind}: at P = {largest} it is below {NEAR:g} | Theorem 13 | 0
+            end: {kind}: the spectrum ends at 2σ_ε, within {EDGE:.0%} at P = {largest}
+              | Theorem 13 | 2
+        """)
+        found.add(*text["falls"], kit.by_seed(part, _exponent), "below")
+        found.add(*text["near"], kit.over_seeds(end, "distance"), "below", NEAR)
+        found.add(*text["end"], kit.over_seeds(end, "largest"), "within", 2.0, 2 * EDGE)
+    source, printed = "here", "not covered by Theorem 13"
+    why = {UNEVEN: "condition (ii) is broken", WIDE: "elements depend on each other"}
+    for kind, reason in why.items():
+        sentence = f"{kind}: {reason}, and at P = {largest} the distance is above {APART:g}"
+        reading = kit.over_seeds(rows.where(noise=kind, size=largest), "distance")
+        found.add(sentence, source, printed, reading, "above", APART, own=True)
+    near, wide = (
+        kit.mean_of(list(kit.logs(rows.where(noise=kind, size=largest), "distance").values()))
+        for kind in (NARROW, WIDE)
     )
+    error, dof = math.hypot(near.stderr, wide.stderr), near.dof + wide.dof
+    gap = Reading(near.value - wide.value, error, dof, near.count)
     sentence = "samples: many more of them than P bring the semicircle nearer"
-    published = "not covered by Theorem 13"
-    found.add(sentence, "here", published, gap, "below", unit=" decades", own=True)
+    found.add(sentence, source, printed, gap, "below", unit=" decades", own=True)
     return found
 
 
-def _exponent(rows: Rows) -> Reading:
-    """The slope of log₁₀ of the distance over log₁₀ of P, seed by seed."""
-    parts = [rows.where(seed=seed) for seed in rows.distinct("seed")]
-    return mean_of([_slope(part) for part in parts])
-
-
-def _slope(rows: Rows) -> float:
+def _exponent(rows: Rows) -> float:
+    """The slope of log₁₀ of the distance over log₁₀ of P."""
     sizes, distances = (np.log10(rows.values(name)).tolist() for name in ("size", "distance"))
-    return slope(sizes, distances).value if len(sizes) > 2 else math.nan
+    return kit.slope(sizes, distances).value
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Distances by kind and size."""
-    sizes = rows.distinct("size")
-    lines = tuple(
-        (kind, *(str(over_seeds(rows.where(noise=kind, size=size), "distance")) for size in sizes))
-        for kind in rows.distinct("noise")
-    )
+    sizes, lines = rows.distinct("size"), []
+    for kind in rows.distinct("noise"):
+        parts = (rows.where(noise=kind, size=size) for size in sizes)
+        lines.append((kind, *(str(kit.over_seeds(part, "distance")) for part in parts)))
     title = "Greatest distance from the semicircle's distribution"
-    return [Table(title, ("noise", *(f"P = {n}" for n in sizes)), lines)]
+    yield Table(title, ("noise", *(f"P = {n}" for n in sizes)), tuple(lines))
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Distance over P, and the spectra of the first matrices beside the semicircle."""
-    series = tuple(
-        curve(kind, rows.where(noise=kind), "distance", "size") for kind in rows.distinct("noise")
-    )
-    title = "Distance from the semicircle"
-    out = [Chart(title, "P", "distance", series, x_log=True, y_log=True, source="Theorem 13")]
-    drawn = [row for row in rows if row.get("values")]
+    kinds = rows.distinct("noise")
+    series = [kit.curve(kind, rows.where(noise=kind), "distance", "size") for kind in kinds]
+    title, look = "Distance from the semicircle", (True, True, "Theorem 13")
+    yield Chart(title, "P", "distance", tuple(series), None, False, *look)
+    shown = Rows(row for row in rows if row.get("values"))
     place = np.linspace(-2, 2, 81)
     law = Series("semicircle", short(place), short(Semicircle(1.0).cdf(place)), published=True)
-    for row in drawn:
-        if row["size"] == max(other["size"] for other in drawn):
-            shares = (np.arange(len(row["values"])) + 1) / len(row["values"])
-            ours = Series("eigenvalues", row["values"], short(shares), style="step")
-            title = f"Distribution, {row['noise']}"
-            out.append(Chart(title, "eigenvalue over σ_ε", "share below", (ours, law)))
-    return out
+    for row in shown.where(size=max(shown.values("size"), default=0)):
+        shares = (np.arange(len(row["values"])) + 1) / len(row["values"])
+        ours = Series("eigenvalues", row["values"], short(shares), style="step")
+        title = f"Distribution, {row['noise']}"
+        yield Chart(title, "eigenvalue over σ_ε", "share below", (ours, law))
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "fluctuation-spectrum",
     "The spectrum of curvature noise and the semicircle",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§5.2, Theorem 13",
     {
         "smoke": NoiseScale(2, (30, 60, 120)),
@@ -153,7 +135,7 @@ EXPERIMENT = Experiment(
         "paper": NoiseScale(20, (50, 100, 200, 400, 800)),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         σ_ε² is that of the matrix itself, tr(ε²)/P.
         Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break
           condition (ii).
@@ -162,5 +144,5 @@ EXPERIMENT = Experiment(
           alone.
         Near is a distance of {NEAR:g}, apart one of {APART:g}: set before any run.
     """),
-    size="no experiment: a theorem, of any noise that meets its conditions.",
+    "no experiment: a theorem, of any noise that meets its conditions.",
 )

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import wasserstein_distance
-from torch import Tensor
 
-from lambdahat.experiments.curvature.lanczos_theorems import (
-    KNOWN,
-    LAWS,
-    WIGNER,
-    known_matrix,
-    law_matrix,
-    unit_start,
-)
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, decades, errors, means, over_seeds
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    mean_of,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.curvature import lanczos_theorems as matrices
+from lambdahat.experiments.curvature.lanczos_theorems import KNOWN, LAWS, WIGNER
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, short
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart, Series, short
 
 DEPTH = 30
 DEPTHS = {KNOWN: (5, 15, DEPTH)}
@@ -59,55 +42,46 @@ class DensityScale:
 
 def cells(config: DensityScale) -> list[Cell]:
     """Matrix × size × seed."""
-    places = [(name, size) for name in LAWS for size in config.sizes] + [(KNOWN, config.known)]
-    return [
-        {"matrix": name, "size": size, "seed": seed}
-        for name, size in places
-        for seed in range(config.seeds)
-    ]
+    seeds = range(config.seeds)
+    laws = kit.grid({}, matrix=LAWS, size=config.sizes, seed=seeds)
+    return laws + kit.grid({"matrix": KNOWN, "size": config.known}, seed=seeds)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row per Lanczos depth and one for the diagonal; the first seed's also hold the curves."""
     name, size, seed = cell["matrix"], cell["size"], cell["seed"]
-    values, matrix = (
-        known_matrix(size, seed) if name == KNOWN else law_matrix(name, size, seed, device)
-    )
+    if name == KNOWN:
+        values, matrix = matrices.known_matrix(size, seed)
+    else:
+        values, matrix = matrices.law_matrix(name, size, seed, device)
     exact, first = values.numpy(), seed == 0
-    start = unit_start(size, seed, "density").to(device)
+    start = matrices.unit_start(size, seed, "density").to(device)
     depths = DEPTHS.get(name, (DEPTH,))
     krylov = lanczos(operator(matrix.to(device)), start, max(depths))
     rows = []
     for depth in depths:
         nodes, weights, _ = (part.numpy() for part in krylov.ritz(depth))
         row = {"method": "Lanczos", "depth": depth, **_distances(exact, nodes, weights)}
-        if first:
-            row |= {"nodes": short(nodes), "weights": short(weights)}
-        rows.append(row)
-    rows.append(_diagonal_row(exact, matrix.diagonal(), cell, first))
-    return rows
+        rows.append(row | ({"nodes": short(nodes), "weights": short(weights)} if first else {}))
+    return [*rows, _diagonal_row(exact, matrix.diagonal().numpy(), cell, first)]
 
 
-def _diagonal_row(exact: Array, diagonal: Tensor, cell: Cell, first: bool) -> Row:
+def _diagonal_row(exact: Array, diagonal: Array, cell: Cell, first: bool) -> Row:
     """The diagonal as if it were the spectrum, with the moments that the thesis derives for it."""
-    found = diagonal.numpy()
     row = {
         "method": "diagonal",
         "depth": 0,
-        **_distances(exact, found, np.full(len(found), 1 / len(found))),
-        "largest": float(found.max()),
-        "smallest": float(found.min()),
-        "variance": float(found.var()),
-        "second ratio": float((exact**2).mean() / (found**2).mean()) / cell["size"],
+        **_distances(exact, diagonal, np.full(len(diagonal), 1 / len(diagonal))),
+        "largest": float(diagonal.max()),
+        "smallest": float(diagonal.min()),
+        "variance": float(diagonal.var()),
+        "second ratio": float((exact**2).mean() / (diagonal**2).mean()) / cell["size"],
     }
     if first:
-        low, high = float(exact.min()), float(exact.max())
-        edges = np.linspace(low, high, BINS + 1)
-        row |= {
-            "centres": short((edges[1:] + edges[:-1]) / 2),
-            "shares": short(np.histogram(exact, edges)[0] / len(exact)),
-            "diagonal shares": short(np.histogram(found, edges)[0] / len(exact)),
-        }
+        edges = np.linspace(float(exact.min()), float(exact.max()), BINS + 1)
+        row["centres"] = short((edges[1:] + edges[:-1]) / 2)
+        for key, values in (("shares", exact), ("diagonal shares", diagonal)):
+            row[key] = short(np.histogram(values, edges)[0] / len(exact))
     return row
 
 
@@ -126,27 +100,26 @@ def _distances(exact: Array, nodes: Array, weights: Array) -> Row:
     }
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """Support and shape by Lanczos, not by the diagonal; then what is said of each matrix."""
     found = Claims()
     for name in rows.distinct("matrix"):
         part = _largest(rows, name)
-        source, seen, flat = SOURCES[name], part.where(depth=DEPTH), part.where(method="diagonal")
-        sentence = (
-            f"{name}: {DEPTH} Lanczos steps capture the support (error of its ends, below"
-            f" {SUPPORT:g} widths)"
-        )
-        found.add(sentence, source, "impressively", over_seeds(seen, "support"), "below", SUPPORT)
-        sentence = (
-            f"{name}: the diagonal misses the support (error of its ends, above {SUPPORT:g} widths)"
-        )
-        found.add(sentence, "§4.5.1", "fails", over_seeds(flat, "support"), bound=SUPPORT)
-        sentence = (
-            f"{name}: the diagonal is farther from the spectrum than Lanczos (ratio of distances)"
-        )
-        published = "nearly indistinguishable by Lanczos"
-        found.add(sentence, "§4.5.1", published, decades(flat, seen, "distance"), unit=" decades")
-    return [*found, *_law_claims(rows), *_known_claims(rows.where(matrix=KNOWN))]
+        seen, flat = part.where(depth=DEPTH), part.where(method="diagonal")
+        text = kit.claim_texts(f"""
+            support: {name}: {DEPTH} Lanczos steps capture the support (error of its ends, below
+              {SUPPORT:g} widths) | {SOURCES[name]} | impressively
+            misses: {name}: the diagonal misses the support (error of its ends, above {SUPPORT:g}
+              widths) | §4.5.1 | fails
+            farther: {name}: the diagonal is farther from the spectrum than Lanczos (ratio of
+              distances) | §4.5.1 | nearly indistinguishable by Lanczos
+        """)
+        found.add(*text["support"], kit.over_seeds(seen, "support"), "below", SUPPORT)
+        found.add(*text["misses"], kit.over_seeds(flat, "support"), bound=SUPPORT)
+        found.add(*text["farther"], kit.decades(flat, seen, "distance"), unit=" decades")
+    _add_laws(found, rows)
+    _add_known(found, rows.where(matrix=KNOWN))
+    return found
 
 
 def _largest(rows: Rows, name: str) -> Rows:
@@ -154,132 +127,101 @@ def _largest(rows: Rows, name: str) -> Rows:
     return part.where(size=max(part.values("size")))
 
 
-def _law_claims(rows: Rows) -> list[Claim]:
-    found = Claims()
+def _add_laws(found: Claims, rows: Rows) -> None:
+    text = kit.claim_texts("""
+        half: T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there
+          | Figure 4.4 | faithfully captured
+        second: Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio
+          over P) | Eq. 4.18 | 1
+        variance: T = 2P: diagonal elements have the variance 2/T (T/2 times it) | §4.5.1 | 1
+    """)
     for name in (WIGNER, WIDE):
         part = rows.where(matrix=name, depth=DEPTH)
         small, large = min(part.values("size")), max(part.values("size"))
-        sentence = (
-            f"{name}: one random vector shows more of the larger matrix (distance at P ="
-            f" {small:,} over {large:,})"
-        )
-        source = "Figures 4.3, 4.5"
-        found.add(sentence, source, "smoother", _ratio(part, small, large), unit=" decades")
+        words = f"(distance at P = {small:,} over {large:,})"
+        sentence = f"{name}: one random vector shows more of the larger matrix {words}"
+        reading = kit.decades(part.where(size=small), part.where(size=large), "distance")
+        found.add(sentence, "Figures 4.3, 4.5", "smoother", reading, unit=" decades")
     half = _largest(rows, HALF).where(depth=DEPTH)
-    second = over_seeds(_largest(rows, WIGNER).where(method="diagonal"), "second ratio")
+    found.add(*text["half"], kit.over_seeds(half, "at zero"), "within", 0.5, 0.02)
+    second = kit.over_seeds(_largest(rows, WIGNER).where(method="diagonal"), "second ratio")
+    found.add(*text["second"], second, "within", 1.0, 0.1)
     chi = _largest(rows, WIDE).where(method="diagonal")
-    scaled = mean_of([value * chi[0]["size"] for value in chi.values("variance")])  # T/2 = P
-    sentence = "T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there"
-    reading = over_seeds(half, "at zero")
-    found.add(sentence, "Figure 4.4", "faithfully captured", reading, "within", 0.5, 0.02)
-    sentence = (
-        "Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio over P)"
-    )
-    found.add(sentence, "Eq. 4.18", "1", second, "within", 1.0, 0.1)
-    sentence = "T = 2P: diagonal elements have the variance 2/T (T/2 times it)"
-    found.add(sentence, "§4.5.1", "1", scaled, "within", 1.0, 0.1)
-    return found
+    scaled = kit.mean_of([value * chi[0]["size"] for value in chi.values("variance")])  # T/2 = P
+    found.add(*text["variance"], scaled, "within", 1.0, 0.1)
 
 
-def _ratio(rows: Rows, small: int, large: int) -> Reading:
-    """log₁₀ of the ratio of distances at two sizes, seed by seed."""
-    ends = [
-        {
-            seed: math.log10(value)
-            for seed, value in rows.where(size=size).paired("distance").items()
-        }
-        for size in (small, large)
-    ]
-    return paired_difference(ends[0], ends[1])
-
-
-def _known_claims(rows: Rows) -> list[Claim]:
+def _add_known(found: Claims, rows: Rows) -> None:
+    text = kit.claim_texts(f"""
+        mass: known spectrum, m = 5: the mass at 0 is learnt, within 0.05 | Figure 4.6b | half
+        ends: known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below
+          {SUPPORT:g} widths) | Figure 4.6b | learnt
+        missed: known spectrum, m = 5: some outliers are missed (share) | Figure 4.6b | some
+        more: known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)
+          | Figure 4.6d | accurately
+        nearer: known spectrum: m = {DEPTH} is nearer the spectrum than m = 5
+          | Figure 4.6d | accurately
+        zero: known spectrum: the diagonal has nothing near 0 (its smallest element)
+          | Figure 4.6c | 3.3
+        none: known spectrum: the diagonal has no outliers (its largest element)
+          | Figure 4.6c | 5.3
+    """)
     few, many, flat = rows.where(depth=5), rows.where(depth=DEPTH), rows.where(method="diagonal")
-    missed = {seed: 1 - value for seed, value in _shares(few).items()}
-    found = Claims()
-    sentence = "known spectrum, m = 5: the mass at 0 is learnt, within 0.05"
-    found.add(sentence, "Figure 4.6b", "half", over_seeds(few, "at zero"), "within", 0.5, 0.05)
-    sentence = (
-        "known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below"
-        f" {SUPPORT:g} widths)"
+    found.add(*text["mass"], kit.over_seeds(few, "at zero"), "within", 0.5, 0.05)
+    found.add(*text["ends"], kit.over_seeds(few, "support"), "below", SUPPORT)
+    shares, more = (
+        {row["seed"]: row["found"] / max(row["outliers"], 1) for row in part}
+        for part in (few, many)
     )
-    found.add(sentence, "Figure 4.6b", "learnt", over_seeds(few, "support"), "below", SUPPORT)
-    sentence = "known spectrum, m = 5: some outliers are missed (share)"
-    found.add(sentence, "Figure 4.6b", "some", mean_of(list(missed.values())), bound=0.0)
-    sentence = f"known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)"
-    source = "Figure 4.6d"
-    found.add(sentence, source, "accurately", paired_difference(_shares(many), _shares(few)))
-    sentence = f"known spectrum: m = {DEPTH} is nearer the spectrum than m = 5"
-    source = "Figure 4.6d"
-    found.add(sentence, source, "accurately", decades(few, many, "distance"), unit=" decades")
-    sentence = "known spectrum: the diagonal has nothing near 0 (its smallest element)"
-    found.add(sentence, "Figure 4.6c", "3.3", over_seeds(flat, "smallest"), bound=1.0)
-    sentence = "known spectrum: the diagonal has no outliers (its largest element)"
-    found.add(sentence, "Figure 4.6c", "5.3", over_seeds(flat, "largest"), "below", EDGE)
-    return found
+    found.add(*text["missed"], kit.mean_of([1 - share for share in shares.values()]))
+    found.add(*text["more"], kit.paired_difference(more, shares))
+    found.add(*text["nearer"], kit.decades(few, many, "distance"), unit=" decades")
+    found.add(*text["zero"], kit.over_seeds(flat, "smallest"), bound=1.0)
+    found.add(*text["none"], kit.over_seeds(flat, "largest"), "below", EDGE)
 
 
-def _shares(rows: Rows) -> dict[int, float]:
-    return {row["seed"]: row["found"] / max(row["outliers"], 1) for row in rows}
-
-
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Distances for every matrix, size and method."""
-    lines = []
+    lines = kit.TableLines()
     for name in rows.distinct("matrix"):
         for size in rows.where(matrix=name).distinct("size"):
-            part = rows.where(matrix=name, size=size)
-            for method, depth in [("Lanczos", depth) for depth in DEPTHS.get(name, (DEPTH,))] + [
-                ("diagonal", 0)
-            ]:
-                chosen = part.where(method=method, depth=depth)
-                label = f"Lanczos, m = {depth}" if depth else method
-                readings = means(chosen, "distance", "support", "at zero")
-                lines.append((name, f"{size:,}", label, *readings))
-    header = split_header(
+            for depth in (*DEPTHS.get(name, (DEPTH,)), 0):
+                chosen = rows.where(matrix=name, size=size, depth=depth)
+                label = f"Lanczos, m = {depth}" if depth else "diagonal"
+                readings = kit.means(chosen, "distance", "support", "at zero")
+                lines.add(name, f"{size:,}", label, *readings)
+    header = kit.split_header(
         "matrix | P | spectrum by | distance to the eigenvalues | error of the ends | "
         "mass nearest 0"
     )
-    return [Table("In widths of the spectrum; distance: Wasserstein's", header, tuple(lines))]
+    yield Table("In widths of the spectrum; distance: Wasserstein's", header, tuple(lines))
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Eigenvalues, Ritz values and diagonal of the first seed, and the distances over P."""
-    out = []
     for row in rows.where(method="diagonal", seed=0):
         name, size = row["matrix"], row["size"]
-        series = []
-        series.append(Series("eigenvalues", row["centres"], row["shares"], style="step"))
-        series.append(Series("diagonal", row["centres"], row["diagonal shares"], style="step"))
-        series += [
-            Series(f"Lanczos, m = {ritz['depth']}", ritz["nodes"], ritz["weights"], style="stems")
-            for ritz in rows.where(matrix=name, size=size, seed=0, method="Lanczos")
+        shares = {"eigenvalues": row["shares"], "diagonal": row["diagonal shares"]}
+        series = [
+            Series(label, row["centres"], values, style="step") for label, values in shares.items()
         ]
-        title = f"{name}, P = {size:,}"
-        curves = tuple(series)
-        source = SOURCES[name]
-        out.append(
-            Chart(title, "eigenvalue", "share", curves, source=source, y_log=name in (HALF, KNOWN))
-        )
-    series = []
-    for name in LAWS:
-        for method in ("Lanczos", "diagonal"):
-            part = rows.where(matrix=name, method=method)
-            sizes = part.distinct("size")
-            readings = [over_seeds(part.where(size=size), "distance") for size in sizes]
-            series.append(
-                Series(f"{name}, {method}", sizes, [r.value for r in readings], errors(readings))
-            )
-    title = "Distance to the eigenvalues"
-    axis = "distance, in widths"
-    out.append(Chart(title, "P", axis, tuple(series), x_log=True, y_log=True, source="§4.5"))
-    return out
+        lanczos_rows = rows.where(matrix=name, size=size, seed=0, method="Lanczos")
+        series += [kit.stems(f"Lanczos, m = {ritz['depth']}", ritz) for ritz in lanczos_rows]
+        title, axes, log = f"{name}, P = {size:,}", ("eigenvalue", "share"), name in (HALF, KNOWN)
+        yield Chart(title, *axes, tuple(series), source=SOURCES[name], y_log=log)
+    distances = tuple(
+        kit.curve(f"{name}, {method}", rows.where(matrix=name, method=method), "distance", "size")
+        for name in LAWS
+        for method in ("Lanczos", "diagonal")
+    )
+    title, axes = "Distance to the eigenvalues", ("P", "distance, in widths")
+    yield Chart(title, *axes, distances, x_log=True, y_log=True, source="§4.5")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "lanczos-densities",
     "Spectra of random and known matrices, by Lanczos and by the diagonal",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§4.5, Figures 4.3–4.6",
     {
         "smoke": DensityScale((60, 225), 300, 3),
@@ -287,15 +229,13 @@ EXPERIMENT = Experiment(
         "paper": DensityScale((225, 10_000), 1000, 5),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         One start vector, uniform on the sphere, 30 steps; matrices are scaled to a limit law.
         The distance is Wasserstein's, between the eigenvalues and the Ritz values with their
           weights.
         Outliers of the known spectrum are above {EDGE:g}, found if a Ritz value is within
           {NEAR:.0%} of the width.
     """),
-    size=(
-        "matrices of P = 225 and 10,000, one of 1,000 with a known spectrum, 30 Lanczos steps;"
-        " draws are not said."
-    ),
+    "matrices of P = 225 and 10,000, one of 1,000 with a known spectrum, 30 Lanczos steps;"
+    " draws are not said.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,22 +11,12 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.rng import generator
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, means, over_seeds
-from lambdahat.experiments.kit.claims import (
-    Claim,
-    Claims,
-    Reading,
-    Table,
-    TableLines,
-    paired_difference,
-    split_header,
-)
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claims, Reading, Row, Rows, Series, Table
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.randommatrix import convergence_terms, lanczos_bound, power_bound
 from lambdahat.randommatrix.laws import Law, MarchenkoPastur, Semicircle
-from lambdahat.results.charts import Chart, Series
 
 WIGNER = "Wigner"
 LAWS: dict[str, Law] = {
@@ -106,12 +97,10 @@ def cells(config: TheoremScale) -> list[Cell]:
     found: list[Cell] = [{"part": "table"}]
     base = {"size": config.size, "steps": config.steps}
     for seed in range(config.seeds):
-        found += [
-            {"part": "convergence", "ratio": ratio, "size": config.size, "seed": seed}
-            for ratio in PRINTED
-        ]
+        convergence = {"part": "convergence", "size": config.size, "seed": seed}
+        found += kit.grid(convergence, ratio=PRINTED)
         found.append({"part": "shift", **base, "seed": seed})
-        found += [{"part": "top", "spectrum": name, **base, "seed": seed} for name in SPECTRA]
+        found += kit.grid({"part": "top", **base, "seed": seed}, spectrum=SPECTRA)
     return found
 
 
@@ -125,63 +114,43 @@ def _table(_: Cell, __: str) -> list[Row]:
     for ratio, printed in PRINTED.items():
         for depth, (lanczos_printed, power_printed) in zip(DEPTHS, printed, strict=True):
             ours, power = convergence_terms(ratio, depth)
-            rows.append(
-                {
-                    "ratio": ratio,
-                    "depth": depth,
-                    "L": ours,
-                    "R": power,
-                    "R of Theorem 5": ratio ** -(2 * depth - 1.0),
-                    "L printed": lanczos_printed,
-                    "R printed": power_printed,
-                }
-            )
+            row = {"ratio": ratio, "depth": depth, "L": ours, "R": power}
+            row["R of Theorem 5"] = ratio ** -(2 * depth - 1.0)
+            rows.append({**row, "L printed": lanczos_printed, "R printed": power_printed})
     return rows
 
 
 def _convergence(cell: Cell, device: str) -> list[Row]:
     """Relative errors of λ₁ by m Lanczos steps and by the Rayleigh quotient of Hᵐ⁻¹v."""
+    top = cell["ratio"]
     values = torch.linspace(0, 1, cell["size"] - 1, dtype=torch.float64)
-    values = torch.cat([values, torch.tensor([cell["ratio"]], dtype=torch.float64)]).to(device)
-    start = unit_start(len(values), cell["seed"], "convergence", cell["ratio"]).to(device)
+    values = torch.cat([values, torch.tensor([top], dtype=torch.float64)]).to(device)
+    start = unit_start(len(values), cell["seed"], "convergence", top).to(device)
     steps = lanczos(operator(torch.diag(values)), start, max(DEPTHS))
     overlap, exact = float(start[-1].abs()), values.cpu().numpy()
     rows = []
     for depth in DEPTHS:
         powered = start * values ** (depth - 1)
         quotient = float((powered**2 * values).sum() / (powered**2).sum())
-        found = {"Lanczos": float(steps.ritz(depth)[0].max()), "power": quotient}
-        bounds = {
-            "Lanczos": lanczos_bound(exact, overlap, depth),
-            "power": power_bound(exact, overlap, depth - 1),
-        }
-        rows += [
-            {
-                "depth": depth,
-                "method": name,
-                "error": _relative(cell["ratio"], value),
-                "bound": _relative(cell["ratio"], bounds[name]),
-            }
-            for name, value in found.items()
-        ]
+        largest = float(steps.ritz(depth)[0].max())
+        for name, value, bound in (
+            ("Lanczos", largest, lanczos_bound(exact, overlap, depth)),
+            ("power", quotient, power_bound(exact, overlap, depth - 1)),
+        ):
+            error, limit = (max((top - found) / top, ROUNDING) for found in (value, bound))
+            rows.append({"depth": depth, "method": name, "error": error, "bound": limit})
     return rows
-
-
-def _relative(exact: float, found: float) -> float:
-    return max((exact - found) / exact, ROUNDING)
 
 
 def _shift(cell: Cell, device: str) -> list[Row]:
     """How far the Ritz values of −H + μI are from μ minus those of H, from one start."""
-    matrix = torch.diag(known_values(cell["size"], cell["seed"])).to(device)
-    start = unit_start(cell["size"], cell["seed"], "shift").to(device)
-    offset = float(matrix.max()) * (
-        1 + float(torch.rand((), generator=generator(cell["seed"], "offset")))
-    )
-    plain = lanczos(operator(matrix), start, cell["steps"]).ritz()
-    turned = lanczos(
-        operator(offset * torch.eye(len(matrix)).to(matrix) - matrix), start, cell["steps"]
-    ).ritz()
+    seed, steps = cell["seed"], cell["steps"]
+    matrix = torch.diag(known_values(cell["size"], seed)).to(device)
+    start = unit_start(cell["size"], seed, "shift").to(device)
+    offset = float(matrix.max()) * (1 + float(torch.rand((), generator=generator(seed, "offset"))))
+    plain = lanczos(operator(matrix), start, steps).ritz()
+    shifted = offset * torch.eye(len(matrix)).to(matrix) - matrix
+    turned = lanczos(operator(shifted), start, steps).ritz()
     gap = (turned[0].flip(0) - (offset - plain[0])).abs().max() / matrix.abs().max()
     weights = (turned[1].flip(0) - plain[1]).abs().max()
     return [{"offset": offset, "gap": float(gap), "weight gap": float(weights)}]
@@ -189,9 +158,8 @@ def _shift(cell: Cell, device: str) -> list[Row]:
 
 def _doubtful_values(size: int, seed: int) -> Tensor:
     """A spectrum that meets the condition of Theorem 8 at m = 2 with positive shifted trace."""
-    rest = 1 + 1e-3 * torch.rand(
-        size - 1, generator=generator(seed, "doubtful"), dtype=torch.float64
-    )
+    rng = generator(seed, "doubtful")
+    rest = 1 + 1e-3 * torch.rand(size - 1, generator=rng, dtype=torch.float64)
     return torch.cat([rest, torch.tensor([size - 5.0], dtype=torch.float64)])
 
 
@@ -222,226 +190,143 @@ def _top(cell: Cell, device: str) -> list[Row]:
 PARTS = {"table": _table, "convergence": _convergence, "shift": _shift, "top": _top}
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """The printed table, what was measured beside it, and Theorems 7 and 8."""
-    return [
-        *_table_claims(rows.where(part="table")),
-        *_measured_claims(rows.where(part="convergence")),
-        *_shift_claims(rows.where(part="shift")),
-        *_top_claims(rows.where(part="top")),
-    ]
-
-
-def _table_claims(rows: Rows) -> list[Claim]:
-    edges = {(row["ratio"], row["depth"]): math.log10(row["R"] / row["L"]) for row in rows}
-    growth = [
-        edges[ratio, after] - edges[ratio, before]
-        for ratio in PRINTED
-        for before, after in pairwise(DEPTHS)
-    ]
-    ratios = sorted(PRINTED, reverse=True)
-    loss = [
-        edges[wide, depth] - edges[narrow, depth]
-        for depth in DEPTHS
-        for wide, narrow in pairwise(ratios)
-    ]
-    terms = (
-        ("the terms L of Theorem 4 are those printed (at worst)", "Theorem 4, Table 4.5", "L"),
-        (
-            "the terms R of Theorem 5 are those printed (at worst)",
-            "Theorem 5, Table 4.5",
-            "R of Theorem 5",
-        ),
-        (
-            (
-                "the terms R with the exponent 2(m − 1) for Theorem 5's 2m − 1 are those printed"
-                " (at worst)"
-            ),
-            "Table 4.5",
-            "R",
-        ),
-    )
-    found = Claims(
-        (
-            Claim(
-                sentence,
-                source,
-                "12 numbers",
-                _exact(max(_misses(rows, name))),
-                "below",
-                DIGITS,
-                unit=" decades",
-                own=name == "R",
-            )
-            for sentence, source, name in terms
-        )
-    )
-    text = "the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)"
-    found.add(text, "Table 4.5", "always", _exact(min(edges.values())))
-    text = "the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)"
-    found.add(text, "Table 4.5", "it grows", _exact(min(growth)))
-    text = "a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)"
-    found.add(text, "Table 4.5", "it is reduced", _exact(min(loss)))
+    found = Claims()
+    _add_table(found, rows.where(part="table"))
+    _add_measured(found, rows.where(part="convergence"))
+    for name, words in (
+        ("gap", "turns the Ritz values θ into μ − θ"),
+        ("weight gap", "leaves the weights of the Ritz values"),
+    ):
+        sentence = f"H → −H + μI {words}, and so learns nothing new (at worst)"
+        worst = _exact(max(rows.where(part="shift").values(name)))
+        found.add(sentence, "Theorem 7", "exactly", worst, "below", NEW)
+    known, doubtful = (rows.where(part="top", spectrum=name) for name in SPECTRA)
+    text = kit.claim_texts("""
+        smallest: the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the
+          spectrum | §4.4.4, Figure 4.3c | captured
+        trace: where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near
+          1; m = 2) | proof of Theorem 8 | negative
+    """)
+    _add_top(found, known, "spectrum like a network's")
+    found.add(*text["smallest"], kit.over_seeds(known, "low end"), "below", 0.05)
+    found.add(*text["trace"], kit.over_seeds(doubtful, "shifted trace"), "below")
+    _add_top(found, doubtful, "one large eigenvalue")
     return found
+
+
+def _add_table(found: Claims, rows: Rows) -> None:
+    text = kit.claim_texts("""
+        L: the terms L of Theorem 4 are those printed (at worst)
+          | Theorem 4, Table 4.5 | 12 numbers
+        R of Theorem 5: the terms R of Theorem 5 are those printed (at worst)
+          | Theorem 5, Table 4.5 | 12 numbers
+        R: the terms R with the exponent 2(m − 1) for Theorem 5's 2m − 1 are those printed (at
+          worst) | Table 4.5 | 12 numbers
+        below: the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)
+          | Table 4.5 | always
+        growth: the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)
+          | Table 4.5 | it grows
+        loss: a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)
+          | Table 4.5 | it is reduced
+    """)
+    for name in ("L", "R of Theorem 5", "R"):
+        # distances of our terms to the printed ones
+        misses = [abs(math.log10(row[name] / row[f"{name[0]} printed"])) for row in rows]
+        test = "below", DIGITS
+        found.add(*text[name], _exact(max(misses)), *test, unit=" decades", own=name == "R")
+    edges = {(row["ratio"], row["depth"]): math.log10(row["R"] / row["L"]) for row in rows}
+    ratios = sorted(PRINTED, reverse=True)
+    growth = (
+        edges[r, after] - edges[r, before] for r in PRINTED for before, after in pairwise(DEPTHS)
+    )
+    loss = (edges[wide, m] - edges[narrow, m] for m in DEPTHS for wide, narrow in pairwise(ratios))
+    for key, values in (("below", edges.values()), ("growth", growth), ("loss", loss)):
+        found.add(*text[key], _exact(min(values)))
 
 
 def _exact(value: float) -> Reading:
     return Reading(value, 0.0)
 
 
-def _misses(rows: Rows, name: str) -> list[float]:
-    """Distances of our terms to the printed ones, in decades."""
-    return [abs(math.log10(row[name] / row[f"{name[0]} printed"])) for row in rows]
-
-
-def _measured_claims(rows: Rows) -> list[Claim]:
-    found = Claims()
+def _add_measured(found: Claims, rows: Rows) -> None:
     for ratio in PRINTED:
         part = rows.where(ratio=ratio, depth=max(DEPTHS))
-        power, krylov = (_logs(part.where(method=name)) for name in ("power", "Lanczos"))
-        sentence = (
-            f"λ₁/λ₂ = {ratio:g}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than"
-            " power iteration"
-        )
-        published = "far superior"
-        found.add(sentence, "§4.4.1", published, paired_difference(power, krylov), unit=" decades")
+        words = f"after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than power iteration"
+        sentence = f"λ₁/λ₂ = {ratio:g}: {words}"
+        power, krylov = (part.where(method=name) for name in ("power", "Lanczos"))
+        reading = kit.decades(power, krylov, "error")
+        found.add(sentence, "§4.4.1", "far superior", reading, unit=" decades")
     for name, theorem in (("Lanczos", "Theorem 4"), ("power", "Theorem 5")):
         part = rows.where(method=name)
         over = max(math.log10(row["error"] / max(row["bound"], ROUNDING)) for row in part)
         sentence = f"the error of {name} is within its bound (largest log₁₀ of error over bound)"
-        found.append(Claim(sentence, theorem, "a bound", _exact(over), "below", 1e-6))
-    return found
+        found.add(sentence, theorem, "a bound", _exact(over), "below", 1e-6)
 
 
-def _logs(rows: Rows) -> dict[int, float]:
-    return {seed: math.log10(value) for seed, value in rows.paired("error").items()}
-
-
-def _shift_claims(rows: Rows) -> list[Claim]:
-    found = Claims()
-    for name, words in (
-        ("gap", "turns the Ritz values θ into μ − θ"),
-        ("weight gap", "leaves the weights of the Ritz values"),
-    ):
-        sentence = f"H → −H + μI {words}, and so learns nothing new (at worst)"
-        found.add(sentence, "Theorem 7", "exactly", _exact(max(rows.values(name))), "below", NEW)
-    return found
-
-
-def _top_claims(rows: Rows) -> list[Claim]:
-    known, doubtful = (rows.where(spectrum=name) for name in SPECTRA)
-    found = Claims(_theorem_claims(known, "spectrum like a network's"))
-    sentence = (
-        "the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the spectrum"
-    )
-    source = "§4.4.4, Figure 4.3c"
-    found.add(sentence, source, "captured", over_seeds(known, "low end"), "below", 0.05)
-    sentence = (
-        "where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near"
-        " 1; m = 2)"
-    )
-    source = "proof of Theorem 8"
-    found.add(sentence, source, "negative", over_seeds(doubtful, "shifted trace"), "below")
-    found += _theorem_claims(doubtful, "one large eigenvalue")
-    return found
-
-
-def _theorem_claims(rows: Rows, what: str) -> list[Claim]:
+def _add_top(found: Claims, rows: Rows, what: str) -> None:
     """Theorem 8: exactly, and to the share of the width at which an eigenvalue counts as found."""
-    depth, met = rows[0]["m"], all(rows.values("condition"))
-    unmet = "" if met else "Σ_{i≤m} λ_i is not below Σ_{i>m} λ_i"
-    found = Claims(unmet=unmet)
-    sentence = (
-        f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies"
-        " below λ_m, in widths of the spectrum"
-    )
-    found.add(sentence, "Theorem 8", "they are not", over_seeds(rows, "below"))
-    sentence = (
-        f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the"
-        " width (number found)"
-    )
-    published = "cannot approximately match"
-    found.add(sentence, "§4.4.4", published, over_seeds(rows, "found"), "below", depth - 0.5)
-    return found
+    depth = rows[0]["m"]
+    unmet = "" if all(rows.values("condition")) else "Σ_{i≤m} λ_i is not below Σ_{i>m} λ_i"
+    text = kit.claim_texts(f"""
+        below: {what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies
+          below λ_m, in widths of the spectrum | Theorem 8 | they are not
+        found: {what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the
+          width (number found) | §4.4.4 | cannot approximately match
+    """)
+    found.add(*text["below"], kit.over_seeds(rows, "below"), unmet=unmet)
+    found.add(*text["found"], kit.over_seeds(rows, "found"), "below", depth - 0.5, unmet=unmet)
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Table 4.5 with the measured errors, and the top pairs."""
-    return [_error_table(rows), _top_table(rows.where(part="top"))]
-
-
-def _error_table(rows: Rows) -> Table:
-    lines = TableLines()
+    lines = kit.TableLines()
     for row in rows.where(part="table"):
-        part = rows.where(part="convergence", ratio=row["ratio"], depth=row["depth"])
-        errors = [f"{_middle(part.where(method=name)):.1e}" for name in ("Lanczos", "power")]
-        lines.add(
-            f"{row['ratio']:g}",
-            str(row["depth"]),
-            f"{row['L']:.1e} / {row['R']:.1e}",
-            f"{row['L printed']:.1e} / {row['R printed']:.1e}",
-            " / ".join(errors),
-        )
+        part, errors = rows.where(part="convergence", ratio=row["ratio"], depth=row["depth"]), []
+        for name in ("Lanczos", "power"):
+            values = torch.tensor(part.where(method=name).values("error"), dtype=torch.float64)
+            errors.append(f"{float(values.median()):.1e}")
+        terms = (f"{row['L' + tail]:.1e} / {row['R' + tail]:.1e}" for tail in ("", " printed"))
+        lines.add(f"{row['ratio']:g}", str(row["depth"]), *terms, " / ".join(errors))
     header = ("λ₁/λ₂", "m", "L / R", "printed", "errors measured, Lanczos / power")
-    return Table(
-        "Terms of the bounds, and relative errors of λ₁ (median over starts)", header, tuple(lines)
-    )
-
-
-def _top_table(rows: Rows) -> Table:
-    lines = TableLines()
+    title = "Terms of the bounds, and relative errors of λ₁ (median over starts)"
+    yield Table(title, header, tuple(lines))
+    lines = kit.TableLines()
     for name in SPECTRA:
-        part = rows.where(spectrum=name)
-        readings = means(part, "found", "below", "low end", "shifted trace")
-        lines.add(
-            name,
-            str(part[0]["m"]),
-            "met" if all(part.values("condition")) else "not met",
-            *readings,
-        )
-    header = split_header(
+        part = rows.where(part="top", spectrum=name)
+        readings = kit.means(part, "found", "below", "low end", "shifted trace")
+        condition = "met" if all(part.values("condition")) else "not met"
+        lines.add(name, str(part[0]["m"]), condition, *readings)
+    columns = kit.split_header(
         "spectrum | m | condition of Theorem 8 | of the top m found | λ_m − θ_m | θ_m − λ_P | "
         "shifted trace"
     )
-    return Table(
-        "Ritz values and the largest eigenvalues, in widths of the spectrum", header, tuple(lines)
-    )
+    title = "Ritz values and the largest eigenvalues, in widths of the spectrum"
+    yield Table(title, columns, tuple(lines))
 
 
-def _middle(rows: Rows) -> float:
-    return float(torch.tensor(rows.values("error"), dtype=torch.float64).median())
-
-
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over m for each gap, and the terms of the bounds."""
-    part, table = rows.where(part="convergence"), rows.where(part="table")
-    errors = tuple(
-        curve(f"{name}, λ₁/λ₂ = {ratio:g}", part.where(ratio=ratio, method=name), "error", "depth")
-        for ratio in PRINTED
-        for name in ("Lanczos", "power")
-    )
-    terms = []
+    errors, terms = [], []
     for ratio in PRINTED:
-        chosen = table.where(ratio=ratio)
+        part = rows.where(part="convergence", ratio=ratio)
+        table = rows.where(part="table", ratio=ratio)
         for letter, name in (("L", "Lanczos"), ("R", "power")):
             label = f"{name}, λ₁/λ₂ = {ratio:g}"
-            terms.append(Series(label, DEPTHS, chosen.values(letter)))
-            heights = chosen.values(f"{letter} printed")
-            terms.append(
-                Series(f"{label}, printed", DEPTHS, heights, style="points", published=True)
-            )
-    out = []
+            errors.append(kit.curve(label, part.where(method=name), "error", "depth"))
+            terms.append(Series(label, DEPTHS, table.values(letter)))
+            printed = DEPTHS, table.values(f"{letter} printed")
+            terms.append(Series(f"{label}, printed", *printed, style="points", published=True))
     title = "Error of the largest eigenvalue"
-    out.append(Chart(title, "m", "(λ₁ − θ₁)/λ₁", errors, y_log=True, source="§4.4.1"))
-    title = "Terms of the bounds"
-    out.append(Chart(title, "m", "L, R", tuple(terms), y_log=True, source="Table 4.5"))
-    return out
+    yield Chart(title, "m", "(λ₁ − θ₁)/λ₁", tuple(errors), y_log=True, source="§4.4.1")
+    yield Chart("Terms of the bounds", "m", "L, R", tuple(terms), y_log=True, source="Table 4.5")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "lanczos-theorems",
     "Lanczos against power iteration, and Ritz values beside the largest eigenvalues",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§4.4, Table 4.5",
     {
         "smoke": TheoremScale(200, 20, 3),
@@ -449,7 +334,7 @@ EXPERIMENT = Experiment(
         "paper": TheoremScale(1000, 30, 100),
     },
     *(cells, run, claims, tables, charts),
-    sentences(f"""
+    kit.sentences(f"""
         Convergence: λ₁ = λ₁/λ₂, the other eigenvalues evenly on [0, 1]; starts uniform on the
           sphere; float64.
         Both methods have the same m vectors v, Hv, …, Hᵐ⁻¹v, and one product more for the quotient.
@@ -459,5 +344,5 @@ EXPERIMENT = Experiment(
         One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was asked
           after the runs.
     """),
-    size="bounds and their proofs; Table 4.5 has their terms.",
+    "bounds and their proofs; Table 4.5 has their terms.",
 )

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from lambdahat._core.rng import derived_seed
-from lambdahat.experiments.kit.cells import Cell, Row, Rows, curve, logs, means
-from lambdahat.experiments.kit.claims import Claim, Reading, Table, paired_difference
-from lambdahat.experiments.kit.experiment import SPECTRAL, Experiment, sentences
+from lambdahat.experiments import kit
+from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Table
 from lambdahat.randommatrix import damping_as_shrinkage
 from lambdahat.results import Array
-from lambdahat.results.charts import Chart
 
 WISHART, TWO, SPIKED = "inverse Wishart", "two levels", "spiked"
 SPECTRA = (WISHART, TWO, SPIKED)
 DAMPINGS = np.logspace(-4, 2, 61)
 EXACT, CLOSE = 1e-9, math.log10(1.05)
+COLUMNS = ("sample", "linear", "oracle", "weight", "step", "damped step", "damping")
 ESTIMATORS = {
     "sample": "the sample's",
     "linear": "linear shrinkage",
@@ -37,19 +37,14 @@ class ShrinkScale:
 
 def cells(config: ShrinkScale) -> list[Cell]:
     """Spectrum × q × seed."""
-    return [
-        {"spectrum": name, "ratio": ratio, "size": config.size, "seed": seed}
-        for name in SPECTRA
-        for ratio in config.ratios
-        for seed in range(config.seeds)
-    ]
+    axes = {"ratio": config.ratios, "size": [config.size], "seed": range(config.seeds)}
+    return kit.grid({}, spectrum=SPECTRA, **axes)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Errors of the estimators, of their Newton steps, and of Eq. 6.5 as an identity."""
-    rng = np.random.default_rng(
-        derived_seed(cell["seed"], "shrinkage", cell["spectrum"], cell["ratio"])
-    )
+    seed = derived_seed(cell["seed"], "shrinkage", cell["spectrum"], cell["ratio"])
+    rng = np.random.default_rng(seed)
     truth, size = _truth(cell["spectrum"], cell["size"], rng), cell["size"]
     draws = rng.standard_normal((round(size / cell["ratio"]), size)) @ np.linalg.cholesky(truth).T
     sample = draws.T @ draws / len(draws)
@@ -58,22 +53,18 @@ def run(cell: Cell, device: str) -> list[Row]:
     shrunk = weight * sample + (1 - weight) * np.trace(sample) / size * np.eye(size)
     # of all that keep the sample's eigenvectors
     best = np.einsum("ji,jk,ki->i", vectors, truth, vectors)
-    row = {
-        "sample": _apart(sample, truth),
-        "linear": _apart(shrunk, truth),
-        "oracle": _apart(vectors * best @ vectors.T, truth),
-        "weight": weight,
-    }
-    return [row | _steps(truth, values, vectors, rng) | {"identity": _identity(values)}]
+    estimates = {"sample": sample, "linear": shrunk, "oracle": vectors * best @ vectors.T}
+    row = {name: float(np.linalg.norm(found - truth)) for name, found in estimates.items()}
+    row |= {"weight": weight, **_steps(truth, values, vectors, rng)}
+    return [row | {"identity": _identity(values)}]
 
 
 def _weight(draws: Array, sample: Array) -> float:
     """β by Ledoit and Wolf (2004), from the draws alone."""
     spread = float(np.square(sample - np.trace(sample) / len(sample) * np.eye(len(sample))).sum())
     powers = np.square(draws).sum(1)  # ‖xxᵀ − S‖² = ‖x‖⁴ − 2xᵀSx + ‖S‖²
-    noise = float(
-        (powers**2 - 2 * np.einsum("ij,jk,ik->i", draws, sample, draws)).sum() / len(draws) ** 2
-    )
+    crossed = np.einsum("ij,jk,ik->i", draws, sample, draws)
+    noise = float((powers**2 - 2 * crossed).sum() / len(draws) ** 2)
     noise += float(np.square(sample).sum()) / len(draws)
     return max(0.0, 1 - noise / spread)
 
@@ -91,30 +82,19 @@ def _truth(name: str, size: int, rng: np.random.Generator) -> Array:
     return np.asarray(basis * values @ basis.T)
 
 
-def _apart(found: Array, truth: Array) -> float:
-    return float(np.linalg.norm(found - truth))
-
-
 def _steps(truth: Array, values: Array, vectors: Array, rng: np.random.Generator) -> Row:
     """Errors of Newton steps on the sample, without damping and with the best one."""
     gradient = rng.standard_normal(len(truth))
     wanted = np.asarray(np.linalg.solve(truth, gradient), np.float64)
     parts = vectors.T @ gradient
-    away = [
-        float(np.linalg.norm(_scale_step(vectors @ (parts / (values + damping)), wanted) - wanted))
-        for damping in (1e-8, *DAMPINGS)
-    ]
-    size = float(np.linalg.norm(wanted))
-    return {
-        "step": away[0] / size,
-        "damped step": min(away) / size,
-        "damping": float([0.0, *DAMPINGS][np.argmin(away)]),
-    }
-
-
-def _scale_step(step: Array, wanted: Array) -> Array:
-    """The step at the best learning rate, so that directions are compared."""
-    return step * float(step @ wanted) / float(step @ step)
+    away = []
+    for damping in (1e-8, *DAMPINGS):
+        step = vectors @ (parts / (values + damping))
+        # at the best learning rate, so that directions are compared
+        scaled = step * float(step @ wanted) / float(step @ step)
+        away.append(float(np.linalg.norm(scaled - wanted)))
+    size, best = float(np.linalg.norm(wanted)), float([0.0, *DAMPINGS][np.argmin(away)])
+    return {"step": away[0] / size, "damped step": min(away) / size, "damping": best}
 
 
 def _identity(values: Array) -> float:
@@ -126,87 +106,59 @@ def _identity(values: Array) -> float:
     return float(max(found))
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Rows) -> Claims:
     """The identity; shrinkage against the sample, and against the best rotation-invariant one."""
+    found, worst = Claims(direction="below"), kit.Reading(max(rows.values("identity")), 0.0)
     sentence = "damping is a rate and a linear shrinkage (relative difference, at worst)"
-    reading = Reading(max(rows.values("identity")), 0.0)
-    found = [Claim(sentence, "Eq. 6.5", "0", reading, "below", EXACT)]
+    found.add(sentence, "Eq. 6.5", "0", worst, bound=EXACT)
     for name in rows.distinct("spectrum"):
-        part = rows.where(spectrum=name)
-
-        def ratio(upper: str, lower: str, part: Rows = part) -> Reading:
-            return paired_difference(logs(part, upper), logs(part, lower))
-
-        found += [
-            Claim(
-                f"{name}: linear shrinkage errs less than the sample covariance",
-                "§6.3.2",
-                "it can",
-                ratio("linear", "sample"),
-                "below",
-                unit=" decades",
-            ),
-            Claim(
-                f"{name}: no other eigenvalues err less, by more than 5 %",
-                "§6.3.2, Bun et al.",
-                "the minimum error",
-                ratio("linear", "oracle"),
-                "below",
-                CLOSE,
-                unit=" decades",
-            ),
-            Claim(
-                f"{name}: a damped Newton step is nearer the true one",
-                "§6.3.2, §6.5",
-                "more accurately descends",
-                ratio("damped step", "step"),
-                "below",
-                unit=" decades",
-            ),
-        ]
+        text = kit.claim_texts(f"""
+            linear sample: {name}: linear shrinkage errs less than the sample covariance
+              | §6.3.2 | it can
+            linear oracle: {name}: no other eigenvalues err less, by more than 5 %
+              | §6.3.2, Bun et al. | the minimum error
+            damped step: {name}: a damped Newton step is nearer the true one
+              | §6.3.2, §6.5 | more accurately descends
+        """)
+        errors = {column: kit.logs(rows.where(spectrum=name), column) for column in COLUMNS}
+        for key, upper, lower, bound in (
+            ("linear sample", "linear", "sample", 0.0),
+            ("linear oracle", "linear", "oracle", CLOSE),
+            ("damped step", "damped step", "step", 0.0),
+        ):
+            reading = kit.paired_difference(errors[upper], errors[lower])
+            found.add(*text[key], reading, bound=bound, unit=" decades")
     return found
 
 
-def tables(rows: Rows) -> list[Table]:
+def tables(rows: Rows) -> Iterator[Table]:
     """Errors, weights and steps."""
-    columns = ("sample", "linear", "oracle", "weight", "step", "damped step", "damping")
     lines = tuple(
-        (name, f"{ratio:g}", *means(rows.where(spectrum=name, ratio=ratio), *columns))
+        (name, f"{ratio:g}", *kit.means(rows.where(spectrum=name, ratio=ratio), *COLUMNS))
         for name in rows.distinct("spectrum")
         for ratio in rows.distinct("ratio")
     )
     header = ("spectrum", "P/N", *ESTIMATORS.values(), "β", "Newton step", "damped", "damping")
-    return [
-        Table(f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative", header, lines)
-    ]
+    title = f"Errors in Frobenius norm, P = {rows[0]['size']}; of steps relative"
+    yield Table(title, header, lines)
 
 
-def charts(rows: Rows) -> list[Chart]:
+def charts(rows: Rows) -> Iterator[Chart]:
     """Errors over P/N."""
-    return [
-        Chart(
-            f"Error, {name}",
-            "P/N",
-            "‖·‖ of the error",
-            tuple(
-                curve(words, rows.where(spectrum=name), column, "ratio")
-                for column, words in ESTIMATORS.items()
-            ),
-            y_log=True,
-            source="§6.3.2",
-        )
-        for name in rows.distinct("spectrum")
-    ]
+    for name in rows.distinct("spectrum"):
+        part, axes = rows.where(spectrum=name), ("P/N", "‖·‖ of the error")
+        series = [kit.curve(words, part, column, "ratio") for column, words in ESTIMATORS.items()]
+        yield Chart(f"Error, {name}", *axes, tuple(series), y_log=True, source="§6.3.2")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = kit.Experiment(
     "linear-shrinkage",
     "Damping as linear shrinkage, and what it does to errors of the curvature",
-    SPECTRAL,
+    kit.SPECTRAL,
     "§6.3.2, Eq. 6.5",
     {"smoke": ShrinkScale(2, 40), "cpu": ShrinkScale(5), "paper": ShrinkScale(20, 400)},
     *(cells, run, claims, tables, charts),
-    sentences("""
+    kit.sentences("""
         The multiplicative noise model: sample covariances of Gaussian draws, whose truth is known.
         β is estimated from the draws (Ledoit and Wolf) and shrinks towards the sample's mean
           eigenvalue.
@@ -218,5 +170,5 @@ EXPERIMENT = Experiment(
           optimal, and two others.
         Errors are means over both P/N; a first run at cpu judged each apart, with the best β.
     """),
-    size="no experiment of its own: an identity, and a theorem of Bun et al. that is cited.",
+    "no experiment of its own: an identity, and a theorem of Bun et al. that is cited.",
 )
