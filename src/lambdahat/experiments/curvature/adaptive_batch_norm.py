@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lambdahat.experiments import kit
-from lambdahat.experiments.curvature import adaptive_damping as plain
-from lambdahat.experiments.curvature.adaptive_damping import AdaptiveScale, DampedSetting
+from lambdahat.experiments.curvature import second_order
+from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
 from lambdahat.experiments.kit import Chart, Claims, Rows, Table
 
 RATE, LARGE_RATE = 1e-3, 3e-3
@@ -15,15 +15,15 @@ SAME, MATCH = 1.0, 0.25  # points of training and of validation error
 THEIRS = "VGG-16 with batch norm, CIFAR-100"
 RESNET = "ResNet-50, ImageNet"
 Key = tuple[str, float, float, float]
+NAMES = ("optimizer", "rate", "damping", "decay")
 
 
 def _at(rows: Rows, key: Key, kind: str = "end") -> Rows:
-    return plain.at(rows, key[:3], kind).where(decay=key[3])
+    return rows.where(kind=kind, **dict(zip(NAMES, key, strict=True)))
 
 
 def _keys(rows: Rows) -> list[Key]:
-    names = "optimizer", "rate", "damping", "decay"
-    return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
+    return list(dict.fromkeys(tuple(row[name] for name in NAMES) for row in rows))
 
 
 def _best(rows: Rows, decay: float) -> Rows:
@@ -109,13 +109,13 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§6.5, Figures 6.7 and 6.8",
     {
-        "smoke": AdaptiveScale(*SMOKE, DECOUPLED, side=4, batch=30),
-        "cpu": AdaptiveScale(*CPU, DECOUPLED, side=8, batch=64),
-        "paper": AdaptiveScale(*PAPER, DECOUPLED, augmented=True, precision="bfloat16"),
+        "smoke": DampedScale(*SMOKE, DECOUPLED, side=4, batch=30),
+        "cpu": DampedScale(*CPU, DECOUPLED, side=8, batch=64),
+        "paper": DampedScale(*PAPER, DECOUPLED, augmented=True, precision="bfloat16"),
     },
-    *(plain.cells, plain.run, claims, tables, charts),
+    *(second_order.damped_cells, second_order.damped_run, claims, tables, charts),
     (
-        *plain.SHARED,
+        *second_order.DAMPED_NOTES,
         *kit.sentences("""
             AdamW at α = 0.001 with γ = 0 and 0.25, and the larger rate 0.003 of Figure 6.8; SGD at
               0.1 with L2 5e-4.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 
 from lambdahat.experiments import kit
-from lambdahat.experiments.curvature.second_order import end_row, epoch_rows, sharpness, thin, train
-from lambdahat.experiments.kit import Cell, Chart, Claims, Row, Rows, Series, Table, training
+from lambdahat.experiments.curvature import second_order
+from lambdahat.experiments.curvature.second_order import DampedScale, DampedSetting
+from lambdahat.experiments.kit import Chart, Claims, Rows, Series, Table
 
 # (optimiser, rate, damping): λ₁ and validation accuracy on CIFAR-100, Tables 6.1 and 6.2
 PRINTED = {
@@ -171,51 +171,6 @@ def _over_damping(rows: Rows, column: str) -> tuple[Series, ...]:
     return tuple(out)
 
 
-@dataclass(frozen=True)
-class DampedSetting:
-    """An optimiser with its rate α, damping δ and decoupled weight decay γ (for SGD: L2)."""
-
-    optimizer: str
-    rate: float
-    damping: float = 0.0
-    decay: float = 0.0
-
-
-@dataclass(frozen=True)
-class AdaptiveScale(kit.Scale):
-    """One scale: the settings and what all of them share; λ₁ is over ``samples`` images, if any."""
-
-    network: str
-    samples: int
-    settings: tuple[DampedSetting, ...]
-    side: int = 0
-    schedule: str = "linear"
-    augmented: bool = False
-    precision: str = "float32"
-
-
-def cells(config: AdaptiveScale) -> list[Cell]:
-    """Setting × seed."""
-    base = kit.settings_of(config, "settings", "seeds")
-    return [
-        {**base, **asdict(one), "seed": seed}
-        for one in config.settings
-        for seed in range(config.seeds)
-    ]
-
-
-def run(cell: Cell, device: str) -> list[Row]:
-    """Rows of some epochs, and one for the end with λ₁."""
-    found = training.images(cell, device)
-    model = training.network(cell["network"], found, cell["seed"])
-    history = train(model, found, cell)
-    rows = epoch_rows(history, found.classes)
-    end = end_row(history, rows, cell["epochs"], found.classes)
-    if cell["samples"] and not end["diverged"]:
-        end["largest"] = sharpness(model, found, cell)
-    return [*({"kind": "epoch", **row} for row in thin(rows)), {"kind": "end", **end}]
-
-
 ADAM = ((4e-4, 1e-8), (4e-4, 4e-4), (4e-4, 1e-3), (4e-4, 1e-1))
 ADAM_FASTER = ((1e-3, 1e-3), (1e-3, 5e-3), (1e-3, 7.5e-3))
 PLAIN = (
@@ -223,16 +178,6 @@ PLAIN = (
     *(DampedSetting("Adam", *pair) for pair in (*ADAM, *ADAM_FASTER)),
     *(DampedSetting(*key) for key in (*CONSTANT, *LOWERED[1:])),
 )
-SHARED = kit.sentences("""
-    The linear schedule (α₀ to half of the epochs, then down to α₀/100). SGD and KFAC have momentum
-      0.9.
-    A run that diverged has the error of a network that guesses, and no λ₁.
-    Where a damping is tuned, it is by the validation error that is then compared, as in the thesis.
-    Training errors that are 0 on both sides are not compared.
-    To match SGD is to err on less than 0.25 points more: set after the runs, where it had been 1
-      point.
-""")
-
 # data set, training and held-out samples, epochs, seeds; network, images of the Hessian
 CPU = ("mnist", 1000, 4000, 300, 5, "MLP-100-100", 1000)
 EXPERIMENT = kit.Experiment(
@@ -241,13 +186,13 @@ EXPERIMENT = kit.Experiment(
     kit.SPECTRAL,
     "§6.5, Tables 6.1–6.3, Figures 6.5 and 6.6",
     {
-        "smoke": AdaptiveScale("digits", 120, 200, 3, 2, "MLP-8", 120, PLAIN, batch=40),
-        "cpu": AdaptiveScale(*CPU, PLAIN, side=14, batch=32),
-        "paper": AdaptiveScale("cifar10", 45_000, 5_000, 30, 3, "VGG-16", 2000, PLAIN),
+        "smoke": DampedScale("digits", 120, 200, 3, 2, "MLP-8", 120, PLAIN, batch=40),
+        "cpu": DampedScale(*CPU, PLAIN, side=14, batch=32),
+        "paper": DampedScale("cifar10", 45_000, 5_000, 30, 3, "VGG-16", 2000, PLAIN),
     },
-    *(cells, run, claims, tables, charts),
+    *(second_order.damped_cells, second_order.damped_run, claims, tables, charts),
     (
-        *SHARED,
+        *second_order.DAMPED_NOTES,
         *kit.sentences("""
             No weight decay, no batch norm. KFAC takes the empirical Fisher, renewed every ten
               steps.
