@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from device_cells import _shared_gpu
+from ngd_stacks import StackedRun, kept_in, train_together, upto
 
 from lambdahat._core.progress import progress
 from lambdahat.data.catalogue import locate
@@ -49,7 +50,7 @@ from lambdahat.data.sources import VARIABLE
 from lambdahat.experiments.kit.cells import Cell, key_of
 from lambdahat.experiments.kit.store import Store
 from lambdahat.experiments.kit.sweeps import Outcome, matches, run_cell
-from lambdahat.experiments.ngd.ngd_runs import StackedRun, Way, kept_in, train_together, upto
+from lambdahat.experiments.ngd.ngd_runs import Way
 from lambdahat.experiments.ngd.switch import FIGURES
 from lambdahat.experiments.published import find
 

@@ -5,6 +5,7 @@ judged both ways.
 import importlib
 import io
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,6 @@ from lambdahat.cli.demo import SCALE, seeded
 from lambdahat.experiments import published
 from lambdahat.experiments.kit.cells import Rows
 from lambdahat.experiments.kit.claims import FAILS, HOLDS, UNTESTED, judge
-from lambdahat.experiments.ngd import ngd_runs
 from lambdahat.experiments.ngd.ngd_claims import (
     CHANCE,
     FORMS,
@@ -33,19 +33,20 @@ from lambdahat.experiments.ngd.ngd_claims import (
 from lambdahat.experiments.ngd.ngd_runs import (
     TINY,
     RunPoint,
-    StackedRun,
     Way,
     at_equal_loss,
     images,
-    kept_in,
     run_cells,
     subject_of,
     train_run,
-    train_together,
-    upto,
 )
 from lambdahat.report.figures import draw
 from tests.documents import ROOT
+
+sys.path.append(str(ROOT / "benchmarks"))  # whose scripts import each other by name
+ngd_stacks = importlib.import_module("ngd_stacks")
+StackedRun, train_together = ngd_stacks.StackedRun, ngd_stacks.train_together
+kept_in, upto = ngd_stacks.kept_in, ngd_stacks.upto
 
 EXPERIMENTS = [name for name in published.PLACES if name.startswith("ngd-")]
 OPTIMIZERS = ("sgd", "ngd")
@@ -617,7 +618,7 @@ def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
     subject, (path,) = subject_of(cell, "cpu"), tmp_path.iterdir()
     blob = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(ngd_runs, "data_digest", lambda name: "f" * 32)
+        patch.setattr(ngd_stacks, "data_digest", lambda name: "f" * 32)
         with (
             kept_in(tmp_path),
             pytest.raises(ValueError, match="must be a run on digits as it is now, ffff"),

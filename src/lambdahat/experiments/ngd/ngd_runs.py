@@ -3,32 +3,25 @@ what the paper measures at a point of a run.
 
 ``subject_of`` makes the network and the data of a cell, ``train_run`` a run with about 100 points
 of its way, and ``measure`` a row of one point: λ̂ at two temperatures, Tr H, WBIC, losses, and G_n,
-which the paper lacked. ``train_together`` trains many runs at once and leaves them in a folder.
+which the paper lacked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from lambdahat._core.check import require, require_choice
+from lambdahat._core.check import require_choice
 from lambdahat._core.progress import report
 from lambdahat._core.rng import derived_seed, generator
-from lambdahat._core.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.data.catalogue import data_digest, load
 from lambdahat.data.sources import note_data
 from lambdahat.estimators._trace import trace
@@ -42,8 +35,6 @@ from lambdahat.results import Status
 from lambdahat.singular._llc import default_localization, llc
 from lambdahat.singular.bayes import bayes_criteria
 from lambdahat.training import fit
-from lambdahat.training.ensembles import DEFAULTS, StackedDescent, StackedModel, StackedStep
-from lambdahat.training.feeding import epoch_order
 
 # column: nβ as ``llc`` names it. Both, because the answer depends on it.
 TEMPERATURES = {"llc": "n/log n", "llc_batch": "batch"}
@@ -198,7 +189,7 @@ def images(setting: NgdSetting, network: str, seed: int) -> tuple[Pair, Pair, in
     """Training and held-out images of zero mean and unit standard deviation, drawn by the seed, and
     the number of classes; 28 × 28 for LeNet-5.
     """
-    near, far, classes = _whole(setting.data, network)
+    near, far, classes = load_images(setting.data, network)
     rows = draw_rows(seed, "training", len(near[1]), setting.training)
     others = draw_rows(seed, "held out", len(far[1]), setting.held_out)
     return (near[0][rows], near[1][rows]), (far[0][others], far[1][others]), classes
@@ -209,7 +200,7 @@ def draw_rows(seed: int, part: str, total: int, count: int) -> Tensor:
     return torch.randperm(total, generator=generator(seed, part))[:count]
 
 
-def _whole(data: str, network: str) -> tuple[Pair, Pair, int]:
+def load_images(data: str, network: str) -> tuple[Pair, Pair, int]:
     """All training and held-out images of a data set as a network takes them, and the classes."""
     found = data_digest(data)  # data that have changed are read again
     note_data(data, lambda: found)
@@ -251,15 +242,13 @@ def train_run(
     """Train by "sgd" or "ngd" from ``start`` (the model's parameters as they are).
 
     ``changes`` replace rate, alpha, epsilon or epochs of the setting. Runs of the same ``stage``
-    see the same batches. A run that ``train_together`` has left in the folder of ``kept_in`` is
-    taken from there.
+    see the same batches. Inside ``runs_from`` the run is taken from there.
     """
     setting, problem = replace(subject.setting, **changes), subject.problem
     if start is not None:
         subject.place(start)
-    if _folder is not None:
-        about = _about(setting, subject.seed, optimizer, problem.vector, stage)
-        return _read_run(_folder, about, setting.epochs)
+    if _source is not None:
+        return _source(setting, subject.seed, optimizer, problem.vector, stage)
     assert problem.model is not None
     parameters = list(problem.model.parameters())
     if require_choice(optimizer, "optimizer", ("sgd", "ngd")) == "sgd":
@@ -397,259 +386,18 @@ def _sampling(problem: Problem, setting: NgdSetting) -> Row:
     return shared | lengths | {"kernel": "sgld", "step_size": setting.step_size, "mode": mode}
 
 
-_folder: Path | None = None
+RunSource = Callable[[NgdSetting, int, str, Tensor, str], Way]
+_source: RunSource | None = None
 
 
 @contextmanager
-def kept_in(folder: Path) -> Iterator[None]:
-    """Let ``train_run`` take runs from a folder, and train none."""
-    global _folder
-    before, _folder = _folder, folder
+def runs_from(source: RunSource) -> Iterator[None]:
+    """Let ``train_run`` take runs from ``source(setting, seed, optimizer, start, stage)``, and
+    train none.
+    """
+    global _source
+    before, _source = _source, source
     try:
         yield
     finally:
-        _folder = before
-
-
-@dataclass(frozen=True)
-class StackedRun:
-    """One run among those of ``train_together``: that of ``train_run`` with the same arguments."""
-
-    cell: Cell
-    start: Tensor | None = None
-    stage: str = ""
-    changes: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def setting(self) -> NgdSetting:
-        """The setting of the cell with the changes."""
-        return replace(setting_of(self.cell), **dict(self.changes))  # type: ignore[arg-type]
-
-
-def train_together(
-    members: Sequence[StackedRun],
-    optimizer: str,
-    device: str,
-    folder: Path,
-    milestones: Sequence[int],
-    reached: Callable[[int], None] | None = None,
-) -> list[Way]:
-    """Train runs of one network, data set and optimiser at once, each as ``train_run`` would, and
-    leave them in a folder.
-
-    Rate, α and ε may differ between members. The runs are written at each of ``milestones``, in
-    epochs, the last of which ends them; ``reached`` is then told of it. About 45 points of the
-    first 100 epochs are kept, those of the first epochs closer together.
-    """
-    cell, settings = members[0].cell, [member.setting for member in members]
-    setting, starts = settings[0], [member.cell["seed"] for member in members]
-    near, _, classes = _whole(setting.data, cell["network"])
-    x, y = (part.to(device) for part in near)
-    models = [_start(member, near, classes).to(device) for member in members]
-    problem = Problem(models[0], "cross_entropy", (x[:2], y[:2]))
-    model = StackedModel(models, problem, one_by_one=cell["network"] == "lenet5")
-    values = {**DEFAULTS[optimizer], "lr": tuple(one.rate for one in settings)}
-    if optimizer == "ngd":
-        values |= {
-            name: tuple(getattr(one, name) for one in settings) for name in ("alpha", "epsilon")
-        }
-    descent = StackedDescent(model.parameters, optimizer, values)
-    stepped = _StepWithNorms(model, descent, (x, y), values["lr"])
-    rows = torch.stack([draw_rows(seed, "training", len(y), setting.training) for seed in starts])
-    abouts = [
-        _about(one, seed, optimizer, vector, member.stage)
-        for one, seed, member, vector in zip(
-            settings, starts, members, _vectors(model), strict=True
-        )
-    ]
-    seeds = [
-        derived_seed(seed, "order", member.stage)
-        for seed, member in zip(starts, members, strict=True)
-    ]
-    places: list[float] = [0.0]
-    losses, vectors, norms = [_losses(model, x, y, rows)], [_vectors(model)], []
-    for epoch in range(max(milestones)):
-        report(f"training {len(members)} by {optimizer}", epoch, max(milestones))
-        pairs = zip(rows, seeds, strict=True)
-        orders = torch.stack([row[epoch_order(seed, epoch, len(row))] for row, seed in pairs])
-        stepped.norms.zero_()
-        done, steps = 0, math.ceil(orders.shape[1] / setting.batch)
-        for part in PARTS.get(epoch, (1.0,)):
-            last = round(part * steps)
-            if last > done:
-                batches = orders[:, done * setting.batch : last * setting.batch]
-                stepped.epoch(batches.to(device), setting.batch)
-                done = last
-            if part < 1 or _is_kept(epoch + 1) or epoch + 1 in milestones:
-                places.append(epoch + done / steps)
-                losses.append(_losses(model, x, y, rows))
-                vectors.append(_vectors(model))
-        norms.append((stepped.norms / steps).cpu())
-        if epoch + 1 in milestones:
-            columns = places, losses, vectors, norms
-            ways = [_way(optimizer, index, *columns) for index in range(len(members))]
-            for about, way in zip(abouts, ways, strict=True):
-                _keep(folder, about, way, epoch + 1)
-            if reached is not None:
-                reached(epoch + 1)
-    return ways
-
-
-def upto(member: StackedRun, optimizer: str, folder: Path) -> int:
-    """How many epochs of a member's run are in a folder."""
-    cell = member.cell
-    near, _, classes = _whole(cell["data"], cell["network"])
-    start = nn.utils.parameters_to_vector(_start(member, near, classes).parameters())
-    about = _about(member.setting, cell["seed"], optimizer, start, member.stage)
-    path = _file(folder, about)
-    if not path.is_file():
-        return 0
-    try:
-        record = _read(path, cell["data"])
-    except ValueError as error:  # damaged, or of other data
-        warnings.warn(f"{error}; it is trained again", RuntimeWarning, stacklevel=2)
-        return 0
-    return int(record["epochs"])
-
-
-def _start(member: StackedRun, near: Pair, classes: int) -> nn.Module:
-    """The network of a member where it starts."""
-    model = network(member.cell, math.prod(near[0].shape[1:]), classes)
-    if member.start is not None:
-        nn.utils.vector_to_parameters(member.start.cpu(), model.parameters())
-    return model
-
-
-class _StepWithNorms(StackedStep):
-    """Steps that also sum the norm of each member's update over its rate."""
-
-    def __init__(
-        self, model: StackedModel, descent: StackedDescent, columns: Any, rates: tuple[float, ...]
-    ) -> None:
-        super().__init__(model, descent, columns)
-        self._rates = torch.tensor(rates, dtype=torch.float64, device=model.device)
-        self.norms = torch.zeros_like(self._rates)
-
-    def _step(self, indices: Tensor, now: bool) -> None:
-        before = [parameter.clone() for parameter in self.model.parameters.values()]
-        super()._step(indices, now)
-        pairs = zip(self.model.parameters.values(), before, strict=True)
-        squares = sum((one - other).flatten(1).double().square().sum(1) for one, other in pairs)
-        self.norms += torch.as_tensor(squares).sqrt() / self._rates
-
-
-# the parts of the first epochs after which a point is kept
-PARTS = {0: (0.25, 0.5, 0.75, 1.0), 1: (0.5, 1.0), 2: (0.5, 1.0)}
-
-
-def _is_kept(epoch: int) -> bool:
-    """Whether the point after so many epochs is kept."""
-    return epoch <= 20 or (epoch <= 40 and epoch % 2 == 0) or epoch % 5 == 0
-
-
-@torch.no_grad()
-def _losses(model: StackedModel, x: Tensor, y: Tensor, rows: Tensor) -> list[float]:
-    """L_n of every member over its own images."""
-    total = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
-    for part in rows.split(5000, dim=1):
-        chosen = part.to(x.device)
-        total += model.losses((x[chosen], y[chosen])).double() * part.shape[1]
-    return (total / rows.shape[1]).tolist()
-
-
-def _vectors(model: StackedModel) -> Tensor:
-    """The members' parameters, (S, P), on the CPU."""
-    return torch.cat([tensor.detach().flatten(1) for tensor in model.parameters.values()], 1).cpu()
-
-
-def _way(
-    optimizer: str,
-    index: int,
-    places: list[float],
-    losses: list[list[float]],
-    vectors: list[Tensor],
-    norms: list[Tensor],
-) -> Way:
-    """The run of one member, up to where its loss is not finite."""
-    found = zip(places, losses, vectors, strict=True)
-    points = [RunPoint(place, loss[index], vector[index]) for place, loss, vector in found]
-    kept = tuple(takewhile(lambda point: math.isfinite(point.loss), points))
-    steps = tuple(float(norm[index]) for norm in norms)
-    return Way(optimizer, kept, steps, len(kept) < len(points))
-
-
-def _about(setting: NgdSetting, seed: int, optimizer: str, start: Tensor, stage: str) -> Row:
-    """What decides a run but for its length, its start by a digest of the parameters (P,)."""
-    names = ["data", "training", "batch", "rate"]
-    names += [] if optimizer == "sgd" else ["alpha", "epsilon"]
-    about = {name: getattr(setting, name) for name in names}
-    origin = _short_digest(start.detach().cpu().numpy().tobytes())
-    return about | {"seed": seed, "optimizer": optimizer, "start": origin, "stage": stage}
-
-
-def _file(folder: Path, about: Row) -> Path:
-    return folder / f"{_short_digest(json.dumps(about, sort_keys=True).encode())}.pt"
-
-
-def _short_digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
-    path = _file(folder, about)
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "places": [point.epoch for point in way.points],
-        "losses": [point.loss for point in way.points],
-        "vectors": torch.stack([point.vector for point in way.points]),
-        "norms": list(way.update_norms),
-        "diverged": way.diverged,
-        "epochs": epochs,
-        "optimizer": way.optimizer,
-        "data": data_digest(about["data"]),
-    }
-    stream = io.BytesIO()
-    torch.save(record | {"digest": _digest(record)}, stream)
-    write_atomically(path, stream.getvalue())
-
-
-def _read(path: Path, data: str) -> Row:
-    """What ``_keep`` wrote; Damaged if the file has changed since, ValueError if the data have.
-
-    Early files have no digests, and are read without.
-    """
-    try:
-        record: Row = torch.load(path, mmap=True, weights_only=True)
-        written = record.pop("digest", None)
-        whole = written in (None, _digest(record))
-    except Exception as error:  # torch raises many kinds
-        raise Damaged(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
-    if not whole:
-        raise Damaged(f"{path} is damaged: its contents do not match their digest; train it again")
-    used, now = record.get("data"), data_digest(data)
-    same, cure = None in (used, now) or used == now, "put the data back, or train it again"
-    require(same, str(path), f"be a run on {data} as it is now, {now}", f"one on {used}", cure)
-    return record
-
-
-def _digest(record: Row) -> str:
-    rest = {name: value for name, value in record.items() if name != "vectors"}
-    vectors = digest_tensors({"": record["vectors"]})
-    return digest(f"{vectors} {json.dumps(rest, sort_keys=True)}".encode())[:32]
-
-
-def _read_run(folder: Path, about: Row, epochs: int) -> Way:
-    """The first ``epochs`` epochs of a run in a folder."""
-    path = _file(folder, about)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"folder must hold the run of {about}, got none in {folder}; train it first"
-        )
-    record = _read(path, about["data"])
-    most = record["epochs"]
-    require(most >= epochs, "epochs", f"be {most} at most for a run in {folder}", epochs)
-    count = sum(place <= epochs for place in record["places"])
-    found = zip(*(record[name][:count] for name in ("places", "losses", "vectors")), strict=True)
-    points = tuple(RunPoint(*each) for each in found)
-    diverged = record["diverged"] and count == len(record["places"])
-    return Way(record["optimizer"], points, tuple(record["norms"][:epochs]), diverged)
+        _source = before
