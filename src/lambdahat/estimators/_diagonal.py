@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lambdahat._core.check import require, require_count, require_positive
 from lambdahat._core.device import default_context
+from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter, plain_pilot, with_control
 from lambdahat.operators.base import LinearOperator, Normalised
@@ -19,6 +20,7 @@ from lambdahat.results import NORMAL_QUANTILE, Estimate, Status
 MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 
 
+@estimator(torch.diagonal, probes=60)
 @default_context()
 def diagonal(
     operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0

@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat._core.device import default_context
 from lambdahat._core.rng import generator
+from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.krylov import (
     ROUNDING,
     RitzPairs,
@@ -47,6 +49,15 @@ ARPACK = {  # the words of SciPy's eigsh
 }
 
 
+def _largest(matrix: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(matrix).flip(0)[:3]
+
+
+def _pairs(found: Eigenpairs) -> tuple[Tensor, Tensor]:
+    return found.values, found.residuals
+
+
+@estimator(_largest, _pairs, k=3)
 @default_context()
 def eigenpairs(
     operator: OperatorLike,
@@ -104,6 +115,7 @@ def eigenpairs(
     return _result(operator, found, count, tol, unit.exponent)
 
 
+@estimator(_largest, _pairs, k=3)
 @default_context()
 def power_iteration(
     operator: OperatorLike,
@@ -142,6 +154,7 @@ def power_iteration(
     return _result(operator, found, k, tol, unit.exponent)
 
 
+@estimator(lambda matrix: torch.linalg.matrix_norm(matrix, 2))
 def spectral_norm(
     operator: OperatorLike,
     tol: float = 1e-3,

@@ -35,6 +35,7 @@ from lambdahat.estimators._spectrum import (
     rule_of,
     spectral_ends,
 )
+from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.preconditioning import (
     Outliers,
     Preconditioned,
@@ -170,6 +171,7 @@ PILOT = 27  # steps of the first run that ``tol`` takes at least
 DEFLATIONS = 4  # runs at most: each finds one copy of a repeated eigenvalue
 
 
+@estimator(torch.logdet, depth=30, precondition="none")
 @default_context()
 def logdet(
     operator: OperatorLike,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lambdahat._core.check import require_positive
 from lambdahat._core.device import default_context, full_precision
+from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded, unit_blocks
 from lambdahat.estimators.sequential import (
     MINIMUM,
@@ -33,6 +34,7 @@ WIDER = 1.5  # by how much of γ²/n an interval is wider
 CHOSEN = 1.06
 
 
+@estimator(torch.linalg.matrix_norm, tol=0.05)
 @default_context()
 def frobenius_norm(
     operator: OperatorLike, tol: float = 0.01, max_matvecs: int | None = None, seed: int = 0

@@ -17,6 +17,7 @@ from torch import Tensor
 from lambdahat._core.check import require, require_choice, require_count, require_interval
 from lambdahat._core.device import default_context
 from lambdahat._core.progress import report
+from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.krylov import (
     BREAKDOWN,
@@ -147,6 +148,7 @@ GROWTH = 0.05  # T_k(1 + δ) = cosh(k√(2δ)): what this argument adds to 1 nob
 WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
+@estimator(torch.trace, lambda found: (found.trace.value, found.trace.stderr), depth=20, probes=10)
 @default_context()
 def spectrum(
     operator: OperatorLike,
@@ -178,6 +180,7 @@ def spectrum(
     return _with_rounding(restored(quadrature(unit, runs), unit), rounding_of(operator, MANY))
 
 
+@estimator(lambda matrix: torch.linalg.eigvalsh(matrix).sqrt().sum(), function=np.sqrt, depth=20)
 @default_context()
 def trace_function(
     operator: OperatorLike,
@@ -199,6 +202,11 @@ def trace_function(
     return dataclasses.replace(found, cost=found.cost + unit.repeated)
 
 
+@estimator(
+    lambda matrix: torch.stack([matrix.trace(), (matrix @ matrix).trace()]) / len(matrix),
+    lambda found: (found.values[1:], found.stderr[1:]),
+    count=2,
+)
 @default_context()
 def moments(
     operator: OperatorLike,

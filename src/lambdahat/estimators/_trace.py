@@ -12,6 +12,7 @@ from torch import Tensor
 from lambdahat._core.check import require, require_choice, require_count, require_positive
 from lambdahat._core.device import default_context, full_precision
 from lambdahat.estimators._diagonal import dense_diagonal
+from lambdahat.estimators.estimator_registry import estimator
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded
 from lambdahat.estimators.sequential import (
     MINIMUM,
@@ -113,6 +114,7 @@ BLOCKS, MEMORY_SHARE = 6, 0.25
 EXCHANGED = 4.0
 
 
+@estimator(torch.trace, method="hutchinson", tol=0.05)
 @default_context()
 def trace(
     operator: OperatorLike,
