@@ -50,7 +50,8 @@ ARPACK = {  # the words of SciPy's eigsh
 
 
 def _largest(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(matrix).flip(0)[:3]
+    largest: Tensor = torch.linalg.eigvalsh(matrix).flip(0)[:3]
+    return largest
 
 
 def _pairs(found: Eigenpairs) -> tuple[Tensor, Tensor]:
