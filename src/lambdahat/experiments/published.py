@@ -68,11 +68,25 @@ PLACES: dict[str, tuple[str, str]] = {
 }
 # those at cpu scale alone; the others are marked to be run at ``paper`` scale too, on a GPU or in
 # hours on a CPU, and docs/reproductions.md names those still to run
-CPU_SCALE = """
-    ngd-digits rank-degeneracy rules-mnist rules-cifar10 graph-clusters stable-rates
-    batch-norm-rates damping lanczos-opt curvature-suite lanczos-densities bulk-outliers
-    second-order-curves spectral-sgd direction-rates adaptive-damping adaptive-batch-norm
-""".split()
+CPU_SCALE = (
+    "ngd-digits",
+    "rank-degeneracy",
+    "rules-mnist",
+    "rules-cifar10",
+    "graph-clusters",
+    "stable-rates",
+    "batch-norm-rates",
+    "damping",
+    "lanczos-opt",
+    "curvature-suite",
+    "lanczos-densities",
+    "bulk-outliers",
+    "second-order-curves",
+    "spectral-sgd",
+    "direction-rates",
+    "adaptive-damping",
+    "adaptive-batch-norm",
+)
 PAPER_SCALE = frozenset(PLACES) - {*CPU_SCALE}
 
 

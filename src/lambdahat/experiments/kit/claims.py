@@ -83,9 +83,7 @@ def mean_of(values: Sequence[float]) -> Reading:
 
 
 def paired_difference(upper: Mapping[Any, float], lower: Mapping[Any, float]) -> Reading:
-    """The mean of upper − lower over the seeds that have both, for a paired t-test; its effect is
-    the mean over the standard deviation.
-    """
+    """The mean of upper − lower over the seeds that have both, with its paired t-test."""
     gaps = [value - lower[key] for key, value in upper.items() if key in lower]
     gaps = [gap for gap in gaps if math.isfinite(gap)]
     mean = mean_of(gaps)
@@ -277,9 +275,7 @@ class Claim:
 
 
 class Claims(list[Claim]):
-    """A list of claims to which ``add`` appends what it makes of its arguments, with the settings
-    that the claims share.
-    """
+    """A list of claims, and settings that they share; ``add`` makes a claim and appends it."""
 
     def __init__(self, claims: Iterable[Claim] = (), **shared: Any) -> None:
         super().__init__(claims)

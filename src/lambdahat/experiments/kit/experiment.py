@@ -113,9 +113,7 @@ class Size:
         )
 
     def unlike(self, paper: Size) -> list[str]:
-        """In which of DIFFERENCES this is a stand-in for a setting of the paper; a somewhat shorter
-        training is not one.
-        """
+        """In which of DIFFERENCES this is a stand-in; a somewhat shorter training is not one."""
         share = math.prod(min(1.0, ours / theirs) for ours, theirs in self.parts(paper).values())
         *names, length = DIFFERENCES
         named = [name for name in names if getattr(paper, name) not in ("", getattr(self, name))]
@@ -318,9 +316,7 @@ def place_claim(claim: Claim, experiment: Experiment, scale: str) -> Claim:
 def carry_decisions(
     larger: Sequence[Verdict], smaller: Sequence[Verdict], size: str
 ) -> tuple[Verdict, ...]:
-    """The verdicts of the larger run; claims that it leaves untested keep the decision of the
-    smaller run, with its size. Only a decision counts, and a stand-in makes none.
-    """
+    """The verdicts of the larger run; untested claims keep the smaller run's decision, if any."""
     decided = {
         (each.claim, each.source): each for each in smaller if each.verdict in (HOLDS, FAILS)
     }
@@ -335,9 +331,7 @@ def carry_decisions(
 
 
 def _settings_begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[str]]:
-    """The finished cells of settings that lack seeds and have fewer than LEAST, and these settings
-    in words; none if no setting has more.
-    """
+    """The finished cells of settings with too few seeds (LEAST), and these settings in words."""
     settings: dict[str, list[str]] = {}
     for key, cell in cells.items():
         settings.setdefault(key_of(without_seeds(cell)), []).append(key)

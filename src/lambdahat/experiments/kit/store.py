@@ -106,13 +106,10 @@ class Store:
         with self._writing() as connection:
             for statement in VIEW.split(";"):
                 connection.execute(statement)
-            for place in (
-                "rows WHERE key",
-                "made WHERE key",
-                "cells WHERE key",
-                "digests WHERE name",
-            ):
-                connection.executemany(f"DELETE FROM {place} = ?", [(part,) for part in damaged])
+            places = {"rows": "key", "made": "key", "cells": "key", "digests": "name"}
+            for table, name in places.items():
+                delete = f"DELETE FROM {table} WHERE {name} = ?"
+                connection.executemany(delete, [(part,) for part in damaged])
             connection.execute("UPDATE cells SET position = -1")
             connection.executemany(
                 "INSERT INTO cells (key, position, settings) VALUES (?, ?, ?)"
@@ -157,10 +154,8 @@ class Store:
 
     def errors(self) -> list[tuple[Cell, str]]:
         """The cells of the grid that raised when they were last tried."""
-        found = self._read(
-            "SELECT settings, error FROM cells WHERE error IS NOT NULL AND position >= 0 ORDER BY"
-            " position"
-        )
+        query = "SELECT settings, error FROM cells WHERE error IS NOT NULL AND position >= 0"
+        found = self._read(f"{query} ORDER BY position")
         return [(self._parsed(settings), error) for settings, error in found]
 
     def seconds(self) -> float:
@@ -170,9 +165,8 @@ class Store:
 
     def times(self) -> list[tuple[str, float]]:
         """The key of each finished cell of the grid, and the seconds that it took."""
-        return self._read(
-            "SELECT key, seconds FROM cells WHERE finished IS NOT NULL AND position >= 0"
-        )
+        query = "SELECT key, seconds FROM cells"
+        return self._read(f"{query} WHERE finished IS NOT NULL AND position >= 0")
 
     def about(self) -> dict[str, str]:
         """Where and with what the rows were made: what each cell says, else what was written when
@@ -201,9 +195,7 @@ class Store:
         )
 
     def rows(self, without: Collection[str] = ()) -> Rows:
-        """All rows of finished cells with their settings, in the order of the grid, but for those
-        of the cells with the keys ``without``.
-        """
+        """The rows of finished cells with their settings, in the grid's order, ``without`` some."""
         found = self._read(
             "SELECT key, settings, record FROM rows JOIN cells USING (key) WHERE position >= 0 "
             "ORDER BY position, number"
@@ -333,9 +325,7 @@ def _record(text: str) -> Row:
 
 
 def _digests(connection: sqlite3.Connection, names: list[str]) -> dict[str, str]:
-    """The digests of what these names stand for, as it is in the store; a name of nothing has
-    none.
-    """
+    """The digests of the cells, grid and facts with these names, as they are in the store."""
     parts = {
         name: connection.execute(CONTENTS[name]).fetchall() for name in names if name in CONTENTS
     }
@@ -410,9 +400,7 @@ def _processor() -> str:
 
 @cache
 def _commit() -> str:
-    """The commit of the checkout that this file is part of, with "-dirty" where tracked files
-    differ from it; "" without git or a checkout.
-    """
+    """The commit of this file's checkout, "-dirty" where tracked files differ; "" without one."""
     own = Path(__file__).resolve()
     # this file may be installed inside some other project's checkout
     tracked = ["git", "ls-files", "--error-unmatch", own.name]

@@ -283,9 +283,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class CellForecast:
-    """The number of unfinished cells of one setting, the seconds of one (NaN if not known), and
-    how these are known.
-    """
+    """The unfinished ``cells`` of a setting, and the seconds of one (NaN if not known)."""
 
     setting: Cell
     cells: int

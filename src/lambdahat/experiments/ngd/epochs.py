@@ -107,9 +107,7 @@ EPOCHS = ngd.ngd_experiment(
 
 
 def digits_run(cell: Cell, device: str) -> list[Row]:
-    """Rows of both optimisers over epochs, with the spectrum of the Hessian, and at equal
-    training loss.
-    """
+    """Rows of both optimisers over epochs, with spectra, and at equal training loss."""
     subject = runs.subject_of(cell, device)
     ways = runs.train_both(subject)
     rows: list[Row] = []

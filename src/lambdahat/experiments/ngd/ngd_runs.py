@@ -110,9 +110,7 @@ class Way:
 
 @dataclass
 class Snapshots:
-    """A tracker that keeps the parameters and the loss every ``every`` steps while it is finite;
-    an epoch has ``steps``.
-    """
+    """A tracker that keeps parameters and finite losses every ``every`` of ``steps`` an epoch."""
 
     every: int
     steps: int
@@ -186,9 +184,7 @@ def subject_of(cell: Cell, device: str) -> NgdSubject:
 
 
 def images(setting: NgdSetting, network: str, seed: int) -> tuple[Pair, Pair, int]:
-    """Training and held-out images of zero mean and unit standard deviation, drawn by the seed, and
-    the number of classes; 28 × 28 for LeNet-5.
-    """
+    """Standardised training and held-out images, drawn by the seed, and the number of classes."""
     near, far, classes = load_images(setting.data, network)
     rows = draw_rows(seed, "training", len(near[1]), setting.training)
     others = draw_rows(seed, "held out", len(far[1]), setting.held_out)

@@ -34,9 +34,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """Each quantity grows with the validation loss once the model overfits; what the paper does
-    not show is ours.
-    """
+    """Each quantity grows with the validation loss once the model overfits."""
     for column, (words, source, optimizers) in _measures(rows).items():
         for optimizer in ("sgd", "ngd"):
             part, name = rows.where(optimizer=optimizer), optimizer.upper()
@@ -68,9 +66,7 @@ def with_validation(rows: Rows, column: str) -> Reading:
 
 
 def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
-    """The points of each run from its least validation loss on, but for those that interpolate
-    unless asked for.
-    """
+    """The points of each run from its least validation loss on, that do not interpolate."""
     parts = []
     for _, part in rows.groups("seed"):
         losses = part.values("validation_loss")
@@ -80,9 +76,7 @@ def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
 
 
 def _unmet(rows: Rows, name: str, column: str) -> str:
-    """Half or more of the runs do not overfit or interpolate soon, or the points while they
-    overfit are not minima.
-    """
+    """Why overfitting cannot be judged: too few points of half of the runs, or no minima."""
     late, whole = _late(rows), _late(rows, interpolated=True)
     short = sum(len(part) < LEAST for part in late)
     if 2 * short < len(late):
@@ -109,9 +103,7 @@ def tables(rows: Rows) -> Iterator[Table]:
 
 
 def charts(rows: Rows) -> Iterator[Chart]:
-    """The validation loss and every quantity over epochs; then WBIC and G_n against the
-    validation loss.
-    """
+    """Every quantity over epochs; then WBIC and G_n against the validation loss."""
     axis = "validation loss"
     yield ngd.over_epochs("Validation loss", rows, "validation_loss", axis, "Figure 8")
     for column, (words, source, _) in _measures(rows).items():

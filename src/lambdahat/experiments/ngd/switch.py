@@ -66,9 +66,7 @@ LATE = kit.ClaimTexts("""
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """A row at the split, rows along each branch, and the two fastest branches at equal training
-    loss.
-    """
+    """Rows at the split, along each branch, and of the two fastest at equal training loss."""
     subject = runs.subject_of(cell, device)
     before = runs.train_run(subject, "sgd", stage="before", epochs=cell["before"])
     return _after_split(subject, cell, before)
@@ -114,9 +112,7 @@ def _after_split(subject: runs.NgdSubject, cell: Cell, first: runs.Way) -> list[
 
 
 def claims(rows: Rows) -> Iterator[Claim]:
-    """Figure 4: λ̂ rises by NGD, not by longer steps. Figures 5 and 6: faster NGD rises more,
-    faster SGD does not.
-    """
+    """λ̂ rises by NGD, not by longer steps (4); more by faster NGD, not by faster SGD (5, 6)."""
     for figure, part in rows.groups("figure"):
         yield from _same_rate(part) if figure == "4" else _rates(part)
 
@@ -151,9 +147,7 @@ def _rates(rows: Rows) -> Iterator[Claim]:
 
 
 def late_claims(rows: Rows) -> Iterator[Claim]:
-    """Those of Figures 5 and 6, and what else they show: SGD steady, NGD like it at its rate,
-    rising at others.
-    """
+    """Those of ``claims``, and: SGD is steady, NGD like it at its rate, and rises at others."""
     yield from _rates(rows)
     end, split = _end_of(rows), rows.where(branch="split")
     slow, natural, tenfold, fast = (

@@ -93,9 +93,7 @@ def _linear(cell: Cell, rng: np.random.Generator) -> Row:
 
 
 def _distances(design: Array, fisher: Array, root: Array, rng: np.random.Generator) -> Row:
-    """One data set: Eq. 3.5 minimised, L2 in whitened coordinates and the printed rule, from the
-    posterior mean.
-    """
+    """Distances from the posterior mean: of Eq. 3.5 minimised, whitened L2, the printed rule."""
     truth = root @ rng.standard_normal(len(root))
     targets = design @ truth + NOISE * rng.standard_normal(len(design))
 

@@ -76,9 +76,7 @@ def rules_that_failed(task: str, activation: str, rows: Rows, rules: Sequence[st
 
 
 def _unequal_rates(rows: Rows) -> str:
-    """Speeds of two regimes are compared at learning rates of which only one was raised
-    (``RulesScale.steep``).
-    """
+    """Why speeds of two regimes cannot be compared: only one rate was raised (``steep``)."""
     regimes = {regime_of(rule) for rule in rows.distinct("rule")}
     gains = {(row["gain"], row["steep"]) for row in rows}
     if len(regimes) < 2 or all(gain == steep for gain, steep in gains):
@@ -274,9 +272,7 @@ class Falls:
 
 
 def by_seed(rows: Rows, quantity: str) -> dict[int, float]:
-    """A quantity for each seed; λ₁ and λ₁/λ₂ come from the list of eigenvalues, speeds from
-    stored curves.
-    """
+    """A quantity for each seed, some of them from the lists of eigenvalues and stored curves."""
     if quantity in EARLY:
         names = {quantity, f"{EARLY[quantity]} curve"}
         return {row["seed"]: early(row, quantity) for row in rows if names & row.keys()}
@@ -475,9 +471,7 @@ DATA = SETS | {"synthetic": "synthetic regression", "digits": "8 × 8 digits"}
 
 
 def tables_of(task: str, rows: Rows) -> Iterator[Table]:
-    """Mean ± standard deviation over the seeds, the published mean in brackets, by activation;
-    then Kendall's τ.
-    """
+    """Mean ± standard deviation [published mean] by activation; then Kendall's τ."""
     for activation, part in rows.groups("activation"):
         every = (*quantities_of(task), "training accuracy", "test accuracy", "vectors")
         names = [name for name in dict.fromkeys(every) if part.values(name)]
@@ -499,9 +493,7 @@ def tables_of(task: str, rows: Rows) -> Iterator[Table]:
 
 
 def agreement(task: str, rows: Rows) -> dict[tuple[str, str], float]:
-    """Kendall's τ between our means and the thesis's over its eight rule–regime pairs: 1 for the
-    same order.
-    """
+    """Kendall's τ between our means and the thesis's over the eight rules: 1 for the same order."""
     out = {}
     for activation, part in rows.groups("activation"):
         for name in quantities_of(task):
@@ -548,9 +540,7 @@ EIGENVALUE_FIGURES = {"xor": 35, "mnist": 36, "synthetic": 37, "cifar10": 38}
 
 
 def charts_of(task: str, rows: Rows) -> Iterator[Chart]:
-    """For each activation the curves, norms and eigenvalues; where weights are pairs, they too;
-    then Figure 5.39.
-    """
+    """Curves, norms, eigenvalues and pairs of weights by activation; then Figure 5.39."""
     for activation, part in rows.groups("activation"):
         panel, ours = activation == "relu", part.where(rule=RULES)
         for name in quantities_of(task):
@@ -631,9 +621,7 @@ def _vectors(row: Row, activation: str, source: str) -> Chart:
 
 
 def _norms(task: str, rows: Rows) -> Chart:
-    """Figure 5.39: each rule's norm and test score relative to the largest; an error is turned
-    into 1 − error.
-    """
+    """Figure 5.39: each rule's norm and test score, or 1 − error, relative to the largest."""
     score, sign = score_of(task)
     series = []
     for activation, part in rows.groups("activation"):

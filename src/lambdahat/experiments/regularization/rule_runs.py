@@ -215,9 +215,7 @@ def early(row: Row, quantity: str) -> float:
 
 
 def short_row(row: Row) -> Row:
-    """The row as it is stored: six digits, and beyond the first seeds the speed in place of the
-    curves.
-    """
+    """The row as it is stored: six digits, and speeds in place of curves beyond the first seeds."""
     kept = dict(row)
     if row["seed"] >= WITH_CURVES:
         kept = {name: row[name] for name in row if not name.endswith((" curve", "recorded"))}
@@ -363,9 +361,7 @@ def _extend(
 
 
 def _eigenvalues(task: RuleTask, model: nn.Module, pair: Pair, count: int) -> list[float]:
-    """The leading eigenvalues of the Hessian of the loss alone (§5.7); none where training
-    diverged.
-    """
+    """The leading eigenvalues of the Hessian of the loss alone (§5.7); none after divergence."""
     if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         return []
 
