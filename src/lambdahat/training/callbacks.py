@@ -15,7 +15,7 @@ from lambdahat.training._loop import require_same_run
 from lambdahat.training.feeding import contents
 from lambdahat.training.history import Run
 from lambdahat.training.metrics import Metrics, numbers
-from lambdahat.training.trackers import Row, Tracker, described_tracker, make_trackers
+from lambdahat.training.trackers import Row, Tracker, describe_tracker, make_trackers
 
 MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it
 
@@ -153,7 +153,7 @@ class Tracking:
         path = self.folder / "tracking.json"
         now = {
             "contents": contents(self.problem),
-            "trackers": [described_tracker(each) for each in self.trackers],
+            "trackers": [describe_tracker(each) for each in self.trackers],
         }
         if length and path.is_file():
             require_same_run(unseal(read_json(path), path, sealed=False), now)

@@ -198,7 +198,7 @@ class SampledTracker(ABC):
         )
 
 
-def described_tracker(tracker: Any) -> str:
+def describe_tracker(tracker: Any) -> str:
     """A text that identifies a tracker, without how often it measures and what it keeps."""
     free = ("every", "unit", "keep", "folder")
     settings = {} if not isinstance(tracker, SampledTracker) else vars(tracker)
