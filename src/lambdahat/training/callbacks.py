@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lambdahat._core.check import describe, require, require_count
+from lambdahat._core.check import require, require_count, require_type
 from lambdahat._core.storage import read_json, unseal, write_sealed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.problem.distributed import on_one_rank
@@ -34,9 +34,9 @@ class Tracking:
         require_problem(problem)
         self.problem, self.optimizer = problem, optimizer
         self.trackers = _made(trackers)
-        self.steps_per_epoch = (
-            None if steps_per_epoch is None else require_count(steps_per_epoch, "steps_per_epoch")
-        )
+        if steps_per_epoch is not None:
+            require_count(steps_per_epoch, "steps_per_epoch")
+        self.steps_per_epoch = steps_per_epoch
         self.folder = None if folder is None else Path(folder)
         self.metrics = Metrics(self.folder)
         self.steps = self.epochs = 0
@@ -54,9 +54,8 @@ class Tracking:
         """The rows so far as a result, which ``lh.plot`` draws."""
         by_step = self.steps_per_epoch is None and self.steps > 0
         about = {"progress": "step" if by_step else "epoch"}
-        return Run(
-            tuple(self.rows), folder="" if self.folder is None else str(self.folder), about=about
-        )
+        folder = "" if self.folder is None else str(self.folder)
+        return Run(tuple(self.rows), folder=folder, about=about)
 
     def start(self) -> Row | None:
         """Measure everything once, before the first step."""
@@ -73,49 +72,31 @@ class Tracking:
     def reach(
         self, unit: str, steps: int, epochs: int, metrics: Mapping[str, float] | None = None
     ) -> Row | None:
-        """The loop has come to the end of a step or an epoch (``unit``), so many of each in all."""
+        """Measure what is due at the end of a step or an epoch (``unit``), given both totals."""
         self.steps, self.epochs = steps, epochs
         count = steps if unit == "step" else epochs
-        due = [
-            tracker
-            for tracker in self.trackers
-            if tracker.unit == unit and count % tracker.every == 0
-        ]
-        return self._record(unit, due, metrics or {})
+        own = [tracker for tracker in self.trackers if tracker.unit == unit]
+        return self._record(unit, [each for each in own if count % each.every == 0], metrics or {})
 
     def _record(
         self, kind: str, due: Sequence[Tracker], metrics: Mapping[str, float]
     ) -> Row | None:
         if not due and not metrics:
             return None
-        row: dict[str, Any] = {
-            "kind": kind,
-            "epoch": self.epochs,
-            "step": self.steps,
-            "progress": self._progress(),
-            **metrics,
-        }
+        # epochs, and fractions of them where their length is known; else steps
+        length = self.steps_per_epoch
+        progress = self.steps / length if length else float(self.steps or self.epochs)
+        row: dict[str, Any] = {"kind": kind, "epoch": self.epochs, "step": self.steps}
+        row |= {"progress": progress, **metrics}
         for tracker in due:
             row |= tracker.measure(self.problem, self.optimizer, self.epochs, self.steps)
         return self.metrics.add(row)
 
-    def _progress(self) -> float:
-        """Epochs, and fractions of them where their length is known; else steps."""
-        if self.steps_per_epoch is not None:
-            return self.steps / self.steps_per_epoch
-        return float(self.steps or self.epochs)
-
     def state_dict(self) -> dict[str, Any]:
         """The counters, the length of the rows on disk, and the trackers' own states."""
-        states: list[dict[str, Any]] = [
-            getattr(tracker, "state_dict", dict)() for tracker in self.trackers
-        ]
-        return {
-            "steps": self.steps,
-            "epochs": self.epochs,
-            "metrics": self.metrics.length,
-            "trackers": states,
-        }
+        states: list[Any] = [getattr(each, "state_dict", dict)() for each in self.trackers]
+        counts = {"steps": self.steps, "epochs": self.epochs, "metrics": self.metrics.length}
+        return {**counts, "trackers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; rows written later are dropped, as they will come again."""
@@ -138,26 +119,22 @@ class Tracking:
                 " by resuming, or choose another folder"
             )
         if self.folder is not None:
-            self._require_same(length)
+            self._require_same(self.folder, length)
         if length == 0:
             return self.start()
-        assert self.folder is not None
         self.metrics.keep_steps(upto)
         if self.rows:
             self.steps, self.epochs = self.rows[-1]["step"], self.rows[-1]["epoch"]
         return None
 
-    def _require_same(self, length: int) -> None:
+    def _require_same(self, folder: Path, length: int) -> None:
         """Note in ``tracking.json`` what is tracked; refuse rows of other data or trackers."""
-        assert self.folder is not None
-        path = self.folder / "tracking.json"
-        now = {
-            "contents": contents(self.problem),
-            "trackers": [describe_tracker(each) for each in self.trackers],
-        }
+        path = folder / "tracking.json"
+        names = [describe_tracker(each) for each in self.trackers]
+        now = {"contents": contents(self.problem), "trackers": names}
         if length and path.is_file():
             require_same_run(unseal(read_json(path), path, sealed=False), now)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_sealed(path, {"format": "lambdahat-tracking", **now})
 
 
@@ -195,16 +172,12 @@ def tracking(
 def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     """Trackers from trackers and names."""
     parts = trackers.split(",") if isinstance(trackers, str) else trackers
-    if not isinstance(parts, Sequence):
-        raise TypeError(f"trackers must be a list of trackers or names, got {describe(trackers)}")
+    require_type(parts, Sequence, "trackers", "be a list of trackers or names")
     names = [part for part in parts if isinstance(part, str)]
     made: list[Tracker] = [part for part in parts if not isinstance(part, str)]
     for tracker in made:
-        if not isinstance(tracker, Tracker):
-            raise TypeError(
-                f"trackers must have name, every, unit and measure, got {describe(tracker)}; make"
-                ' one with make_tracker("trace")'
-            )
+        has, cure = "have name, every, unit and measure", 'make one with make_tracker("trace")'
+        require_type(tracker, Tracker, "trackers", has, cure)
     made += [*make_trackers(names)] if names else []
     require(bool(made), "trackers", "hold at least one", "none")
     known = [tracker.name for tracker in made]
@@ -233,11 +206,8 @@ def LightningTracker(
     """
     from lightning.pytorch import Callback
 
-    if not callable(problem_fn):
-        raise TypeError(
-            f"problem_fn must be a function of the module, got {describe(problem_fn)}; such as"
-            ' lambda module: lh.Problem(module.network, "cross_entropy", data)'
-        )
+    example = 'such as lambda module: lh.Problem(module.network, "cross_entropy", data)'
+    require_type(problem_fn, Callable, "problem_fn", "be a function of the module", example)
 
     class Measuring(Callback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""
@@ -267,10 +237,8 @@ def LightningTracker(
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             if self.tracking is not None:
-                self._log(
-                    trainer,
-                    self.tracking.reach("epoch", trainer.global_step, trainer.current_epoch + 1),
-                )
+                epochs = trainer.current_epoch + 1
+                self._log(trainer, self.tracking.reach("epoch", trainer.global_step, epochs))
 
         def state_dict(self) -> dict[str, Any]:
             return {} if self.tracking is None else self.tracking.state_dict()
@@ -301,11 +269,8 @@ def HuggingFaceTracker(
     """
     from transformers import TrainerCallback
 
-    if not callable(problem_fn):
-        raise TypeError(
-            f"problem_fn must be a function of the model, got {describe(problem_fn)}; such as"
-            ' lambda model: lh.Problem(model, "model", batches)'
-        )
+    example = 'such as lambda model: lh.Problem(model, "model", batches)'
+    require_type(problem_fn, Callable, "problem_fn", "be a function of the model", example)
 
     class Measuring(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""
@@ -318,25 +283,21 @@ def HuggingFaceTracker(
                 return
             with on_one_rank():
                 problem = problem_fn(given["model"])
-            self.tracking = Tracking(problem, trackers, None, folder)
+            self.tracking, step = Tracking(problem, trackers, None, folder), state.global_step
             self._follow(given)
-            self._log(
-                state, self.tracking.begin(resume=state.global_step > 0, upto=state.global_step)
-            )
+            self._log(state, self.tracking.begin(resume=step > 0, upto=step))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            if self.tracking is not None:
-                self._follow(given)
-                self._log(
-                    state, self.tracking.reach("step", state.global_step, self.tracking.epochs)
-                )
+            self._reach(state, given, "step")
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self._reach(state, given, "epoch")
+
+        def _reach(self, state: Any, given: Any, unit: str) -> None:
             if self.tracking is not None:
                 self._follow(given)
-                self._log(
-                    state, self.tracking.reach("epoch", state.global_step, round(state.epoch))
-                )
+                epochs = self.tracking.epochs if unit == "step" else round(state.epoch)
+                self._log(state, self.tracking.reach(unit, state.global_step, epochs))
 
         def _follow(self, given: Any) -> None:
             """Find the trainer's optimiser inside accelerate's wrapper, once it exists."""

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe
 from lambdahat._core.storage import (
     DIGEST,
     Damaged,
@@ -93,12 +93,8 @@ class _Packer:
             return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, Mapping):
             kind = "counter" if isinstance(value, Counter) else "dict"
-            return {
-                kind: [
-                    [_key(key, path), self.encode(item, f"{path}/{key}")]
-                    for key, item in value.items()
-                ]
-            }
+            pairs = value.items()
+            return {kind: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in pairs]}
         if isinstance(value, list | tuple):
             items = [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
             return items if isinstance(value, list) else {"tuple": items}
@@ -133,13 +129,9 @@ def _key(key: Any, path: str) -> Any:
     return key
 
 
-def _inverse(order: list[int]) -> list[int]:
-    return [order.index(axis) for axis in range(len(order))]
-
-
 _READERS: dict[str, Any] = {
     "tensor": lambda tensors, name: tensors[name].clone(),
-    "permuted": lambda tensors, item: unpack(tensors, item[0]).permute(_inverse(item[1])),
+    "permuted": lambda tensors, pair: unpack(tensors, pair[0]).permute(*np.argsort(pair[1])),
     "float": lambda _, text: float(text),
     "dict": lambda tensors, items: {key: unpack(tensors, item) for key, item in items},
     "counter": lambda tensors, items: Counter({key: unpack(tensors, item) for key, item in items}),
@@ -179,34 +171,24 @@ class Checkpoints:
         """Write a state and drop the oldest beyond ``keep``, but not the best."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path = self._write(step, state)
+            path = self.folder / f"step-{step:08d}.json"
+            tensors, packed = pack(state)
+            mark = write_tensors(path.with_suffix(".safetensors"), tensors)
+            document = {"format": FORMAT, "version": VERSION, "step": step}
+            write_sealed(path, {**document, "sha256": mark, "state": packed})
+            _sync(self.folder)
             if best:
                 self.name_best(step)
             self._prune(path)
         except OSError as error:
             there = self.paths()
-            kept = (
-                f"the checkpoint before is whole: {there[-1]}"
-                if there
-                else "there is none before it"
-            )
-            raise OSError(
-                error.errno,
+            whole = f"the checkpoint before is whole: {there[-1]}" if there else "there is no other"
+            text = (
                 f"the checkpoint of step {step} could not be written to {self.folder} "
-                f"({error.strerror or error}); {kept}; make room or choose another folder, "
-                "then resume",
-            ) from error
-        return path
-
-    def _write(self, step: int, state: Any) -> Path:
-        path = self.folder / f"step-{step:08d}.json"
-        tensors, document = pack(state)
-        mark = write_tensors(path.with_suffix(".safetensors"), tensors)
-        write_sealed(
-            path,
-            {"format": FORMAT, "version": VERSION, "step": step, "sha256": mark, "state": document},
-        )
-        _sync(self.folder)
+                f"({error.strerror or error}); {whole}; make room or choose another folder, "
+                "then resume"
+            )
+            raise OSError(error.errno, text) from error
         return path
 
     def write_initial(self, tensors: dict[str, Tensor]) -> str:
@@ -215,11 +197,11 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             return write_tensors(self._initial, tensors)
         except OSError as error:
-            raise OSError(
-                error.errno,
+            text = (
                 f"folder must be one that can be written to, got {self.folder} "
-                f"({error.strerror or error}); make room or choose another one",
-            ) from error
+                f"({error.strerror or error}); make room or choose another one"
+            )
+            raise OSError(error.errno, text) from error
 
     def read_initial(self, mark: str) -> dict[str, Tensor]:
         """The parameters that training began from."""
@@ -283,11 +265,8 @@ class Checkpoints:
 
     def forget_after(self, step: int) -> None:
         """Remove what was written after ``step``: a run that goes on from there writes it again."""
-        for path in self.folder.glob("step-*"):
-            if (
-                path.suffix in (".json", ".safetensors")
-                and int(path.stem.removeprefix("step-")) > step
-            ):
+        for path in [*self.folder.glob("step-*.json"), *self.folder.glob("step-*.safetensors")]:
+            if int(path.stem.removeprefix("step-")) > step:
                 path.unlink(missing_ok=True)
 
     def _prune(self, newest: Path) -> None:
@@ -298,11 +277,7 @@ class Checkpoints:
         # which one is the best is unknown until training names the next: keep them all
         except Damaged:
             return
-        stay = {
-            *(path.stem for path in there[-self.keep :]),
-            newest.stem,
-            *([] if best is None else [best.stem]),
-        }
+        stay = {path.stem for path in [*there[-self.keep :], newest, best or newest]}
         for path in [*there, *self.folder.glob("step-*.safetensors")]:
             if path.stem not in stay:
                 path.unlink(missing_ok=True)
@@ -318,11 +293,8 @@ def read(path: Path) -> tuple[int, dict[str, Any]]:
 
     try:
         index = read_json(path)
-        version = (
-            index.get("version")
-            if isinstance(index, dict) and index.get("format") == FORMAT
-            else None
-        )
+        ours = isinstance(index, dict) and index.get("format") == FORMAT
+        version = index.get("version") if ours else None
         index = unseal(index, path, sealed=version != 1)
         if version not in (1, VERSION):
             raise DamagedCheckpoint(f"{path} is not a checkpoint of this version of lambdahat")
@@ -348,9 +320,8 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         # neither emptied nor reached through a link: in a folder from elsewhere it may be the name
         # of another file
-        stream = os.fdopen(
-            os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b"
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        stream = os.fdopen(os.open(folder / ".lock", flags, 0o644), "r+b")
     except (ImportError, OSError):  # not POSIX; or a folder that the first write will complain of
         yield
         return
@@ -375,9 +346,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], sealed: bool = Fals
     """
     from safetensors.torch import save
 
-    plain = _apart(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    )
+    plain: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in sorted(tensors.items()):
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        plain[name] = own.clone() if place in places else own  # safetensors shares no memory
+        places.add(place)
     blob = save(plain, {DIGEST: digest_tensors(plain)} if sealed else None)
     write_atomically(path, blob)
     return digest(blob)
@@ -389,21 +364,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     with safe_open(path, "pt") as stream:
         tensors = {name: stream.get_tensor(name) for name in sorted(stream.keys())}
-        told = (stream.metadata() or {}).get(DIGEST)
-    if told is not None and told != digest_tensors(tensors):
+        mark = (stream.metadata() or {}).get(DIGEST)
+    if mark is not None and mark != digest_tensors(tensors):
         raise Damaged(f"{path} is damaged: its tensors do not match their digest")
     return tensors
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, as safetensors wants them."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        out[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return out
 
 
 def _sync(folder: Path) -> None:
@@ -467,11 +431,9 @@ class Recipe:
             was = unseal(read_json(there), there, sealed=False)
             now = json.loads(json.dumps(document))
             flat_was, flat_now = ({**each, **each.get("settings", {})} for each in (was, now))
-            changed = [
-                key for key in flat_now if flat_was.get(key) != flat_now[key] and key not in APART
-            ]
-            news = "; ".join(f"{key} = {flat_was.get(key)}, not {flat_now[key]}" for key in changed)
+            changed = [k for k in flat_now if flat_was.get(k) != flat_now[k] and k not in APART]
             if changed:
+                news = "; ".join(f"{k} = {flat_was.get(k)}, not {flat_now[k]}" for k in changed)
                 raise ValueError(
                     f"folder must hold a run of the same settings, got {folder} with {news}; give"
                     " the same options, or choose another folder"
@@ -517,11 +479,8 @@ def weights(folder: str | Path, which: str = "last") -> dict[str, Tensor]:
                 f"folder must hold a checkpoint, got {folder} without one; train first"
             )
         if found.damaged:
-            warnings.warn(
-                f"{'; '.join(found.damaged)}: taking {found.path.name}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            text = f"{'; '.join(found.damaged)}: taking {found.path.name}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         state = found.state
     return dict(state["model"])
 
@@ -534,10 +493,11 @@ def load_run(
     split = recipe.split()
     model = recipe.network(split)
     own, stored = named_tensors(model), weights(folder, which)
-    fits = {name: tensor.shape for name, tensor in own.items()} == {
-        name: t.shape for name, t in stored.items()
-    }
-    require(fits, "folder", "hold weights of the model in its config.json", f"{folder} with others")
+    shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (own, stored))
+    if next(shapes) != next(shapes):
+        raise ValueError(
+            f"folder must hold weights of the model in its config.json, got {folder} with others"
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])

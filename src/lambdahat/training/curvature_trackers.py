@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    describe,
+    require_choice,
+    require_count,
+    require_positive,
+    require_shape,
+)
 from lambdahat._measure import without_vectors
 from lambdahat.estimators import basis_capacity, eigenpairs, gradient_overlap, spectrum, trace
 from lambdahat.estimators.sequential import MINIMUM
@@ -125,11 +131,8 @@ class _Settled:
     def look(self, state: Krylov, wanted: Wanted) -> bool:
         values = state.ritz()[0]
         now, scale = values[wanted.select(values, self.count)], float(values.abs().max())
-        before = [
-            old
-            for cost, old in self.seen
-            if cost <= state.products - PATIENCE and len(old) == self.count
-        ]
+        earlier = [old for cost, old in self.seen if cost <= state.products - PATIENCE]
+        before = [old for old in earlier if len(old) == self.count]
         self.seen.append((state.products, now))
         if not before or not bool(_reached(state, wanted, self.count, self.tol).all()):
             return False
@@ -141,8 +144,7 @@ def _start(operator: LinearOperator, warm: Tensor | None, seed: int) -> Tensor:
     drawn = random_vector(operator, seed, "leading pairs", 0)
     if warm is None:
         return drawn
-    if warm.ndim != 2 or len(warm) != operator.dim:
-        raise ValueError(f"warm must have shape ({operator.dim}, k), got {describe(warm)}")
+    require_shape(warm, (operator.dim, "k"), "warm")
     mixed = warm.to(drawn).sum(dim=1)
     length: Tensor = torch.linalg.vector_norm(mixed)
     return mixed / length.clamp_min(1e-30) + ADMIXTURE * drawn
@@ -167,9 +169,8 @@ def _extracted(state: Krylov, wanted: Wanted, count: int, tol: float) -> Eigenpa
     residuals = torch.hypot(couplings[chosen], torch.tensor(ROUNDING * noise, dtype=torch.float64))
     reached = torch.ones(count, dtype=torch.bool) if whole else _reached(state, wanted, count, tol)
     status = Status.CONVERGED if bool(reached.all()) else Status.NOT_CONVERGED
-    return Eigenpairs(
-        values[chosen], vectors.T, residuals, reached[: len(chosen)], state.products, status
-    )
+    parts = values[chosen], vectors.T, residuals, reached[: len(chosen)]
+    return Eigenpairs(*parts, state.products, status)
 
 
 MOST = 200
@@ -180,15 +181,12 @@ class TraceTracker(SampledTracker):
     """Column ``trace``: tr H to ``tol`` at 95 % confidence, for many networks in closed form."""
 
     name = "trace"
+    columns = with_errors("trace")
 
     def __init__(self, *, tol: float = 0.05, max_matvecs: int = MOST, **common: Any) -> None:
         super().__init__(**common)
         self.tol = require_positive(tol, "tol")
         self.max_matvecs = require_count(max_matvecs, "max_matvecs", least=2)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return with_errors("trace")
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         found = trace(hessian(sample), self.tol, max_matvecs=self.max_matvecs, seed=self.seed)
@@ -211,15 +209,8 @@ class _WarmTracker(SampledTracker):
         self._vectors: Tensor | None = None
 
     def _pairs(self, operator: LinearOperator, k: int = 1, which: str = "largest") -> Eigenpairs:
-        found = leading_pairs(
-            operator,
-            k,
-            which,
-            warm=self._vectors,
-            tol=self.tol,
-            max_matvecs=self.max_matvecs,
-            seed=self.seed,
-        )
+        limits = {"tol": self.tol, "max_matvecs": self.max_matvecs, "seed": self.seed}
+        found = leading_pairs(operator, k, which, warm=self._vectors, **limits)  # type: ignore[arg-type]
         # as it comes back from disk, for sums round by layout
         self._vectors = found.vectors.contiguous()
         return found
@@ -248,28 +239,21 @@ class SpectrumTracker(_WarmTracker):
     """
 
     name = "spectrum"
+    columns = with_errors(
+        *(f"spectrum_{part}" for part in ("largest", "smallest", "trace", "degeneracy", "negative"))
+    )
 
     def __init__(self, *, depth: int = 40, **common: Any) -> None:
         super().__init__(**common)
         self.depth = require_count(depth, "depth")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        names = ("largest", "smallest", "trace", "degeneracy", "negative")
-        return with_errors(*(f"spectrum_{name}" for name in names))
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         operator = hessian(sample)
         ends = self._pairs(operator, 1, "both")
         found = spectrum(operator, min(self.depth, operator.dim), seed=self.seed)
         (largest, _), *_, (smallest, _) = ends
-        values = {
-            "spectrum_largest": largest,
-            "spectrum_smallest": smallest,
-            "spectrum_trace": found.trace,
-            "spectrum_degeneracy": found.degeneracy(),
-            "spectrum_negative": found.negative_mass,
-        }
+        parts = (largest, smallest, found.trace, found.degeneracy(), found.negative_mass)
+        values = dict(zip(self.columns[::2], parts, strict=True))
         return TrackerReading(values, ends.cost + found.cost, ends.status, found)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
@@ -291,9 +275,8 @@ class TopTracker(_WarmTracker):
 
     def __init__(self, *, k: int = 5, **common: Any) -> None:
         super().__init__(**common)
-        self.k = require_count(
-            k, "k", 1, self.max_matvecs, "each pair takes a product: raise max_matvecs"
-        )
+        cure = "each pair takes a product: raise max_matvecs"
+        self.k = require_count(k, "k", 1, self.max_matvecs, cure)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -303,9 +286,7 @@ class TopTracker(_WarmTracker):
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         operator, before = hessian(sample), self._vectors
         pairs = self._pairs(operator, min(self.k, operator.dim))
-        values: dict[str, float | Estimate] = {
-            f"top_{i}": value for i, (value, _) in enumerate(pairs, start=1)
-        }
+        values: dict[str, Any] = {f"top_{i}": value for i, (value, _) in enumerate(pairs, start=1)}
         values["top_overlap"] = _share(sample, pairs)
         values["top_drift"] = math.nan if before is None else subspace_drift(before, pairs.vectors)
         return TrackerReading(values, pairs.cost + 1, pairs.status, without_vectors(pairs))
@@ -324,9 +305,8 @@ def subspace_drift(before: Tensor, now: Tensor) -> float:
     0.5
     """
     cosines = before.double().T.to(now.device) @ now.double()
-    return min(
-        max(1.0 - float(cosines.square().sum()) / max(before.shape[1], now.shape[1]), 0.0), 1.0
-    )
+    share = float(cosines.square().sum()) / max(before.shape[1], now.shape[1])
+    return min(max(1.0 - share, 0.0), 1.0)
 
 
 def _share(sample: Problem, pairs: Eigenpairs) -> Estimate:
@@ -335,9 +315,8 @@ def _share(sample: Problem, pairs: Eigenpairs) -> Estimate:
         overlap = gradient_overlap(sample, pairs)
     except ValueError:
         return Estimate(math.nan, math.nan)
-    return Estimate(
-        float(overlap.squared.sum()), float((2 * overlap.cosines.abs() * overlap.errors).sum())
-    )
+    error = float((2 * overlap.cosines.abs() * overlap.errors).sum())
+    return Estimate(float(overlap.squared.sum()), error)
 
 
 @register()
@@ -352,20 +331,15 @@ class EdgeTracker(_WarmTracker):
     """
 
     name = "edge"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*with_errors("edge"), "edge_threshold")
+    columns = (*with_errors("edge"), "edge_threshold")
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         rule = step_rule(sample, optimizer)
         pairs = self._pairs(PreconditionedCurvature(hessian(sample), rule))
-        found = Estimate(
-            float(pairs.values[0]), float(pairs.residuals[0]), pairs.cost, pairs.status
-        )
-        return TrackerReading(
-            {"edge": found, "edge_threshold": rule.threshold}, pairs.cost, pairs.status, found
-        )
+        value, error = float(pairs.values[0]), float(pairs.residuals[0])
+        edge = Estimate(value, error, pairs.cost, pairs.status)
+        values: dict[str, Any] = {"edge": edge, "edge_threshold": rule.threshold}
+        return TrackerReading(values, pairs.cost, pairs.status, edge)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         return 1, min(self.max_matvecs, sample.num_parameters)

@@ -8,6 +8,8 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.check import describe, require, require_choice, require_count, require_type
 from lambdahat._core.device import Replay
 from lambdahat._core.progress import report
 from lambdahat.optim.ngd import (
+    NGD,
     AxisFishers,
     Preconditioning,
     natural_gradients,
@@ -60,22 +63,17 @@ class StackedModel:
         self.parameters: dict[str, Tensor] = {}
         self.fixed: dict[str, Tensor] = {}
         for name, tensor in self._base.named_parameters():
-            values = torch.stack(
-                [dict(model.named_parameters())[name].detach() for model in models]
-            )
+            values = torch.stack([model.get_parameter(name).detach() for model in models])
             (self.parameters if tensor.requires_grad else self.fixed)[name] = values
         for name, _ in self._base.named_buffers():
-            self.fixed[name] = torch.stack([dict(model.named_buffers())[name] for model in models])
+            self.fixed[name] = torch.stack([model.get_buffer(name) for model in models])
         self._gradient = grad_and_value(self._loss, has_aux=True)
 
     @staticmethod
     def _require_plain(model: nn.Module) -> None:
         for name, layer in model.named_modules():
-            drawn, what = (
-                isinstance(layer, RANDOM) and getattr(layer, "p", 1.0) > 0,
-                f"{type(layer).__name__} {name!r}",
-            )
-            if drawn:
+            what = f"{type(layer).__name__} {name!r}"
+            if isinstance(layer, RANDOM) and getattr(layer, "p", 1.0) > 0:
                 raise ValueError(
                     f"make_model must give models that draw nothing in training, got {what}; train"
                     " such members one by one with fit"
@@ -108,25 +106,21 @@ class StackedModel:
     def _mapped(self, function: Any, data: Any, shared: bool) -> Any:
         """A function of parameters, fixed tensors and data for all members, its outputs stacked."""
         if not self.one_by_one:
-            return vmap(function, in_dims=(0, 0, None if shared else 0))(
-                self.parameters, self.fixed, data
-            )
-        stacked = (self.parameters, self.fixed) if shared else (self.parameters, self.fixed, data)
-        found = [
-            function(
-                *tree_map(lambda tensor, member=member: tensor[member], stacked),
-                *((data,) if shared else ()),
-            )
-            for member in range(self.members)
-        ]
-        return tree_map(lambda *parts: torch.stack(parts), *found)
+            mapped = vmap(function, in_dims=(0, 0, None if shared else 0))
+            return mapped(self.parameters, self.fixed, data)
+        outputs = []
+        for member in range(self.members):
+            one = partial(tree_map, itemgetter(member))
+            own = one((self.parameters, self.fixed))
+            outputs.append(function(*own, data if shared else one(data)))
+        return tree_map(lambda *parts: torch.stack(parts), *outputs)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Any]) -> NDArray[np.float64]:
         """Loss and accuracy over batches, (2, S)."""
         sums, size = torch.zeros(3, self.members, dtype=torch.float64, device=self.device), 0
         for data in batches:
-            count = _rows(data)
+            count = len(tree_leaves(data)[0])
             loss, (met, counted) = self._mapped(self._loss, data, shared=True)
             sums += torch.stack([loss.double() * count, met.double(), counted.double()])
             size += count
@@ -134,10 +128,8 @@ class StackedModel:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the members by name, on the CPU, in the order of a state dict."""
-        every = {**self.parameters, **self.fixed}
-        return {
-            name: every[name].detach().cpu() for name in self._base.state_dict() if name in every
-        }
+        every, names = {**self.parameters, **self.fixed}, self._base.state_dict()
+        return {name: every[name].detach().cpu() for name in names if name in every}
 
 
 class StackedDescent:
@@ -149,11 +141,8 @@ class StackedDescent:
         self._parameters, self._natural = list(parameters.values()), optimizer == "ngd"
         self._names, self._settings = list(parameters), settings
         self._fishers: list[AxisFishers] = [{} for _ in self._parameters]
-        self._momentum = (
-            [torch.zeros_like(p) for p in self._parameters]
-            if np.any(settings["momentum"])
-            else None
-        )
+        moving = np.any(settings["momentum"])
+        self._momentum = [torch.zeros_like(p) for p in self._parameters] if moving else None
         self.count = 0
 
     @property
@@ -179,24 +168,19 @@ class StackedDescent:
         self._move(gradients, factors, lr)
 
     def _move(self, gradients: list[Tensor], factors: list[Tensor], lr: Tensor) -> None:
-        for index, (parameter, gradient, factor) in enumerate(
-            zip(self._parameters, gradients, factors, strict=True)
-        ):
+        moves = zip(self._parameters, gradients, factors, strict=True)
+        for index, (parameter, gradient, factor) in enumerate(moves):
             if self._momentum is None:
                 parameter.addcmul_(gradient, _wide(factor * lr, parameter), value=-1)
             else:
-                buffer = self._momentum[index]
-                buffer.mul_(_wide(self._by_member("momentum"), buffer)).addcmul_(
-                    gradient, _wide(factor, buffer)
-                )
+                buffer = self._momentum[index].mul_(_wide(self._by_member("momentum"), parameter))
+                buffer.addcmul_(gradient, _wide(factor, buffer))
                 parameter.addcmul_(buffer, _wide(lr, parameter), value=-1)
 
     def _rule(self) -> Preconditioning:
         alpha, epsilon = (
-            self._by_member(name)
-            if isinstance(self._settings[name], tuple)
-            else float(self._settings[name])
-            for name in ("alpha", "epsilon")
+            self._by_member(name) if isinstance(value, tuple) else float(value)
+            for name, value in ((name, self._settings[name]) for name in ("alpha", "epsilon"))
         )
         smoothing = Smoothing(alpha, self._settings["eta"], self._settings["delta"], epsilon)
         return Preconditioning(smoothing, self._settings["rank"], self._settings["rescale"])
@@ -224,9 +208,8 @@ class StackedStep:
         """One pass in the given orders, (S, n) or (1, n); mean loss and accuracy, (2, S)."""
         self._sums.zero_()
         for part in orders.split(batch_size, dim=1):
-            indices = self._indices.setdefault(
-                tuple(part.shape), part.clone(memory_format=torch.contiguous_format)
-            )
+            fresh = part.clone(memory_format=torch.contiguous_format)
+            indices = self._indices.setdefault(tuple(part.shape), fresh)
             indices.copy_(part)
             now = self.descent.due
             self._replay((part.shape[1], now), partial(self._step, indices, now))
@@ -236,10 +219,8 @@ class StackedStep:
     @torch.no_grad()
     def _step(self, indices: Tensor, now: bool) -> None:
         shared = indices.shape[0] == 1
-        chosen = indices[0] if shared else indices
-        data = tree_map(
-            lambda column: column[chosen] if isinstance(column, Tensor) else column, self._columns
-        )
+        at = indices[0] if shared else indices
+        data = tree_map(lambda leaf: leaf[at] if isinstance(leaf, Tensor) else leaf, self._columns)
         gradients, sums = self.model.gradients(data, shared)
         sums[0] *= indices.shape[1]
         self._sums += sums
@@ -249,17 +230,6 @@ class StackedStep:
 def _wide(values: Tensor, like: Tensor) -> Tensor:
     """(S,) for broadcasting with (S, …), in its dtype."""
     return values.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
-
-
-def _rows(data: Any) -> int:
-    first = (
-        next(iter(data.values()))
-        if isinstance(data, dict)
-        else data[0]
-        if isinstance(data, tuple | list)
-        else data
-    )
-    return int(first.shape[0])
 
 
 def _means(sums: Tensor, size: int) -> NDArray[np.float64]:
@@ -272,11 +242,8 @@ def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The number of targets predicted correctly, and of all targets; 0 of 0 if undefined."""
     if loss.name == "bce_with_logits":
         return ((output > 0) == (target > 0.5)).sum(), torch.ones_like(target).sum()
-    if (
-        not isinstance(target, Tensor)
-        or target.is_floating_point()
-        or output.ndim != target.ndim + 1
-    ):
+    labels = isinstance(target, Tensor) and not target.is_floating_point()
+    if not labels or output.ndim != target.ndim + 1:
         return output.new_zeros(()), output.new_zeros(())
     classes = getattr(loss, "classes", None)
     hits = output.argmax(-1 if classes is None else classes) == target
@@ -285,31 +252,23 @@ def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _require_alike(models: Sequence[nn.Module]) -> None:
-    shapes = [
-        {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-        for model in models
-    ]
-    if not all(shape == shapes[0] for shape in shapes):
+    states = [model.state_dict().items() for model in models]
+    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in state} for state in states]
+    if any(form != forms[0] for form in forms):
         raise ValueError(
             "make_model must give the same tensors for every seed, got models that differ in names,"
             " shapes or dtypes"
         )
 
 
+NGD_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in signature(NGD).parameters.items()
+    if name not in ("params", "lr")
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.0, "weight_decay": 0.0},
-    "ngd": {
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-        "decoupled": False,
-        "alpha": 4.0,
-        "rank": None,
-        "period": 4,
-        "eta": 0.1,
-        "delta": 5e-4,
-        "epsilon": 1e-10,
-        "rescale": True,
-    },
+    "ngd": {**{"momentum": 0.0, "weight_decay": 0.0, "decoupled": False}, **NGD_DEFAULTS},
 }
 BY_MEMBER = ("lr", "momentum", "weight_decay", "alpha")
 
@@ -381,35 +340,27 @@ def fit_many(
     stacked = StackedModel(models, problem)
     descent = StackedDescent(stacked.parameters, optimizer, values)
     stepped = StackedStep(stacked, descent, concatenate([batch.data for batch in problem.batches]))
-    held_out = (
-        None if validation is None else [batch.data for batch in problem.on(validation).batches]
-    )
+    held_out = None
+    if validation is not None:
+        held_out = [batch.data for batch in problem.on(validation).batches]
     curves = np.full((4, len(seeds), epochs), math.nan)
     for epoch in range(epochs):
-        orders = torch.stack(
-            [epoch_order(seed, epoch, problem.num_samples) for seed in seeds[: _orders(order)]]
-        )
+        own = seeds[:1] if order == "shared" else seeds
+        orders = torch.stack([epoch_order(seed, epoch, problem.num_samples) for seed in own])
         curves[:2, :, epoch] = stepped.epoch(orders.to(problem.device), batch_size)
         if held_out is not None:
             curves[2:, :, epoch] = stacked.evaluate(held_out)
         report("members", epoch + 1, epochs)
     status = Status.CONVERGED if np.isfinite(curves[0]).all() else Status.TRAINING_DIVERGED
-    loss_, accuracy, held_out_loss, held_out_accuracy = curves
-    return Ensemble(
-        seeds, values, loss_, accuracy, held_out_loss, held_out_accuracy, stacked.tensors(), status
-    )
-
-
-def _orders(order: str) -> int | None:
-    return 1 if order == "shared" else None
+    result: tuple[Any, ...] = (seeds, values, *curves, stacked.tensors(), status)
+    return Ensemble(*result)
 
 
 def _settings(optimizer: str, given: dict[str, Any]) -> dict[str, Any]:
     known = {"lr": None, **DEFAULTS[optimizer]}
+    names = ", ".join(known)
     for name in given:
-        require(
-            name in known, f"the settings of {optimizer!r}", f"be among {', '.join(known)}", name
-        )
+        require(name in known, f"the settings of {optimizer!r}", f"be among {names}", name)
     values = {**known, **given}
     return {name: _tuple(value) if name in BY_MEMBER else value for name, value in values.items()}
 
@@ -442,16 +393,11 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
                 f"{name} must have one value or {members}, one for each member, got {length}"
             )
     for member in range(members):
-        own = {
-            name: value[member] if isinstance(value, tuple) else value
-            for name, value in values.items()
-        }
+        pairs = values.items()
+        own = {key: value[member] if isinstance(value, tuple) else value for key, value in pairs}
         for name in BY_MEMBER:
-            if name in own and not isinstance(own[name], numbers.Real):
-                raise TypeError(
-                    f"{name} must be a number, or one for each member, got"
-                    f" {describe(own.get(name))}"
-                )
+            number = "be a number, or one for each member"
+            require_type(own.get(name, 0.0), numbers.Real, name, number)
         require_settings({**DEFAULTS["ngd"], **own})
     return found, values
 
@@ -465,6 +411,5 @@ def _made(
             f" {describe(make_model)}; such as lambda seed: mlp([64, 32, 10], seed=seed)"
         )
     model = make_model(seed)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"make_model must return a torch.nn.Module, got {describe(model)}")
+    require_type(model, nn.Module, "make_model", "return a torch.nn.Module")
     return copy.deepcopy(model).to(device)

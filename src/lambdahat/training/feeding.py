@@ -33,15 +33,12 @@ def contents(problem: Problem) -> list[Any]:
     """
     leaves = tree_leaves(problem.batches.raw)
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
-        leaves = [
-            leaf for leaf in tree_leaves(problem.batches.first().data) if isinstance(leaf, Tensor)
-        ]
-    real = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
-    exact = {
-        str(place): leaf
-        for place, leaf in enumerate(leaves)
-        if not any(leaf is one for one in real)
-    }
+        first = tree_leaves(problem.batches.first().data)
+        leaves = [leaf for leaf in first if isinstance(leaf, Tensor)]
+    places = range(len(leaves))
+    inexact = [leaf.is_floating_point() or leaf.is_complex() for leaf in leaves]
+    real = [leaves[place] for place in places if inexact[place]]
+    exact = {str(place): leaves[place] for place in places if not inexact[place]}
     strided = [leaf if leaf.layout == torch.strided else leaf.to_dense() for leaf in real]
     return [digest_tensors(exact), *fingerprint(strided).numbers]
 
@@ -49,9 +46,8 @@ def contents(problem: Problem) -> list[Any]:
 def same_contents(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether ``contents`` are those of the same samples."""
     room = ROUNDING * abs(one[-1])
-    return one[0] == other[0] and all(
-        abs(a - b) <= room for a, b in zip(one[1:], other[1:], strict=True)
-    )
+    near = [abs(a - b) <= room for a, b in zip(one[1:], other[1:], strict=True)]
+    return one[0] == other[0] and all(near)
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
@@ -77,13 +73,8 @@ class Feed:
         seed: int,
         augment: Augment | None = None,
     ) -> None:
-        self.problem, self.batch_size, self.accumulate, self.seed = (
-            problem,
-            batch_size,
-            accumulate,
-            seed,
-        )
-        self._augment = augment
+        self.problem, self.batch_size, self.accumulate = problem, batch_size, accumulate
+        self.seed, self._augment = seed, augment
         batches = problem.batches
         self.num_samples = batches.num_samples
         self._columns: Any = None
@@ -92,10 +83,8 @@ class Feed:
         if batch_size is None or not problem.has_data:
             self.steps = ceil(len(batches) / accumulate)
             return
-        self._columns = _columns(batches)
-        self._simple = type(self._columns) is tuple and all(
-            isinstance(leaf, Tensor) for leaf in self._columns
-        )
+        columns = self._columns = _columns(batches)
+        self._simple = type(columns) is tuple and all(isinstance(each, Tensor) for each in columns)
         if self._columns is None and self._dataset is None:
             raise ValueError(
                 "batch_size must be None where samples cannot be drawn one by one, got"
@@ -106,16 +95,12 @@ class Feed:
     @property
     def step_samples(self) -> int:
         """How many samples a step has, but for a short last one."""
-        return self.accumulate * (
-            self.problem.batches.sizes[0] if self.batch_size is None else self.batch_size
-        )
+        return self.accumulate * (self.batch_size or self.problem.batches.sizes[0])
 
     def digest(self) -> str:
-        """The first samples in a few words, where the data are tensors; data sets may draw theirs
-        at random.
+        """The first samples in a few words, where the data are tensors.
 
-        Floating-point numbers count to four digits: another machine may prepare them a little
-        differently.
+        Real numbers count to four digits: another machine may prepare them a little differently.
         """
         leaves = tree_leaves(self.problem.batches.raw)
         plain = leaves and all(isinstance(leaf, Tensor) for leaf in leaves)
@@ -123,49 +108,44 @@ class Feed:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
         """The steps of one epoch from ``start`` on; a step's samples do not depend on ``start``."""
-        groups = self._groups(epoch, start)
-        for step, group in enumerate(groups, start=start):
+        for step, group in enumerate(self._groups(epoch, start), start=start):
             yield [self._augmented(batch, epoch, step, part) for part, batch in enumerate(group)]
 
     def sample(self, count: int, *names: object) -> Any:
         """Data of ``count`` samples drawn without replacement from ``(seed, *names)``."""
         count = min(count, self.num_samples)
-        indices = (
-            torch.randperm(self.num_samples, generator=generator(self.seed, *names))[:count]
-            .sort()
-            .values
-        )
+        drawn = torch.randperm(self.num_samples, generator=generator(self.seed, *names))
+        indices = drawn[:count].sort().values
         if self._columns is not None:
             return self._take(indices.to(_home(self._columns))).data
         return concatenate([batch.data for batch in self.problem.batches.subset(indices)])
 
     def _groups(self, epoch: int, start: int) -> Iterator[list[Batch]]:
         if self._columns is not None:
-            return self._from_columns(epoch, start)
+            return self._from_columns(epoch, start, self.batch_size or 1)
         if self._dataset is not None:
             return _grouped(self._from_dataset(epoch, start), self.accumulate)
         return islice(_grouped(self._own(epoch), self.accumulate), start, None)
 
-    def _from_columns(self, epoch: int, start: int) -> Iterator[list[Batch]]:
-        assert self.batch_size is not None
+    def _from_columns(self, epoch: int, start: int, size: int) -> Iterator[list[Batch]]:
         order = epoch_order(self.seed, epoch, self.num_samples).to(_home(self._columns))
-        for group in order.split(self.batch_size * self.accumulate)[start:]:
-            yield [self._take(part) for part in group.split(self.batch_size)]
+        for group in order.split(size * self.accumulate)[start:]:
+            yield [self._take(part) for part in group.split(size)]
 
     def _take(self, indices: Tensor) -> Batch:
         columns = self._columns
         if self._simple and indices.device == self.problem.device:
             return Batch(tuple(column[indices] for column in columns), len(indices))
-        return self.problem.batches.place(_rows(columns, indices), 0)
+        rows = tree_map(lambda leaf: leaf[indices] if _has_rows(leaf) else leaf, columns)
+        return self.problem.batches.place(rows, 0)
 
     def _from_dataset(self, epoch: int, start: int) -> Iterator[Batch]:
         assert self.batch_size is not None
         assert self._dataset is not None
         dataset, loading = self._dataset
-        order = epoch_order(self.seed, epoch, self.num_samples)[
-            start * self.batch_size * self.accumulate :
-        ]
-        indices = [part.tolist() for part in order.split(self.batch_size)]
+        order = epoch_order(self.seed, epoch, self.num_samples)
+        rest = order[start * self.batch_size * self.accumulate :]
+        indices = [part.tolist() for part in rest.split(self.batch_size)]
         with rng_untouched():  # a DataLoader draws from the global generator when it starts
             raws = iter(DataLoader(dataset, batch_sampler=indices, **loading))
         for index, raw in enumerate(raws):
@@ -202,11 +182,10 @@ def _in_words(leaf: Tensor) -> str:
 def _columns(batches: Batches) -> Any:
     """All samples as one batch, on the device if they fit, else in place; None if impossible."""
     raw = batches.raw
-    leaves = (
-        [raw] if isinstance(raw, Tensor) else list(raw.values()) if isinstance(raw, dict) else raw
-    )
+    leaves = [raw] if isinstance(raw, Tensor) else raw
+    leaves = list(leaves.values()) if isinstance(leaves, dict) else leaves
     leaves = leaves if isinstance(leaves, list | tuple) else []
-    rows = {len(leaf) if isinstance(leaf, Tensor) and leaf.ndim else 0 for leaf in leaves}
+    rows = {len(leaf) if _has_rows(leaf) else 0 for leaf in leaves}
     there = rows == {batches.num_samples}
     if there and (not batches.in_memory or all(leaf.device == batches.device for leaf in leaves)):
         return tree_map(lambda leaf: leaf.detach(), raw)
@@ -216,16 +195,13 @@ def _columns(batches: Batches) -> Any:
         return None
 
 
-def _rows(columns: Any, indices: Tensor) -> Any:
-    return tree_map(
-        lambda leaf: leaf[indices] if isinstance(leaf, Tensor) and leaf.ndim else leaf, columns
-    )
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
 
 
 def _home(columns: Any) -> torch.device:
-    return next(
-        leaf.device for leaf in tree_leaves(columns) if isinstance(leaf, Tensor) and leaf.ndim
-    )
+    device: torch.device = next(leaf.device for leaf in tree_leaves(columns) if _has_rows(leaf))
+    return device
 
 
 def _dataset(batches: Batches) -> tuple[Any, dict[str, Any]] | None:

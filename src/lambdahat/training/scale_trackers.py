@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from lambdahat._core.check import describe, require, require_count
+from lambdahat._core.check import require, require_count, require_type
 from lambdahat.estimators import variance
 from lambdahat.problem import Problem
-from lambdahat.results import Estimate, LearningCoefficient
+from lambdahat.results import Estimate
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular._llc import check_settings, llc
 from lambdahat.training.step_rules import innermost, learning_rate
@@ -29,6 +29,7 @@ class LearningCoefficientTracker(SampledTracker):
     """
 
     name = "llc"
+    columns = (*with_errors("llc", "wbic"), "llc_nbeta", "llc_localization")
     unit_of_cost = "gradients"
 
     def __init__(
@@ -42,8 +43,7 @@ class LearningCoefficientTracker(SampledTracker):
         super().__init__(**common)
         self.chains = require_count(chains, "chains")
         self.max_gradients = require_count(max_gradients, "max_gradients", least=100)
-        if settings is not None and not isinstance(settings, Mapping):
-            raise TypeError(f"settings must be a dict of settings of llc, got {describe(settings)}")
+        require_type(settings or {}, Mapping, "settings", "be a dict of settings of llc")
         self.settings = dict(settings or {})
         own = sorted({"chains", "max_gradients", "seed"} & set(self.settings))
         if own:
@@ -54,10 +54,6 @@ class LearningCoefficientTracker(SampledTracker):
         check_settings({"chains": chains, "max_gradients": max_gradients, **self.settings})
         self._known: dict[str, Any] = {}
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*with_errors("llc", "wbic"), "llc_nbeta", "llc_localization")
-
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         settings = dict(self.settings)
         known = {key: value for key, value in self._known.items() if key != "device"}
@@ -65,30 +61,19 @@ class LearningCoefficientTracker(SampledTracker):
             known.pop("mode", None)
         if isinstance(settings.get("kernel"), Kernel):  # it has a localization of its own
             known.pop("localization", None)
-        own: dict[str, Any] = {
-            "chains": self.chains,
-            "seed": self.seed,
-            "max_gradients": self.max_gradients,
-        }
+        own = {name: getattr(self, name) for name in ("chains", "seed", "max_gradients")}
         result = llc(sample, **own, **{**known, **settings})
-        self._remember(result, sample)
+        assert result.chains is not None
+        # the next measurement starts with these; the backend only if it is as fast again
+        first = self._known.get("localization", result.localization)
+        device = sample.device.type
+        self._known = {"localization": first, "mode": result.chains.mode, "device": device}
         values: dict[str, float | Estimate] = {"llc": result}
         if result.wbic is not None:
             values["wbic"] = result.wbic
         gamma = math.nan if isinstance(result.localization, torch.Tensor) else result.localization
         at = {"llc_nbeta": result.nbeta, "llc_localization": gamma}
         return TrackerReading(values, result.cost, result.status, result, at)
-
-    def _remember(self, result: LearningCoefficient, sample: Problem) -> None:
-        """Keep what the next measurement starts with; the backend only if it is as fast again."""
-        chains = result.chains
-        assert chains is not None
-        known = {
-            "localization": self._known.get("localization", result.localization),
-            "mode": chains.mode,
-            "device": sample.device.type,
-        }
-        self._known = known
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         return self.chains, self.max_gradients
@@ -111,17 +96,13 @@ class VarianceTracker(SampledTracker):
     """
 
     name = "variance"
+    columns = with_errors("variance_gradient", "variance_hessian", "variance_ggn")
     unit_of_cost = "gradients and products"
 
     def __init__(self, *, probes: int = 4, **common: Any) -> None:
         super().__init__(**common)
-        self.probes = require_count(
-            probes, "probes", 2, cure="the standard error comes from their spread"
-        )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return with_errors("variance_gradient", "variance_hessian", "variance_ggn")
+        cure = "the standard error comes from their spread"
+        self.probes = require_count(probes, "probes", 2, cure=cure)
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         found = variance(sample, self.probes, self.seed)
@@ -134,10 +115,8 @@ class VarianceTracker(SampledTracker):
         return TrackerReading(values, found.cost, found.status, found)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
-        passes = 2 + min(self.probes, sample.num_parameters) * (
-            1 if sample.loss_function is None else 2
-        )
-        return passes, passes
+        each = 1 if sample.loss_function is None else 2
+        return (2 + min(self.probes, sample.num_parameters) * each,) * 2
 
 
 @register()
@@ -145,11 +124,8 @@ class NormTracker(SampledTracker):
     """Columns ``norms_l2`` ‖θ‖₂, ``norms_linf`` ‖θ‖_∞ and ``norms_gradient`` ‖∇L‖₂."""
 
     name = "norms"
+    columns = ("norms_l2", "norms_linf", "norms_gradient")
     unit_of_cost = "gradients"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return "norms_l2", "norms_linf", "norms_gradient"
 
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
         theta, gradient = sample.vector.double(), sample.gradient().double()
@@ -170,25 +146,17 @@ class EffectiveRateTracker(SampledTracker):
     """
 
     name = "effective_rate"
+    columns = ("effective_rate",)
     unit_of_cost = "gradients"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("effective_rate",)
-
     def _read(self, sample: Problem, optimizer: Any) -> TrackerReading:
-        base = innermost(optimizer)
-        sizes = [
-            (learning_rate(base, group), _squared(group["params"])) for group in base.param_groups
-        ]
-        rates = [rate / size for rate, size in sizes if size > 0]
+        base, rates = innermost(optimizer), []
+        for group in base.param_groups:
+            size = float(sum(weight.detach().double().square().sum() for weight in group["params"]))
+            if size > 0:
+                rates.append(learning_rate(base, group) / size)
         require(bool(rates), "optimizer", "hold parameters that are not all 0", "none")
         return TrackerReading({"effective_rate": max(rates)})
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         return 0, 0
-
-
-def _squared(parameters: list[torch.Tensor]) -> float:
-    """Σ‖w‖², in float64."""
-    return float(sum(parameter.detach().double().square().sum() for parameter in parameters))

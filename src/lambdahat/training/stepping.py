@@ -44,9 +44,7 @@ class TrainingSubject:
         self._evaluate: AnyEvaluator = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
-        self.tensors: dict[str, Tensor] = (
-            named_tensors(source) if isinstance(source, nn.Module) else source
-        )
+        self.tensors = named_tensors(source) if isinstance(source, nn.Module) else source
 
     @property
     def judged(self) -> bool:
@@ -57,11 +55,8 @@ class TrainingSubject:
         self, batch: Batch, model: nn.Module | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The mean loss of a batch, its correct predictions and their number (0 if undefined)."""
-        with (
-            nullcontext()
-            if self._precision is None
-            else torch.autocast(self.device.type, self._precision)
-        ):
+        low = self._precision
+        with nullcontext() if low is None else torch.autocast(self.device.type, low):
             if isinstance(self._evaluate, FunctionEvaluator | OutputEvaluator):
                 loss = self._evaluate(self.tensors, batch)
                 return loss.reshape(()), loss.new_zeros(()), loss.new_zeros(())
@@ -86,17 +81,14 @@ class TrainingSubject:
         total, hits, targets = sums.tolist()
         return {"loss": total / size, "accuracy": hits / targets if targets else float("nan")}
 
+    @torch.no_grad()
     def _met(self, loss: Loss | None, output: Any, target: Any) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            hits, counted = self._hits(loss, output, target)
-            if hits is None:
-                return torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-            count = (
-                torch.full((), float(hits.numel()), device=self.device)
-                if counted is None
-                else counted.sum()
-            )
-            return hits.sum(), count
+        hits, counted = self._hits(loss, output, target)
+        if hits is None:
+            return torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        if counted is not None:
+            return hits.sum(), counted.sum()
+        return hits.sum(), torch.full((), float(hits.numel()), device=self.device)
 
     def _hits(
         self, loss: Loss | None, output: Any, target: Any
@@ -201,25 +193,20 @@ class RecordedGradients:
         else:
             form.fill(leaves)
             self.replay(key, form.run)
-        for parameter, gradient, used in zip(
-            self.parameters, form.gradients, form.used, strict=True
-        ):
+        places = zip(self.parameters, form.gradients, form.used, strict=True)
+        for parameter, gradient, used in places:
             parameter.grad = gradient if used else None
         return list(form.sums[:3]), form.sums[3]
 
     def _key(self, group: list[Batch], leaves: list[Tensor]) -> Hashable:
         """What a graph depends on: shapes, which parameters are trained, where the model's tensors
-        are, and settings.
-
-        Those are the plain values among the attributes of layers, which somebody may change between
-        two steps.
+        are, and the plain attributes of layers, which may change between two steps.
         """
         model = self.subject.model
         assert model is not None
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
-        places = tuple(
-            (tensor.data_ptr(), tensor.requires_grad) for tensor in self.subject.tensors.values()
-        )
+        tensors = self.subject.tensors.values()
+        places = tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors)
         values = (value for layer in model.modules() for value in vars(layer).values())
         settings = tuple(value for value in values if type(value) in (bool, int, float, str))
         return tuple(batch.size for batch in group), shapes, places, settings
@@ -259,13 +246,11 @@ class _Form:
         for batch in self._group:
             loss, met, counted = self._subject.forward(batch)
             share = batch.size / total
-            found = torch.autograd.grad(
-                loss if share == 1 else loss * share, self._parameters, allow_unused=True
-            )
-            self.sums[:3] += torch.stack(
-                [loss.detach().double() * batch.size, met.double(), counted.double()]
-            )
-            self._add(found)
+            part = loss if share == 1 else loss * share
+            gradients = torch.autograd.grad(part, self._parameters, allow_unused=True)
+            sums = [loss.detach().double() * batch.size, met.double(), counted.double()]
+            self.sums[:3] += torch.stack(sums)
+            self._add(gradients)
         live = [gradient for gradient, used in zip(self.gradients, self.used, strict=True) if used]
         if live:
             self.sums[3] = self._norm(live)
@@ -286,10 +271,9 @@ class _Form:
 def _plain(subject: TrainingSubject) -> bool:
     """Whether all that runs in a step is the model and the library's own code."""
     evaluate = subject.problem._evaluate
-    known = isinstance(evaluate, Evaluator) and (
-        evaluate.model_loss or not isinstance(evaluate.loss, Custom)
-    )
-    return known and subject.model is not None and not subject.judged
+    if not isinstance(evaluate, Evaluator) or subject.model is None or subject.judged:
+        return False
+    return evaluate.model_loss or not isinstance(evaluate.loss, Custom)
 
 
 def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
@@ -297,12 +281,11 @@ def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(nn.modules.module, f"_global{name}") for name in names):
         return True
+    own = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    if any(getattr(parameter, name, None) for parameter in parameters for name in own):
+        return True
     layers = [] if model is None else model.modules()
-    tensors = any(
-        getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
-        for p in parameters
-    )
-    return tensors or any(getattr(layer, name, None) for layer in layers for name in names)
+    return any(getattr(layer, name, None) for layer in layers for name in names)
 
 
 def _host_state(model: nn.Module) -> list[Any]:
@@ -393,11 +376,8 @@ class Stepper:
         curvature_samples: int | None,
     ) -> None:
         self.subject, self.optimizer, self.feed = subject, optimizer, feed
-        self.clip, self.regularizers, self.curvature_samples = (
-            clip,
-            list(regularizers),
-            curvature_samples,
-        )
+        self.clip, self.curvature_samples = clip, curvature_samples
+        self.regularizers = list(regularizers)
         self.parameters = subject.trained_by(optimizer)
         self.scaler = torch.amp.GradScaler(subject.device.type) if precision == "float16" else None
         # KFAC sees gradients in the backward pass, before they are unscaled
@@ -405,10 +385,8 @@ class Stepper:
             if self.scaler is not None and getattr(inner, "scaler", self) is None:
                 inner.scaler = self.scaler
         self._double = any(rule.needs_product for rule in self.regularizers)
-        hooked = any(
-            isinstance(inner, KFAC) and inner.fisher == "empirical" for inner in chain(optimizer)
-        )
-        if self._double and hooked:
+        kfacs = [inner for inner in chain(optimizer) if isinstance(inner, KFAC)]
+        if self._double and any(inner.fisher == "empirical" for inner in kfacs):
             raise ValueError(
                 "optimizer must be KFAC with another Fisher beside a regularizer of curvature,"
                 ' whose double backward its hooks do not see, got fisher="empirical"; pass'
@@ -441,7 +419,9 @@ class Stepper:
                 " all None"
             )
         sums, norm = (sums, joint_norm(grads)) if found is None else found
-        self._regularize(graphs, step)
+        product = BatchProduct(self.parameters, graphs) if self._double else None
+        for rule in self.regularizers:
+            rule.add_to(self.parameters, product, step)
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self._advance()
@@ -458,11 +438,7 @@ class Stepper:
             share = batch.size / total
             graphs.append(self._backward(loss if share == 1 else loss * share))
             parts = [loss.detach().double() * batch.size, met, counted]
-            sums = (
-                parts
-                if not sums
-                else [before + part for before, part in zip(sums, parts, strict=True)]
-            )
+            sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         return sums, graphs
@@ -473,24 +449,18 @@ class Stepper:
         if self.scaler is None:
             return update, norm, one
         taken, zero = torch.isfinite(norm), torch.zeros_like(norm)
-        return (
-            torch.where(taken, update, zero),
-            torch.where(taken, norm, zero),
-            torch.where(taken, one, zero),
-        )
+        kept = [torch.where(taken, value, zero) for value in (update, norm, one)]
+        return kept[0], kept[1], kept[2]
 
     def _observe(self, step: int) -> None:
         """A curvature measurement for the optimiser, on its own batch, where it asks for one."""
         for inner in chain(self.optimizer):
             if getattr(inner, "due", False):
-                data = self.feed.sample(
-                    self.curvature_samples or self.feed.step_samples, "curvature", step
-                )
+                count = self.curvature_samples or self.feed.step_samples
+                data = self.feed.sample(count, "curvature", step)
                 loss = self.subject.evaluate([Batch(data, 1)])["loss"]
                 if not math.isfinite(loss):
-                    raise Diverged(
-                        f"the loss is {loss} where curvature is to be measured, at step {step}"
-                    )
+                    raise Diverged(f"the loss is {loss} at step {step}, where curvature is due")
                 inner.observe(self._trained_part().on([data]))
 
     def _trained_part(self) -> Problem:
@@ -507,33 +477,22 @@ class Stepper:
         grads = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
         for parameter, grad in zip(self.parameters, grads, strict=True):
             if grad is not None:
-                parameter.grad = (
-                    grad.detach().clone()
-                    if parameter.grad is None
-                    else parameter.grad + grad.detach()
-                )
+                before, own = parameter.grad, grad.detach()
+                parameter.grad = own.clone() if before is None else before + own
         return list(grads)
-
-    def _regularize(self, graphs: list[list[Tensor | None]], step: int) -> None:
-        product = BatchProduct(self.parameters, graphs) if self._double else None
-        for rule in self.regularizers:
-            rule.add_to(self.parameters, product, step)
 
     def _advance(self) -> None:
         decoupled = [rule for rule in self.regularizers if hasattr(rule, "after_step")]
         if self.scaler is None:
             self.optimizer.step()
-        elif self._scaled_step(self.scaler, bool(decoupled)):
-            return
+        else:
+            before = self.scaler.get_scale() if decoupled else 0.0
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if decoupled and self.scaler.get_scale() < before:  # the step was skipped
+                return
         for rule in decoupled:
             rule.after_step(self.parameters, self.optimizer.param_groups[0]["lr"])
-
-    def _scaled_step(self, scaler: torch.amp.GradScaler, asks: bool) -> bool:
-        """Take a step at a scaled loss; a falling scale tells that it was skipped."""
-        before = scaler.get_scale() if asks else 0.0
-        scaler.step(self.optimizer)
-        scaler.update()
-        return asks and scaler.get_scale() < before
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
@@ -555,7 +514,6 @@ def _update_norm(optimizer: Any, gradient_norm: Tensor) -> Tensor:
 
 def joint_norm(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of all tensors as one vector, in float64."""
-    norm: Tensor = torch.linalg.vector_norm(
-        torch.stack([part.double() for part in torch._foreach_norm(tensors)])
-    )
+    parts = [part.double() for part in torch._foreach_norm(tensors)]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(parts))
     return norm
