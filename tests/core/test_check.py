@@ -100,7 +100,8 @@ def test_positive_numbers_refuse(value, error):
         (0, "(0, 1]", ValueError, r"lie in \(0, 1\], got 0; lower it$"),
         (math.nan, "[0, 1]", ValueError, r"lie in \[0, 1\], got nan"),
         (-1, "[0, inf)", ValueError, r"be a finite number of at least 0, got -1"),
-        (math.inf, "[0, inf]", ValueError, r"be a finite number of at least 0, got inf"),
+        (math.inf, "[0, inf)", ValueError, r"be a finite number of at least 0, got inf"),
+        (math.nan, "[0, inf]", ValueError, r"be a number of at least 0, got nan"),
         (-math.inf, "(-inf, inf)", ValueError, r"be a finite number, got -inf"),
         ("1", "[0, 1]", TypeError, r"be a number in \[0, 1\], got '1'"),
         (True, "[0, inf)", TypeError, r"be a number of at least 0, got True"),
@@ -113,7 +114,7 @@ def test_numbers_outside_an_interval_are_refused(value, interval, error, text):
 
 
 def test_numbers_in_an_interval_are_returned_as_float():
-    cases = ((0, "[0, 1)"), (1, "(0, 1]"), (np.float32(0.5), "(0, 1)"), (-3, "(-inf, inf)"))
+    cases = ((0, "[0, 1)"), (1, "(0, 1]"), (np.float32(0.5), "(0, 1)"), (math.inf, "[0, inf]"))
     for value, interval in cases:
         found = require_number(value, "rate", interval)
         assert (found, type(found)) == (float(value), float)

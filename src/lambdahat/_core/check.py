@@ -65,7 +65,7 @@ def require_count(
 
 
 def require_number(value: Any, name: str, interval: str = "(-inf, inf)", cure: str = "") -> float:
-    """A finite real number in an interval such as "[0, 1)", as a ``float``.
+    """A real number in an interval such as "[0, 1)", as a ``float``; "[0, inf]" includes infinity.
 
     >>> require_number(1.5, "momentum", "[0, 1)")
     Traceback (most recent call last):
@@ -76,17 +76,15 @@ def require_number(value: Any, name: str, interval: str = "(-inf, inf)", cure: s
     if real:
         above = low <= value if interval[0] == "[" else low < value
         below = value <= high if interval[-1] == "]" else value < high
-        if above and below and abs(value) < math.inf:
+        if above and below:
             return float(value)
     if high < math.inf:
         kind, expected = f"be a number in {interval}", f"lie in {interval}"
     else:
-        bound = (
-            ""
-            if low == -math.inf
-            else f" {'of at least' if interval[0] == '[' else 'above'} {low:g}"
-        )
-        kind, expected = f"be a number{bound}", f"be a finite number{bound}"
+        least = "of at least" if interval[0] == "[" else "above"
+        bound = "" if low == -math.inf else f" {least} {low:g}"
+        kind = f"be a number{bound}"
+        expected = kind if interval[-1] == "]" else f"be a finite number{bound}"
     if not real:
         raise TypeError(message(name, kind, describe(value), cure))
     raise ValueError(message(name, expected, repr(value), cure))

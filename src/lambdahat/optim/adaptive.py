@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,8 +9,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._core.check import describe, require, require_choice, require_positive
+from lambdahat._core.check import (
+    describe,
+    require,
+    require_choice,
+    require_number,
+    require_positive,
+)
 from lambdahat.optim.averaging import OwnsAverage, averaging_settings
+from lambdahat.optim.descent import evaluate, group_settings
 from lambdahat.optim.registry import register_optimizer
 
 FORMS = ("adamw", "coded", "printed")
@@ -57,18 +62,8 @@ class Padam(Optimizer):
         form: str = "adamw",
         capturable: bool = False,
     ) -> None:
-        settings = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "p": p,
-            "amsgrad": amsgrad,
-            "decoupled": decoupled,
-            "form": form,
-            "capturable": capturable,
-        }
-        super().__init__(params, settings)
+        names = ("lr", "betas", "eps", "weight_decay", "p", "amsgrad", "decoupled", "form")
+        super().__init__(params, group_settings(locals(), *names, capturable=capturable))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         _check({**self.defaults, **param_group})
@@ -80,21 +75,17 @@ class Padam(Optimizer):
 
     def _advance(self, closure: Callable[[], Any] | None) -> Any:
         """One step of every group, and the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                captured = params[0].is_cuda and torch.cuda.is_current_stream_capturing()
-                if not group["capturable"] and captured:
-                    raise ValueError(
-                        "capturable must be True for a step in a CUDA graph, got False"
-                    )
-                for p in params:
-                    self._begin(p, group)
-                self._update(params, group)
+            if not params:
+                continue
+            captured = params[0].is_cuda and torch.cuda.is_current_stream_capturing()
+            if captured and not group["capturable"]:
+                raise ValueError("capturable must be True for a step in a CUDA graph, got False")
+            for p in params:
+                self._begin(p, group)
+            self._update(params, group)
         return loss
 
     def _begin(self, p: Tensor, group: dict[str, Any]) -> None:
@@ -111,9 +102,8 @@ class Padam(Optimizer):
             raise ValueError(
                 f"params must be real, got {p.dtype}; optimise torch.view_as_real of it"
             )
-        state["step"] = torch.zeros(
-            (), dtype=torch.float32, device=p.device if group["capturable"] else "cpu"
-        )
+        place = p.device if group["capturable"] else "cpu"
+        state["step"] = torch.zeros((), dtype=torch.float32, device=place)
         for name in (*MOMENTS, *(["max_exp_avg_sq"] if group["amsgrad"] else [])):
             state[name] = torch.zeros_like(p)
 
@@ -131,9 +121,8 @@ class Padam(Optimizer):
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         torch._foreach_lerp_(m, torch._foreach_div(grads, first) if printed else grads, 1 - beta1)
         torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(
-            v, grads, torch._foreach_div(grads, second) if printed else grads, 1 - beta2
-        )
+        scaled = torch._foreach_div(grads, second) if printed else grads
+        torch._foreach_addcmul_(v, grads, scaled, 1 - beta2)
         if group["amsgrad"]:
             largest = [self.state[p]["max_exp_avg_sq"] for p in params]
             torch._foreach_maximum_(largest, v)
@@ -141,10 +130,10 @@ class Padam(Optimizer):
         below = _denominators(v, second, group)
         if group["form"] == "adamw":
             sizes = [-lr / c for c in first]
+        elif printed:
+            sizes = [-lr] * len(first)
         else:
-            sizes = [
-                -lr if printed else -lr * d**0.5 / c for c, d in zip(first, second, strict=True)
-            ]
+            sizes = [-lr * d**0.5 / c for c, d in zip(first, second, strict=True)]
         if group["capturable"]:  # addcdiv takes no tensors as factors
             torch._foreach_addcdiv_(params, m, torch._foreach_div(below, sizes))
         else:
@@ -168,18 +157,8 @@ class PadamW(Padam):
         form: str = "adamw",
         capturable: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            p=p,
-            amsgrad=amsgrad,
-            decoupled=True,
-            form=form,
-            capturable=capturable,
-        )
+        own = group_settings(locals(), "p", "amsgrad", "form", "capturable")
+        super().__init__(params, lr, betas, eps, weight_decay, decoupled=True, **own)
 
 
 def _denominators(v: list[Tensor], second: list[Any], group: dict[str, Any]) -> list[Tensor]:
@@ -204,21 +183,15 @@ def _check(group: dict[str, Any]) -> None:
                 f"lr must be a number, or one tensor with capturable=True, got {describe(lr)}"
             )
     else:
-        _require_non_negative(lr, "lr")
+        require_number(lr, "lr", "[0, inf)")
     betas = group["betas"]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas must be two numbers in [0, 1), got {describe(betas)}")
-    _require_non_negative(group["eps"], "eps")
-    _require_non_negative(group["weight_decay"], "weight_decay")
+    require_number(group["eps"], "eps", "[0, inf)")
+    require_number(group["weight_decay"], "weight_decay", "[0, inf)")
     power = require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")
     require(power <= 0.5, "p", "lie in (0, ½]", repr(power), "Adam is p = ½")
     require_choice(group["form"], "form", FORMS)
-
-
-def _require_non_negative(value: Any, name: str) -> None:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    require(real, name, "be a number of at least 0", repr(value), error=TypeError)
-    require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
 
 
 @register_optimizer("gadam")
@@ -281,19 +254,9 @@ class GadamX(Gadam):
         amsgrad: bool = True,
         form: str = "adamw",
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            average_start=average_start,
-            average_every=average_every,
-            patience=patience,
-            p=p,
-            amsgrad=amsgrad,
-            form=form,
-        )
+        names = ("average_start", "average_every", "patience", "p", "amsgrad", "form")
+        own = group_settings(locals(), *names)
+        super().__init__(params, lr, betas, eps, weight_decay, **own)
 
 
 @register_optimizer("gadam-auto")

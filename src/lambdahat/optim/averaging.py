@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.check import describe, require_choice, require_count, require_number
 from lambdahat.optim.registry import register_optimizer
 
 KINDS = ("average", "ema")
@@ -42,17 +42,13 @@ class IterateAverage:
         every: int = 1,
         decay: float = 0.999,
     ) -> None:
-        self.kind, self.unit = (
-            require_choice(kind, "kind", KINDS),
-            require_choice(unit, "unit", UNITS),
-        )
+        self.kind = require_choice(kind, "kind", KINDS)
+        self.unit = require_choice(unit, "unit", UNITS)
         self.start, self.every = require_count(start, "start"), require_count(every, "every")
-        require(0 <= decay < 1, "decay", "lie in [0, 1)", repr(decay))
-        self.calls = 0
-        self._live = model
-        self._averaged = AveragedModel(
-            model, multi_avg_fn=get_ema_multi_avg_fn(decay) if kind == "ema" else None
-        )
+        require_number(decay, "decay", "[0, 1)")
+        self.calls, self._live = 0, model
+        rule = get_ema_multi_avg_fn(decay) if kind == "ema" else None
+        self._averaged = AveragedModel(model, multi_avg_fn=rule)
         self._averaged.requires_grad_(False)
 
     @property
@@ -99,22 +95,14 @@ def averaging_settings(
 ) -> dict[str, Any]:
     """What ``OwnsAverage`` keeps in a parameter group: the settings, checked, and the counts."""
     if average_start is not None:
-        require_count(
-            average_start, "average_start", least=0, cure="None waits for start_averaging()"
-        )
+        cure = "None waits for start_averaging()"
+        require_count(average_start, "average_start", least=0, cure=cure)
     require_count(average_every, "average_every")
     if patience is not None:
         require_count(patience, "patience")
-    return {
-        "average_start": average_start,
-        "average_every": average_every,
-        "average_step": 0,
-        "averaged": 0,
-        "patience": patience,
-        "best": None,
-        "waited": 0,
-        "stopped": False,
-    }
+    counts = {"average_step": 0, "averaged": 0, "best": None, "waited": 0, "stopped": False}
+    settings = {"average_start": average_start, "average_every": average_every}
+    return {**settings, "patience": patience, **counts}
 
 
 class HasAverage(Optimizer):
@@ -126,10 +114,7 @@ class HasAverage(Optimizer):
     def averaged_parameters(self) -> list[Tensor]:
         """The averages in the parameters' order; a parameter without one stands for itself."""
         params = [p for group in self.param_groups for p in group["params"]]
-        return [
-            self.state[p].get(self.AVERAGE, p.detach()) if p in self.state else p.detach()
-            for p in params
-        ]
+        return [self.state.get(p, {}).get(self.AVERAGE, p.detach()) for p in params]
 
     @contextmanager
     def average(self) -> Iterator[None]:
@@ -233,11 +218,8 @@ class OwnsAverage(HasAverage):
         for group in self.param_groups:
             group["average_step"] += 1
             start, past = group["average_start"], group["average_step"]
-            if (
-                start is not None
-                and past >= max(start, 1)
-                and (past - start) % group["average_every"] == 0
-            ):
+            begun = start is not None and past >= max(start, 1)
+            if begun and (past - start) % group["average_every"] == 0:
                 self._add_iterate(group)
 
     @torch.no_grad()
@@ -305,10 +287,8 @@ class Wrapper(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         for index, mine in own.items():
             p = params[index]
-            self.state[p] = {
-                name: value.detach().to(p.device, p.dtype, copy=True)
-                for name, value in mine.items()
-            }
+            for name, value in mine.items():
+                self.state[p][name] = value.detach().to(p.device, p.dtype, copy=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "base" not in self.__dict__:
@@ -334,14 +314,9 @@ class Lookahead(Wrapper):
         self, base: Optimizer, k: int = 5, alpha: float = 0.5, *, centralize: bool = False
     ) -> None:
         require_count(k, "k")
-        require(0 < alpha <= 1, "alpha", "lie in (0, 1]", repr(alpha))
-        settings = {
-            "lookahead_k": k,
-            "lookahead_alpha": alpha,
-            "lookahead_step": 0,
-            "centralize": centralize,
-        }
-        super().__init__(base, settings)
+        require_number(alpha, "alpha", "(0, 1]")
+        own = {"lookahead_k": k, "lookahead_alpha": alpha, "lookahead_step": 0}
+        super().__init__(base, {**own, "centralize": centralize})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -354,11 +329,8 @@ class Lookahead(Wrapper):
         loss = self.base.step(None if closure is None else self._centralized(closure))
         for group in self.param_groups:
             group["lookahead_step"] += 1
-            if (
-                group["lookahead_step"] % group["lookahead_k"] == 0
-                and group["params"]
-                and not self._resting
-            ):
+            due = group["lookahead_step"] % group["lookahead_k"] == 0
+            if due and group["params"] and not self._resting:
                 slow = [self.state[p]["slow"] for p in group["params"]]
                 torch._foreach_lerp_(group["params"], slow, 1 - group["lookahead_alpha"])
         return loss
@@ -378,12 +350,9 @@ class Lookahead(Wrapper):
     @torch.no_grad()
     def _centralize(self) -> None:
         for group in self.param_groups:
-            if group["centralize"]:
-                grads: list[Tensor] = [
-                    p.grad for p in group["params"] if p.grad is not None and p.grad.dim() > 1
-                ]
-                for grad in grads:
-                    grad.sub_(grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True))
+            for p in group["params"] if group["centralize"] else ():
+                if p.grad is not None and p.grad.dim() > 1:
+                    p.grad.sub_(p.grad.mean(dim=tuple(range(1, p.grad.dim())), keepdim=True))
 
 
 class Averaged(OwnsAverage, Wrapper):
@@ -432,10 +401,9 @@ class SWA(Averaged):
         average_every: int = 1,
         patience: int | None = None,
     ) -> None:
+        own = {"average_start": average_start, "average_every": average_every}
         base = torch.optim.SGD(params, lr, momentum, weight_decay=weight_decay, nesterov=nesterov)
-        super().__init__(
-            base, average_start=average_start, average_every=average_every, patience=patience
-        )
+        super().__init__(base, **own, patience=patience)  # type: ignore[arg-type]
 
 
 @register_optimizer("asgd")
@@ -451,10 +419,6 @@ class ASGD(HasAverage, torch.optim.ASGD):
     @property
     def averaging(self) -> bool:
         """Whether an average has begun: its weight of the next iterate is below 1."""
-        known = [
-            self.state[p]
-            for group in self.param_groups
-            for p in group["params"][:1]
-            if p in self.state
-        ]
-        return any(float(state["mu"]) < 1 for state in known if state)
+        first = [p for group in self.param_groups for p in group["params"][:1]]
+        states = [self.state[p] for p in first if self.state.get(p)]
+        return any(float(state["mu"]) < 1 for state in states)

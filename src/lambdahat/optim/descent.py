@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -14,10 +12,11 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from lambdahat._core.check import describe, require
+from lambdahat._core.check import describe, require, require_number
 from lambdahat.problem import Problem, require_problem
 
 Directions = dict[Tensor, Tensor]
+Group = dict[str, Any]
 BLAS = (torch.float32, torch.float64)
 
 
@@ -47,18 +46,15 @@ class Descent(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         settings = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay"):
-            require_nonnegative(settings[name], name)
-        require_fraction(settings["momentum"], "momentum")
+            require_number(settings[name], name, "[0, inf)")
+        require_number(settings["momentum"], "momentum", "[0, 1)")
         self.check_group(settings)
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; ``closure`` recomputes the loss, which is returned, and its gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         directions = self.directions()
         for group in self.param_groups:
             self._move(group, [p for p in group["params"] if p in directions], directions)
@@ -84,55 +80,38 @@ class Descent(Optimizer):
         for group in self.param_groups:
             decay = 0.0 if self.decoupled else group["weight_decay"]
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    if parameter.grad.is_sparse:
-                        raise ValueError(
-                            "gradients must be dense, got a sparse one; use sparse=False"
-                        )
-                    found[parameter] = (
-                        parameter.grad.add(parameter, alpha=decay) if decay else parameter.grad
-                    )
+                gradient = parameter.grad
+                if gradient is not None:
+                    dense = not gradient.is_sparse
+                    require(dense, "gradients", "be dense", "a sparse one", "use sparse=False")
+                    found[parameter] = gradient.add(parameter, alpha=decay) if decay else gradient
         return found
 
     def require_same_point(self, problem: Problem) -> None:
         """Refuse a problem whose vector is not this optimiser's parameters as they are."""
         require_problem(problem)
         parameters = self.all_parameters()
-        shapes = tuple(tuple(parameter.shape) for parameter in parameters)
+        shapes, theirs = [tuple(p.shape) for p in parameters], list(problem.space.shapes)
         cure = (
             "make it of the model in training, with the parameters in the order of the optimiser's"
             " groups"
         )
-        require(
-            problem.space.shapes == shapes,
-            "problem",
-            f"have parameters of shapes {list(shapes)}",
-            describe(list(problem.space.shapes)),
-            cure,
-        )
-        here = torch.cat(
-            [
-                parameter.detach().to(problem.device, problem.dtype).reshape(-1)
-                for parameter in parameters
-            ]
-        )
+        expected = f"have parameters of shapes {shapes}"
+        require(theirs == shapes, "problem", expected, describe(theirs), cure)
+        flat = [parameter.detach().reshape(-1) for parameter in parameters]
+        here = torch.cat([part.to(problem.device, problem.dtype) for part in flat])
         same = torch.equal(here, problem.vector)
         require(same, "problem", "be at the optimiser's present parameters", "other values", cure)
 
-    def _move(
-        self, group: dict[str, Any], parameters: list[Tensor], directions: Directions
-    ) -> None:
+    def _move(self, group: Group, parameters: list[Tensor], directions: Directions) -> None:
         if not parameters:
             return
         rate, momentum = self.rate(group), group["momentum"]
         steps = [directions[parameter] for parameter in parameters]
         if momentum:
             buffers = self._buffers(parameters, steps, momentum)
-            steps = (
-                list(torch._foreach_add(steps, buffers, alpha=momentum))
-                if group.get("nesterov")
-                else buffers
-            )
+            ahead = group.get("nesterov")
+            steps = list(torch._foreach_add(steps, buffers, alpha=momentum)) if ahead else buffers
         if self.decoupled and group["weight_decay"]:
             torch._foreach_mul_(parameters, 1.0 - rate * group["weight_decay"])
         torch._foreach_add_(parameters, steps, alpha=-rate)
@@ -141,40 +120,64 @@ class Descent(Optimizer):
         self, parameters: list[Tensor], steps: list[Tensor], momentum: float
     ) -> list[Tensor]:
         """b ← μ b + d, or d where there is no b yet."""
-        begun = [
-            (parameter, d)
-            for parameter, d in zip(parameters, steps, strict=True)
-            if "momentum_buffer" in self.state[parameter]
+        states = [self.state[parameter] for parameter in parameters]
+        pairs = [
+            (state["momentum_buffer"], direction)
+            for state, direction in zip(states, steps, strict=True)
+            if "momentum_buffer" in state
         ]
-        if begun:
-            old = [self.state[parameter]["momentum_buffer"] for parameter, _ in begun]
+        if pairs:
+            old, new = map(list, zip(*pairs, strict=True))
             torch._foreach_mul_(old, momentum)
-            torch._foreach_add_(old, [d for _, d in begun])
-        for parameter, d in zip(parameters, steps, strict=True):
-            if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = d.clone()
-        return [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+            torch._foreach_add_(old, new)
+        for state, direction in zip(states, steps, strict=True):
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = direction.clone()
+        return [state["momentum_buffer"] for state in states]
+
+
+class ObservingDescent(Descent):
+    """A descent whose direction comes from ``observe(problem)``, every ``every`` steps of the first
+    parameter group (None: once).
+    """
+
+    @abstractmethod
+    def observe(self, problem: Problem) -> None:
+        """Measure curvature on a problem of the same model and parameters."""
+
+    @property
+    def due(self) -> bool:
+        """Whether curvature is wanted anew before the next step."""
+        group = self.param_groups[0]
+        if group["observed"] < 0 or group["every"] is None:
+            return bool(group["observed"] < 0)
+        return bool(group["step"] - group["observed"] >= group["every"])
+
+
+def require_observation(fine: bool, before: str = "the first step") -> None:
+    """Raise unless what a step needs has been observed."""
+    if not fine:
+        raise RuntimeError(
+            f"observe(problem) must be called before {before}, got no observation; if"
+            " optimizer.due: optimizer.observe(problem)"
+        )
+
+
+def group_settings(arguments: Mapping[str, Any], *names: str, **own: Any) -> Group:
+    """The named arguments of a constructor and what the optimiser itself keeps in a group."""
+    return {name: arguments[name] for name in names} | own
+
+
+def evaluate(closure: Callable[[], Any] | None) -> Any:
+    """The loss that the closure of a step computes, with its gradients; None without one."""
+    with torch.enable_grad():
+        return None if closure is None else closure()
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
     """The norm of all tensors together; on a CPU by dot products, twice as fast as norms."""
-    if (
-        not all(tensor.device.type == "cpu" and tensor.dtype in BLAS for tensor in tensors)
-        or not tensors
-    ):
+    fast = all(tensor.device.type == "cpu" and tensor.dtype in BLAS for tensor in tensors)
+    if not fast or not tensors:
         return get_total_norm(tensors)
     flat = [tensor.reshape(-1) for tensor in tensors]
     return torch.stack([torch.dot(one, one) for one in flat]).sum().sqrt()
-
-
-def require_nonnegative(value: Any, name: str) -> None:
-    """Raise unless it is a finite number of at least 0."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    require(real, name, "be a number of at least 0", describe(value), "", TypeError)
-    require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
-
-
-def require_fraction(value: Any, name: str) -> None:
-    """Raise unless it is a number in [0, 1)."""
-    require_nonnegative(value, name)
-    require(value < 1, name, "lie in [0, 1)", repr(value))

@@ -8,14 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdahat._core.check import describe, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    describe,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+)
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import trace
 from lambdahat.krylov import conjugate_gradients
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher as fisher_of
 from lambdahat.operators.matrix import identity
-from lambdahat.optim.descent import Descent, Directions, require_nonnegative
+from lambdahat.optim.descent import (
+    Directions,
+    ObservingDescent,
+    group_settings,
+    require_observation,
+)
 from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
@@ -26,7 +37,7 @@ RAISE = "raise alpha"
 
 
 @register_optimizer("exact-ngd")
-class ExactNGD(Descent):
+class ExactNGD(ObservingDescent):
     """θ ← θ − lr·(F + κI)⁻¹∇L with F the Fisher matrix of all d parameters, κ = (α/d)·max(tr F, ε).
 
     Eqs. 5–7 of the NGD paper, nothing approximated and no norm restored. ``fisher`` is the kind of
@@ -62,22 +73,13 @@ class ExactNGD(Descent):
         self.tol, self.max_matvecs = tol, max_matvecs
         self.seed = require_count(seed, "seed", least=0)
         self._operator: LinearOperator | None = None
-        settings = {
-            "lr": lr,
-            "alpha": alpha,
-            "epsilon": epsilon,
-            "every": every,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "step": 0,
-            "observed": -1,
-            "damping": 0.0,
-        }
+        names = ("lr", "alpha", "epsilon", "every", "momentum", "weight_decay")
+        settings = group_settings(locals(), *names, step=0, observed=-1, damping=0.0)
         super().__init__(params, settings)
         self.update_norm: Tensor | None = None
 
     def check_group(self, group: dict[str, Any]) -> None:
-        require_nonnegative(group["alpha"], "alpha")
+        require_number(group["alpha"], "alpha", "[0, inf)")
         require_positive(group["epsilon"], "epsilon")
         require_count(group["every"], "every")
 
@@ -88,10 +90,7 @@ class ExactNGD(Descent):
     @property
     def due(self) -> bool:
         """Whether the Fisher matrix is wanted anew before the next step."""
-        group = self.param_groups[0]
-        if self.solver == "cg" and self._operator is None:
-            return True
-        return bool(group["observed"] < 0 or group["step"] - group["observed"] >= group["every"])
+        return (self.solver == "cg" and self._operator is None) or super().due
 
     @property
     def damping(self) -> float:
@@ -112,43 +111,41 @@ class ExactNGD(Descent):
                 )
             matrix = operator.dense().double()
             group["damping"] = _damping(float(matrix.trace()), size, group)
-            self.state[self.all_parameters()[0]]["factor"] = _factor(matrix, group["damping"])
+            matrix.diagonal().add_(group["damping"])
+            factor, failed = torch.linalg.cholesky_ex(matrix)
+            if failed:
+                raise ValueError(
+                    "F + κI must be positive definite, got a singular one at κ ="
+                    f" {group['damping']:.3g}; {RAISE}"
+                )
+            self.state[self.all_parameters()[0]]["factor"] = factor
         else:
-            group["damping"], self._operator = (
-                _damping(float(trace(operator, seed=seed)), size, group),
-                operator,
-            )
+            group["damping"] = _damping(float(trace(operator, seed=seed)), size, group)
+            self._operator = operator
         group["observed"] = group["step"]
 
     def directions(self) -> Directions:
         """(F + κI)⁻¹ times the gradients, which are 0 where there are none."""
-        if self.due:
-            raise RuntimeError(
-                "observe(problem) must be called before this step, got no observation; if"
-                " optimizer.due: optimizer.observe(problem)"
-            )
+        require_observation(not self.due, "this step")
         found, parameters = self.gradients(), self.all_parameters()
-        whole = torch.cat(
-            [
-                found.get(parameter, torch.zeros_like(parameter)).reshape(-1)
-                for parameter in parameters
-            ]
-        )
-        step = self._solved(whole).to(whole)
+        parts = [found[p] if p in found else torch.zeros_like(p) for p in parameters]
+        whole = torch.cat([part.reshape(-1) for part in parts])
+        step = self._solve(whole).to(whole)
         self.update_norm = torch.linalg.vector_norm(step)
-        parts = step.split([parameter.numel() for parameter in parameters])
-        return {p: part.view_as(p) for p, part in zip(parameters, parts, strict=True) if p in found}
+        steps = zip(parameters, step.split([p.numel() for p in parameters]), strict=True)
+        return {
+            parameter: part.view_as(parameter) for parameter, part in steps if parameter in found
+        }
 
-    def _solved(self, gradient: Tensor) -> Tensor:
+    def _solve(self, gradient: Tensor) -> Tensor:
         if self.solver == "dense":
             factor = self.state[self.all_parameters()[0]]["factor"]
             return torch.cholesky_solve(gradient.to(factor).unsqueeze(1), factor).squeeze(1)
         operator = self._operator
         assert operator is not None
         damped = operator + self.damping * identity(operator) if self.damping else operator
-        solution = conjugate_gradients(
-            damped, gradient.to(operator.device), self.tol, self.max_matvecs
-        )
+        right = gradient.to(operator.device)
+        solution = conjugate_gradients(damped, right, self.tol, self.max_matvecs)
         if not solution.curvature > 0:
             raise ValueError(
                 f"F + κI must be positive definite, got curvature {solution.curvature:.3g}; {RAISE}"
@@ -159,14 +156,3 @@ class ExactNGD(Descent):
 def _damping(mass: float, size: int, group: dict[str, Any]) -> float:
     """κ = (α/d)·max(tr F, ε), Eq. 7 of the NGD paper."""
     return float(group["alpha"] / size * max(mass, group["epsilon"]))
-
-
-def _factor(matrix: Tensor, damping: float) -> Tensor:
-    """The Cholesky factor of F + κI in float64."""
-    matrix.diagonal().add_(damping)
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    if info:
-        raise ValueError(
-            f"F + κI must be positive definite, got a singular one at κ = {damping:.3g}; {RAISE}"
-        )
-    return factor  # type: ignore[no-any-return]

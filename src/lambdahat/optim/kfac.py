@@ -13,14 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._core.check import describe, require_choice, require_count, require_positive
+from lambdahat._core.check import (
+    describe,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+    require_type,
+)
 from lambdahat._core.rng import derived_seed, generator
 from lambdahat.operators.kronecker_factors import Fisher, join_outputs
 from lambdahat.optim.descent import (
     Descent,
     Directions,
-    require_fraction,
-    require_nonnegative,
+    group_settings,
+    require_observation,
     total_norm,
 )
 from lambdahat.optim.kronecker_layers import (
@@ -64,10 +71,8 @@ def explain(rows: LayerRows, gradients: Sequence[Tensor]) -> bool:
     """
     probe, one = _probe(rows.x.shape[1], rows.x.dtype)
     if len(gradients) > 1:
-        found, inputs = (
-            torch.addmv(gradients[1], gradients[0], probe),
-            torch.addmv(one, rows.x, probe),
-        )
+        found = torch.addmv(gradients[1], gradients[0], probe)
+        inputs = torch.addmv(one, rows.x, probe)
     else:
         found, inputs = gradients[0] @ probe, rows.x @ probe
     error = torch.addmv(found, rows.g.T, inputs, alpha=-1)
@@ -93,9 +98,8 @@ def step_of(rows: LayerRows, state: dict[str, Any], biased: bool) -> list[Tensor
 @cache
 def _probe(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Numbers of one sign and no pattern, and a 1 for the bias."""
-    draw = torch.rand(size, generator=generator(0, "kfac", "rows", size), dtype=torch.float64).add_(
-        0.5
-    )
+    rng = generator(0, "kfac", "rows", size)
+    draw = torch.rand(size, generator=rng, dtype=torch.float64) + 0.5
     return draw.to(dtype), torch.ones((), dtype=dtype)
 
 
@@ -129,21 +133,15 @@ class Recorder:
         self._current: tuple[int, object] | None = None
         handles = [model.register_forward_pre_hook(_Hook(self, "begin"), with_kwargs=True)]
         for index, module in enumerate(self.modules):
-            handles.append(
-                module.register_forward_hook(_Hook(self, "called", index), with_kwargs=True)
-            )
-        # last, for the model may be a layer itself
-        handles.append(
-            model.register_forward_hook(_Hook(self, "end"), with_kwargs=True, always_call=True)
-        )
+            hook = _Hook(self, "called", index)
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        hook = _Hook(self, "end")  # last, for the model may be a layer itself
+        handles.append(model.register_forward_hook(hook, with_kwargs=True, always_call=True))
         self.close = weakref.finalize(self, _remove, handles)
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass of the model: its first tensor gives the number of samples."""
-        first = args[0] if args else None
-        leaves = (
-            [first] if isinstance(first, Tensor) and first.ndim > 0 else tree_leaves((args, kwargs))
-        )
+        leaves = tree_leaves((args, kwargs))
         sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
         self._current = (sizes[0], object()) if sizes else None
 
@@ -151,24 +149,13 @@ class Recorder:
         """It is over."""
         self._current = None
 
-    def called(
-        self,
-        index: int,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> None:
+    def called(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """One layer was called: watch for the gradient at its output."""
         listener = self._listener()
-        seen = module is self.modules[index] and module.training and torch.is_grad_enabled()
-        if not (
-            seen
-            and isinstance(output, Tensor)
-            and output.requires_grad
-            and listener
-            and listener.wanted()
-        ):
+        if module is not self.modules[index] or not module.training or not torch.is_grad_enabled():
+            return
+        differentiable = isinstance(output, Tensor) and output.requires_grad
+        if not differentiable or listener is None or not listener.wanted():
             return
         x = (args[0] if args else kwargs["input"]).detach()
         samples, forward_pass = self._current or (len(x), object())
@@ -260,11 +247,8 @@ class KFAC(Descent):
         scaler: Any = None,
         seed: int = 0,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module, got {describe(model)}; KFAC hooks its layers;"
-                " pass parameter groups as parameters="
-            )
+        cure = "KFAC hooks its layers; pass parameter groups as parameters="
+        require_type(model, nn.Module, "model", "be a torch.nn.Module", cure)
         require_choice(kind, "kind", KINDS)
         require_choice(fisher, "fisher", FISHERS)
         require_choice(sharing, "sharing", ("expand", "reduce"))
@@ -275,18 +259,9 @@ class KFAC(Descent):
         self.kind, self.fisher, self.scaler = kind, fisher, scaler
         self.rank = None if rank is None else require_count(rank, "rank")
         self.seed = require_count(seed, "seed", least=0)
-        settings = {
-            "lr": lr,
-            "damping": damping,
-            "decay": decay,
-            "factor_every": factor_every,
-            "inverse_every": inverse_every,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "kl_clip": kl_clip,
-            "step": 0,
-            "observed": -1,
-        }
+        every = ("factor_every", "inverse_every")
+        names = ("lr", "damping", "decay", *every, "momentum", "weight_decay", "kl_clip")
+        settings = group_settings(locals(), *names, step=0, observed=-1)
         self.model, self.sharing = model, sharing
         free = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.update_norm: Tensor | None = None
@@ -305,8 +280,8 @@ class KFAC(Descent):
         self._recorder = Recorder(self.model, [layer.module for layer in self.layers], self)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        require_nonnegative(group["damping"], "damping")
-        require_fraction(group["decay"], "decay")
+        require_number(group["damping"], "damping", "[0, inf)")
+        require_number(group["decay"], "decay", "[0, 1)")
         if group["kl_clip"] is not None:
             require_positive(group["kl_clip"], "kl_clip", "None switches it off")
         require_count(group["factor_every"], "factor_every")
@@ -321,11 +296,8 @@ class KFAC(Descent):
     def due(self) -> bool:
         """Whether ``observe(problem)`` must come before the next step; never if empirical."""
         group = self.param_groups[0]
-        return (
-            self.fisher != "empirical"
-            and self._is_due("factor_every")
-            and bool(group["observed"] != group["step"])
-        )
+        observed = bool(group["observed"] == group["step"])
+        return self.fisher != "empirical" and self._is_due("factor_every") and not observed
 
     def observe(self, problem: Problem) -> None:
         """Measure the moments on a problem of the same model and parameters."""
@@ -378,9 +350,8 @@ class KFAC(Descent):
         blocks: list[tuple[Layer, list[Tensor]]] = []
         clipped: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for index, (layer, group) in enumerate(self._with_groups()):
-            if ready(self.state[layer.key]) and all(
-                parameter in found for parameter in layer.parameters
-            ):
+            complete = all(parameter in found for parameter in layer.parameters)
+            if complete and ready(self.state[layer.key]):
                 gradients = [found[parameter] for parameter in layer.parameters]
                 steps = self._steps(layer, gradients, group["damping"], self._rows.get(index))
                 blocks.append((layer, steps))
@@ -403,9 +374,8 @@ class KFAC(Descent):
         if rows is not None and explain(rows, gradients):
             return step_of(rows, state, len(gradients) > 1)
         dtype = torch.promote_types(layer.key.dtype, torch.float32)
-        return layer.split(
-            apply(state, layer.matrix([gradient.to(dtype) for gradient in gradients]), damping)
-        )
+        matrix = layer.matrix([gradient.to(dtype) for gradient in gradients])
+        return layer.split(apply(state, matrix, damping))
 
     def _forget(self) -> None:
         """Drop what was recorded since the last step."""
@@ -424,15 +394,13 @@ class KFAC(Descent):
         return exact and bool(self.layers) and self.layers[0].key.device.type == "cpu"
 
     def _clip(self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Shorten a group's steps d by ν = min(1, √(κ / Σ lr² dᵀg)), which bounds the change of the
-        model's output.
+        """Shorten a group's steps d by min(1, √(κ / Σ lr² dᵀg)); a pair is (d, g).
 
         Σ lr² dᵀg is lr² dᵀFd, twice the Kullback–Leibler divergence of the step (Ba, Grosse &
-        Martens 2017). A pair is a step and its gradient.
+        Martens 2017).
         """
-        change = torch.stack(
-            [group["lr"] ** 2 * (d * g.to(d.dtype)).sum().float() for d, g in pairs]
-        ).sum()
+        changes = [group["lr"] ** 2 * (d * g.to(d.dtype)).sum().float() for d, g in pairs]
+        change = torch.stack(changes).sum()
         scale = (group["kl_clip"] / change.clamp_min(torch.finfo(change.dtype).tiny)).sqrt()
         for step, _ in pairs:
             step.mul_(scale.clamp_max(1.0).to(step))
@@ -471,17 +439,12 @@ class KFAC(Descent):
                 output = join_outputs(output)
             watched, forward_pass = [y for _, _, y in calls], object()
             for number, vector in enumerate(vectors):
-                grads = torch.autograd.grad(
-                    output,
-                    watched,
-                    vector * (weight / batch.size),
-                    retain_graph=True,
-                    materialize_grads=True,
-                )
+                scaled = vector * (weight / batch.size)
+                options = {"retain_graph": True, "materialize_grads": True}
+                grads = torch.autograd.grad(output, watched, scaled, **options)
+                first = number == 0
                 for (index, x, _), g in zip(calls, grads, strict=True):
-                    self._collect(
-                        sums[index], index, x, g, batch.size, forward_pass, inputs=number == 0
-                    )
+                    self._collect(sums[index], index, x, g, batch.size, forward_pass, first)
         return sums
 
     def _forward(
@@ -491,9 +454,7 @@ class KFAC(Descent):
         calls: list[tuple[int, Tensor, Tensor]] = []
 
         def keep(index: int) -> Callable[..., Tensor]:
-            def hook(
-                _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-            ) -> Tensor:
+            def hook(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
                 calls.append((index, (args[0] if args else kwargs["input"]).detach(), output))
                 return output.clone()  # an activation in place must not touch what was recorded
 
@@ -519,37 +480,21 @@ class KFAC(Descent):
                 " pass recorded; call model.train(); after close() make a new KFAC"
             )
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+        decay = self.param_groups[0]["decay"]
         for layer, sums in zip(self.layers, self._sums, strict=True):
             if sums.samples:
-                average(
-                    self.state[layer.key],
-                    sums.totals,
-                    sums.factors(scale),
-                    self.param_groups[0]["decay"],
-                )
+                average(self.state[layer.key], sums.totals, sums.factors(scale), decay)
 
     def _refresh(self) -> None:
-        missing = self.fisher != "empirical" and not any(
-            "updates" in self.state[layer.key] for layer in self.layers
-        )
-        if missing and self.layers:
-            raise RuntimeError(
-                "observe(problem) must be called before the first step, got no observation; if"
-                " optimizer.due: optimizer.observe(problem)"
-            )
+        updated = ["updates" in self.state[layer.key] for layer in self.layers]
+        require_observation(self.fisher == "empirical" or any(updated) or not self.layers)
+        corrected = self.kind == "ekfac"
         for layer, group in self._with_groups():
-            if "updates" in self.state[layer.key]:
-                refresh(
-                    self.state[layer.key],
-                    group["damping"],
-                    self.rank,
-                    self.kind == "ekfac",
-                    layer.name,
-                )
+            state = self.state[layer.key]
+            if "updates" in state:
+                refresh(state, group["damping"], self.rank, corrected, layer.name)
 
     def _with_groups(self) -> list[tuple[Layer, dict[str, Any]]]:
         """Each layer with the parameter group of its first parameter."""
-        groups = {
-            id(parameter): group for group in self.param_groups for parameter in group["params"]
-        }
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
         return [(layer, groups[id(layer.key)]) for layer in self.layers]

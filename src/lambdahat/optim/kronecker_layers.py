@@ -138,20 +138,15 @@ class Affine(Layer):
     def _inputs(self, x: Tensor, d: Tensor) -> Tensor:
         parts = []
         if self.trains("weight"):
-            parts.append(
-                x.reshape(x.shape[0], -1, 1, x.shape[-1])
-                if self.linear
-                else patches(x, self.module)
-            )
+            flat = self.linear
+            parts.append(x.reshape(len(x), -1, 1, x.shape[-1]) if flat else patches(x, self.module))
         if self.trains("bias"):
             parts.append(torch.ones_like(d[..., :1]))
         return torch.cat(parts, dim=-1)
 
     def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat(
-            [tensor.reshape(self.groups, len(tensor) // self.groups, -1) for tensor in tensors],
-            dim=-1,
-        )
+        shape = (self.groups, len(self.key) // self.groups, -1)
+        return torch.cat([tensor.reshape(shape) for tensor in tensors], dim=-1)
 
     def split(self, matrix: Tensor) -> list[Tensor]:
         sizes = [parameter.numel() // len(parameter) for parameter in self.parameters]
@@ -188,9 +183,8 @@ class Embedding(Layer):
         of_sample = torch.arange(samples, device=x.device).repeat_interleave(x.numel() // samples)
         keys, place = torch.unique(of_sample * vocabulary + x.reshape(-1), return_inverse=True)
         each = d.new_zeros(len(keys), d.shape[1]).index_add_(0, place, d)
-        total = d.new_zeros(vocabulary, d.shape[1]).index_add_(
-            0, keys % vocabulary, (each @ basis).square()
-        )
+        total = d.new_zeros(vocabulary, d.shape[1])
+        total.index_add_(0, keys % vocabulary, (each @ basis).square())
         return total.T.unsqueeze(0)
 
     def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -226,11 +220,9 @@ class NormLayer(Layer):
         units = self.key.numel()
         if isinstance(self.module, nn.modules.batchnorm._NormBase | nn.GroupNorm):
             return g.reshape(g.shape[0], units, -1).sum(dim=2)
-        return (
-            g.reshape(g.shape[0], -1, units).sum(dim=1)
-            if g.ndim > self.key.ndim
-            else g.reshape(1, units)
-        )
+        if g.ndim > self.key.ndim:
+            return g.reshape(g.shape[0], -1, units).sum(dim=1)
+        return g.reshape(1, units)
 
     def _normalised(self, x: Tensor) -> Tensor:
         """x̂ by the layer's own rule, without its parameters or a change of its statistics."""
@@ -282,16 +274,12 @@ def find_layers(
     for name, tensor in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
     wanted = {id(tensor) for tensor in trained}
-    reasons = {
-        own[0]: "tied" if len(own) > 1 else "not in a linear, convolution, embedding or norm layer"
-        for key, own in names.items()
-        if key in wanted
-    }
+    other = "not in a linear, convolution, embedding or norm layer"
+    kept = [own for key, own in names.items() if key in wanted]
+    reasons = {own[0]: "tied" if len(own) > 1 else other for own in kept}
     layers = []
     for name, module in model.named_modules():
-        own = [
-            getattr(module, kind, None) for kind in ("weight", "bias") if kind in module._parameters
-        ]
+        own = [module._parameters.get(kind) for kind in ("weight", "bias")]
         free = [p for p in own if p is not None and id(p) in wanted and len(names[id(p)]) == 1]
         layer = _layer(name, module, free, sharing) if free else None
         if layer is not None:
@@ -384,10 +372,8 @@ def _refresh_side(state: State, side: str, shift: Tensor, rank: int | None, name
     else:
         values, vectors, rest = _leading(moment, state.get(f"{side}_vectors"), rank)
         outside, shift = rest + shift[..., 0], shift[..., 0]
-        state[f"{side}_vectors"], state[f"{side}_gains"] = (
-            vectors,
-            (outside / (values + shift) - 1.0).unsqueeze(1),
-        )
+        state[f"{side}_vectors"] = vectors
+        state[f"{side}_gains"] = (outside / (values + shift) - 1.0).unsqueeze(1)
         state[f"{side}_inverse"] = outside.reciprocal().unsqueeze(-1)
 
 
@@ -428,17 +414,13 @@ def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
 
 def _leading(moment: Tensor, start: Tensor | None, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """The ``rank`` leading eigenpairs, (g, rank) and (g, n, rank), and the mean (g, 1) of the other
-    eigenvalues.
-
-    By one step of subspace iteration from the last ones, with Rayleigh–Ritz (randomized KFAC, Puiu
-    2022).
+    eigenvalues, by one step of subspace iteration from the last ones (randomized KFAC, Puiu 2022).
     """
     groups, order, _ = moment.shape
     vectors, steps = start, 1
     if vectors is None:
-        draw = torch.randn(
-            order, rank, generator=generator(0, "kfac", "subspace"), dtype=moment.dtype
-        )
+        rng = generator(0, "kfac", "subspace")
+        draw = torch.randn(order, rank, generator=rng, dtype=moment.dtype)
         vectors, steps = draw.to(moment.device).expand(groups, -1, -1), FIRST_ITERATIONS
     for _ in range(steps):
         vectors = torch.linalg.qr(moment @ vectors).Q
@@ -463,14 +445,13 @@ def _turn(state: State, name: str) -> None:
     outputs, left = torch.linalg.eigh(G)
     inputs, right = (A, None) if A.ndim == 2 else torch.linalg.eigh(A)
     if "squares" not in state:
-        state["squares"] = outputs.clamp_min(0.0).unsqueeze(-1) * inputs.clamp_min(0.0).unsqueeze(
-            -2
-        )
+        of_outputs, of_inputs = outputs.clamp_min(0.0), inputs.clamp_min(0.0)
+        state["squares"] = of_outputs.unsqueeze(-1) * of_inputs.unsqueeze(-2)
     else:
         turned = (left.mT @ state["G_basis"]).square() @ state["squares"]
-        state["squares"] = (
-            turned if right is None else turned @ (state["A_basis"].mT @ right).square()
-        )
+        if right is not None:
+            turned = turned @ (state["A_basis"].mT @ right).square()
+        state["squares"] = turned
     state["G_basis"] = left
     if right is not None:
         state["A_basis"] = right

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from lambdahat._core.check import describe, require_choice, require_count, require_positive
-from lambdahat.krylov import Lanczos, lanczos, random_vector
+from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators.curvature import ggn, hessian
-from lambdahat.optim.descent import Descent, Directions, total_norm
+from lambdahat.optim.descent import (
+    Directions,
+    ObservingDescent,
+    group_settings,
+    require_observation,
+    total_norm,
+)
 from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 
@@ -19,7 +25,7 @@ CURVATURES = {"absolute_hessian": hessian, "ggn": ggn}
 
 
 @register_optimizer("lanczos-newton")
-class LanczosNewton(Descent):
+class LanczosNewton(ObservingDescent):
     """Stochastic Lanczos steps: w ← w − α [Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ].
 
     Eq. 6.6 of the spectral thesis (LanczosOPT): (λ_i, φ_i) are the Ritz pairs of ``pairs`` Lanczos
@@ -50,17 +56,8 @@ class LanczosNewton(Descent):
         self.pairs = require_count(pairs, "pairs", least=0)
         self.curvature = require_choice(curvature, "curvature", CURVATURES)
         self.seed = require_count(seed, "seed", least=0)
-        settings = {
-            "lr": lr,
-            "damping": damping,
-            "eta": eta,
-            "every": every,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "step": 0,
-            "observed": -1,
-        }
-        super().__init__(params, settings)
+        names = ("lr", "damping", "eta", "every", "momentum", "weight_decay")
+        super().__init__(params, group_settings(locals(), *names, step=0, observed=-1))
         self.update_norm: Tensor | None = None
 
     def check_group(self, group: dict[str, Any]) -> None:
@@ -71,9 +68,7 @@ class LanczosNewton(Descent):
     @property
     def due(self) -> bool:
         """Whether new Ritz pairs are wanted before the next step."""
-        group = self.param_groups[0]
-        seen = group["observed"] >= 0
-        return self.pairs > 0 and not (seen and group["step"] - group["observed"] < group["every"])
+        return self.pairs > 0 and super().due
 
     def observe(self, problem: Problem) -> None:
         """Measure the Ritz pairs on a problem of the same model and parameters."""
@@ -87,33 +82,29 @@ class LanczosNewton(Descent):
             operator = CURVATURES[self.curvature](problem)
             start = random_vector(operator, self.seed, "lanczos newton", group["step"])
             run = lanczos(operator, start, self.pairs, "lanczos newton")
-            values, vectors = _ritz_pairs(run)
+            tridiagonal = torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1)
+            values, turn = torch.linalg.eigh(tridiagonal)
+            vectors = turn.T.to(run.basis) @ run.basis.T
             parameters = self.all_parameters()
             for parameter, part in zip(parameters, problem.space.split(vectors), strict=True):
-                self.state[parameter]["ritz_vectors"] = part.flatten(1).to(
-                    parameter.device, parameter.dtype, copy=True
-                )
-            self.state[parameters[0]]["ritz_values"] = values.to(parameters[0].device)
+                own = part.flatten(1).to(parameter.device, parameter.dtype, copy=True)
+                self.state[parameter]["ritz_vectors"] = own
+            self.state[parameters[0]]["ritz_values"] = values.abs().to(parameters[0].device)
         group["observed"] = group["step"]
 
     def directions(self) -> Directions:
         """The preconditioned gradients."""
         found = self.gradients()
         group = self.param_groups[0]
-        if self.pairs != 0 and group["observed"] < 0:
-            raise RuntimeError(
-                "observe(problem) must be called before the first step, got no observation; if"
-                " optimizer.due: optimizer.observe(problem)"
-            )
-        steps = (
-            self._preconditioned(found, group["eta"], group["damping"])
-            if self.pairs
-            else {parameter: gradient / group["damping"] for parameter, gradient in found.items()}
-        )
+        require_observation(self.pairs == 0 or group["observed"] >= 0)
+        if self.pairs:
+            steps = self._precondition(found, group["eta"], group["damping"])
+        else:
+            steps = {parameter: g / group["damping"] for parameter, g in found.items()}
         self.update_norm = total_norm(list(steps.values()))
         return steps
 
-    def _preconditioned(self, gradients: Directions, eta: float, damping: float) -> Directions:
+    def _precondition(self, gradients: Directions, eta: float, damping: float) -> Directions:
         """Σ_i φ_i φ_iᵀg / (η|λ_i| + δ) + (g − Σ_i φ_i φ_iᵀg) / δ.
 
         What is left of g is projected twice: Ritz vectors are orthogonal to about √ε, and 1/δ would
@@ -133,16 +124,6 @@ class LanczosNewton(Descent):
         steps = {}
         for parameter, left in rest.items():
             vectors = self.state[parameter]["ritz_vectors"]
-            steps[parameter] = (
-                left.div_(damping).add_(gains.to(vectors) @ vectors).view_as(parameter)
-            )
+            step = left.div_(damping).add_(gains.to(vectors) @ vectors)
+            steps[parameter] = step.view_as(parameter)
         return steps
-
-
-def _ritz_pairs(run: Lanczos) -> tuple[Tensor, Tensor]:
-    """|λ| (m,) in float64 and the vectors φ (m, P), all that the run gave."""
-    off = run.beta
-    values, turn = torch.linalg.eigh(
-        torch.diag(run.alpha) + torch.diag(off, 1) + torch.diag(off, -1)
-    )
-    return values.abs(), turn.T.to(run.basis) @ run.basis.T

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._core.check import require, require_count, require_positive
+from lambdahat._core.check import require_count, require_number, require_positive
 from lambdahat._core.device import Replay
-from lambdahat.optim.descent import require_fraction, require_nonnegative
+from lambdahat.optim.descent import evaluate, group_settings
 from lambdahat.optim.online_fisher import (
     OnlineFisher,
     Seen,
@@ -76,18 +76,21 @@ def natural_gradients(
     gain = torch.ones_like(before)
     last = max(tensor.ndim for tensor in tensors) - 2
     for axis in range(last + 1):
-        for index in _longer(tensors, axis):
-            rows, fishers = _rows(tensors[index], axis), stacks[index]
+        for index, tensor in enumerate(tensors):
+            if tensor.ndim <= axis + 1 or tensor.shape[axis + 1] == 1:
+                continue
+            rows, fishers = _rows(tensor, axis), stacks[index]
             if axis not in fishers:
-                fishers[axis] = _started(rows, _members(gain, tensors, index), rule)
+                scaled = rows * _members(gain, tensors, index).sqrt()[:, None, None].to(rows.dtype)
+                rank = default_rank(rows.shape[-1], rule.rank)
+                on_cpu = rows.device.type == "cpu"
+                fishers[axis] = start(scaled, rank, rule.smoothing, on_cpu)
             inner = inner_of(fishers[axis], rows)
             if update_now:
                 met = (_members(scalar, tensors, index) for scalar in (power, gain))
                 seen.append(Seen(fishers[axis], joint_of(inner, rows), rows.shape[1], *met))
-            own = tensors[index] is not gradients[index]
-            tensors[index] = _restored(
-                precondition(fishers[axis], rows, inner, own), axis, tensors[index]
-            )
+            natural = precondition(fishers[axis], rows, inner, tensor is not gradients[index])
+            tensors[index] = _from_rows(natural, axis, tensor)
         if update_now or axis == last:  # between axes only an update asks for the norms
             power = _powers(tensors)
             gain = (before + TINY) / (power + TINY) if rule.rescale else gain
@@ -96,26 +99,10 @@ def natural_gradients(
     return Directions(tensors, gain.sqrt(), gain * power)
 
 
-def _longer(tensors: list[Tensor], axis: int) -> list[int]:
-    """The stacks (S, *shape) whose tensors have this axis, of length above 1."""
-    return [
-        index
-        for index, tensor in enumerate(tensors)
-        if tensor.ndim > axis + 1 and tensor.shape[axis + 1] > 1
-    ]
-
-
 def _members(values: Tensor, stacks: list[Tensor], index: int) -> Tensor:
     """The part of ``values`` that belongs to the stack at ``index``."""
     start = sum(stack.shape[0] for stack in stacks[:index])
     return values[start : start + stacks[index].shape[0]]
-
-
-def _started(rows: Tensor, gain: Tensor, rule: Preconditioning) -> OnlineFisher:
-    scaled = rows * gain.sqrt()[:, None, None].to(rows.dtype)
-    return start(
-        scaled, default_rank(rows.shape[-1], rule.rank), rule.smoothing, rows.device.type == "cpu"
-    )
 
 
 def _powers(stacks: list[Tensor]) -> Tensor:
@@ -138,7 +125,7 @@ def _rows(tensor: Tensor, axis: int) -> Tensor:
     return tensor.movedim(axis + 1, -1).reshape(stack, -1, size)
 
 
-def _restored(rows: Tensor, axis: int, like: Tensor) -> Tensor:
+def _from_rows(rows: Tensor, axis: int, like: Tensor) -> Tensor:
     """The inverse of ``_rows``."""
     if like.ndim == 3:
         return rows if axis else rows.mT
@@ -152,17 +139,9 @@ def _restored(rows: Tensor, axis: int, like: Tensor) -> Tensor:
 # on a CPU smaller tensors of one shape are worth a copy into a stack: calls cost more than numbers
 SMALL = 4096
 FIELDS = ("basis", "shared", "weights", "rest")
-CONSTANTS = (
-    "alpha",
-    "rank",
-    "eta",
-    "delta",
-    "epsilon",
-    "rescale",
-    "momentum",
-    "weight_decay",
-    "decoupled",
-)
+# what a recorded step holds as constants
+RULE = ("alpha", "rank", "eta", "delta", "epsilon", "rescale")
+CONSTANTS = (*RULE, "momentum", "weight_decay", "decoupled")
 
 
 @register_optimizer("ngd")
@@ -197,21 +176,8 @@ class NGD(Optimizer):
         weight_decay: float = 0.0,
         decoupled: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "alpha": alpha,
-            "rank": rank,
-            "period": period,
-            "eta": eta,
-            "delta": delta,
-            "epsilon": epsilon,
-            "rescale": rescale,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "decoupled": decoupled,
-        }
         self._groups: list[_Group] = []
-        super().__init__(params, defaults)
+        super().__init__(params, group_settings(locals(), "lr", "period", *CONSTANTS))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -234,10 +200,7 @@ class NGD(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; ``closure`` recomputes the loss and its gradients first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for index, settings in enumerate(self.param_groups):
             if index == len(self._groups):
                 self._groups.append(_Group([], self))
@@ -264,10 +227,10 @@ def require_settings(settings: dict[str, Any]) -> None:
     """Raise unless the settings of a parameter group make sense."""
     for name in ("lr", "alpha", "weight_decay"):
         if not (name == "lr" and isinstance(settings[name], Tensor)):
-            require_nonnegative(settings[name], name)
-    require_fraction(settings["momentum"], "momentum")
-    require(0 < settings["eta"] < 1, "eta", "lie in (0, 1)", settings["eta"])
-    require(0 < settings["delta"] < 1, "delta", "lie in (0, 1)", settings["delta"])
+            require_number(settings[name], name, "[0, inf)")
+    require_number(settings["momentum"], "momentum", "[0, 1)")
+    require_number(settings["eta"], "eta", "(0, 1)")
+    require_number(settings["delta"], "delta", "(0, 1)")
     require_positive(settings["epsilon"], "epsilon")
     require_count(settings["period"], "period")
     if settings["rank"] is not None:
@@ -289,10 +252,8 @@ class _Stack:
         self.places = [] if self.gradient is None else list(self.gradient.unbind())
         for axis in range(first.ndim):
             if f"axis{axis}_basis" in states[0]:
-                parts = (
-                    torch.stack([state[f"axis{axis}_{field}"] for state in states])
-                    for field in FIELDS
-                )
+                keys = [f"axis{axis}_{field}" for field in FIELDS]
+                parts = (torch.stack([state[key] for state in states]) for key in keys)
                 self.fishers[axis] = OnlineFisher(*parts).settled(first.device.type == "cpu")
         self.share()
 
@@ -344,7 +305,8 @@ class _Batch:
             torch._foreach_copy_(self.places, _gradients(self.parameters))
         self._set_rate(settings["lr"])
         if age:
-            self._replay((now, _fixed(settings)), lambda: self._work(settings, now))
+            fixed = tuple(settings[name] for name in CONSTANTS)
+            self._replay((now, fixed), lambda: self._work(settings, now))
             # a replayed graph changes tensors behind autograd's back
             for parameter in self.parameters:
                 torch.autograd.graph.increment_version(parameter)
@@ -369,15 +331,12 @@ class _Batch:
         if decay and settings["decoupled"]:
             torch._foreach_mul_(self.parameters, 1.0 - decay * self._lr)
         elif decay:
-            gradients = [
-                torch.stack(
-                    torch._foreach_add(list(gradient.unbind()), stack.parameters, alpha=decay)
-                )
-                for stack, gradient in zip(self.stacks, gradients, strict=True)
-            ]
-        found = natural_gradients(
-            [stack.fishers for stack in self.stacks], gradients, rule_of(settings), now
-        )
+            for index, stack in enumerate(self.stacks):
+                parts = list(gradients[index].unbind())
+                decayed = torch._foreach_add(parts, stack.parameters, alpha=decay)
+                gradients[index] = torch.stack(decayed)
+        fishers = [stack.fishers for stack in self.stacks]
+        found = natural_gradients(fishers, gradients, rule_of(settings), now)
         self.power.copy_(found.powers)
         tensors = [tensor for stack in found.tensors for tensor in stack.unbind()]
         self._move(tensors, found.factors, settings["momentum"])
@@ -395,19 +354,16 @@ class _Batch:
         buffers = [state["momentum_buffer"] for state in self.states]
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_addcmul_(buffers, tensors, list(factors.to(dtype).unbind()))
-        torch._foreach_addcmul_(
-            self.parameters, buffers, [self._lr.to(dtype)] * len(buffers), value=-1
-        )
+        rates = [self._lr.to(dtype)] * len(buffers)
+        torch._foreach_addcmul_(self.parameters, buffers, rates, value=-1)
 
 
 class _Group:
     """The parameters of a group that have gradients, by age, device and dtype."""
 
     def __init__(self, parameters: list[Tensor], optimizer: NGD) -> None:
-        self.parameters, self._places = (
-            parameters,
-            [parameter.data_ptr() for parameter in parameters],
-        )
+        self.parameters = parameters
+        self._places = [parameter.data_ptr() for parameter in parameters]
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
             gradient = parameter.grad
@@ -426,11 +382,10 @@ class _Group:
 
     def fits(self, parameters: list[Tensor]) -> bool:
         """Whether these are the parameters that were stacked, where they were."""
-        same = len(parameters) == len(self.parameters)
-        return same and all(
-            one is other and one.data_ptr() == place
-            for one, other, place in zip(parameters, self.parameters, self._places, strict=True)
-        )
+        if len(parameters) != len(self.parameters):
+            return False
+        pairs = zip(parameters, self.parameters, self._places, strict=True)
+        return all(one is other and one.data_ptr() == place for one, other, place in pairs)
 
     def step(self, settings: dict[str, Any]) -> None:
         """One step of all its parameters."""
@@ -440,12 +395,6 @@ class _Group:
 
 def rule_of(settings: dict[str, Any]) -> Preconditioning:
     """The preconditioning that a parameter group asks for."""
-    smoothing = Smoothing(
-        float(settings["alpha"]), settings["eta"], settings["delta"], settings["epsilon"]
-    )
+    floors = settings["delta"], settings["epsilon"]
+    smoothing = Smoothing(float(settings["alpha"]), settings["eta"], *floors)
     return Preconditioning(smoothing, settings["rank"], settings["rescale"])
-
-
-def _fixed(settings: dict[str, Any]) -> tuple[Any, ...]:
-    """What a recorded step holds as constants."""
-    return tuple(settings[name] for name in CONSTANTS)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -152,23 +153,16 @@ def _roots(square: Tensor, eye: Tensor, low: float) -> tuple[Tensor, Tensor]:
     for scale in _schedule(max(low, 1e-8)):
         product = torch.bmm(inverse, root)
         keep, take = 1.5 * scale, -0.5 * scale**3
-        root, inverse = (
-            torch.baddbmm(root, root, product, beta=keep, alpha=take),
-            torch.baddbmm(inverse, product, inverse, beta=keep, alpha=take),
-        )
+        root = torch.baddbmm(root, root, product, beta=keep, alpha=take)
+        inverse = torch.baddbmm(inverse, product, inverse, beta=keep, alpha=take)
     return root, inverse
 
 
 def _sign(matrices: Tensor, low: float) -> Tensor:
     """sign(X) of symmetric X, ‖X‖ ≤ 1; eigenvalues within ``low`` of 0 stay in between."""
     for scale in _schedule(low):
-        matrices = torch.baddbmm(
-            matrices,
-            matrices,
-            torch.bmm(matrices, matrices),
-            beta=1.5 * scale,
-            alpha=-0.5 * scale**3,
-        )
+        square, keep, take = torch.bmm(matrices, matrices), 1.5 * scale, -0.5 * scale**3
+        matrices = torch.baddbmm(matrices, matrices, square, beta=keep, alpha=take)
     return matrices
 
 
@@ -177,9 +171,8 @@ def _inverse(matrices: Tensor, eye: Tensor, low: float) -> Tensor:
     inverse = eye.expand_as(matrices)
     while 1.0 - low > CONVERGED:
         scale = 2.0 / (1.0 + low)
-        inverse = torch.baddbmm(
-            inverse, inverse, torch.bmm(matrices, inverse), beta=2 * scale, alpha=-(scale**2)
-        )
+        product, keep, take = torch.bmm(matrices, inverse), 2 * scale, -(scale**2)
+        inverse = torch.baddbmm(inverse, inverse, product, beta=keep, alpha=take)
         low = 4.0 * low / (1.0 + low) ** 2
     return inverse
 
@@ -291,9 +284,8 @@ def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> Onli
     weights = weights if diagonal else torch.diag_embed(weights)
     fisher = OnlineFisher(basis, torch.zeros_like(basis), weights, level)
     for _ in range(START_UPDATES):
-        seen = Seen(
-            fisher, joint_of(inner_of(fisher, rows), rows), count, power, torch.ones_like(power)
-        )
+        joint = joint_of(inner_of(fisher, rows), rows)
+        seen = Seen(fisher, joint, count, power, torch.ones_like(power))
         update([seen], smoothing._replace(eta=START_ETA))
     return fisher
 
@@ -301,9 +293,8 @@ def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> Onli
 @cache
 def _random_rows(rank: int, size: int) -> Tensor:
     """Random orthonormal rows (R, d), the same for all, so that a stack equals its members."""
-    draw = torch.randn(
-        size, rank, generator=generator(0, "online fisher", rank, size), dtype=torch.float64
-    )
+    rng = generator(0, "online fisher", rank, size)
+    draw = torch.randn(size, rank, generator=rng, dtype=torch.float64)
     rows: Tensor = torch.linalg.qr(draw).Q.mT
     return rows.contiguous()
 
@@ -341,20 +332,12 @@ def update(seen: Sequence[Seen], smoothing: Smoothing) -> None:
 
 def _update(pool: list[Seen], smoothing: Smoothing) -> None:
     """Update estimates that are solved together; vectors hold a number per member."""
-    fishers, eta, stacks = (
-        [one.fisher for one in pool],
-        smoothing.eta,
-        [one.power.shape[0] for one in pool],
-    )
-    device = pool[0].power.device
-    samples, size = (
-        _constants(tuple(numbers), tuple(stacks), device)
-        for numbers in zip(*((one.samples, one.joint.shape[2]) for one in pool), strict=True)
-    )
-    rest, trace = (
-        torch.cat([fisher.rest for fisher in fishers]),
-        torch.cat([fisher.trace() for fisher in fishers]),
-    )
+    fishers, eta, device = [one.fisher for one in pool], smoothing.eta, pool[0].power.device
+    stacks = [one.power.shape[0] for one in pool]
+    samples = _constants(tuple(one.samples for one in pool), tuple(stacks), device)
+    size = _constants(tuple(one.joint.shape[2] for one in pool), tuple(stacks), device)
+    rest = torch.cat([fisher.rest for fisher in fishers])
+    trace = torch.cat([fisher.trace() for fisher in fishers])
     rate = eta * torch.cat([one.gain for one in pool]) / samples
     mass = rate * torch.cat([one.power for one in pool]) + (1.0 - eta) * (size * rest + trace)
     alpha, epsilon = (
@@ -364,16 +347,13 @@ def _update(pool: list[Seen], smoothing: Smoothing) -> None:
     task = FisherTask(rate, mass, (1.0 - eta) * rest, size, alpha, smoothing.delta, epsilon)
     images = _images(pool, stacks, (1.0 - eta) / rate, rest)
     new = by_eigenvectors(images, task) if fishers[0].diagonal else by_products(images, task)
-    turns, shares = (
-        matrices.to(images[0].dtype).split(stacks) for matrices in (new.turn, new.share)
-    )
+    turns, shares = (part.to(images[0].dtype).split(stacks) for part in (new.turn, new.share))
     for fisher, image, turn, share in zip(fishers, images, turns, shares, strict=True):
         fisher.renew(image, turn, share)
     weights = new.weights.split(stacks)
     if not fishers[0].diagonal:
-        weights = tuple(
-            w[:, : i.shape[1], : i.shape[1]] for w, i in zip(weights, images, strict=True)
-        )
+        ranks = [image.shape[1] for image in images]
+        weights = tuple(w[:, :rank, :rank] for w, rank in zip(weights, ranks, strict=True))
     torch._foreach_copy_([fisher.weights for fisher in fishers], list(weights))
     torch._foreach_copy_([fisher.rest for fisher in fishers], list(new.rest.split(stacks)))
 
@@ -381,9 +361,7 @@ def _update(pool: list[Seen], smoothing: Smoothing) -> None:
 @cache
 def _constants(values: tuple[int, ...], stacks: tuple[int, ...], device: torch.device) -> Tensor:
     """Each value once per member, on the device; sent once, as captured steps cannot send."""
-    spread = [
-        float(value) for value, count in zip(values, stacks, strict=True) for _ in range(count)
-    ]
+    spread = np.repeat(np.array(values, float), stacks)
     return torch.tensor(spread, dtype=torch.float64, device=device)
 
 
@@ -396,12 +374,9 @@ def _images(pool: list[Seen], stacks: list[int], keep: Tensor, rest: Tensor) -> 
     fishers = [one.fisher for one in pool]
     if fishers[0].diagonal:
         weights = torch.cat([fisher.weights for fisher in fishers])
-        kept = (
-            (keep.unsqueeze(-1) * (weights + rest.unsqueeze(-1)))
-            .unsqueeze(-1)
-            .to(pool[0].joint.dtype)
-        )
-        parts = zip(pool, kept.split(stacks), fishers, strict=True)
+        kept = keep.unsqueeze(-1) * (weights + rest.unsqueeze(-1))
+        scales = kept.unsqueeze(-1).to(pool[0].joint.dtype).split(stacks)
+        parts = zip(pool, scales, fishers, strict=True)
         return [one.joint.addcmul_(scale, fisher.basis) for one, scale, fisher in parts]
     images = []
     for one, scale in zip(pool, keep[:, None, None].split(stacks), strict=True):

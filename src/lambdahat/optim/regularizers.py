@@ -23,12 +23,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lambdahat._core.check import describe, require, require_choice, require_count
+from lambdahat._core.check import (
+    describe,
+    require_choice,
+    require_count,
+    require_number,
+    require_type,
+)
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
 from lambdahat.optim.registry import register_regularizer
@@ -36,6 +41,7 @@ from lambdahat.problem.network import require_true_second_derivative
 from lambdahat.problem.space import Space
 
 Product = Callable[[list[Tensor]], list[Tensor]]
+Tensors = Sequence[Tensor]
 
 
 class BatchProduct:
@@ -47,9 +53,7 @@ class BatchProduct:
     costs about one more backward pass.
     """
 
-    def __init__(
-        self, parameters: Sequence[Tensor], graphs: Sequence[Sequence[Tensor | None]]
-    ) -> None:
+    def __init__(self, parameters: Tensors, graphs: Sequence[Sequence[Tensor | None]]) -> None:
         self.parameters, self.graphs = list(parameters), [list(graph) for graph in graphs]
 
     def __call__(self, vectors: list[Tensor]) -> list[Tensor]:
@@ -67,10 +71,9 @@ class BatchProduct:
         """∇L, without its graph."""
         out = [torch.zeros_like(parameter) for parameter in self.parameters]
         for graph in self.graphs:
-            out = [
-                total if part is None else total + part.detach()
-                for total, part in zip(out, graph, strict=True)
-            ]
+            for index, part in enumerate(graph):
+                if part is not None:
+                    out[index] = out[index] + part.detach()
         return out
 
     def _multiply(self, vectors: list[Tensor], create_graph: bool) -> list[Tensor]:
@@ -84,24 +87,18 @@ class BatchProduct:
         self, values: Sequence[Tensor | None], vectors: list[Tensor], create_graph: bool
     ) -> tuple[Tensor, ...]:
         """∇ Σ vᵀ·values; 0 where nothing depends on the parameters, as for a linear loss."""
-        pairs = [
-            (g, v)
-            for g, v in zip(values, vectors, strict=True)
-            if g is not None and g.requires_grad
-        ]
-        if not pairs:
+        outputs, weights = [], []
+        for value, vector in zip(values, vectors, strict=True):
+            if value is not None and value.requires_grad:
+                outputs.append(value)
+                weights.append(vector.detach())
+        if not outputs:
             return tuple(torch.zeros_like(parameter) for parameter in self.parameters)
-        return torch.autograd.grad(
-            [g for g, _ in pairs],
-            self.parameters,
-            [v.detach() for _, v in pairs],
-            create_graph=create_graph,
-            retain_graph=True,
-            materialize_grads=True,
-        )
+        options = {"create_graph": create_graph, "retain_graph": True, "materialize_grads": True}
+        return torch.autograd.grad(outputs, self.parameters, weights, **options)
 
 
-def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
+def batch_product(loss: Tensor, parameters: Tensors) -> BatchProduct:
     """Return ``product(v)`` = Hv for the Hessian of a batch's ``loss``, a scalar with its graph.
 
     Take it before ``loss.backward()``, and give that ``retain_graph=True``; or spare that pass, for
@@ -122,9 +119,8 @@ def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
         )
     require_true_second_derivative(loss)
     trained = list(parameters)
-    return BatchProduct(
-        trained, [torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)]
-    )
+    graph = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
+    return BatchProduct(trained, [graph])
 
 
 def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> list[Tensor]:
@@ -146,7 +142,7 @@ def absolute_product(product: Product, vectors: list[Tensor], depth: int) -> lis
     return shaped(length * (found.basis @ weights.to(found.basis)), vectors)
 
 
-def dense_hessian(product: Product, parameters: Sequence[Tensor]) -> Tensor:
+def dense_hessian(product: Product, parameters: Tensors) -> Tensor:
     """H (P, P), one product a column: for small models."""
     return _Flat(product, parameters).dense()
 
@@ -154,24 +150,24 @@ def dense_hessian(product: Product, parameters: Sequence[Tensor]) -> Tensor:
 class _Flat(LinearOperator):
     """A product on lists of tensors as an operator on flat vectors."""
 
-    def __init__(self, product: Product, like: Sequence[Tensor]) -> None:
+    def __init__(self, product: Product, like: Tensors) -> None:
         size = sum(tensor.numel() for tensor in like)
         super().__init__(size, like[0].dtype, like[0].device)
         self.product, self.like = product, list(like)
 
     def _apply(self, block: Tensor) -> Tensor:
         columns = [self.product(shaped(column, self.like)) for column in block.T]
-        return torch.stack(
-            [torch.cat([part.reshape(-1) for part in column]) for column in columns], dim=1
-        )
+        flat = [torch.cat([part.reshape(-1) for part in column]) for column in columns]
+        return torch.stack(flat, dim=1)
 
 
-def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def shaped(flat: Tensor, like: Tensors) -> list[Tensor]:
     """A flat vector (P,) as tensors of the shapes of ``like``."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
+MAKE_PRODUCT = "make it with lambdahat.optim.batch_product(loss, parameters)"
 READINGS = ("hessian_vector", "absolute_hessian")
 TOP = 1e-6  # eigenvalues below this share of the largest are left out of log|H|
 
@@ -182,30 +178,25 @@ class Rule(ABC):
     needs_product = False
 
     def __init__(self, rate: float, decoupled: bool = False) -> None:
-        self.rate, self.decoupled = require_rate(rate, "rate"), bool(decoupled)
+        self.rate, self.decoupled = require_number(rate, "rate", "[0, inf)"), bool(decoupled)
         self._held: list[Tensor] = []
 
     @abstractmethod
-    def term(
-        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         """What is added to each gradient; ``curvature`` is Hθ, empty if no product is needed."""
 
-    def curvature(
-        self, parameters: Sequence[Tensor], product: Product | None, step: int
-    ) -> list[Tensor]:
+    def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
         """Hθ, or what the rule has in its place."""
         if not self.needs_product:
             return []
         return require_product(product, self)(list(parameters))
 
     @torch.no_grad()
-    def add_to(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> None:
+    def add_to(self, parameters: Tensors, product: Product | None, step: int) -> None:
         """Add the term to every ``.grad``, or keep it for ``after_step`` if decoupled."""
         with torch.enable_grad():  # a product differentiates
-            curvature = self.curvature(
-                [parameter.detach() for parameter in parameters], product, step
-            )
+            held = [parameter.detach() for parameter in parameters]
+            curvature = self.curvature(held, product, step)
         terms = self.term(parameters, curvature, step)
         if self.decoupled:
             self._held = [term.clone() for term in terms]
@@ -217,26 +208,22 @@ class Rule(ABC):
                 parameter.grad.add_(term)
 
     @torch.no_grad()
-    def after_step(self, parameters: Sequence[Tensor], lr: float) -> None:
+    def after_step(self, parameters: Tensors, lr: float) -> None:
         """Subtract the term that ``add_to`` kept. Its rate is its own: ``lr`` plays no part."""
         held, self._held = self._held, []
         for parameter, term in zip(parameters, held, strict=bool(held)):
             parameter.sub_(term)
 
     def __repr__(self) -> str:
-        options = ", ".join(
-            f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_")
-        )
-        return f"{type(self).__name__}({options})"
+        own = [f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_"]
+        return f"{type(self).__name__}({', '.join(own)})"
 
 
 @register_regularizer("l1")
 class L1(Rule):
     """λ·sign(θ), the gradient of λ‖θ‖₁."""
 
-    def term(
-        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         return [self.rate * parameter.sign() for parameter in parameters]
 
 
@@ -244,9 +231,7 @@ class L1(Rule):
 class L2(Rule):
     """λθ, the gradient of ½λ‖θ‖²."""
 
-    def term(
-        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         return [self.rate * parameter for parameter in parameters]
 
 
@@ -277,10 +262,8 @@ class Metric(Rule):
         decoupled: bool = False,
     ) -> None:
         super().__init__(rate, decoupled)
-        self.reading, self.depth = (
-            require_choice(reading, "reading", READINGS),
-            require_count(depth, "depth"),
-        )
+        self.reading = require_choice(reading, "reading", READINGS)
+        self.depth = require_count(depth, "depth")
         self.third_derivative, self.log_determinant = bool(third_derivative), bool(log_determinant)
         exact = self.third_derivative or self.log_determinant
         if exact and self.reading != READINGS[0]:
@@ -289,9 +272,7 @@ class Metric(Rule):
                 " the gradient of nothing simple"
             )
 
-    def curvature(
-        self, parameters: Sequence[Tensor], product: Product | None, step: int
-    ) -> list[Tensor]:
+    def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
         held = require_product(product, self)
         out = curved(held, parameters, self.reading, self.depth)
         if self.third_derivative:
@@ -300,9 +281,7 @@ class Metric(Rule):
             out = _sum(out, _log_determinant_gradient(require_third(held), parameters), -0.5)
         return out
 
-    def term(
-        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         return [self.rate * part for part in curvature]
 
 
@@ -328,21 +307,15 @@ class SelectiveL2(Rule):
         decoupled: bool = False,
     ) -> None:
         super().__init__(rate, decoupled)
-        self.omega = require_rate(omega, "omega", finite=False)
-        self.reading, self.depth = (
-            require_choice(reading, "reading", READINGS),
-            require_count(depth, "depth"),
-        )
+        self.omega = require_number(omega, "omega", "[0, inf]")
+        self.reading = require_choice(reading, "reading", READINGS)
+        self.depth = require_count(depth, "depth")
         self.layers = None if layers is None else tuple(layers)
 
-    def curvature(
-        self, parameters: Sequence[Tensor], product: Product | None, step: int
-    ) -> list[Tensor]:
+    def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
         return curved(require_product(product, self), parameters, self.reading, self.depth)
 
-    def term(
-        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         if math.isinf(self.omega):
             return [self.rate * parameter for parameter in parameters]
         sizes = [part.abs() for part in curvature]
@@ -352,7 +325,7 @@ class SelectiveL2(Rule):
             for parameter, size, limit in zip(parameters, sizes, limits, strict=True)
         ]
 
-    def _largest(self, sizes: Sequence[Tensor]) -> list[Tensor]:
+    def _largest(self, sizes: Tensors) -> list[Tensor]:
         """The maximum over the layer that each parameter belongs to."""
         layers = self.layers or range(len(sizes))
         if len(layers) != len(sizes):
@@ -375,9 +348,7 @@ class StoppedL2(L2):
         super().__init__(rate, decoupled)
         self.tau = require_count(tau, "tau", least=0)
 
-    def term(
-        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         scale = self.rate if step < self.tau else 0.0
         return [scale * parameter for parameter in parameters]
 
@@ -397,18 +368,17 @@ class StoppedThenSelectiveL2(SelectiveL2):
         layers: Sequence[Hashable] | None = None,
         decoupled: bool = False,
     ) -> None:
-        later = rate if selective_rate is None else require_rate(selective_rate, "selective_rate")
+        self.early_rate = require_number(rate, "rate", "[0, inf)")
+        self.tau = require_count(tau, "tau", least=0)
+        later = rate
+        if selective_rate is not None:
+            later = require_number(selective_rate, "selective_rate", "[0, inf)")
         super().__init__(later, omega, reading, depth, layers, decoupled)
-        self.early_rate, self.tau = require_rate(rate, "rate"), require_count(tau, "tau", least=0)
 
-    def curvature(
-        self, parameters: Sequence[Tensor], product: Product | None, step: int
-    ) -> list[Tensor]:
+    def curvature(self, parameters: Tensors, product: Product | None, step: int) -> list[Tensor]:
         return [] if step < self.tau else super().curvature(parameters, product, step)
 
-    def term(
-        self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def term(self, parameters: Tensors, curvature: Tensors, step: int) -> list[Tensor]:
         if step < self.tau:
             return [self.early_rate * parameter for parameter in parameters]
         return super().term(parameters, curvature, step)
@@ -426,16 +396,14 @@ def layers_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(owner[name] for name in space.names)
 
 
-def curved(
-    product: Product, parameters: Sequence[Tensor], reading: str, depth: int
-) -> list[Tensor]:
+def curved(product: Product, parameters: Tensors, reading: str, depth: int) -> list[Tensor]:
     """Hθ by one product, or |H|θ by ``depth`` of them."""
     if reading == "hessian_vector":
         return product(list(parameters))
     return absolute_product(product, list(parameters), depth)
 
 
-def _log_determinant_gradient(product: BatchProduct, parameters: Sequence[Tensor]) -> list[Tensor]:
+def _log_determinant_gradient(product: BatchProduct, parameters: Tensors) -> list[Tensor]:
     """∇log|H| = tr(H⁻¹∇³L) = Σ_m ∇³L[u_m, u_m, ·]/λ_m over the eigenpairs that are not flat."""
     values, vectors = torch.linalg.eigh(dense_hessian(product, parameters))
     out = [torch.zeros_like(parameter) for parameter in parameters]
@@ -445,39 +413,21 @@ def _log_determinant_gradient(product: BatchProduct, parameters: Sequence[Tensor
     return out
 
 
-def _sum(first: Sequence[Tensor], second: Sequence[Tensor], factor: float) -> list[Tensor]:
+def _sum(first: Tensors, second: Tensors, factor: float) -> list[Tensor]:
     return [a + factor * b for a, b in zip(first, second, strict=True)]
-
-
-def require_rate(value: Any, name: str, finite: bool = True) -> float:
-    """A number of at least 0."""
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    require(real, name, "be a number of at least 0", describe(value), error=TypeError)
-    most = math.inf if not finite else math.nextafter(math.inf, 0)
-    if not 0 <= value <= most:
-        raise ValueError(
-            f"{name} must be a {'finite ' if finite else ''}number of at least 0, got {value!r}"
-        )
-    return float(value)
 
 
 def require_product(product: Product | None, rule: Rule) -> Product:
     """The product, which the rule cannot do without."""
-    if not callable(product):
-        raise TypeError(
-            f"product must be a function v -> Hv for {type(rule).__name__}, got"
-            f" {describe(product)}; make it with lambdahat.optim.batch_product(loss, parameters),"
-            " before backward()"
-        )
+    function, kind = f"be a function v -> Hv for {type(rule).__name__}", Callable
+    require_type(product, kind, "product", function, f"{MAKE_PRODUCT}, before backward()")
     assert product is not None
     return product
 
 
 def require_third(product: Product) -> BatchProduct:
     """A product that can be differentiated once more."""
-    if not isinstance(product, BatchProduct):
-        raise TypeError(
-            "product must be a BatchProduct where third derivatives are asked for, got"
-            f" {describe(product)}; make it with lambdahat.optim.batch_product(loss, parameters)"
-        )
+    expected = "be a BatchProduct where third derivatives are asked for"
+    require_type(product, BatchProduct, "product", expected, MAKE_PRODUCT)
+    assert isinstance(product, BatchProduct)
     return product

@@ -20,6 +20,7 @@ from lambdahat._core.check import (
     require_choice,
     require_count,
     require_like,
+    require_number,
     require_positive,
 )
 
@@ -61,7 +62,7 @@ def step_decay(
 def cosine(optimizer: Optimizer, epochs: int, ratio: float = 0.0) -> LRScheduler:
     """α₀·[r + (1 − r)·½(1 + cos(πt/T))], constant after T (Loshchilov and Hutter, 2017)."""
     require_count(epochs, "epochs")
-    low = _ratio(ratio)
+    low = require_number(ratio, "ratio", "[0, 1]")
     return LambdaLR(
         optimizer, lambda t: low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(t / epochs, 1.0)))
     )
@@ -92,13 +93,11 @@ SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
 def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any) -> LRScheduler:
     """A schedule by its name in ``SCHEDULES``, with the ``settings`` of its factory."""
     make = SCHEDULES[require_choice(name, "name", SCHEDULES)]
-    known = list(inspect.signature(make).parameters)[2:]
+    known = dict(list(inspect.signature(make).parameters.items())[2:])
+    names = ", ".join(known) or "none"
     for key in settings:
-        if key not in known:
-            raise ValueError(
-                f"settings of {name!r} must be among {', '.join(known) or 'none'}, got {key!r}"
-            )
-    for key, parameter in list(inspect.signature(make).parameters.items())[2:]:
+        require(key in known, f"settings of {name!r}", f"be among {names}", repr(key))
+    for key, parameter in known.items():
         given = parameter.default is not parameter.empty or key in settings
         require(given, f"settings of {name!r}", f"include {key}", settings)
         if key in settings:
@@ -107,12 +106,7 @@ def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any)
 
 
 def _piecewise(optimizer: Optimizer, epochs: int, ratio: float) -> LRScheduler:
-    low = _ratio(ratio)
+    low = require_number(ratio, "ratio", "[0, 1]")
     return LambdaLR(
         optimizer, lambda t: 1 - (1 - low) * min(max((t / epochs - 0.5) / 0.4, 0.0), 1.0)
     )
-
-
-def _ratio(ratio: float) -> float:
-    require(0 <= ratio <= 1, "ratio", "lie in [0, 1]", repr(ratio))
-    return float(ratio)

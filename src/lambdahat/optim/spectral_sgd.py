@@ -12,7 +12,12 @@ from lambdahat._core.check import require_choice, require_count
 from lambdahat._core.rng import derived_seed
 from lambdahat.estimators import spectrum
 from lambdahat.operators.curvature import ggn, hessian
-from lambdahat.optim.descent import Descent, Directions
+from lambdahat.optim.descent import (
+    Directions,
+    ObservingDescent,
+    group_settings,
+    require_observation,
+)
 from lambdahat.optim.registry import register_optimizer
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
@@ -22,7 +27,7 @@ NULL_MASS = 0.5
 
 
 @register_optimizer("spectral-sgd")
-class SpectralSGD(Descent):
+class SpectralSGD(ObservingDescent):
     """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the optimal rate and momentum of the local
     quadratic model.
 
@@ -51,29 +56,14 @@ class SpectralSGD(Descent):
         self.depth = require_count(depth, "depth")
         self.curvature = require_choice(curvature, "curvature", CURVATURES)
         self.seed = require_count(seed, "seed", least=0)
-        settings = {
-            "lr": lr,
-            "rate": 0.0,
-            "momentum": 0.0,
-            "nesterov": bool(nesterov),
-            "every": every,
-            "weight_decay": weight_decay,
-            "step": 0,
-            "observed": -1,
-        }
-        super().__init__(params, settings)
+        nesterov = bool(nesterov)
+        names = ("lr", "nesterov", "every", "weight_decay")
+        own = {"rate": 0.0, "momentum": 0.0, "step": 0, "observed": -1}
+        super().__init__(params, group_settings(locals(), *names, **own))
 
     def check_group(self, group: dict[str, Any]) -> None:
         if group["every"] is not None:
             require_count(group["every"], "every")
-
-    @property
-    def due(self) -> bool:
-        """Whether a new spectrum is wanted before the next step."""
-        group = self.param_groups[0]
-        if group["observed"] < 0 or group["every"] is None:
-            return bool(group["observed"] < 0)
-        return bool(group["step"] - group["observed"] >= group["every"])
 
     def observe(self, problem: Problem) -> None:
         """Measure the spectrum on a problem of the same model, and set rate and momentum."""
@@ -93,11 +83,7 @@ class SpectralSGD(Descent):
 
     def directions(self) -> Directions:
         """The gradients."""
-        if self.param_groups[0]["observed"] < 0:
-            raise RuntimeError(
-                "observe(problem) must be called before the first step, got no observation; if"
-                " optimizer.due: optimizer.observe(problem)"
-            )
+        require_observation(self.param_groups[0]["observed"] >= 0)
         return self.gradients()
 
 
